@@ -187,20 +187,17 @@ class Observation:
             else:
                 path.mkdir(parents=True, exist_ok=True)
                 take_over(path)
-                self._delete_old(path, f"{host}-")
+                if self._settings.keep != Limits():
+                    try:
+                        delete_beyond(self._settings.keep, path, f"{host}-")
+                    except OSError as error:  # another process deletes them too, or they belong to another user
+                        log.warning("ajet.trace(%s): old files could not be deleted: %s", path, error)
                 path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
             return _TraceFile(path, f"{host} {self._pid}", self._settings)
         except Exception as error:  # noqa: BLE001  # recording must not break a deployed agent
             goes_on = "the next file cannot be begun" if self._file else "nothing is recorded"
             log.warning("ajet.trace(%s): %s: %s: %s", path, goes_on, type(error).__name__, error)
             return None
-
-    def _delete_old(self, directory: Path, prefix: str) -> None:
-        if self._settings.keep != Limits():
-            try:
-                delete_beyond(self._settings.keep, directory, prefix)
-            except OSError as error:  # another process deletes them too, or they belong to another user
-                log.warning("ajet.trace(%s): old files could not be deleted: %s", directory, error)
 
     def _put(self, *records: Record) -> None:
         self._here()  # an episode may go on in a forked child

@@ -1,6 +1,6 @@
-"""A package of the code that a run needs on other machines, sent as one directory by Ray.
+"""Packages the code that a run needs on other machines, as a directory that Ray sends.
 
-It holds the user's folders and ajet itself. Folders under the working directory keep their relative paths, and workers
+It has the user's folders and ajet itself. Folders under the working directory keep their relative paths, and workers
 start there, so relative paths in the user's code work on every node.
 """
 
@@ -23,7 +23,7 @@ from ajet_sdk.errors import ConfigError
 
 _OURS = ("ajet", "ajet_sdk", "ajet_tools")
 INSTALL = f"{__name__}.install_code"
-"""For Ray: what a worker calls when it starts."""
+"""The function that Ray's workers call when they start."""
 _HERE = "here"
 """Name of the working directory in a package."""
 _MANIFEST = "ajet_code.json"
@@ -40,14 +40,14 @@ class CodePackage:
     """Folders to send, and the import paths in them."""
 
     folders: tuple[Path, ...]
-    """None is inside another."""
+    """Folders, none inside another."""
     paths: tuple[Path, ...]
-    """Entries of `sys.path` in a folder or above one."""
+    """Entries of `sys.path` inside or directly above a folder."""
     leave_out: tuple[Path, ...] = ()
 
     @contextmanager
     def write(self) -> Iterator[Path]:
-        """Within the block, a directory with a copy of the folders. Raises ConfigError above 500 MB."""
+        """Copy the folders to a temporary directory for the block. Raises ConfigError above 500 MB."""
         files_of = {folder: _files(folder, self.leave_out) for folder in self.folders}
         self._check_size(files_of)
         with tempfile.TemporaryDirectory(prefix="ajet-code-") as name:
@@ -96,7 +96,7 @@ class CodePackage:
 def package_code(*objects: object, beside: Iterable[Path] = (), leave_out: Iterable[Path] = ()) -> CodePackage:
     """Package the code of `objects` and of all loaded modules, with the folders `beside`.
 
-    A module outside of installed packages adds its top-level package, or the folder of its file.
+    Each module outside of installed packages adds its top-level package, or the folder of its file.
     """
     named = [sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__) for thing in objects]
     folders = {Path(folder).resolve() for folder in beside}
@@ -134,7 +134,7 @@ def is_library_file(file: Path) -> bool:
 
 
 def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
-    """The files of a folder to send: those that git does not ignore, without the output of runs."""
+    """The files of a folder to send: those not ignored by git, without the output of runs."""
     command = ["git", "-C", str(folder), "ls-files", "--cached", "--others", "--exclude-standard", "-z", "."]
     try:
         listed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
@@ -143,7 +143,7 @@ def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
         files = [path for file in files for path in (_walk(file) if file.is_dir() else [file])]
     except (OSError, subprocess.SubprocessError):  # no git here, or no repository
         names, files = [], []
-    files = files if names else _walk(folder)  # a folder that git ignores as a whole is sent all the same
+    files = files if names else _walk(folder)  # a folder that git ignores completely is sent anyway
     return [file for file in files if file.is_file() and not any(file.is_relative_to(out) for out in leave_out)]
 
 
@@ -163,7 +163,7 @@ def _copy(folder: Path, files: list[Path], into: Path) -> None:
         shutil.copyfile(file, target)
 
 
-# On the other side
+# On the receiving machine
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class InstalledCode:
 
     root: Path
     folders: dict[str, str]
-    """Path in the package -> folder on the sending machine."""
+    """Folders on the sending machine by their path in the package."""
 
     def local_path(self, path: str) -> Path | None:
         """The local path of a sender's file; None if it was not sent."""

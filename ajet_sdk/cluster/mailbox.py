@@ -1,9 +1,9 @@
-"""Messages from the nodes of a cluster to the driver, through one Ray actor.
+"""Messages from the nodes of a cluster to the driver, through a Ray actor.
 
-The driver writes the metrics, trained tokens and groups of episodes to its own trace, console and loggers.
+The driver writes the metrics, trained tokens and groups of episodes to its trace, console and loggers.
 """
 
-# without Ray, `ray` is taken for the file beside:
+# without Ray, pyright takes `ray` for the module beside this one:
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GroupMessage(TypedDict):
 
 
 class BatchMessage(TypedDict):
-    """The samples of a step on their way into verl's trainer."""
+    """The samples of a step that verl's trainer gets."""
 
     step: int
     metrics: dict[str, float]
@@ -102,15 +102,10 @@ def mailbox_of(run_id: str) -> ActorHandle:
 
 
 def group_message(episodes: Sequence[Episode], step: int, purpose: str, metrics: Mapping[str, float]) -> GroupMessage:
-    """The message about a finished group; requests and responses stay in the node's trace."""
-    return {
-        "step": step,
-        "purpose": purpose,
-        "metrics": dict(metrics),
-        "episodes": [_light(episode).model_dump_json() for episode in episodes],
-    }
-
-
-def _light(episode: Episode) -> Episode:
-    calls = tuple(call.model_copy(update=_HEAVY) for call in episode.calls)
-    return episode.model_copy(update={"calls": calls, "output": None})  # an output may be anything
+    """The message about a finished group; requests, responses and outputs stay in the node's trace."""
+    light = [
+        e.model_copy(update={"calls": tuple(call.model_copy(update=_HEAVY) for call in e.calls), "output": None})
+        for e in episodes
+    ]
+    texts = [episode.model_dump_json() for episode in light]
+    return {"step": step, "purpose": purpose, "metrics": dict(metrics), "episodes": texts}

@@ -1,4 +1,4 @@
-"""A Ray cluster within a block: started here and stopped at its end, or joined.
+"""Starts a Ray cluster for the length of a block, or joins one.
 
     with cluster("local", package=package) as ray_cluster:
         ...                                # ray is connected; every worker process has the package's code
@@ -7,7 +7,7 @@
 Nodes need no shared disk: the user's code and ajet itself are sent as a `CodePackage`.
 """
 
-# without Ray, `ray` is taken for the file beside:
+# without Ray, pyright takes `ray` for this module:
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra
 log = logging.getLogger("ajet")
 
 LOCAL = "local"
-"""The address of a new Ray on this machine."""
+"""The address for starting Ray on this machine."""
 _PATIENCE = 5.0
 """Seconds to wait for a connection."""
 _PASSED_VARIABLES = re.compile(
@@ -53,9 +53,9 @@ class RayCluster:
     address: str
     """HOST:PORT of its control store, for other processes of this machine."""
     started: bool
-    """Whether it was started here; then it stops with the block or this process."""
+    """Whether this process started it; then it stops with the block or the process."""
     host: str
-    """Address for servers that every node must reach; loopback if there is only this machine."""
+    """Address for servers that every node must reach; loopback on a single machine."""
     runtime_env: Mapping[str, object]
     """Code (already uploaded) and environment variables of this connection's workers."""
 
@@ -84,7 +84,7 @@ class RayCluster:
         ]
 
     def reaches(self, node: Node) -> bool:
-        """Whether a node still answers; Ray itself notices a lost node only after some seconds."""
+        """Whether a node still answers; Ray itself detects a lost node only after some seconds."""
         if not any(known.alive for known in self.nodes() if known.node_id == node.node_id):
             return False
         return _connection_error(node.host, node.port) is None
@@ -104,8 +104,8 @@ def cluster(
     """Start Ray here (`local`) or join the cluster at `address` (HOST:PORT, or `auto` for the one on this machine).
 
     With `quiet` the output of workers goes to Ray's logs only. `num_cpus` and `num_gpus` are the resources of a new
-    Ray, by default those of the machine. With a package, workers call the function `hook` when they start. An existing
-    connection of this process is used and left open.
+    cluster, by default those of the machine. With a package, workers call the function `hook` when they start. An
+    existing connection of this process is used and left open.
 
     Raises MissingExtra without Ray, ConfigError if the cluster cannot be reached, runs another version, or requires a
     token.
@@ -183,7 +183,7 @@ def _check_address(address: str) -> str:
 
 
 def _connection_error(host: str, port: int) -> OSError | None:
-    """Why the connection fails; None if it succeeds."""
+    """The error of a connection; None if it succeeds."""
     try:
         socket.create_connection((host, port), timeout=_PATIENCE).close()
     except OSError as error:
@@ -192,7 +192,7 @@ def _connection_error(host: str, port: int) -> OSError | None:
 
 
 def _explain_failure(address: str, error: Exception) -> ConfigError:
-    """An error with advice for a Ray that could not be started or joined."""
+    """The error for a cluster that could not be started or joined, with advice."""
     text = " ".join(str(error).split())
     if type(error).__name__ == "AuthenticationError" or "token" in text.lower():
         hint = (

@@ -1,7 +1,7 @@
-"""Configs written for AgentJet: keys that have another name here, and those that have no effect here, each with why.
+"""Translates configs written for AgentJet: keys with another name in ajet, and keys without effect, with the reason.
 
-`translate` brings a document into our names before it is checked. Every key that AgentJet's files hold is either in the
-schema or in one of the tables here; any other is still an error that names the nearest.
+`translate` renames the keys of a document before its validation. Every key of AgentJet's files is either in the schema
+or in one of the tables here; any other key is an error that names the nearest one.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ RENAMED = {
     "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
     "task_judge.rubrics_auto_grader.dataset_file": "task_judge.rubrics_auto_grader.jsonl_dataset_file",
 }
-"""The name here of a key or section, by its name in AgentJet."""
+"""ajet's names of keys and sections, by AgentJet's."""
 
 _VALUES = {
     ("task_reader.type", "dataset_file"): "jsonl_dataset_file",
     ("task_judge.rubrics_auto_grader.input_data_type", "dataset_file"): "jsonl_dataset_file",
     ("experiment_name", "read_yaml_name"): None,
 }
-"""The value here, by its name in AgentJet; None for the default."""
+"""ajet's values by AgentJet's; None for the default."""
 
 _SHORT = {"trainer_common.algorithm": "adv_estimator"}
-"""Sections that may be a single string, with the key that the string sets."""
+"""Sections that may be a string, with the key that it sets."""
 
 WITHOUT_EFFECT = {
     "rollout.mode": "every engine answers calls concurrently",
@@ -40,7 +40,7 @@ WITHOUT_EFFECT = {
     "execute_test": "it controls AgentJet's own tests",
     "execute_testing_lambda": "it controls AgentJet's own tests",
 }
-"""Keys and sections below `ajet:` that are accepted without a check, and why they have no effect."""
+"""Keys and sections below `ajet:` that are accepted without validation, and why they have no effect."""
 
 IGNORED_ROOTS = {
     "hydra": "it belongs to Hydra; ajet has built-in defaults",
@@ -56,7 +56,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Translation:
-    """Keys of a config that have no effect here."""
+    """Keys of a config without effect."""
 
     dropped: tuple[str, ...] = ()
     """Keys, as dotted paths."""

@@ -1,4 +1,4 @@
-"""API keys in the environment: the user's, and placeholders for clients that require one."""
+"""API keys in the environment: the user's keys, and placeholders for clients that require a key."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "OPENROUTER_API_KEY": (),
     "XAI_API_KEY": (),
 }
-"""The variables that captured clients read, each with those that clients take in its place: where one of these is set,
-a placeholder would hide it."""
+"""Variables of captured clients, each with alternatives: if one of these is set, a placeholder would hide it."""
 
 _PREFIX = "ajet-placeholder."
 
@@ -68,7 +67,7 @@ def api_key(name: str) -> str | None:
 
 
 def without_placeholders(environment: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The variables for a child process, whose clients would send a placeholder to the provider."""
+    """Remove placeholders from the variables of a child process, whose clients would send them to the provider."""
     return {name: value for name, value in environment.items() if name not in KEYS or not placeholder_in(str(value))}
 
 

@@ -4,7 +4,7 @@
     config.rollout.num_repeat        # 8
     config.frozen_lake.map_size      # another root of the same file, untouched
 
-The keys and their defaults stand in `schema.py`; `objects.py` finds the class paths that they name.
+Keys and defaults are in `schema.py` and the other schema modules; `objects.py` loads objects by class path.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Config(Section):
 
     @property
     def ajet(self) -> Config:
-        """Itself: programs written for AgentJet read `config.ajet.rollout`."""
+        """Itself, as programs for AgentJet read `config.ajet.rollout`."""
         return self
 
     @property
@@ -117,7 +117,7 @@ class Config(Section):
 
     @property
     def source(self) -> Path | None:
-        """The file this was read from."""
+        """The file that the config was read from."""
         return self._source
 
     @property
@@ -133,7 +133,7 @@ class Config(Section):
         return self.model.name or Path(self.model.path or "model").name
 
     def origin(self, path: str) -> str:
-        """Where the value of a key such as `rollout.num_repeat` came from: a file and line, an override, `default`."""
+        """The origin of the value of a key such as `rollout.num_repeat`: a file and line, an override, `default`."""
         return self._origins.get(path, "default")
 
     def is_set(self, path: str) -> bool:
@@ -161,20 +161,20 @@ class Config(Section):
         return path
 
     def load(self, class_path: str) -> Any:
-        """The object that a class path of the config names."""
+        """Load the object of a class path in the config."""
         return load_object(class_path, self._source.parent if self._source else None)
 
     def dump_yaml(self, *, only_set: bool = False) -> str:
-        """The config as YAML: all effective values, or only those that were set."""
+        """Return the config as YAML: all effective values, or only those that were set."""
         values = self.model_dump(mode="json", exclude_unset=only_set)
         return plain_yaml({"ajet": values, **self._roots.plain()})
 
     def shown(self) -> Json:
-        """All effective values and roots as plain data without secrets."""
+        """Return all effective values and roots as plain data without secrets."""
         return dict(masked({"ajet": self.model_dump(mode="json"), **self._roots.plain()}, "***"))
 
     def notices(self) -> list[str]:
-        """Notices on keys that have no effect, or another effect than their names say."""
+        """Notices on keys without effect, or with an effect that differs from their name."""
         notices = self._translated.notices()
         level = "context_tracker.timeline_merging_policy.timeline_compare_level"
         if self.context_tracker.timeline_merging_policy.timeline_compare_level == "text":
@@ -203,7 +203,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _tool_calls_left_unread(cls, data: object) -> object:
-        """`rollout.force_disable_toolcalls` selects the parser that reads no calls."""
+        """Let `rollout.force_disable_toolcalls` select the parser `none`."""
         if not isinstance(data, Mapping):
             return data
         rollout, model = data.get("rollout"), data.get("model") or {}
@@ -214,7 +214,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _sampled_as_trained(cls, data: object) -> object:
-        """A training service trains the model's distribution, so backbone tinker samples it by default."""
+        """Sample at temperature 1 by default with backbone tinker, as the service trains that distribution."""
         if not isinstance(data, Mapping) or data.get("backbone") != "tinker":
             return data
         rollout = data.get("rollout") or {}
@@ -222,7 +222,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
-        if not _is_file_name(self.experiment_name):
+        name = self.experiment_name  # empty names are replaced
+        odd = name.startswith(".") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name)
+        if odd or name != name.strip() or len(name.encode(errors="replace")) > 200:
             raise wrong(
                 "experiment_name",
                 "must be a valid directory name: at most 200 bytes, no / or \\, no control characters, no "
@@ -297,17 +299,17 @@ def load_config(
     """Read and validate a config. Precedence, lowest first: defaults, file, `values`, `overrides`.
 
     Args:
-        path: a YAML file; None: the defaults. Its relative paths are looked for beside it first.
+        path: a YAML file; None: the defaults. Its relative paths are resolved next to the file first.
         overrides: settings as on the command line, such as `ajet.rollout.num_repeat=8`; the value is read as YAML.
-        values: a document like the file's (`{"ajet": {...}, "frozen_lake": {...}}`) or, without the root `ajet`, what
-            stands under it.
-        beside: the file that `values` came from, where they came from one.
+        values: a document like that of a file (`{"ajet": {...}, "frozen_lake": {...}}`), or only the content of the
+            root `ajet`.
+        beside: the file of `values`, if they came from a file.
 
     Returns:
         The config, frozen.
 
     Raises:
-        ConfigError: a key or a value is wrong; all of them are listed, each with file and line.
+        ConfigError: lists all invalid keys and values, each with file and line.
     """
     source, translated = Source({}, {}), Translation()
     if path is not None:
@@ -328,7 +330,7 @@ def load_config(
 
 
 def _plain(value: object) -> object:
-    """A value for YAML: a section as its set values, a path as text."""
+    """Convert a value for YAML: a section to its set values, a path to text."""
     if isinstance(value, Section):
         return value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
@@ -337,7 +339,7 @@ def _plain(value: object) -> object:
 
 
 def plain_yaml(document: Mapping[str, object]) -> str:
-    """The document as YAML that reads back the same, without escapes except for line separators."""
+    """Write a document as YAML, without escapes except for line separators."""
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
     odd = any(character in text for character in "\x85\u2028\u2029")
     return yaml.safe_dump(document, sort_keys=False) if odd else text
@@ -363,12 +365,6 @@ def _at(config: Config, path: str) -> object:
     return value
 
 
-def _is_file_name(name: str) -> bool:
-    """Whether a name is usable as a part of a path; an empty name is replaced."""
-    odd = name.startswith(".") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name)
-    return not odd and name == name.strip() and len(name.encode(errors="replace")) <= 200
-
-
 def is_idle(path: str) -> bool:
     """Whether a key is accepted but has no effect in this version."""
     return _why_idle(path) != ""
@@ -379,8 +375,8 @@ def _why_idle(path: str) -> str:
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "", *, lists: bool = False) -> Iterator[str]:
-    """Every key under `ajet:` as a dotted path, sections before what stands in them; with `lists` those of the
-    sections in a list too."""
+    """Yield every key under `ajet:` as a dotted path, sections before their keys; with `lists` also keys of sections in
+    lists."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         yield path

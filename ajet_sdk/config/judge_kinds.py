@@ -1,6 +1,6 @@
-"""The kinds of judges: the word of `--judge` and `task_judge.judge_type`, and the function that opens one.
+"""The kinds of judges: their names in `--judge` and `task_judge.judge_type`, and the functions that open them.
 
-Packages add theirs by the entry point group `ajet.judges`.
+Packages add kinds by the entry point group `ajet.judges`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CUSTOM = "customized_protocol"
 @dataclass(frozen=True)
 class JudgeKind:
     opener: str
-    """`MODULE:FUNCTION`, which returns the judge that a `Config` describes in its section `task_judge`."""
+    """`MODULE:FUNCTION`, which returns the judge of a `Config` with the section `task_judge`."""
     argument: str = ""
     """The argument after the name: `:PATTERN`, `:FILE`, `[:ARGUMENT]` (optional), or nothing."""
     key: str | None = None
@@ -44,11 +44,11 @@ def judge_kinds() -> dict[str, JudgeKind]:
 
 
 def kind_named(word: str) -> tuple[str, JudgeKind | None]:
-    """The judge type and kind of a name in `--judge`; unknown names are the user's."""
+    """The judge type and kind of a name in `--judge`; unknown names are class paths of a user's judge."""
     for judge_type, kind in KINDS.items():
         if word == (kind.name or judge_type):
             return judge_type, kind
-    added = judge_kinds() if word.isidentifier() else {}  # to look at the installed packages takes time
+    added = judge_kinds() if word.isidentifier() else {}  # reading the installed packages takes time
     return (word, added[word]) if word in added else (CUSTOM, None)
 
 

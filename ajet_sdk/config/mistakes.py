@@ -1,4 +1,4 @@
-"""Error messages for configs, with key, value, file and line, and the nearest existing key."""
+"""Converts validation errors of configs to messages with key, value, file and line, and the nearest existing key."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ajet_sdk.config.source import Source
 def explain(
     error: ValidationError, source: Source, known: Sequence[str], default: Callable[[str], object]
 ) -> list[str]:
-    """A line per error: the key, the expected and the actual value, and its location.
+    """Return a line per error: the key, the expected and the actual value, and its location.
 
-    `known` are all keys, and `default` gives that of one.
+    `known` are all keys, and `default` returns the default of a key.
     """
     lines: dict[str, str] = {}
     for item in error.errors(include_url=False):
@@ -42,7 +42,7 @@ def _places(loc: Sequence[str | int]) -> list[str]:
     ]
 
 
-_BRANCHES = ("str", "int", "float", "bool")  # what pydantic adds to the place of a union's error
+_BRANCHES = ("str", "int", "float", "bool")  # steps that pydantic adds to the location of an error in a union
 
 
 def _got(path: str, source: Source, default: Callable[[str], object]) -> str:

@@ -18,19 +18,17 @@ from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.errors import ConfigError
 
 _folders = set[Path]()
-"""Of the files that were imported by their path."""
+"""Folders of the files that were imported by path."""
 
 _importing = threading.RLock()
-"""Episodes load objects at the same time, and a file that is still being imported has no names yet. (For modules Python
-itself waits.)"""
+"""Held while a file is imported, as episodes load objects concurrently. (For modules Python has its own locks.)"""
 
 
 def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     """Import the object of a class path.
 
-    A file is looked for beside `relative_to` first, then in the working directory. It is imported once, however often
-    it is named, under its own name, so that its functions can be pickled. Raises ConfigError that says what is missing,
-    or what failed where while the module was imported.
+    A file is searched in `relative_to`, then in the working directory. It is imported once, under its own name, so that
+    its functions can be pickled. Raises ConfigError if the object is missing or its module fails to import.
     """
     place, arrow, name = class_path.partition("->")
     if not arrow:
@@ -40,7 +38,7 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
         raise ConfigError(
             f"a class path is package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
         )
-    with placeholder_keys():  # a module makes clients, and what imports it may have no use for them
+    with placeholder_keys():  # a module may create clients on import
         if place.endswith(".py") or "/" in place or "\\" in place:
             with _importing:
                 module = _import_file(_find(place, relative_to, class_path), class_path)
@@ -95,7 +93,7 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
 
 
 def import_as(name: str, path: Path) -> ModuleType:
-    """Run a Python file as the module of this name. Raises what it raises."""
+    """Run a Python file as the module of this name. Raises the file's errors."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -108,7 +106,7 @@ def import_as(name: str, path: Path) -> ModuleType:
 
 
 def _check_siblings(path: Path, class_path: str) -> None:
-    """Raises ConfigError where a file imports a file beside it under a name that one of another job's folder has."""
+    """Raise ConfigError if a file imports a neighbour whose name is taken by a module of another job's folder."""
     for name in _imported_names(path):
         beside = next(
             (p for p in (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py") if p.is_file()), None
@@ -128,7 +126,7 @@ def _check_siblings(path: Path, class_path: str) -> None:
 def _imported_names(path: Path) -> set[str]:
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
-    except (SyntaxError, ValueError):  # its import says so
+    except (SyntaxError, ValueError):  # raised again by its import
         return set()
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
@@ -136,7 +134,7 @@ def _imported_names(path: Path) -> set[str]:
 
 
 def _origin(name: str) -> str | None:
-    """Where a module of this name would be imported from; empty for one without a file, None where there is none."""
+    """The file from which a module of this name would be imported; empty without a file, None without a module."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

@@ -1,4 +1,4 @@
-"""The section `rollout` of the YAML: how the agent runs, how its model samples, and which other models play."""
+"""The section `rollout` of the YAML: execution of the agent, sampling of its model, and models of other agents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ValKwargs(Section):
 
     @property
     def greedy(self) -> bool:
-        """Reject greedy sampling in training: every attempt at a task would be the same."""
+        """Whether no temperature above 0 is set: without do_sample, or with temperature 0."""
         return not self.do_sample or self.temperature == 0
 
     @model_validator(mode="after")

@@ -1,9 +1,7 @@
-"""The sections of the YAML under `ajet:`: every key, its type, its default and what it does.
+"""The base class of config sections, and some sections of the YAML under `ajet:`: keys with type, default, description.
 
-The generated reference (docs/reference/config.md) is made of the descriptions here, so they are written for users.
-`config.py` reads files into these models and turns what is wrong into messages with file and line.
-
-What the sections of the config are made of: a frozen model whose keys are described for users.
+The reference (docs/reference/config.md) is generated from the descriptions, which are therefore written for users.
+`config.py` reads files into these models and converts validation errors to messages with file and line.
 """
 
 from __future__ import annotations
@@ -12,14 +10,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 
 def wrong(key: str, message: str) -> PydanticCustomError:
-    """A value that conflicts with another; `key` is relative to the section that raises it.
+    """Make the error of a value that conflicts with another; `key` is relative to the section that raises it.
 
-    `{got}` in the message is replaced by the value and its place in the file.
+    `{got}` in the message is replaced by the value and its line in the file.
     """
     return PydanticCustomError("ajet", "{key} {message}", {"key": key, "message": message})
 
@@ -38,17 +35,13 @@ class Section(BaseModel):
             return {}
         if not isinstance(data, Mapping):
             return data
-        return {name: _no_bool(value, cls.model_fields.get(name)) for name, value in data.items()}
-
-
-def _no_bool(value: object, field: FieldInfo | None) -> object:
-    """Refuse `true` as a number, which pydantic would convert to 1."""
-    numeric = field is not None and field.annotation in (int, float, int | None, float | None)
-    return str(value) if isinstance(value, bool) and numeric else value
+        # Refuse `true` as a number, which pydantic would convert to 1.
+        numeric = {n for n, f in cls.model_fields.items() if f.annotation in (int, float, int | None, float | None)}
+        return {n: str(value) if isinstance(value, bool) and n in numeric else value for n, value in data.items()}
 
 
 def key(default: Any, description: str, **limits: Any) -> Any:
-    """A config key: its default, what it does, and the limits of its value."""
+    """Define a config key by its default, description, and the limits of its value."""
     return Field(default=default, description=description, **limits)
 
 
@@ -57,7 +50,7 @@ ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, (str, M
 
 
 def section(of: type[Section], description: str) -> Any:
-    """A nested section; all its keys have defaults."""
+    """Define a nested section; all its keys have defaults."""
     return Field(default_factory=of, description=description)
 
 

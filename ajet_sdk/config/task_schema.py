@@ -1,4 +1,4 @@
-"""The sections `task_reader` and `task_judge`: where tasks come from, and who judges what is made of them."""
+"""The sections `task_reader` and `task_judge`: sources of tasks, and judges of outputs."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ class TaskJudge(Section):
     @field_validator("judge_type")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value in (CUSTOM, *KINDS) or value in judge_kinds():  # to look at the installed packages takes time
+        if value in (CUSTOM, *KINDS) or value in judge_kinds():  # reading the installed packages takes time
             return value
         raise PydanticCustomError("literal_error", "{expected}", {"expected": ", ".join((CUSTOM, *judge_kinds()))})
 

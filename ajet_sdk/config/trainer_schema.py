@@ -59,7 +59,7 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "algorithm.beta": ("dpo",),
     **dict.fromkeys(("algorithm.teacher", "algorithm.teacher_model", "algorithm.teacher_key_env"), ("opd",)),
 }
-"""Keys of `trainer_common` that some of the estimators read, and which do; `replay`: any that replays."""
+"""Keys of `trainer_common` that only some estimators read, with these estimators; `replay`: any that replays."""
 
 
 class Algorithm(Section):

@@ -126,7 +126,12 @@ class Completions:
             base["usage"] = None
         events = list[bytes]()
         for choice in response["choices"]:
-            deltas = list(_chat_deltas(choice) if self.chat else _text_deltas(choice))
+            if self.chat:
+                deltas = list(_chat_deltas(choice))
+            else:
+                end = {"finish_reason": choice["finish_reason"], "logprobs": choice.get("logprobs")}
+                deltas = [{"text": text, "finish_reason": None, "logprobs": None} for text in pieces(choice["text"])]
+                deltas.append({"text": "", **end})
             if "token_ids" in choice:
                 deltas[-1]["token_ids"] = choice["token_ids"]
             for number, delta in enumerate(deltas):
@@ -368,12 +373,6 @@ def _chat_deltas(choice: Json) -> Iterator[Json]:
     end = delta({})
     end.update(finish_reason=choice["finish_reason"], logprobs=choice.get("logprobs"))
     yield end
-
-
-def _text_deltas(choice: Json) -> Iterator[Json]:
-    for piece in pieces(choice["text"]):
-        yield {"text": piece, "finish_reason": None, "logprobs": None}
-    yield {"text": "", "finish_reason": choice["finish_reason"], "logprobs": choice.get("logprobs")}
 
 
 def pieces(text: str) -> list[str]:

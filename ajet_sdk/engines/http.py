@@ -255,7 +255,10 @@ class Endpoint:
                 raise EngineUnavailable(f"{url} answered JSON that is not an object: {str(parsed)[:200]}")
             if not parsed.get("error") or parsed.get("choices"):
                 return parsed
-            response = replace(response, status=_status_of(parsed["error"]))
+            fault = parsed["error"]  # with OpenRouter its code is the status
+            code = str(fault.get("code")) if isinstance(fault, dict) else ""
+            status = int(code) if code.isdecimal() and 400 <= int(code) < 600 else 502
+            response = replace(response, status=status)
         raise self._error(response, model)
 
     def _error(self, response: _Response, model: str) -> EngineError:
@@ -293,9 +296,3 @@ class Endpoint:
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.aclose(), loop)
         self._clients.clear()
-
-
-def _status_of(error: object) -> int:
-    """The HTTP status of an error in a response with status 200: its code, as sent by OpenRouter, else 502."""
-    code = str(error.get("code")) if isinstance(error, dict) else ""
-    return int(code) if code.isdecimal() and 400 <= int(code) < 600 else 502

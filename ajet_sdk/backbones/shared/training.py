@@ -232,7 +232,10 @@ class TrainingRun:
             metrics |= add_prefix("train", learnt) | {"time/train": ended - begun}
             if self.ahead is not None:
                 metrics["time/overlap"] = self.ahead.overlap(begun, ended) / (ended - started)
-            self._warn_of_gap(step, learnt)
+            if learnt.get("logprob_gap_mean", 0.0) > LARGE_GAP:
+                self.writer.flush()
+                rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
+                self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows))}")
         else:
             self._begin_next_batch(step + 1, 0)
             if self.has_samples:  # of successive steps without samples, only the first is explained
@@ -345,12 +348,6 @@ class TrainingRun:
         if self.common.algorithm.adv_estimator in ("sft", "dpo"):
             return {}
         return {c.call_id: Sampling.of(c.sampling) for e in episodes for c in e.calls}
-
-    def _warn_of_gap(self, step: int, learnt: Mapping[str, float]) -> None:
-        if learnt.get("logprob_gap_mean", 0.0) > LARGE_GAP:
-            self.writer.flush()
-            rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
-            self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows))}")
 
     def _is_solved(self) -> bool:
         by_reward = self.stored is None and self.teacher is None

@@ -97,7 +97,9 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
         for _ in range(_LIVES):
             try:
                 if lost:
-                    await self._notify(lost)
+                    text = f"a runner process died ({lost}); another one repeats its work"
+                    mailbox = mailbox_of(self.config.monitor.monitor_args["run_id"])
+                    await mailbox.put.remote("notice", {"text": text})
                     await self.restart_runner()
                 result = await super().run_with_retry(*arguments, **named)
                 if not result[0].ok:
@@ -109,11 +111,6 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
         if result is None:
             raise RuntimeError(f"a task crashed {_LIVES} runner processes; the last failure: {lost}")
         return result
-
-    async def _notify(self, lost: str) -> None:
-        mailbox = mailbox_of(self.config.monitor.monitor_args["run_id"])
-        text = f"a runner process died ({lost}); another one repeats its work"
-        await mailbox.put.remote("notice", {"text": text})
 
 
 class _LateDeletion:

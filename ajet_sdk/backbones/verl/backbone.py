@@ -80,7 +80,9 @@ class _Run(ClusterRun):
         with self.cluster():
             write_job(place.job, job, val, place.model, self.traces)
             progress = VerlProgress(self.loggers, self.writer, job, val, self.total)
-            metrics = _fresh(place.directory / "metrics")
+            directory = place.directory / "metrics"
+            directory.mkdir(parents=True, exist_ok=True)
+            metrics = directory / f"{len(list(directory.glob('*.jsonl')))}.jsonl"  # verl's logger truncates its file
             listening = asyncio.create_task(progress.listen(open_mailbox(job.run_id)))
             following = asyncio.create_task(progress.follow(metrics))
             try:
@@ -96,12 +98,6 @@ def _newest_model(place: VerlPlace) -> Path:
     if not (model / "config.json").exists() or not any(model.glob("*.safetensors")):
         raise TrainingError(f"verl wrote no model to {model}")
     return model
-
-
-def _fresh(directory: Path) -> Path:
-    """A new file for each start, as verl's logger truncates an existing one."""
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory / f"{len(list(directory.glob('*.jsonl')))}.jsonl"
 
 
 _POLL_SECONDS = 1.0

@@ -103,7 +103,8 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
             "n_gpus_per_node": common.n_gpus_per_node,
             "balance_batch": True,
             "save_freq": common.save_freq if common.save_freq > 0 else max(1, place.steps),
-            "test_freq": _test_freq(config, place),
+            # verl also validates after the last step
+            "test_freq": (common.test_freq if common.test_freq > 0 else max(1, place.steps)) if place.val_tasks else -1,
             "val_before_train": common.val_before_train and place.val_tasks > 0,
             "max_actor_ckpt_to_keep": common.keep_checkpoints,
             "default_local_dir": str(place.directory),
@@ -224,13 +225,6 @@ def _rollout(config: Config) -> dict[str, object]:
 def _lengths(config: Config, name: str) -> dict[str, int]:
     reply, prompt = reply_and_prompt(config)
     return {name.format("prompt"): prompt, name.format("response"): reply}
-
-
-def _test_freq(config: Config, place: VerlPlace) -> int:
-    """Steps between validations; verl also validates after the last step."""
-    if not place.val_tasks:
-        return -1
-    return config.trainer_common.test_freq if config.trainer_common.test_freq > 0 else max(1, place.steps)
 
 
 def check(config: Config) -> None:
