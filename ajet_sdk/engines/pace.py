@@ -74,7 +74,8 @@ class Pace:
         while True:
             if self._not_before or self._interval:
                 await self._wait_turn()
-            self.check_halted()
+            if self._halted is not None:
+                raise self._halted
             self._sent[request] = time.monotonic()
             try:
                 answer = await attempt()
