@@ -115,7 +115,7 @@ def test_the_best_episodes_of_each_task_of_a_trace_are_learnt(tokenizer: HFToken
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"messages": said("Say  YES.", "yes")}, "the same question as validation task held"),
+        ({"messages": said("Say  YES.", "yes")}, "has the same question as validation task held"),
         (
             {"prompt": said("Say yes."), "completion": said("", "yes")[1:]},
             "has the same question as validation task held",
