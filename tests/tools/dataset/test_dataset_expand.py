@@ -477,7 +477,7 @@ def test_few_seeds_keep_none_apart_unless_asked(model_server) -> None:
 
 
 def test_a_wrong_recipe_is_told() -> None:
-    with pytest.raises(ConfigError, match="strategies: same-style, harder"):
+    with pytest.raises(ConfigError, match="known: same-style, harder"):
         strategies_of(["hardest"])
     with pytest.raises(ConfigError, match="a weight must be a number above 0"):
         strategies_of(["harder=0"])
