@@ -1,1 +1,1 @@
-"""Wire formats of LLM requests: what a client sends, and what it reads."""
+"""Wire formats of LLM requests and responses."""

@@ -1,1 +1,1 @@
-"""Who gives the reward when the workflow does not."""
+"""Judges: they compute the reward of an output."""

@@ -1,1 +1,1 @@
-"""Running a user's functions over tasks."""
+"""Runs workflows over tasks."""

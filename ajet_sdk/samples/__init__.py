@@ -1,1 +1,1 @@
-"""Calls to timelines to training samples."""
+"""Converts calls to timelines, and timelines to training samples."""

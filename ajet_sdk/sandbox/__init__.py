@@ -1,1 +1,1 @@
-"""Running a program that a model wrote, inside a fence and with limits."""
+"""Runs untrusted programs, isolated and with limits."""

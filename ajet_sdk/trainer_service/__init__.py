@@ -1,1 +1,1 @@
-"""Our learner and sampler behind the HTTP routes of the Tinker API: `ajet trainer serve`."""
+"""`ajet trainer serve`: learner and sampler behind the HTTP routes of the Tinker API."""

@@ -1,1 +1,1 @@
-"""Rows chosen, checked and counted."""
+"""Selection, validation and statistics of rows."""

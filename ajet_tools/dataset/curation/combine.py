@@ -84,7 +84,8 @@ def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = F
     for share in shares:
         if share.take > share.rows and not repeat:
             raise ConfigError(
-                f"{share.path} has {share.rows:,} rows, the mix needs {share.take:,}: ask for {most} (-n) or --repeat"
+                f"{share.path} has {share.rows:,} rows, the mix needs {share.take:,}: ask for {most} (-n), lower its "
+                "weight, or use --repeat"
             )
     return shares
 

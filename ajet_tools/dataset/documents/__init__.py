@@ -1,1 +1,1 @@
-"""Documents as what they say."""
+"""Text of documents, split into blocks and chunks."""

@@ -1,1 +1,1 @@
-"""Files of rows, read and written."""
+"""Reading and writing dataset files."""

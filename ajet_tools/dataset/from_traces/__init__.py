@@ -1,1 +1,1 @@
-"""Episodes of a deployed agent as data."""
+"""Datasets from the episodes of a deployed agent."""

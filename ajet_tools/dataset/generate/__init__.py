@@ -1,1 +1,1 @@
-"""Rows made by a model."""
+"""Generation of rows by a model."""

@@ -1,1 +1,1 @@
-"""The model that writes data."""
+"""The model that generates rows."""

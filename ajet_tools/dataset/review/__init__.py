@@ -1,1 +1,1 @@
-"""A person's decisions on rows."""
+"""Manual review of a dataset."""

@@ -1,1 +1,1 @@
-"""Rows that are alike."""
+"""Duplicates, near duplicates and contamination."""
