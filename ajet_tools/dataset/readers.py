@@ -172,7 +172,7 @@ def _writer_of(config: Config) -> dict[str, Any]:
     base_url = generation.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or not (base_url or Path(model).is_dir()):
         raise ConfigError(
-            f"no model to generate tasks: set {_GENERATION}.llm_model, and for an endpoint base_url (or OPENAI_BASE_URL)"
+            f"no model to generate tasks: set {_GENERATION}.llm_model, for an endpoint also base_url (OPENAI_BASE_URL)"
         )
     return {"base_url": base_url, "model": model}
 

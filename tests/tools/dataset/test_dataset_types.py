@@ -133,7 +133,7 @@ def test_tables_whose_types_or_labels_differ_are_not_mixed(source: Path) -> None
     other = typed_table().set_column(5, "weight", pa.nulls(ROWS, pa.date32()))
     pq.write_table(other, "other.parquet")
     mixed = ("mix", "typed.parquet", "other.parquet", "-o", "out.parquet")
-    assert "weight is float in typed.parquet, date32[day] in other.parquet" in ajet(*mixed, code=2)
+    assert "weight is float in typed.parquet and date32[day] in other.parquet" in ajet(*mixed, code=2)
     metadata = typed_table().schema.metadata
     turned = metadata[b"huggingface"].replace(b'["easy", "hard"]', b'["hard", "easy"]')
     assert turned != metadata[b"huggingface"]
