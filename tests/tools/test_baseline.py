@@ -71,7 +71,11 @@ HALF, NEVER, ALWAYS = [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]
         (report([0.1, 0.2]), None, "reinforcement learning (`ajet train`): 1 of 1 tasks have signal"),
         (report(ALWAYS, NEVER), None, "no task has signal (1 always solved, 1 never)"),
         (report(*[ALWAYS] * 9), None, "harder tasks: 100% of attempts"),
-        (report(HALF, *[NEVER] * 9), None, "select tasks first (`ajet dataset calibrate`): 1 of 10 have signal (0 always solved, 9 never)"),
+        (
+            report(HALF, *[NEVER] * 9),
+            None,
+            "(`ajet dataset calibrate`): 1 of 10 have signal (0 always solved, 9 never)",
+        ),
         (report([None, None]), None, "make the agent run: no attempt has a reward"),
     ],
 )
