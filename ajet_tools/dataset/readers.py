@@ -63,7 +63,8 @@ def read_generated(config: Config) -> Rows:
     documents = [_there(config, text, "document_reader.document_path") for text in paths]
     if not documents and seeds is None:
         raise ConfigError(
-            f"{_GENERATION}: set document_reader.document_path, or query_reader.jsonl_dataset_file.training.file_path"
+            f"{_GENERATION} has no source for tasks: set document_reader.document_path or "
+            "query_reader.jsonl_dataset_file.training.file_path"
         )
     if seeds is not None and validation is not None:
         _check_apart(seeds, validation)

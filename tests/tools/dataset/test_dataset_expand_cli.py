@@ -289,7 +289,7 @@ def test_what_is_missing_is_asked_for(place: Place) -> None:
         (("--out", "data"), "--base-url"),
         (("--out", "data", "--base-url", "http://127.0.0.1:9/v1"), "--model"),
         (("--out", "data", *SCRIPTED, "--max-cost", "1"), "--price"),
-        (("--out", "data", *SCRIPTED, "--strategy", "hardest"), "strategies: same-style"),
+        (("--out", "data", *SCRIPTED, "--strategy", "hardest"), "known: same-style"),
         (("--out", "seeds.jsonl", *SCRIPTED), "is a file"),
     ):
         done = place.run("seeds.jsonl", *arguments)
