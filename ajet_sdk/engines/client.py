@@ -87,9 +87,9 @@ class ModelClient:
 
     def counted_apart(self) -> ModelClient:
         """Return a client with the same connections and limits, and its own count of the cost."""
-        other = copy.copy(self)
-        other.budget = self.budget.part(self.budget.price)
-        return other
+        client = copy.copy(self)
+        client.budget = self.budget.part(self.budget.price)
+        return client
 
     async def chat(
         self,

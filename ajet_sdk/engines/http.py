@@ -265,10 +265,10 @@ class Endpoint:
         status, url = response.status, response.url
         again = response.headers.get("x-should-retry")
         try:
-            said = json_value(response.content)
+            body = json_value(response.content)
         except (ValueError, RecursionError):
-            said = {}
-        error = said.get("error", said) if isinstance(said, dict) else {}
+            body = {}
+        error = body.get("error", body) if isinstance(body, dict) else {}
         error = error if isinstance(error, dict) else {"message": str(error)}
         message = str(error.get("message") or response.content.decode(errors="replace")[:500] or response.reason)
         where = f"{url} answered {status}: {message}"

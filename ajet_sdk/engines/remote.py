@@ -68,8 +68,8 @@ class RemoteEngine:
 
     async def _second_try(self, ask: Ask, wants_ids: bool, refused: RequestRefused) -> dict[str, Any]:
         """Retry without parameters that the server does not support; else raise the refusal."""
-        said = f"{refused.parameter} {refused}"
-        if not self._newer_limit and "max_completion_tokens" in said and "max_completion_tokens" not in ask.named:
+        refusal = f"{refused.parameter} {refused}"
+        if not self._newer_limit and "max_completion_tokens" in refusal and "max_completion_tokens" not in ask.named:
             self._newer_limit = True
             return await self._endpoint.post(ask.route, self._body(ask, wants_ids))
         if self._ids_given is not None or not wants_ids:

@@ -48,9 +48,10 @@ class Draft:
         episode = self.episode
         if episode.status == "succeeded":
             return self.rewarded and not episode.rewards
-        others = episode.infrastructure or (episode.error or "").startswith("judge ")
-        others = others or episode.cause in _NOT_THE_AGENTS
-        return self.failure_reward is None or episode.status != "failed" or others
+        if self.failure_reward is None or episode.status != "failed":
+            return True
+        judge_failed = (episode.error or "").startswith("judge ")
+        return episode.infrastructure or judge_failed or episode.cause in _NOT_THE_AGENTS
 
     @property
     def counts(self) -> bool:
