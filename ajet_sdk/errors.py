@@ -22,6 +22,7 @@
     │   ├── ProgramFailed                    an agent that is a program did not start, or ended with an error
     │   ├── WorkerLost                       the process or the machine that the agent's code ran in died
     │   ├── UncapturedTraffic                the agent sends requests to a model host that are not recorded
+    │   ├── UnattributedCall                 an LLM request came from outside of the episode that it is for
     │   ├── ModelAmbiguous                   the agent names several models and none is set as the policy
     │   ├── NoCalls                          a workflow in training made no LLM call
     │   └── NoReward                         neither workflow nor judge gave a reward
@@ -207,6 +208,10 @@ class WorkerLost(EpisodeError):
 
 class UncapturedTraffic(EpisodeError):
     """The agent calls a known model host on an unsupported route, or through a client that is not hooked."""
+
+
+class UnattributedCall(EpisodeError):
+    """An LLM request came from a thread, task or process of which no single episode is known. It ends the run."""
 
 
 class ModelAmbiguous(EpisodeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Literal, Protocol
 from urllib.parse import parse_qsl, quote, unquote
 
+from ajet_sdk.agent.activity import Activity
 from ajet_sdk.errors import AjetError, MissingResource, UncapturedTraffic
 from ajet_sdk.types import Event, Phase
 
@@ -50,6 +51,18 @@ class Fault:
 
 class Recorder(Protocol):
     """The interface of an episode that the hooks use."""
+
+    def is_over(self, phase: Phase) -> bool:
+        """Whether the function of `phase`, the workflow or the judge, has returned."""
+
+    def called_by(self, activity: Activity) -> None:
+        """Note that an activity sends an LLM request in the name of the episode."""
+
+    def has_child(self, child: str, activity: Activity) -> None:
+        """Note that the episode has started a child process, whose requests have the id `child`."""
+
+    def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
+        """Whether one of these activities got replies for the episode and ran on after its workflow."""
 
     def answers(self, model: str) -> Verdict:
         """Whether the policy answers a captured request for `model`; "ambiguous": the gateway answers with an error."""
@@ -98,11 +111,16 @@ class ActiveEpisode:
     pid: int = field(default_factory=os.getpid)
     process_groups: set[int] = field(default_factory=set)
     """Process groups of the running `ajet.run_program` calls."""
+    child: str = ""
+    """The id of the child process that this copy is for."""
+    observed: bool = False
+    """An episode of `ajet.trace`: the gateway takes reports of child processes and answers no calls."""
 
     @property
     def base_url(self) -> str:
         """The base URL at which the policy answers captured requests."""
-        return f"{self.gateway_url}/episodes/{self.episode_id}/default/v1"
+        segment = AgentIdentity(child=self.child).segment()
+        return f"{self.gateway_url}/episodes/{self.episode_id}/{segment}/v1"
 
     def refuse(self, action: str, place: str) -> None:
         """Fail the episode with UncapturedTraffic, or log a warning, as the guard says."""
@@ -139,6 +157,9 @@ class Observer(Protocol):
 current_episode: ContextVar[ActiveEpisode | None] = ContextVar("ajet_current_episode", default=None)
 """The episode that an outgoing request belongs to: `OpenEpisode.active` while a workflow runs, then its judge's."""
 
+open_episodes: set[ActiveEpisode] = set()
+"""The episodes of this process whose workflow runs."""
+
 
 class _ProcessWide:
     """A variable with one value for all tasks and threads."""
@@ -166,6 +187,8 @@ class AgentIdentity:
     target_tag: str | None = None
     trainable: bool = True
     debug_model: str | None = None
+    child: str = field(default="", compare=False)
+    """The child process that sends it; empty: the process of the workflow, or unknown."""
 
     def segment(self) -> str:
         """Encode as a path segment: `villager;target=wolf;trainable=0;debug=gpt-4o`, without absent parts."""
@@ -176,6 +199,8 @@ class AgentIdentity:
             parts.append("trainable=0")
         if self.debug_model is not None:
             parts.append("debug=" + quote(self.debug_model, safe=""))
+        if self.child:
+            parts.append("child=" + quote(self.child, safe=""))
         return ";".join(parts)
 
     @staticmethod
@@ -189,4 +214,5 @@ class AgentIdentity:
             target_tag=named.get("target"),
             trainable=named.get("trainable") != "0",
             debug_model=named.get("debug"),
+            child=named.get("child", ""),
         )

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
+from contextlib import AbstractContextManager, aclosing, closing, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, get_origin, overload
@@ -94,8 +94,9 @@ def workflow(
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the agent to trace and train.
 
-    Its result is the output that judges see; if it is a `Reward` or a list of them, judges are skipped. A parameter
-    gets the value of the task's column of the same name.
+    Its result is the output that judges see; if it is a `Reward` or a list of them, judges are skipped. A generator's
+    result is its return value, else the text that it yields, else the list of what it yields. A parameter gets the
+    value of the task's column of the same name.
 
     Args:
         function: the agent; None if the decorator has arguments.
@@ -168,31 +169,114 @@ def _tag(function: Any, tag: _Tag) -> Any:
             f"@{tag.kind} decorates functions, not {function!r}; to write a class, derive from ajet.Workflow or "
             "ajet.BaseJudge"
         )
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise SignatureError(
-            f"@{tag.kind} {_name_of(function)} is a generator; return the result instead of yielding it"
-        )
+    if tag.kind == "judge" and _is_stream(function):
+        raise SignatureError(f"@judge {_name_of(function)} is a generator; return the result instead of yielding it")
     _parameters(function, tag.kind, tag.name or _name_of(function))
+    wrapper = _stream_wrapper(function) if _is_stream(function) else _wrapper(function)
+    wrapper.__ajet__ = tag
+    return wrapper
+
+
+def _wrapper(function: Any) -> Any:
+    """The function, whose calls are episodes under `ajet.trace`."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def call_async(*args: object, **kwargs: object) -> object:
-            with _observe(wrapper, args, kwargs) as seen:
+            with _observe(call_async, args, kwargs) as seen:
                 seen.output = await function(*args, **kwargs)
                 return seen.output
 
-        wrapper: Any = call_async
-    else:
+        return call_async
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        with _observe(call, args, kwargs) as seen:
+            seen.output = function(*args, **kwargs)
+            return seen.output
+
+    return call
+
+
+def _is_stream(function: object) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _stream_wrapper(function: Any) -> Any:
+    """As `_wrapper`, for a generator function. The episode goes on from the first part to the last.
+
+    Between two parts the context is the caller's, whose own requests are not the agent's.
+    """
+    if inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
-        def call(*args: object, **kwargs: object) -> object:
-            with _observe(wrapper, args, kwargs) as seen:
-                seen.output = function(*args, **kwargs)
-                return seen.output
+        async def stream_async(*args: object, **kwargs: object) -> AsyncIterator[object]:
+            outside, parts = current_episode.get(), list[object]()
+            with _observe(stream_async, args, kwargs) as seen:
+                inside = current_episode.get()
+                async with aclosing(function(*args, **kwargs)) as inner:
+                    async for part in inner:
+                        parts.append(part)
+                        current_episode.set(outside)
+                        try:
+                            yield part
+                        finally:
+                            current_episode.set(inside)
+                seen.output = _joined(parts)
 
-        wrapper = call
-    wrapper.__ajet__ = tag
-    return wrapper
+        return stream_async
+
+    @functools.wraps(function)
+    def stream(*args: object, **kwargs: object) -> Generator[object, object, object]:
+        outside, parts = current_episode.get(), list[object]()
+        with _observe(stream, args, kwargs) as seen, closing(function(*args, **kwargs)) as inner:
+            inside = current_episode.get()
+            sent: object = None
+            while True:
+                try:
+                    part = inner.send(sent)
+                except StopIteration as end:
+                    seen.output = _joined(parts) if end.value is None else end.value
+                    return end.value
+                parts.append(part)
+                current_episode.set(outside)
+                try:
+                    sent = yield part
+                finally:
+                    current_episode.set(inside)
+
+    return stream
+
+
+def _joined(parts: list[object]) -> object:
+    """The output of a stream: its text, or the list of its parts."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else parts
+
+
+def collected(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns the output of a generator function; any other function as it is."""
+    if inspect.isasyncgenfunction(function):
+
+        @functools.wraps(function)
+        async def collect_async(*args: object, **kwargs: object) -> object:
+            return _joined([part async for part in function(*args, **kwargs)])
+
+        return collect_async
+    if inspect.isgeneratorfunction(function):
+
+        @functools.wraps(function)
+        def collect(*args: object, **kwargs: object) -> object:
+            parts = list[object]()
+            stream = function(*args, **kwargs)
+            while True:
+                try:
+                    parts.append(next(stream))
+                except StopIteration as end:
+                    return _joined(parts) if end.value is None else end.value
+
+        return collect
+    return function
 
 
 def _observe(wrapper: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> AbstractContextManager[Any]:

@@ -10,12 +10,22 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from weakref import WeakValueDictionary
 
-from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
+from ajet_sdk.agent.activity import Activity
+from ajet_sdk.agent.context import (
+    ActiveEpisode,
+    ObservedExchange,
+    Recorder,
+    Verdict,
+    current_episode,
+    observer,
+)
 from ajet_sdk.capture.hooks import HOOKS, installed
 from ajet_sdk.capture.processes import never_raise
 from ajet_sdk.capture.settings import ObservationSettings
@@ -26,7 +36,7 @@ from ajet_sdk.samples.prefixes import PrefixIndex
 from ajet_sdk.trace.encoding import REMOVED, Record, scrub
 from ajet_sdk.trace.limits import Limits, delete_beyond
 from ajet_sdk.trace.writer import TraceWriter, take_over
-from ajet_sdk.types import Episode, Event, Run, Status, Task, new_id, now
+from ajet_sdk.types import Episode, Event, Phase, Run, Status, Task, new_id, now
 
 log = logging.getLogger("ajet")
 
@@ -102,16 +112,35 @@ class trace(AbstractContextManager["trace"]):
 
 
 class ObservedEpisode:
-    def __init__(self, put: Callable[..., None] | None, settings: ObservationSettings) -> None:
-        """`put` stores records, None: the episode is not recorded."""
+    def __init__(
+        self, put: Callable[..., None] | None, settings: ObservationSettings, gateway: Gateway | None = None
+    ) -> None:
+        """`put` stores records, None: the episode is not recorded. `gateway`: takes reports of child processes."""
         self.episode_id = new_id()
         self.output: object = None
-        self.active = ActiveEpisode(self.episode_id, self)
+        self.active = ActiveEpisode(self.episode_id, self, observed=True)
+        if gateway is not None:
+            self.active = replace(self.active, gateway_url=gateway.url, api_key=gateway.token)
         self.started_at = now()
         self._put, self._settings = put, settings
         self.events: list[Event] = []
+        self.over = False
         self._index = PrefixIndex()
         self._indices = itertools.count()
+
+    def is_over(self, phase: Phase) -> bool:
+        """Whether the decorated function has returned; later calls are the process's."""
+        return self.over
+
+    def called_by(self, activity: Activity) -> None:
+        """Does nothing: errors do not fail a deployed agent."""
+
+    def has_child(self, child: str, activity: Activity) -> None:
+        """Does nothing, as `called_by`."""
+
+    def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
+        """Always false: nothing is refused."""
+        return False
 
     def answers(self, model: str) -> Verdict:
         """Always `other`: nothing is rerouted."""
@@ -148,13 +177,13 @@ class _TraceFile:
             path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives, close_at_exit=False
         )  # `trace.close` closes it after the run's end
         self.writer.put(self.run)
-        self._gateway = Gateway(self.writer).start()
+        self.gateway = Gateway(self.writer).start()
         self.writer.flush(_FIRST_WRITE)  # the first takes longest; do it before any call
 
     def close(self) -> None:
         ended = self.run.model_copy(update={"status": "finished", "ended_at": now()})
         never_raise(lambda: self.writer.put(ended))
-        never_raise(self._gateway.close)
+        never_raise(self.gateway.close)
         never_raise(self.writer.close)
 
 
@@ -175,6 +204,8 @@ class Observation:
         self._rotates_from = 0.0
         self._process: ObservedEpisode | None = None
         self._unseen = ObservedEpisode(None, self._settings)
+        self._episodes: WeakValueDictionary[str, ObservedEpisode] = WeakValueDictionary()
+        """Episodes by id, for reports of child processes."""
         self._file: _TraceFile | None = None
         self._file = self._begin()
 
@@ -193,7 +224,9 @@ class Observation:
                     except OSError as error:  # another process deletes them too, or they belong to another user
                         log.warning("ajet.trace(%s): old files could not be deleted: %s", path, error)
                 path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
-            return _TraceFile(path, f"{host} {self._pid}", self._settings)
+            file = _TraceFile(path, f"{host} {self._pid}", self._settings)
+            file.gateway.observe(self._reported)
+            return file
         except Exception as error:  # noqa: BLE001  # recording must not break a deployed agent
             goes_on = "the next file cannot be begun" if self._file else "nothing is recorded"
             log.warning("ajet.trace(%s): %s: %s: %s", path, goes_on, type(error).__name__, error)
@@ -246,6 +279,17 @@ class Observation:
     def _is_sampled(self) -> bool:
         return self._settings.sample >= 1 or random.random() < self._settings.sample
 
+    def _observe(self) -> ObservedEpisode:
+        file = self._file
+        seen = ObservedEpisode(self._put, self._settings, None if file is None else file.gateway)
+        self._episodes[seen.episode_id] = seen
+        return seen
+
+    def _reported(self, episode_id: str) -> Recorder:
+        """The episode that a child process reports to; the process's if it is over."""
+        seen = self._episodes.get(episode_id)
+        return self.process_episode().recorder if seen is None or seen.over else seen
+
     def process_episode(self) -> ActiveEpisode:
         """The episode of calls outside of decorated functions."""
         self._here()
@@ -254,7 +298,7 @@ class Observation:
         with self._lock:
             if self._process is None:
                 # Recorded at its start, as deployed processes are often killed.
-                self._process = process = ObservedEpisode(self._put, self._settings)
+                self._process = process = self._observe()
                 never_raise(lambda: self._record(process, "process", {}, "succeeded", None))
             return self._process.active
 
@@ -263,8 +307,9 @@ class Observation:
         """Record the block as an episode; an exception is recorded and raised."""
         self._here()
         is_sampled = self._is_sampled()
-        seen = ObservedEpisode(self._put if is_sampled else None, self._settings)
-        token = current_episode.set(seen.active)
+        seen = self._observe() if is_sampled else ObservedEpisode(None, self._settings)
+        outer = current_episode.get()
+        current_episode.set(seen.active)
         try:
             yield seen
         except BaseException as raised:
@@ -276,7 +321,8 @@ class Observation:
             if is_sampled:
                 never_raise(lambda: self._record(seen, name, arguments, "succeeded", None))
         finally:
-            current_episode.reset(token)
+            seen.over = True
+            current_episode.set(outer)  # a stream may end in another context than it began in
 
     def _record(
         self,

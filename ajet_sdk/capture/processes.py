@@ -1,26 +1,44 @@
-"""Passes the active episode on to threads, pools and processes; other processes report to its gateway over HTTP."""
+"""Passes the active episode on to threads, pools and processes; other processes report to its gateway over HTTP.
+
+A function that is submitted to a pool belongs to the episode that submitted it. A thread or task belongs to the episode
+that started it; each is an `Activity`, so that one that works for several episodes is found when it outlives its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
+import multiprocessing.pool
 import os
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import asdict, replace
+from functools import partial
 from multiprocessing import spawn
+from multiprocessing.process import BaseProcess
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, Recorder, Verdict, current_episode
+from ajet_sdk.agent.activity import FORKED, Activity, current_activity, process_activity
+from ajet_sdk.agent.context import (
+    ActiveEpisode,
+    AgentIdentity,
+    ObservedExchange,
+    Recorder,
+    Verdict,
+    current_episode,
+)
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.config.api_keys import without_placeholders
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.errors import AjetError
-from ajet_sdk.types import Event
+from ajet_sdk.types import Event, Phase, new_id
 
 log = logging.getLogger("ajet")
 Hooks = Callable[[], AbstractContextManager[None]]
@@ -40,10 +58,17 @@ REPORT_TIMEOUT = 10.0
 
 
 def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
-    """Wrap Thread.start, the executors' submit, Popen, and the spawning of multiprocessing."""
+    """Wrap the start of threads, tasks and programs, the pools, and the spawning of multiprocessing."""
+    loop = asyncio.BaseEventLoop
+    patches.replace(loop, "create_task", _create_task(loop.create_task))
     patches.replace(threading.Thread, "start", _thread_start(threading.Thread.start))
     patches.replace(ThreadPoolExecutor, "submit", _thread_submit(ThreadPoolExecutor.submit))
     patches.replace(ProcessPoolExecutor, "submit", _process_submit(ProcessPoolExecutor.submit, hooks))
+    pool = multiprocessing.pool.Pool
+    patches.replace(pool, "__init__", _outside(pool.__init__))
+    for name in _POOL_METHODS:
+        patches.replace(pool, name, _pool_submit(vars(pool)[name], hooks))
+    patches.replace(BaseProcess, "start", _process_start(BaseProcess.start))
     patches.replace(subprocess.Popen, "__init__", _popen(subprocess.Popen.__init__))
     patches.replace(spawn, "get_preparation_data", _preparation(spawn.get_preparation_data))
 
@@ -51,11 +76,36 @@ def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
 @contextmanager
 def _nowhere() -> Any:
     """Run the block outside of any episode, as the threads and processes it starts outlive the episode."""
-    token = current_episode.set(None)
+    token, outer = current_episode.set(None), current_activity.set(None)
     try:
         yield
     finally:
+        current_activity.reset(outer)
         current_episode.reset(token)
+
+
+def _outside(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def call(*args: object, **kwargs: object) -> None:
+        with _nowhere():
+            original(*args, **kwargs)
+
+    return call
+
+
+def _create_task(original: Callable[..., asyncio.Task[Any]]) -> Callable[..., asyncio.Task[Any]]:
+    @functools.wraps(original)
+    def create_task(self: asyncio.BaseEventLoop, coro: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        if current_episode.get() is None:
+            return original(self, coro, **kwargs)
+        context = kwargs.pop("context", None) or copy_context()
+        parent = context.get(current_activity)
+        context.run(current_activity.set, Activity("a task", lambda: not task.done(), parent))
+        # Python 3.10 has no parameter `context`; the task copies the context that it is created in.
+        task = context.run(original, self, coro, **kwargs)
+        return task
+
+    return create_task
 
 
 def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
@@ -63,10 +113,12 @@ def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[thr
         active = current_episode.get()
         if active is not None:
             run = self.run
+            activity = Activity(f"thread {self.name!r}", self.is_alive, current_activity.get())
 
             def in_episode() -> None:
                 self.__dict__.pop("run", None)
                 current_episode.set(active)
+                current_activity.set(activity)
                 run()
 
             self.run = in_episode  # type: ignore[method-assign]
@@ -75,19 +127,53 @@ def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[thr
     return start
 
 
+class _Submitted:
+    """A function that runs in a thread of a pool, in the episode that submitted it."""
+
+    def __init__(self, function: Callable[..., Any], active: ActiveEpisode | None) -> None:
+        self._function = function
+        self._active = active
+        self._threads: set[int] = set()
+        """Threads that are in the function: a pool's `map` calls it for several items at once."""
+        name = getattr(function, "__qualname__", type(function).__name__)
+        is_running = partial(bool, self._threads)
+        self._activity = Activity(f"function {name!r} in a pool", is_running, current_activity.get())
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        activity = None if self._active is None else self._activity
+        token, outer = current_episode.set(self._active), current_activity.set(activity)
+        self._threads.add(threading.get_ident())
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            self._threads.discard(threading.get_ident())
+            current_activity.reset(outer)
+            current_episode.reset(token)
+
+
 def _thread_submit(original: Callable[..., object]) -> Callable[..., object]:
     def submit(self: ThreadPoolExecutor, fn: Callable[..., object], /, *args: object, **kwargs: object) -> object:
-        active = current_episode.get()
-
-        def in_episode() -> object:
-            token = current_episode.set(active)
-            try:
-                return fn(*args, **kwargs)
-            finally:
-                current_episode.reset(token)
-
+        submitted = _Submitted(fn, current_episode.get())
         with _nowhere():
-            return original(self, in_episode)
+            return original(self, submitted, *args, **kwargs)
+
+    return submit
+
+
+_POOL_METHODS = ("apply_async", "_map_async", "imap", "imap_unordered")
+"""Methods of `multiprocessing.Pool` through which all others send a function to its workers."""
+
+
+def _pool_submit(original: Callable[..., object], hooks: Hooks) -> Callable[..., object]:
+    @functools.wraps(original)
+    def submit(self: multiprocessing.pool.Pool, func: Callable[..., object], *args: object, **kwargs: object) -> object:
+        active = current_episode.get()
+        if isinstance(self, multiprocessing.pool.ThreadPool):
+            func = _Submitted(func, active)
+        elif active is not None and active.gateway_url:
+            func = Carried(func, for_other_process(active), hooks)
+        with _nowhere():
+            return original(self, func, *args, **kwargs)
 
     return submit
 
@@ -150,17 +236,45 @@ def endpoint_variables(base_url: str, api_key: str) -> dict[str, str]:
 def _popen(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
         active = current_episode.get()
-        if active is not None:
-            at_position = len(args) > ENV_POSITION
-            caller_env = args[ENV_POSITION] if at_position else kwargs.get("env")
-            env = without_placeholders(os.environ if caller_env is None else caller_env) | _environment(active)
-            if at_position:
-                args = (*args[:ENV_POSITION], env, *args[ENV_POSITION + 1 :])
-            else:
-                kwargs["env"] = env
+        if active is None:
+            original(self, *args, **kwargs)
+            return
+        active = _for_child(active)
+        at_position = len(args) > ENV_POSITION
+        caller_env = args[ENV_POSITION] if at_position else kwargs.get("env")
+        env = without_placeholders(os.environ if caller_env is None else caller_env) | _environment(active)
+        if at_position:
+            args = (*args[:ENV_POSITION], env, *args[ENV_POSITION + 1 :])
+        else:
+            kwargs["env"] = env
         original(self, *args, **kwargs)
+        active.recorder.has_child(active.child, process_activity(self.pid, f"program {self.args!s:.100}"))
 
     return init
+
+
+def _process_start(original: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
+    def start(self: BaseProcess) -> None:
+        active = current_episode.get()
+        if active is None:
+            original(self)
+            return
+        active = _for_child(active)
+        token = current_episode.set(active)  # a forked child inherits it, a spawned one gets its variables
+        try:
+            original(self)
+        finally:
+            current_episode.reset(token)
+        # A fork server is the parent of its processes, so that they cannot be waited for by their pid.
+        active.recorder.has_child(
+            active.child, Activity(f"process {self.name!r}", self.is_alive, current_activity.get())
+        )
+
+    return start
+
+
+def _for_child(active: ActiveEpisode) -> ActiveEpisode:
+    return replace(active, child=new_id()[:12])
 
 
 class _Environment:
@@ -201,6 +315,20 @@ class RemoteRecorder:
         """Without named models the gateway decides."""
         return "policy" if not self._policy_models or model in self._policy_models else "other"
 
+    def is_over(self, phase: Phase) -> bool:
+        """Always false: the gateway refuses the keys of an episode that is over."""
+        return False
+
+    def called_by(self, activity: Activity) -> None:
+        """Does nothing: activities are known in the process of the workflow only."""
+
+    def has_child(self, child: str, activity: Activity) -> None:
+        """Does nothing, as `called_by`."""
+
+    def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
+        """Always false, as `is_over`."""
+        return False
+
     def takes_handle(self, agent: str) -> None:
         with suppress(OSError):  # the handle works without it
             self._report("handles", json_bytes(asdict(AgentIdentity(agent))))
@@ -233,8 +361,9 @@ def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
 
 def in_this_process(active: ActiveEpisode) -> ActiveEpisode:
     """The episode; after a fork, with a recorder that reports to the gateway's process."""
-    forked = active.pid != os.getpid() and not isinstance(active.recorder, RemoteRecorder)
-    return for_other_process(active) if forked else active
+    if active.pid == os.getpid() or isinstance(active.recorder, RemoteRecorder):
+        return active
+    return for_other_process(replace(active, child=active.child or f"{FORKED}{os.getpid()}"))
 
 
 def never_raise(action: Callable[[], object]) -> None:

@@ -71,7 +71,7 @@ def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
             "ajet.child_env() needs an active episode: call it in a workflow that ajet.run or ajet.train runs, "
             "or pass a model: ajet.child_env(model)"
         )
-    if not active.gateway_url:  # observed only: nothing is rerouted
+    if active.observed:  # nothing is rerouted
         return dict(os.environ)
     if not active.reroutes:
         who = (

@@ -18,8 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from ajet_sdk.agent.activity import activities
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, current_episode
 from ajet_sdk.capture.processes import in_this_process, never_raise
+from ajet_sdk.capture.unattributed import Unattributed, outside_of_episodes, refuse_unattributed
 from ajet_sdk.capture.uncaptured import TELEMETRY, is_local_inference, refuse_inference, unset_key
 from ajet_sdk.config.api_keys import placeholder_in
 from ajet_sdk.dialects.gemini import Gemini
@@ -89,11 +91,11 @@ class Discarded(Exception):
 class PassThrough:
     """A request that passes through; its response is collected and recorded once."""
 
-    def __init__(self, active: ActiveEpisode, route: str, identity: AgentIdentity, body: Json) -> None:
+    def __init__(self, active: ActiveEpisode, route: str, model: str, identity: AgentIdentity, body: Json) -> None:
         began, agent, tag = time.time(), identity.agent, identity.target_tag
         self._recorder = active.recorder
         self._exchange = ObservedExchange(
-            route, _model(body, ""), agent, tag, active.phase, body, response={}, started_at=began, ended_at=began
+            route, model, agent, tag, active.phase, body, response={}, started_at=began, ended_at=began
         )
         self._parts: list[bytes] = []
         self._size = 0
@@ -146,8 +148,9 @@ def decide(
     """Decide how to handle a request of an active episode; `read` returns its body (bytes, text or a parsed object).
 
     `in_process`: the library can call a gateway of this process without a socket, and handles Discarded. Raises
-    UncapturedTraffic for a request to a model host that the policy does not answer, and MissingResource if the host
-    would get a placeholder as key; both fail the episode.
+    UncapturedTraffic for a request to a model host that the policy does not answer, MissingResource if the host would
+    get a placeholder as key, and UnattributedCall for an LLM request that belongs to no single episode; all fail the
+    episode.
     """
     method, parts = method.upper(), urlsplit(url)
     target = endpoint(parts.path, parts.query) if method == "POST" else None
@@ -160,6 +163,12 @@ def decide(
         raw = read()
         body = _parsed(raw)
         plan = _plan(active, target, url, headers, body, None if body is raw else body, in_process)
+    if plan is not None and isinstance(active.recorder, Unattributed):
+        refuse_unattributed(active, active.recorder, url)
+        return None
+    if plan is not None:
+        for activity in activities():
+            active.recorder.called_by(activity)
     if isinstance(plan, Reroute):
         return plan
     if plan is None:
@@ -187,11 +196,14 @@ def _plan(
     """The decision for a request to a route of a dialect; None if it is no LLM request."""
     if target.dialect is None or not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
         return None
-    identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
+    agent, tag = headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target")
+    identity = AgentIdentity(agent, tag, child=active.child)
     if active.reroutes and active.recorder.answers(_model(body, url)) != "other":
         place = RequestTarget(active.episode_id, active.api_key, identity, target, target.dialect)
         return Reroute(active.gateway_url, place, door_of(active) if in_process else None, parsed)
-    return None if target.counter is not None else PassThrough(active, target.route, identity, remove_secrets(body))
+    if target.counter is not None:
+        return None
+    return PassThrough(active, target.route, _model(body, url), identity, remove_secrets(body))
 
 
 def reads_body(method: str, url: str) -> bool:
@@ -284,8 +296,13 @@ async def atee(chunks: AsyncIterable[bytes], feed: Feed, done: Done) -> AsyncIte
 
 
 def active_episode(fallback: Fallback) -> ActiveEpisode | None:
-    """The episode of the context, else of the observed process; None below a hooked client."""
-    active = current_episode.get() or fallback()
+    """The episode of the context, else of the observed process; None below a hooked client.
+
+    A context without an episode of its own stands for all episodes that are open, see `outside_of_episodes`.
+    """
+    active = current_episode.get()
+    if active is None or active.recorder.is_over(active.phase):
+        active = fallback() or outside_of_episodes(active)
     return None if active is not None and active.in_client else active
 
 

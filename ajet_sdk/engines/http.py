@@ -11,6 +11,7 @@ import ipaddress
 import os
 import ssl
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,10 @@ def _no_response(url: str, reason: str, refused: bool = False) -> EngineUnavaila
     """The error of a failed connection or a missing response; `refused`: no connection was made."""
     message = f"{url} could not be reached ({reason}); check the base URL and that the server runs"
     return EngineUnavailable(message, refused=refused)
+
+
+of_endpoint: ContextVar[bool] = ContextVar("ajet_of_endpoint", default=False)
+"""Set while an `Endpoint` sends a request: outside of an episode it is a request of ajet, not of an agent."""
 
 
 class _Direct:
@@ -245,7 +250,11 @@ class Endpoint:
     async def _request(self, method: str, route: str, content: bytes | None, model: str) -> dict[str, Any]:
         url, loop = below(self._address, route), asyncio.get_running_loop()
         client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
-        response = await client.send(method, url, content)
+        token = of_endpoint.set(True)
+        try:
+            response = await client.send(method, url, content)
+        finally:
+            of_endpoint.reset(token)
         if response.status < 400:
             try:
                 parsed = json_value(response.content)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote
 
-from ajet_sdk.agent.context import AgentIdentity
+from ajet_sdk.agent.context import AgentIdentity, Recorder
 from ajet_sdk.dialects.json import json_value
 from ajet_sdk.dialects.table import DIALECTS, ApiRoute, Counter, Dialect, Vendor, endpoint, instead_of, vendor
 from ajet_sdk.errors import (
@@ -129,6 +129,8 @@ class Access:
         self.token = secrets.token_urlsafe(32)
         """Opens any episode named by header."""
         self.episodes: dict[str, OpenEpisode] = {}
+        self.observed: Callable[[str], Recorder] | None = None
+        """Finds an episode of `ajet.trace` by its id, for reports of child processes."""
         self._grants: dict[str, KeyGrant] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
 
@@ -149,6 +151,15 @@ class Access:
             self._ended.popitem(last=False)
         if final:
             self.episodes.pop(episode.episode_id, None)
+
+    def recorder(self, place: RequestTarget) -> Recorder:
+        """The episode that takes a report of another process. Raises HTTPError 401, 404, 410."""
+        if self.observed is not None and secrets.compare_digest(place.key.encode(), self.token.encode()):
+            return self.observed(place.episode or "")
+        grant = self.grant(place)
+        if not grant.captured and grant.phase != "judge":
+            raise unknown_route(place.endpoint.route)
+        return grant.episode
 
     def grant(self, place: RequestTarget) -> KeyGrant:
         """The access that the request's key grants. Raises HTTPError 401, 410."""

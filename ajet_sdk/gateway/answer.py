@@ -75,6 +75,8 @@ class CallInFlight:
         self._drawn = 0
         """Tokens sampled before the engine was cancelled."""
         episode.in_flight.add(self)
+        if request.identity.child:
+            episode.called_by_child(request.identity.child)
 
     def settle(self, _: object = None) -> None:
         """End the wait."""

@@ -7,16 +7,26 @@ import hashlib
 import itertools
 import json
 import secrets
+import time
 from array import array
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, HostGuard, ObservedExchange, Verdict, current_episode
+from ajet_sdk.agent.activity import Activity, forked_process
+from ajet_sdk.agent.context import (
+    ActiveEpisode,
+    AgentIdentity,
+    HostGuard,
+    ObservedExchange,
+    Verdict,
+    current_episode,
+    open_episodes,
+)
 from ajet_sdk.agent.model import Model
 from ajet_sdk.engines.reply_schema import fault_in
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
@@ -26,6 +36,8 @@ from ajet_sdk.types import Call, Event, Json, Phase, new_id
 
 CANCELLING = 2.0
 """Seconds that engines get to end cancelled calls."""
+ENDING = 1.0
+"""Seconds that threads and tasks get to end when their workflow has returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,15 @@ class EpisodeSpec:
         return next((self.debug_models[name] for name in names if name in self.debug_models), self.opponent)
 
 
+@dataclass
+class Requests:
+    """The requests of an activity in the name of an episode."""
+
+    count: int = 0
+    among_others: bool = False
+    """Whether another episode of this process was open at one of them."""
+
+
 class InFlight(Protocol):
     """A call in flight (`CallInFlight` in `ajet_sdk/gateway/answer.py`)."""
 
@@ -164,6 +185,11 @@ class OpenEpisode:
         """Engines used so far."""
         self._judging = self._finished = False
         self.active = ActiveEpisode(spec.episode_id, self, url, key, "rollout", not spec.uses_handle, spec.guard)
+        self._requests = defaultdict[Activity, Requests](Requests)
+        self._children: dict[str, Activity] = {}
+        self._outliving = frozenset[Activity]()
+        """Activities that got replies and ran on after the workflow."""
+        open_episodes.add(self.active)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -217,6 +243,47 @@ class OpenEpisode:
         """Record an event besides the LLM calls; no effect after the end of the episode."""
         if not self._finished:
             self.events.append(event)
+
+    def is_over(self, phase: Phase) -> bool:
+        """Whether the workflow, or for phase `judge` the judge, has returned."""
+        return self._finished or (self._judging and phase == "rollout")
+
+    def called_by(self, activity: Activity) -> None:
+        """Note that an activity sends an LLM request in the name of the episode."""
+        requests = self._requests[activity]
+        requests.count += 1
+        requests.among_others |= len(open_episodes) > 1
+
+    def has_child(self, child: str, activity: Activity) -> None:
+        """Note that the episode has started a child process, whose requests have the id `child`."""
+        self._children[child] = activity
+
+    def called_by_child(self, child: str) -> None:
+        """As `called_by`, for a request of a child process."""
+        activity = self._children.get(child) or forked_process(child)
+        if activity is not None:
+            self._children[child] = activity
+            self.called_by(activity)
+
+    def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
+        """Whether one of these activities got replies for the episode and ran on after its workflow."""
+        return not self._outliving.isdisjoint(activities)
+
+    async def senders_left(self) -> list[Activity]:
+        """Activities that got replies among other open episodes and still run; called when the workflow has returned.
+
+        Those that end within a moment, such as cancelled tasks, are waited for.
+        """
+        deadline = time.monotonic() + ENDING
+        left = [who for who in self._requests if who.is_running()]
+        while left and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)  # threads of users signal nothing
+            left = [who for who in left if who.is_running()]
+        unanswered = sum(call.phase == "rollout" for call in list(self.in_flight))
+        if sum(self._requests[who].count for who in left) <= unanswered:
+            return []  # their requests are cut off with the episode
+        self._outliving = frozenset(left)
+        return [who for who in left if self._requests[who].among_others]
 
     def takes_handle(self, agent: str) -> None:
         """Note that the workflow uses a handle for an agent, which may get a reward without a call."""
@@ -272,6 +339,7 @@ class OpenEpisode:
         return self.calls
 
     async def _close(self, final: bool) -> None:
+        open_episodes.discard(self.active)
         self._end_keys(self, final)
         for _ in range(3):  # lets the loop learn of clients that have just left
             await asyncio.sleep(0)

@@ -7,7 +7,7 @@ import contextvars
 import signal
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.applications import Starlette
 
+from ajet_sdk.agent.context import Recorder
 from ajet_sdk.engines.frozen import FrozenModels
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import Access
@@ -146,6 +147,10 @@ class Gateway:
         episode = OpenEpisode(spec, self.url, put, self._run, self._access.end_keys, self._door, amend)
         self._access.add(episode)
         return episode
+
+    def observe(self, find: Callable[[str], Recorder]) -> None:
+        """Take reports of other processes for episodes of `ajet.trace`, which `find` returns by their ids."""
+        self._access.observed = find
 
 
 class _Server(uvicorn.Server):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from ajet_sdk.agent.context import AgentIdentity, Fault, ObservedExchange
+from ajet_sdk.agent.context import AgentIdentity, Fault, ObservedExchange, Recorder
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_responses import RESPONSES
 from ajet_sdk.errors import TraceError
@@ -29,7 +29,6 @@ from ajet_sdk.gateway.access import (
     unknown_route,
 )
 from ajet_sdk.gateway.answer import Reply, answer, refuse_unread
-from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.types import Event
 
 if TYPE_CHECKING:
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
 CONNECTION = "ajet.connection"
 """Key in the `state` of a scope for the connection, an `http_server.TimedProtocol`."""
 
-_REPORTS: dict[str, tuple[TypeAdapter[Any], Callable[[OpenEpisode, Any], None]]] = {
-    "observed": (TypeAdapter(ObservedExchange), OpenEpisode.observed),
-    "events": (TypeAdapter(Event), OpenEpisode.happened),
+_REPORTS: dict[str, tuple[TypeAdapter[Any], Callable[[Recorder, Any], None]]] = {
+    "observed": (TypeAdapter(ObservedExchange), lambda episode, exchange: episode.observed(exchange)),
+    "events": (TypeAdapter(Event), lambda episode, event: episode.happened(event)),
     "handles": (TypeAdapter(AgentIdentity), lambda episode, identity: episode.takes_handle(identity.agent)),
     "faults": (TypeAdapter(Fault), lambda episode, fault: episode.fail(fault.error())),
 }
@@ -70,6 +69,9 @@ class HttpDoor:
         try:
             if foreign:
                 raise unknown_route(path)
+            if place.endpoint.route in _REPORTS and scope["method"] == "POST":
+                await self._take_report(scope, place, receive, send)
+                return
             await self._answer(scope, place, self.access.grant(place), receive, send)
         except HTTPError as error:
             await respond(send, error.status, error.body_in(place.speaks))
@@ -77,6 +79,16 @@ class HttpDoor:
             pass  # the call is recorded
         except TraceError as lost:  # the writer raises it again at its next record
             log.debug("Could not record a call: %s", lost)
+
+    async def _take_report(self, scope: Scope, place: RequestTarget, receive: Receive, send: Send) -> None:
+        route = place.endpoint.route
+        recorder = self.access.recorder(place)
+        kind, record = _REPORTS[route]
+        try:
+            record(recorder, kind.validate_python(await read_json(receive, scope)))
+        except ValidationError as error:
+            raise HTTPError(400, f"this is no report of {route}: {error}", "invalid_report") from error
+        await respond(send, 200, {})
 
     async def _answer(self, scope: Scope, place: RequestTarget, grant: KeyGrant, receive: Receive, send: Send) -> None:
         route, method, episode = place.endpoint.route, scope["method"], grant.episode
@@ -100,13 +112,6 @@ class HttpDoor:
             body = await read_json(receive, scope)
         except HTTPError as error:
             raise refuse_unread(episode, grant.request(place, {}, connection), error) from error
-        if route in _REPORTS and (grant.captured or grant.phase == "judge"):
-            kind, record = _REPORTS[route]
-            try:
-                record(episode, kind.validate_python(body))
-            except ValidationError as error:
-                raise HTTPError(400, f"this is no report of {route}: {error}", "invalid_report") from error
-            return await respond(send, 200, {})
         request = grant.request(place, body, connection)
         if place.endpoint.counter is not None:
             return await respond(send, 200, await count(episode, request, place.endpoint.counter))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from pydantic import BaseModel
 from ajet_sdk.agent.agentscope import arguments as tuner_arguments
 from ajet_sdk.agent.agentscope import is_output, plain
 from ajet_sdk.agent.context import HostGuard, current_episode
-from ajet_sdk.agent.decorators import bind, spec_of
+from ajet_sdk.agent.decorators import bind, collected, spec_of
 from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
 from ajet_sdk.capture.hooks import installed
+from ajet_sdk.capture.unattributed import outlived
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.environments.client import GymEnv
-from ajet_sdk.errors import EpisodeTimeout, NoCalls, TrainingError
+from ajet_sdk.errors import EpisodeTimeout, NoCalls, TrainingError, UnattributedCall
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.call import workflow_task
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
 
+log = logging.getLogger("ajet")
 T = TypeVar("T")
 
 
@@ -198,7 +201,7 @@ class EpisodeRunner:
         if "env" in spec.parameters:
             await self._enter_environment()
         arguments = bind(spec, self.task, self.reserved_arguments(self.opened, self.workflow))
-        return spec.name, spec.timeout, functools.partial(spec.function, **arguments)
+        return spec.name, spec.timeout, functools.partial(collected(spec.function), **arguments)
 
     def _targets(self, workflow_targets: Sequence[str] | None) -> list[str] | None:
         """The policy's targets in this episode, from the config or else the workflow."""
@@ -273,6 +276,8 @@ class EpisodeRunner:
             current_episode.reset(token)
         self.settle(output=await self._output(outcome.value, name))
         late = isinstance(outcome.error, EpisodeTimeout)
+        if not late:
+            await self._check_senders(opened)
         fault = fault_of_calls(opened, outcome.error) if opened.stopped is None or late else None
         if fault is not None:
             raise fault
@@ -286,6 +291,16 @@ class EpisodeRunner:
         elif is_output(outcome.value):
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
+
+    async def _check_senders(self, opened: OpenEpisode) -> None:
+        """Fails the episode if its calls may be those of other episodes, sent by a worker that they share."""
+        left = await opened.senders_left()
+        if left:
+            error = outlived(activity.name for activity in left)
+            if self.config.rollout.on_uncaptured == "warn":
+                log.warning("%s", error)
+            else:
+                opened.fail(error)
 
     async def _output(self, value: object, name: str) -> object:
         """Converts the output to JSON; methods of users' objects run in a worker.
@@ -341,7 +356,8 @@ async def run_batch(
 
     After an infrastructure fault an attempt is repeated as a new episode, up to `rollout.max_retries` times. The last
     episode is returned; the trace has the others, with their tokens in the ledger as `failed`. `on_episode` is called
-    for each returned episode as it finishes. Raises as `run_episode` does.
+    for each returned episode as it finishes. Raises as `run_episode` does, and TrainingError for calls that cannot be
+    attributed to an episode: the others of the batch may lack them.
     """
     room = asyncio.Semaphore(config.rollout.max_env_worker)
     groups = groups_of((attempt.group_id for attempt in attempts), judge)
@@ -358,6 +374,11 @@ async def run_batch(
                     workflow, judge, attempt, engine=engine, gateway=gateway, config=config, writer=writer,
                     sampling=sampling, member=member,
                 )  # fmt: skip
+                if episode.cause == UnattributedCall.__name__:
+                    raise TrainingError(
+                        f"the agent's calls cannot be attributed to its episodes (episode {episode.episode_id}). "
+                        f"{episode.error}"
+                    )
                 # Attempts that were judged as a group are not repeated separately.
                 if not (episode.infrastructure and remaining) or (group is not None and group.judged):
                     break

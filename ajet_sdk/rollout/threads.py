@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from ajet_sdk.agent.activity import current_activity
 from ajet_sdk.capture.programs import end_programs
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import EpisodeTimeout, TrainingError
@@ -111,6 +112,7 @@ class _Loop:
         work = _Work(future, lambda: None, self.thread, self)
 
         async def body() -> None:
+            current_activity.set(None)  # this task is the workflow itself
             try:
                 future.set_result(Outcome(await make()))
             except BaseException as error:  # noqa: BLE001  SystemExit too: it would end the shared loop

@@ -28,13 +28,18 @@ def episode_of(act: Callable[..., Any], *, must_call: bool = False, **rollout: A
             asyncio.run(result)
         return ajet.Reward(value=1.0)
 
+    return episode_of_workflow(agent, must_call=must_call, **rollout)
+
+
+def episode_of_workflow(workflow: Any, *, must_call: bool = False, **rollout: Any) -> Episode:
+    """The episode of a workflow without a judge."""
     config = Config.model_validate({"rollout": {"max_retries": 0, **rollout}})
 
     async def run() -> Episode:
         with Gateway() as gateway:
             engine = ScriptedEngine(lambda ask: "ok")
             attempt = Attempt(Task(), must_call=must_call)
-            return await run_episode(agent, None, attempt, engine=engine, gateway=gateway, config=config)
+            return await run_episode(workflow, None, attempt, engine=engine, gateway=gateway, config=config)
 
     return asyncio.run(run())
 

@@ -336,7 +336,7 @@ def test_every_dialect_goes_to_the_policy_and_passes_through_otherwise(world: Wo
     assert run_in(other, messages, world.url) == run_in(other, gemini, world.url) == 401
     assert [(c.error, c.trainable) for c in policy.calls] == [(None, True)] * 3
     assert len({tuple(c.prompt_ids.tolist()) for c in policy.calls if c.prompt_ids is not None}) == 1
-    assert [(c.error, c.trainable) for c in other.calls] == [("HTTP 401", False)] * 3
+    assert [(c.error, c.model, c.trainable) for c in other.calls] == [("HTTP 401", "gpt", False)] * 3
 
 
 def test_a_second_model_is_refused_and_says_so(world: World) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.gateway.access import locate
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 
@@ -81,11 +83,19 @@ def printed(**arguments: Any) -> list[str]:
     return done.stdout.split()
 
 
+def is_of_a_child(url: str, episode: OpenEpisode) -> bool:
+    """Whether an address is that of the episode's policy, for one child process."""
+    place = locate(urlsplit(f"{url}/chat/completions").path, "", {})
+    return (place.episode, place.agent.agent, bool(place.agent.child)) == (episode.episode_id, "default", True)
+
+
 def test_subprocesses_are_given_the_episode_and_nothing_else_changes(gateway: Gateway) -> None:
     episode = opened(gateway)
-    expected = [episode.active.base_url, episode.active.api_key]
-    assert run_in(episode, printed) == expected
-    assert run_in(episode, lambda: printed(env={"PATH": ""})) == expected
+    url, key = run_in(episode, printed)
+    assert is_of_a_child(url, episode) and key == episode.active.api_key
+    other_url, key = run_in(episode, lambda: printed(env={"PATH": ""}))
+    assert is_of_a_child(other_url, episode) and key == episode.active.api_key
+    assert url != other_url, "each child process has its own"
     assert printed() == ["None", "sk-mine"] and os.environ["OPENAI_API_KEY"] == "sk-mine"
     handle = opened(gateway, "handle", uses_handle=True)
     assert run_in(handle, printed) == ["None", "sk-mine"]
@@ -105,7 +115,7 @@ def test_an_asyncio_subprocess_is_given_the_episode(gateway: Gateway) -> None:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", PRINT, stdout=pipe)
         return (await process.communicate())[0].decode()
 
-    assert run_in(episode, lambda: asyncio.run(agent())).split()[0] == episode.active.base_url
+    assert is_of_a_child(run_in(episode, lambda: asyncio.run(agent())).split()[0], episode)
 
 
 def test_a_program_that_reads_the_environment_is_answered_by_the_policy(gateway: Gateway) -> None:

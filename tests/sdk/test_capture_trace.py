@@ -7,15 +7,17 @@ import errno
 import gc
 import json
 import logging
+import multiprocessing
 import os
+import queue
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from ajet_sdk.trace.owner import owners
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.types import Call, Event
 from ajet_tools.trace.files.check import check
+from tests.waiting import FOREVER
 
 
 @pytest.fixture
@@ -179,6 +182,7 @@ def test_the_file_is_there_with_its_run_before_the_first_call(tmp_path: Path) ->
 def test_a_forked_process_has_its_file_before_its_first_call(tmp_path: Path) -> None:
     program = f"""
 import os
+import queue
 import ajet
 from ajet_sdk.agent.context import observer
 ajet.trace({str(tmp_path)!r})
@@ -567,3 +571,123 @@ def test_a_file_that_another_process_writes_is_waited_for(
     assert rows(path, "select count(*) n from calls") == [{"n": 1}]
     assert rows(path, "select count(*) n from episodes where task->>'env_type' = 'serve'") == [{"n": 1}]
     assert rows(path, "select count(*) n from runs") == [{"n": 3}]
+
+
+def test_a_streaming_agent_is_an_episode_from_its_first_part_to_its_last(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.duckdb"
+
+    @workflow
+    def letters(question: str) -> Iterator[str]:
+        yield "a"
+        yield ask(elsewhere, question)
+
+    @workflow
+    async def numbers(question: str) -> AsyncIterator[int]:
+        await asyncio.to_thread(ask, elsewhere, question)
+        yield 1
+        await asyncio.to_thread(ask, elsewhere, question)
+        yield 2
+
+    async def read() -> list[int]:
+        found = []
+        async for number in numbers("two"):
+            await asyncio.to_thread(ask, elsewhere, "the caller's own")
+            found.append(number)
+        return found
+
+    with trace(path):
+        parts = []
+        for part in letters("one"):
+            ask(elsewhere, "the caller's own")
+            parts.append(part)
+        assert parts == ["a", "answer to one"]
+        assert asyncio.run(read()) == [1, 2]
+        unread = letters("three")
+        next(unread)
+        unread.close()
+    sql = """select task->>'main_query' q, output, status, count(c.call_id) n from episodes e
+        left join calls c using (episode_id) group by all order by 1, 2"""
+    assert rows(path, sql) == [
+        {"q": "", "output": "null", "status": "succeeded", "n": 4},  # the process's
+        {"q": "one", "output": '"aanswer to one"', "status": "succeeded", "n": 1},
+        {"q": "three", "output": "null", "status": "failed", "n": 0},
+        {"q": "two", "output": "[1, 2]", "status": "succeeded", "n": 2},
+    ]
+
+
+def test_a_call_after_its_episode_is_the_processs(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    jobs: queue.Queue[tuple[str, Future[str]]] = queue.Queue()
+
+    def serve() -> None:
+        for _ in range(3):
+            text, future = jobs.get()
+            future.set_result(ask(elsewhere, text))
+
+    worker = threading.Thread(target=serve)
+
+    @workflow
+    def solve(question: str) -> str:
+        if worker.ident is None:
+            worker.start()
+        future: Future[str] = Future()
+        jobs.put((question, future))
+        return future.result(FOREVER)
+
+    path = tmp_path / "agent.duckdb"
+    with trace(path):
+        assert [solve(name) for name in ("user 0", "user 1", "user 2")] == [f"answer to user {n}" for n in range(3)]
+        worker.join()
+    sql = "select task->>'main_query' q, count(*) n from episodes join calls using (episode_id) group by 1 order by 1"
+    assert rows(path, sql) == [{"q": "", "n": 2}, {"q": "user 0", "n": 1}]
+
+
+def ask_elsewhere(url: str, key: str, text: str) -> str:
+    body = {"model": "gpt", "messages": [{"role": "user", "content": text}]}
+    reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}).json()
+    return str(reply["choices"][0]["message"]["content"])
+
+
+def by_fork(function: Any, *arguments: str) -> None:
+    pid = os.fork()
+    if pid == 0:
+        function(*arguments)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def by_process(function: Any, *arguments: str) -> None:
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+
+
+def by_pool(function: Any, *arguments: str) -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.apply(function, arguments)
+
+
+def by_executor(function: Any, *arguments: str) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(function, *arguments).result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [by_fork, by_process, by_pool, by_executor])
+@pytest.mark.parametrize("directory", [False, True])
+def test_calls_of_child_processes_are_their_episodes(
+    elsewhere: OpenEpisode, tmp_path: Path, start: Any, directory: bool
+) -> None:
+    path = tmp_path / "served" if directory else tmp_path / "agent.duckdb"
+
+    @workflow
+    def solve(question: str) -> str:
+        for number in range(3):
+            start(ask_elsewhere, elsewhere.url, elsewhere.handle_key, f"{question} {number}")
+        return ask(elsewhere, question)
+
+    with trace(path):
+        solve("six by seven")
+    sql = "select task->>'main_query' q, count(c.call_id) n from episodes join calls c using (episode_id) group by 1"
+    assert rows(path, sql) == [{"q": "six by seven", "n": 4}]

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import pickle
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from ajet_sdk.agent.decorators import JUDGE_NAMES, WORKFLOW_NAMES, bind, spec_of
 from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import SignatureError
 from ajet_sdk.types import Task
+from tests.sdk.episodes import episode_of_workflow
 
 MODEL = Model("http://127.0.0.1:1/v1", "key", "policy")
 
@@ -193,20 +195,46 @@ def test_parameters_without_a_name_fail_at_decoration(function: Any, words: str,
 def test_what_is_no_function_fails_at_decoration() -> None:
     class Agent: ...
 
-    def numbers():  # type: ignore[no-untyped-def]
-        yield 1
-
-    async def more():  # type: ignore[no-untyped-def]
-        yield 1
-
-    for thing, words in (
-        (Agent, "derive from"),
-        (3, "decorates functions"),
-        (numbers, "generator"),
-        (more, "generator"),
-    ):
+    for thing, words in ((Agent, "derive from"), (3, "decorates functions")):
         with pytest.raises(SignatureError, match=words):
             ajet.workflow(thing)
+
+
+def letters() -> Iterator[str]:
+    yield "a"
+    yield "b"
+
+
+def result() -> Generator[str, None, int]:
+    yield "working"
+    return 42
+
+
+async def numbers() -> AsyncIterator[int]:
+    yield 1
+    yield 2
+
+
+@pytest.mark.parametrize(("stream", "output"), [(letters, "ab"), (result, 42), (numbers, [1, 2])])
+def test_the_output_of_a_generator_is_what_it_returns_or_yields(stream: Any, output: object) -> None:
+    assert episode_of_workflow(ajet.workflow(stream)).output == output
+    with pytest.raises(SignatureError, match="generator"):
+        ajet.judge(stream)
+
+
+def test_a_decorated_generator_goes_on_as_before() -> None:
+    echo = list[object]()
+
+    @ajet.workflow
+    def talk() -> Generator[int, int, str]:
+        echo.append((yield 1))
+        return "end"
+
+    talking = talk()
+    assert next(talking) == 1
+    with pytest.raises(StopIteration) as stopped:
+        talking.send(2)
+    assert (stopped.value.value, echo) == ("end", [2])
 
 
 @pytest.mark.parametrize("arguments", [{"trainable_targets": []}, {"trainable_targets": "wolf"}, {"timeout": 0}])
