@@ -26,7 +26,7 @@ from ajet_sdk.capture.uncaptured import TELEMETRY, is_local_inference, refuse_in
 from ajet_sdk.config.api_keys import placeholder_in
 from ajet_sdk.dialects.gemini import Gemini
 from ajet_sdk.dialects.json import json_value
-from ajet_sdk.dialects.observed import FINAL, join_events, join_parts
+from ajet_sdk.dialects.observed import join_events, join_parts
 from ajet_sdk.dialects.openai_chat import remove_secrets
 from ajet_sdk.dialects.table import ApiRoute, endpoint
 from ajet_sdk.engines.http import is_loopback
@@ -36,15 +36,6 @@ from ajet_sdk.types import Json
 
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
 """An LLM request has at least one of these fields."""
-ENDED = (
-    b"[DONE]",
-    *(f'"{kind}"'.encode() for kind in FINAL),
-    b'"message_stop"',
-    b'"finishReason"',
-    b'"finish_reason":"',
-    b'"finish_reason": "',
-)
-"""A stream with one of these is complete."""
 EPISODE_KEY = re.compile(r"ajet-[\w-]{32}")
 """The keys of `OpenEpisode`."""
 MOST_BYTES = 64 * 2**20
@@ -117,10 +108,11 @@ class PassThrough:
         except Exception as error:  # noqa: BLE001  # any library's decoder; half a gzip stream, say
             log.debug("could not decode a response that was passed through: %s", error)
             data = b""
+        response = _response(data, content_type)
         error_text = None if status < 400 else f"HTTP {status}"
-        if error_text is None and not whole and not any(mark in data for mark in ENDED):
+        if error_text is None and not whole and not _is_complete(response):
             error_text = "undelivered"
-        self._record(_response(data, content_type), error_text)
+        self._record(response, error_text)
 
     def ending(self, status: int, content_type: str, decode: Callable[[bytes], bytes] | None = None) -> Done:
         """A callback for the end of the response, with whether it was read whole. It never raises."""
@@ -269,6 +261,11 @@ def _response(data: bytes, content_type: str) -> Json:
     if isinstance(parsed, list) and parsed and all(isinstance(part, dict) for part in parsed):
         return join_parts(parsed)  # Gemini's stream without `alt=sse`
     return parsed if isinstance(parsed, dict) else {"value": parsed}
+
+
+def _is_complete(response: Json) -> bool:
+    """Whether a response that the agent stopped reading has its end, so that only an end mark may be missing."""
+    return bool(response) and not response.keys() & {"stream_error", "text"}
 
 
 def tee(chunks: Iterable[bytes], feed: Feed, done: Done) -> Iterator[bytes]:
