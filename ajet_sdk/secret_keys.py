@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ajet_sdk.addresses import names_secret, public
@@ -37,6 +37,21 @@ def masked(value: object, by: str, address: Callable[[str, str], str] = public) 
     if isinstance(value, list | tuple):
         return [masked(item, by, address) for item in value]
     return value
+
+
+def without(value: object, secrets: Collection[str], by: str = "***") -> Any:
+    """Replace known secrets in the texts of a JSON value, as servers repeat a key that they refuse.
+
+    `masked` goes by names and addresses, and cannot know a key in other texts.
+    """
+    longest_first = sorted(secrets, key=len, reverse=True)
+
+    def replaced(text: str, by: str) -> str:
+        for secret in longest_first:
+            text = text.replace(secret, by)
+        return text
+
+    return masked(value, by, replaced) if secrets else value
 
 
 def _hidden(value: object, by: str, address: Callable[[str, str], str]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -63,6 +63,9 @@ class Recorder(Protocol):
 
     def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
         """Whether one of these activities got replies for the episode and ran on after its workflow."""
+
+    def hide(self, secrets: Collection[str]) -> None:
+        """Keep the keys of a request out of everything that is stored of the episode."""
 
     def answers(self, model: str) -> Verdict:
         """Whether the policy answers a captured request for `model`; "ambiguous": the gateway answers with an error."""

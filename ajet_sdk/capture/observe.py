@@ -10,11 +10,11 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from ajet_sdk.agent.activity import Activity
@@ -33,6 +33,7 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.gateway.episode import observed_call
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.prefixes import PrefixIndex
+from ajet_sdk.secret_keys import without
 from ajet_sdk.trace.encoding import REMOVED, Record, scrub
 from ajet_sdk.trace.limits import Limits, delete_beyond
 from ajet_sdk.trace.writer import TraceWriter, take_over
@@ -125,6 +126,7 @@ class ObservedEpisode:
         self._put, self._settings = put, settings
         self.events: list[Event] = []
         self.over = False
+        self.secrets = set[str]()
         self._index = PrefixIndex()
         self._indices = itertools.count()
 
@@ -141,6 +143,9 @@ class ObservedEpisode:
     def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
         """Always false: nothing is refused."""
         return False
+
+    def hide(self, secrets: Collection[str]) -> None:
+        self.secrets.update(secrets)
 
     def answers(self, model: str) -> Verdict:
         """Always `other`: nothing is rerouted."""
@@ -332,7 +337,9 @@ class Observation:
         status: Status,
         error: BaseException | None,
     ) -> None:
-        clean = self._settings.clean
+        def clean(value: object) -> Any:
+            return self._settings.clean(without(value, seen.secrets))
+
         metadata = clean(scrub({key: _plain(value) for key, value in arguments.items()}))
         query = next((value for value in metadata.values() if isinstance(value, str) and value != REMOVED), "")
         self._put(

@@ -13,7 +13,7 @@ import multiprocessing.pool
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
@@ -310,6 +310,9 @@ class RemoteRecorder:
         self._url = url
         self._api_key = api_key
         self._policy_models = policy_models
+
+    def hide(self, secrets: Collection[str]) -> None:
+        """Does nothing: the errors of another process are not stored."""
 
     def answers(self, model: str) -> Verdict:
         """Without named models the gateway decides."""

@@ -12,11 +12,11 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from ajet_sdk.agent.activity import activities
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, current_episode
@@ -32,6 +32,7 @@ from ajet_sdk.dialects.table import ApiRoute, endpoint
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.gateway.access import RequestTarget, locate
 from ajet_sdk.gateway.process_door import ProcessDoor
+from ajet_sdk.secret_keys import without
 from ajet_sdk.types import Json
 
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
@@ -39,6 +40,7 @@ SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "gener
 EPISODE_KEY = re.compile(r"ajet-[\w-]{32}")
 """The keys of `OpenEpisode`."""
 MOST_BYTES = 64 * 2**20
+SHORTEST_KEY = 8
 KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-goog-api-key")
 DROPPED_HEADERS = frozenset(("host", "cookie", "content-length", *KEY_HEADERS))
 
@@ -82,9 +84,19 @@ class Discarded(Exception):
 class PassThrough:
     """A request that passes through; its response is collected and recorded once."""
 
-    def __init__(self, active: ActiveEpisode, route: str, model: str, identity: AgentIdentity, body: Json) -> None:
+    def __init__(
+        self,
+        active: ActiveEpisode,
+        route: str,
+        model: str,
+        identity: AgentIdentity,
+        body: Json,
+        secrets: Collection[str] = (),
+    ) -> None:
+        """`secrets`: keys of the request, which its response may repeat."""
         began, agent, tag = time.time(), identity.agent, identity.target_tag
         self._recorder = active.recorder
+        self._secrets = secrets
         self._exchange = ObservedExchange(
             route, model, agent, tag, active.phase, body, response={}, started_at=began, ended_at=began
         )
@@ -125,6 +137,7 @@ class PassThrough:
             never_raise(lambda: self._record({}, f"{type(error).__name__}: {error}"))
 
     def _record(self, response: dict[str, object], error: str | None) -> None:
+        response, error = without(response, self._secrets), without(error, self._secrets)
         self._recorder.observed(replace(self._exchange, response=response, ended_at=time.time(), error=error))
 
 
@@ -195,7 +208,17 @@ def _plan(
         return Reroute(active.gateway_url, place, door_of(active) if in_process else None, parsed)
     if target.counter is not None:
         return None
-    return PassThrough(active, target.route, _model(body, url), identity, remove_secrets(body))
+    secrets = _secrets(url, headers)
+    active.recorder.hide(secrets)
+    return PassThrough(active, target.route, _model(body, url), identity, remove_secrets(body), secrets)
+
+
+def _secrets(url: str, headers: Mapping[str, str]) -> list[str]:
+    """The keys of a request. Shorter values are placeholders, and parts of other texts."""
+    values = [headers.get(name) or "" for name in KEY_HEADERS]
+    keys = [value.rpartition(" ")[2] for value in values]  # behind `Bearer`
+    keys += parse_qs(urlsplit(url).query).get("key", [])
+    return [key for key in keys if len(key) >= SHORTEST_KEY]
 
 
 def reads_body(method: str, url: str) -> bool:

@@ -13,7 +13,7 @@ episode's context each name their episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from ajet_sdk.agent.activity import Activity, activities
@@ -56,6 +56,9 @@ class Unattributed:
     def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
         """Always false: there is no episode."""
         return False
+
+    def hide(self, secrets: Collection[str]) -> None:
+        """Does nothing: nothing is stored."""
 
     def answers(self, model: str) -> Verdict:
         """Always `policy`: the call may be for it."""

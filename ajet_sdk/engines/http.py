@@ -87,6 +87,9 @@ def _no_response(url: str, reason: str, refused: bool = False) -> EngineUnavaila
     return EngineUnavailable(message, refused=refused)
 
 
+_SHORTEST_KEY = 8
+"""Shorter ones are placeholders."""
+
 of_endpoint: ContextVar[bool] = ContextVar("ajet_of_endpoint", default=False)
 """Set while an `Endpoint` sends a request: outside of an episode it is a request of ajet, not of an agent."""
 
@@ -223,6 +226,7 @@ class Endpoint:
         check_url(base_url)
         self.base_url = base_url.rstrip("/")
         self._key_source = key_source
+        self._key = api_key
         self._address, login = _without_login(self.base_url)
         self._is_handle = handle = is_loopback(base_url) and "/episodes/" in base_url
         remedy = "To send fewer requests at once, lower rollout.max_env_worker"
@@ -280,6 +284,8 @@ class Endpoint:
         error = body.get("error", body) if isinstance(body, dict) else {}
         error = error if isinstance(error, dict) else {"message": str(error)}
         message = str(error.get("message") or response.content.decode(errors="replace")[:500] or response.reason)
+        if len(self._key) >= _SHORTEST_KEY:
+            message = message.replace(self._key, "***")  # some servers repeat a key that they refuse
         where = f"{url} answered {status}: {message}"
         if again == "true":
             return EngineUnavailable(where, status=status, retry_after=response.headers.get("retry-after"))

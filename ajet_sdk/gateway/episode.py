@@ -10,7 +10,7 @@ import secrets
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -164,6 +164,8 @@ class OpenEpisode:
         """Agents for which the workflow uses handles."""
         self.errors: list[AjetError] = []
         self.events: list[Event] = []
+        self.secrets = set[str]()
+        """Keys that the agent sent to other endpoints."""
         self.context_overflow = False
         self.stopped: str | None = None
         self.in_flight: set[InFlight] = set()
@@ -223,6 +225,10 @@ class OpenEpisode:
         if self.spec.policy_models:
             return "policy" if model in self.spec.policy_models else "other"
         return "policy" if self._model.setdefault("only", model) == model else "ambiguous"
+
+    def hide(self, secrets: Collection[str]) -> None:
+        """Keep the keys of a request out of everything that is stored of the episode."""
+        self.secrets.update(secrets)
 
     def ambiguous(self, model: str) -> ModelAmbiguous:
         """The error for a second model name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -44,9 +44,9 @@ from ajet_sdk.rollout.judging import (
 )
 from ajet_sdk.rollout.outcomes import WITHOUT_CALLS, EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.rollout.threads import Workers, current_workers
-from ajet_sdk.secret_keys import LEAVES
+from ajet_sdk.secret_keys import LEAVES, without
 from ajet_sdk.trace.encoding import storable
-from ajet_sdk.types import Call, Episode, new_id, now
+from ajet_sdk.types import Call, Episode, Event, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -175,12 +175,20 @@ class EpisodeRunner:
         if self.opened is not None:
             calls = await self.opened.finish()
             self.settle(events=tuple(self.opened.events))
+            self._hide(self.opened.secrets)
             log_replies(self.episode.episode_id, calls, self.config, self.engine)
         if self.env is not None:
             limit = self.config.rollout.judge_timeout
             await self.workers.call(self.env.release, {}, timeout=limit, label="env.release")
         metrics = {**self.episode.metrics, **metrics_of(calls)}
         self.settle(calls=calls, metrics=metrics, ended_at=now())
+
+    def _hide(self, secrets: Collection[str]) -> None:
+        """Remove keys that a server repeated to the agent from what the agent made of it."""
+        if secrets:
+            error, output = without([self.episode.error, self.episode.output], secrets)
+            events = [without(event.model_dump(), secrets) for event in self.episode.events]
+            self.settle(error=error, output=output, events=tuple(map(Event.model_validate, events)))
 
     # Before
 

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import httpx
@@ -28,12 +28,14 @@ import pytest
 import requests
 import urllib3
 
+import ajet
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
+from tests.sdk.episodes import episode_of_workflow
 from tests.serving import serving
 
 NOWHERE = "http://model.invalid/v1"
@@ -578,3 +580,28 @@ def test_a_library_that_is_imported_during_the_run_is_captured() -> None:
         check=False,
     )
     assert done.stdout.split() == ["policy", "200", "200"], done.stderr
+
+
+@pytest.mark.parametrize("place", ["header", "query"])
+def test_a_key_that_a_server_repeats_is_stored_nowhere(place: str) -> None:
+    key = "company/key+0123456789"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        answer = {"error": {"message": f"Incorrect API key provided: {key}", "code": [key]}}
+        content = json.dumps(answer).replace("/", "\\/").encode()
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": content})
+
+    with serving(app) as url:
+
+        @ajet.workflow
+        def agent() -> ajet.Reward:
+            headers = {"authorization": f"Bearer {key}"} if place == "header" else {}
+            query = "" if place == "header" else f"?key={quote(key, safe='')}"
+            reply = httpx.post(f"{url}/v1/chat/completions{query}", json=body("hello"), headers=headers)
+            raise ValueError(reply.json()["error"]["message"])
+
+        episode = episode_of_workflow(agent, policy_models=["else"])
+    assert (episode.cause, len(episode.calls)) == ("EngineUnavailable", 1)
+    assert "Incorrect API key provided" in (episode.error or "")
+    assert key not in episode.model_dump_json()
