@@ -42,10 +42,27 @@ class Messages(ChatDialect):
     """The route messages, or with `counts` messages/count_tokens."""
 
     fields = MESSAGE_FIELDS
-    waiting = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, *, counts: bool = False) -> None:
         self.counts = counts
+
+    def opening(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        message: Json = {
+            "id": f"msg_{request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage({}),
+        }
+        return event_bytes({"type": "message_start", "message": message})
+
+    def keep_alive(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        """An event without news: Claude Code ends a stream after 300 s that has pings only."""
+        end = {"stop_reason": None, "stop_sequence": None}
+        return event_bytes({"type": "message_delta", "delta": end, "usage": {"output_tokens": 0}})
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
         return read(body, counts=self.counts, stored=stored)
@@ -76,7 +93,7 @@ class Messages(ChatDialect):
         """Return the message as server-sent events, block by block."""
         usage = {**response["usage"], "output_tokens": 0}
         start = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        events = [event_bytes({"type": "message_start", "message": start}), self.waiting]
+        events = [event_bytes({"type": "message_start", "message": start}), event_bytes({"type": "ping"})]
         for index, block in enumerate(response["content"]):
             opened, deltas = _opened(block)
             events.append(event_bytes({"type": "content_block_start", "index": index, "content_block": opened}))

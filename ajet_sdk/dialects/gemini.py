@@ -42,12 +42,13 @@ class Gemini(ChatDialect):
     """Stream server-sent events instead of a JSON array."""
 
     fields = GEMINI_FIELDS
-    waiting = b"\n"
-    """A blank line: Google's client would read a comment as JSON."""
 
     @property
     def media_type(self) -> str:  # type: ignore[override]
         return ChatDialect.media_type if self.sse else "application/json"
+
+    def keep_alive(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        return b"\n"  # Google's client would read a comment as JSON
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
         return read(body, self.name, self.method)

@@ -58,12 +58,17 @@ class Completions:
     """The route chat/completions, or completions without `chat`."""
 
     media_type = "text/event-stream; charset=utf-8"
-    waiting = b": waiting\n\n"
 
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
         self.form = self
         self.fields: Fields = {}
+
+    def opening(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        return b""
+
+    def keep_alive(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        return b": waiting\n\n"
 
     def neutral(self, body: Json, stored: Mapping[str, Json]) -> Json:
         return body
@@ -166,7 +171,9 @@ class ChatDialect:
     form = CHAT
     fields: Fields = {}
     media_type = CHAT.media_type
-    waiting = CHAT.waiting
+
+    def opening(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        return b""
 
     def streams(self, body: Mapping[str, object]) -> bool:
         return bool(body.get("stream"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ajet_sdk.dialects.fields import COMPLETIONS, Field, fields, refuse
@@ -122,6 +123,15 @@ class Responses(ChatDialect):
         deleted = stored.pop(response_id, None)
         return deleted and {"id": response_id, "object": "response", "deleted": True}
 
+    def opening(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        begun = _begun(request_id, model, body)
+        return event_bytes({"type": "response.created", "response": begun, "sequence_number": 0})
+
+    def keep_alive(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        """An event, as Codex ends a stream after 300 s that has comments only."""
+        begun = _begun(request_id, model, body)
+        return event_bytes({"type": "response.in_progress", "response": begun, "sequence_number": 1})
+
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
         """Return the response as events, from created to completed."""
         return response_events(response)
@@ -143,6 +153,23 @@ _ECHOED: Json = {
     "truncation": "disabled", "user": None,
 }  # fmt: skip
 """Fields that a response repeats from its request, with their defaults."""
+
+
+def _begun(request_id: str, model: str, body: Mapping[str, object]) -> Json:
+    """A response that has no output yet."""
+    return {
+        "id": f"resp_{request_id}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        **{name: body.get(name, default) for name, default in _ECHOED.items()},
+    }
 
 
 def _list(body: Mapping[str, object], name: str) -> list[object]:

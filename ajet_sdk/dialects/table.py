@@ -52,9 +52,11 @@ class Dialect(Protocol):
     def media_type(self) -> str:
         """The content type of a stream."""
 
-    @property
-    def waiting(self) -> bytes:
-        """Keep-alive bytes of a stream, sent until the answer arrives."""
+    def opening(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        """Return the first event, to be sent before the answer is there; empty if a stream needs none."""
+
+    def keep_alive(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
+        """Return bytes to send again and again, after `opening`, until the answer is there."""
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json: ...
 

@@ -346,9 +346,14 @@ async def _whole(call: CallInFlight, body: bytes) -> Chunks:
 
 
 async def _events(call: CallInFlight) -> Chunks:
+    dialect, about = call.dialect, (call.request_id, call.engine.model, call.body)
+    opening = b""
     try:
         while not call.response:
-            waiting = call.dialect.waiting
+            waiting = dialect.keep_alive(*about)
+            if not call.sent:
+                opening = dialect.opening(*about)
+                waiting = opening + waiting
             yield waiting, False
             call.sent += len(waiting)
             await asyncio.wait((call.settled,), timeout=HEARTBEAT)
@@ -361,7 +366,9 @@ async def _events(call: CallInFlight) -> Chunks:
         call.end(str(refused))
         yield call.dialect.error_event(refused.body_in(call.dialect)), True
         return
-    *events, last = call.dialect.events(call.response, call.body)
+    *events, last = dialect.events(call.response, call.body)
+    if opening:
+        del events[0]  # was sent
     call.size = call.sent + sum(map(len, events)) + len(last)
     parts = joined(events, LARGE)
     for number, part in enumerate(parts, 1):

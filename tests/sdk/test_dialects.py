@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,9 +17,11 @@ from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.capture.processes import endpoint_variables
 from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.gateway import answer as answer_module
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.protocols import Ask
+from ajet_sdk.protocols import Answer, Ask
+from tests.waiting import FOREVER
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"name": "double", "description": "Twice a.", "input_schema": SCHEMA}
@@ -326,3 +329,62 @@ def test_a_conversation_that_changes_its_dialect_midway_still_merges(gateway: Ga
     assert httpx.post(url, headers={"x-goog-api-key": model.api_key}, json=body).status_code == 200
     first, second, third = episode.calls
     assert (second.extends_call_id, third.extends_call_id) == (first.call_id, second.call_id)
+
+
+class PatientEngine(ScriptedEngine):
+    """Answers once the client has seen that the stream goes on."""
+
+    def __init__(self, reply: Callable[[Ask], Any]) -> None:
+        super().__init__(reply)
+        self.seen = threading.Event()
+
+    async def answer(self, ask: Ask) -> Answer:
+        await asyncio.to_thread(self.seen.wait, FOREVER)
+        return await super().answer(ask)
+
+
+@pytest.fixture
+def patient(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> tuple[PatientEngine, OpenEpisode]:
+    monkeypatch.setattr(answer_module, "HEARTBEAT", 0.02)
+    engine = PatientEngine(replies)
+    return engine, gateway.open(EpisodeSpec("one", engine))
+
+
+def test_a_message_that_takes_long_has_events_that_are_no_pings(patient: tuple[PatientEngine, OpenEpisode]) -> None:
+    """A client that counts events ends a stream that has pings only."""
+    engine, episode = patient
+    kinds = list[str]()
+    request: Any = {"model": "m", "max_tokens": 999, "messages": [{"role": "user", "content": "hello"}]}
+    tools: Any = [TOOL]
+    with of_anthropic(episode).messages.stream(**request, tools=tools) as stream:
+        for event in stream:
+            kinds.append(event.type)
+            if kinds.count("message_delta") == 3:
+                engine.seen.set()
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start" and kinds.count("message_start") == 1
+    assert [block.type for block in final.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert final.stop_reason == "tool_use" and final.usage.input_tokens > 0 and final.usage.output_tokens > 0
+    (call,) = episode.calls
+    assert call.error is None and final.id == call.response["id"]
+
+
+def test_a_response_that_takes_long_has_events_that_are_no_comments(
+    patient: tuple[PatientEngine, OpenEpisode],
+) -> None:
+    engine, episode = patient
+    kinds, ids, numbers = list[str](), set[str](), list[int]()
+    model = episode.model()
+    client = openai.OpenAI(base_url=model.base_url, api_key=model.api_key)
+    with client.responses.stream(model="m", input="hello") as stream:
+        for event in stream:
+            kinds.append(event.type)
+            numbers.append(event.sequence_number)
+            if event.type in ("response.created", "response.in_progress", "response.completed"):
+                ids.add(event.response.id)
+            if kinds.count("response.in_progress") == 3:
+                engine.seen.set()
+        final = stream.get_final_response()
+    assert kinds[0] == "response.created" and kinds.count("response.created") == 1
+    assert kinds[-1] == "response.completed" and ids == {final.id} and numbers == sorted(numbers)
+    assert final.output_text.startswith("You said hello") and episode.calls[0].error is None
