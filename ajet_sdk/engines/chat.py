@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from ajet_sdk.dialects.fields import COMPLETIONS, refuse
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
@@ -22,9 +23,13 @@ from ajet_sdk.tokens.pieces import CutPoints
 from ajet_sdk.tokens.probing import call_id, learn
 from ajet_sdk.tokens.template import ChatTemplate
 
+T = TypeVar("T")
 _log = logging.getLogger("ajet")
 
 NO_LIMIT = 2**31
+LARGE_TEXT = 2**18
+"""Characters of a request whose prompt is built in a thread: about 60,000 tokens, which take tens of milliseconds."""
+LARGE_MESSAGES = 2_000
 PROMPT_END = 64
 """Final prompt tokens to search for the start of a reasoning block."""
 
@@ -57,6 +62,7 @@ class Chat:
         self._rescored, self._constrains = rescored, constrains
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
+        self._large = asyncio.Lock()
         self._warned = False
         """Whether the warning about a template without tools was logged."""
         self._cuts: CutPoints | None = None
@@ -70,6 +76,20 @@ class Chat:
     @cached_property
     def _template(self) -> ChatTemplate:
         return ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
+
+    async def prepare(self, ask: Ask) -> Conversation:
+        """As `begin`; a large request is tokenized in a thread, so that it holds up no other episode."""
+        return await self._apart(self.begin, ask)
+
+    async def length(self, ask: Ask) -> int:
+        """Count the tokens of the prompt, a large one in a thread. Raises RequestRefused."""
+        return await self._apart(self.count, ask)
+
+    async def _apart(self, function: Callable[[Ask], T], ask: Ask) -> T:
+        if not is_large(ask):
+            return function(ask)
+        async with self._large:  # one at a time, for its memory
+            return await asyncio.to_thread(function, ask)
 
     def begin(self, ask: Ask) -> Conversation:
         """Tokenize a request. Raises RequestRefused, ContextOverflow."""
@@ -147,7 +167,7 @@ class Chat:
         agents = self._tokens[episode_id]
         if agent not in agents:
             self._cuts = self._cuts or CutPoints(self.tokenizer)
-            agents[agent] = PromptBuilder(self.tokenizer, self._cuts)
+            agents.setdefault(agent, PromptBuilder(self.tokenizer, self._cuts))  # large requests come from a thread
         return agents[agent]
 
     def _plain(self, prompt: object) -> list[int]:
@@ -280,14 +300,14 @@ class TokenEngine:
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable."""
-        conversation = self.chat.begin(ask)
+        conversation = await self.chat.prepare(ask)
         session = _session(ask.episode_id, ask.agent)
         sampled = await self.sampler.sample(conversation.prompt_ids, conversation.sampling, session)
         return self.chat.answer(conversation, sampled, self.model)
 
     async def count(self, ask: Ask) -> int:
         """Raises RequestRefused."""
-        return self.chat.count(ask)
+        return await self.chat.length(ask)
 
     def forget(self, episode_id: str) -> None:
         for agent in self.chat.forget(episode_id):
@@ -295,6 +315,24 @@ class TokenEngine:
 
     async def aclose(self) -> None:
         await self.sampler.aclose()
+
+
+def is_large(ask: Ask) -> bool:
+    """Whether building the prompt takes so long that it must not hold up other episodes."""
+    if ask.messages is None:
+        return isinstance(ask.prompt, str) and len(ask.prompt) > LARGE_TEXT
+    if len(ask.messages) > LARGE_MESSAGES:
+        return True
+    return sum(_length(message) for message in ask.messages) + _length(ask.tools) > LARGE_TEXT
+
+
+def _length(value: object) -> int:
+    """Characters of the texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_length, value.values()))
+    return sum(map(_length, value)) if isinstance(value, list) else 1
 
 
 def room_for_reply(prompt_ids: Sequence[int], sampling: Sampling, model: str, max_model_len: int) -> int:

@@ -117,14 +117,14 @@ class ScriptedEngine:
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises EngineError at the end of the script, and the function's errors."""
-        conversation = self.chat.begin(ask)
+        conversation = await self.chat.prepare(ask)
         replies = await self._reply_to(ask)
         sampled = [self._sampled(conversation, replies[min(i, len(replies) - 1)]) for i in range(ask.sampling.n)]
         return self.chat.answer(conversation, sampled, self.model)
 
     async def count(self, ask: Ask) -> int:
         """Raises RequestRefused."""
-        return self.chat.count(ask)
+        return await self.chat.length(ask)
 
     async def _reply_to(self, ask: Ask) -> Sequence[Reply]:
         if callable(self._replies):

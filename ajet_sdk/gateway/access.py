@@ -28,8 +28,10 @@ from ajet_sdk.errors import (
 )
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.protocols import Client
-from ajet_sdk.types import Json, Phase
+from ajet_sdk.types import Json, JsonView, Phase
 
+MOST_ITEMS = 50_000
+"""Messages, tools and their parts of a request. Each takes some hundred bytes and several conversions."""
 REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are remembered, to distinguish them from unknown ones."""
 LARGEST_BODY = 16 * 2**20
@@ -199,14 +201,29 @@ def check_size(size: int) -> None:
 
 
 def parse_body(data: bytes) -> dict[str, object]:
-    """Parse the request's JSON object. Raises HTTPError 400."""
+    """Parse the request's JSON object. Raises HTTPError 400, 413."""
     try:
         body = json_value(data)
     except (ValueError, RecursionError) as error:
         raise HTTPError(400, f"the request is not JSON: {error}", "invalid_json") from error
     if not isinstance(body, dict):
         raise HTTPError(400, f"the request must be a JSON object (got {str(body)[:100]})", "invalid_json")
+    check_items(body)
     return body
+
+
+def check_items(body: JsonView) -> None:
+    """Raise HTTPError 413 if a request has too many messages, tools or parts of them."""
+    count = 0
+    for name in ("messages", "input", "contents", "tools"):
+        items = body.get(name)
+        if isinstance(items, list):
+            count += len(items)
+            parts = (value for item in items if isinstance(item, dict) for value in item.values())
+            count += sum(len(part) for part in parts if isinstance(part, list))
+    if count > MOST_ITEMS:
+        message = f"the request has {count:,} messages, tools and parts of them; the limit is {MOST_ITEMS:,}"
+        raise HTTPError(413, f"{message}; shorten the conversation", "request_too_large")
 
 
 def headers_of(status: int, length: int | None, media_type: str = "") -> list[tuple[bytes, bytes]]:

@@ -20,6 +20,7 @@ from ajet_sdk.gateway.access import (
     ClientGone,
     HTTPError,
     RequestTarget,
+    check_items,
     check_size,
     count,
     headers_of,
@@ -158,7 +159,11 @@ class ProcessClient:
             grant = self._door.access.grant(place)
             try:
                 check_size(len(self._content))
-                body = parse_body(self._content) if self._body is None else self._body
+                if self._body is None:
+                    body = parse_body(self._content)
+                else:
+                    body = self._body
+                    check_items(body)
             except HTTPError as error:
                 raise refuse_unread(grant.episode, grant.request(place, {}, self), error) from error
             request = grant.request(place, body, self)

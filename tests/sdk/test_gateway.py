@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +18,8 @@ import openai
 import pytest
 
 from ajet_sdk.agent.context import current_episode
-from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.capture.hooks import installed
+from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
 from ajet_sdk.gateway import access
 from ajet_sdk.gateway import answer as answer_module
@@ -242,6 +245,74 @@ def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Ope
     for call in episode.calls:
         assert "the limit is 16,777,216" in (call.error or "") and call.request == {}
     assert len(episode.calls) == 2 and episode.errors == []
+
+
+MANY = [{"type": "text", "text": "x"}] * 60_000
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("chat/completions", {"messages": [USER[0]] * 60_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": MANY}]}),
+        ("chat/completions", {"messages": USER, "tools": TOOLS * 60_000}),
+        ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": MANY}]}),
+        ("messages", {"messages": [{"role": "user", "content": MANY}], "max_tokens": 9}),
+        ("responses", {"input": [{"role": "user", "content": "x"}] * 60_000}),
+        ("models/m:generateContent", {"contents": [{"parts": MANY}]}),
+    ],
+)
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_request_of_very_many_parts_is_refused_and_recorded_without_them(
+    open_episode: Opener, route: str, body: dict[str, Any], captured: bool
+) -> None:
+    """Each part costs far more than its bytes: 15 MB of them took the gateway's loop for 14 processor seconds."""
+    episode = open_episode()
+    if captured:
+        with installed():
+            token = current_episode.set(episode.active)
+            response = httpx.post(f"http://model.invalid/v1/{route}", json={"model": "m", **body})
+            current_episode.reset(token)
+    else:
+        response = post(episode, {"model": "m", **body}, route)
+    assert response.status_code == 413
+    (call,) = episode.calls
+    assert "60,0" in (call.error or "") and call.request == {}
+
+
+class SlowTokenizer(ByteTokenizer):
+    """Waits before it encodes a long text."""
+
+    def __init__(self) -> None:
+        self.waiting, self.goes_on = threading.Event(), threading.Event()
+
+    def encode(self, text: str) -> list[int]:
+        if len(text) > 100_000:
+            self.waiting.set()
+            assert self.goes_on.wait(FOREVER)
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "long " * 100_000}]}),
+        ("completions", {"prompt": "long " * 100_000}),
+        ("messages/count_tokens", {"messages": [{"role": "user", "content": "long " * 100_000}]}),
+    ],
+)
+def test_a_large_request_holds_up_no_other_episode(gateway: Gateway, route: str, body: dict[str, Any]) -> None:
+    tokenizer = SlowTokenizer()
+    engine = ScriptedEngine(lambda ask: "hi", tokenizer=tokenizer)
+    one, two = gateway.open(EpisodeSpec("one", engine)), gateway.open(EpisodeSpec("two", engine))
+    with ThreadPoolExecutor(1) as pool:
+        large = pool.submit(post, one, {"model": "m", "max_tokens": 9, **body}, route)
+        try:
+            assert tokenizer.waiting.wait(FOREVER)
+            assert post(two, {"messages": USER}).status_code == 200 and not large.done()
+        finally:
+            tokenizer.goes_on.set()
+        assert large.result().status_code == 200
 
 
 @pytest.mark.parametrize(
