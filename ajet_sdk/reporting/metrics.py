@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ajet_sdk.rollout.outcomes import pass_at_k, solved
+from ajet_sdk.rollout.outcomes import RETRY, pass_at_k, solved
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.types import Episode
@@ -40,7 +40,8 @@ def episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float
     by_name: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.metrics.items():
-            by_name.setdefault(name, []).append(value)
+            if name != RETRY:
+                by_name.setdefault(name, []).append(value)
     calls = [len(e.calls) for e in episodes]
     return {
         f"{prefix}/reward": mean_reward(episodes),

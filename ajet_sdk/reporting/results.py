@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,10 @@ SHOWN = 40
 def view_command(directory: Path) -> str:
     """The command that shows a run: the viewer if it is installed, else the list of episodes."""
     return f"ajet trace {'view' if find_spec('textual') else 'ls'} {directory}"
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,9 @@ class Report:
     def summary(self) -> str:
         """The score as one line."""
         if self.reward is None:
-            return f"No reward from {len(self.tasks)} tasks, {len(self.episodes)} episodes"
+            return f"No episode has a reward: {_count(self.episodes, 'episode')} of {_count(self.tasks, 'task')}"
         passed = "".join(f", pass@{k} {value:.4g}" for k, value in self.pass_at.items())
-        counted = f"{len(self.tasks)} tasks, {len(self.episodes)} episodes"
+        counted = f"{_count(self.tasks, 'task')}, {_count(self.episodes, 'episode')}"
         if without := sum(episode.reward is None for episode in self.episodes):
             scored = sum(score.reward is not None for score in self.tasks)
             counted = (
@@ -163,7 +167,7 @@ class Report:
         more = len(self.tasks) - SHOWN
         where = f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}"
         return (
-            [f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else [],
+            [f"… and {more} more tasks: ajet trace show {self.directory} has all"] if more > 0 else [],
             [*self.failures, *self.notices, where],
         )
 

@@ -40,6 +40,8 @@ class Attempt:
     """Random seed of the group's opponent and seats."""
     must_call: bool = False
     """Whether an attempt without a call to a model fails, as in training."""
+    retry: int = 0
+    """Number of earlier tries, which infrastructure faults ended."""
     check: Callable[[str], None] | None = None
     """Called with the episode's id after the workflow; raises if the output must not be judged."""
 

@@ -11,7 +11,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -42,7 +42,14 @@ from ajet_sdk.rollout.judging import (
     verdict_on_stopped,
     with_rewards_of_replies,
 )
-from ajet_sdk.rollout.outcomes import WITHOUT_CALLS, EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
+from ajet_sdk.rollout.outcomes import (
+    RETRY,
+    WITHOUT_CALLS,
+    EpisodeFault,
+    fault_of_calls,
+    untrained_entries,
+    write_trajectory,
+)
 from ajet_sdk.rollout.threads import Workers, current_workers
 from ajet_sdk.secret_keys import LEAVES, without
 from ajet_sdk.trace.encoding import storable
@@ -139,6 +146,7 @@ class EpisodeRunner:
             status="aborted",
             error="the run was stopped during this episode",
             cause="Aborted",
+            metrics={RETRY: float(a.retry)} if a.retry else {},
         )
 
     async def run(self) -> None:
@@ -393,6 +401,7 @@ async def run_batch(
                 if writer is not None:
                     writer.put(*untrained_entries(episode, "failed" if episode.split == "train" else "evaluation"))
                 remaining -= 1
+                attempt = replace(attempt, retry=attempt.retry + 1)
             if group is not None:
                 group.leave()
             if on_episode is not None:

@@ -28,6 +28,9 @@ WITHOUT_CALLS = (
     "(give the function a parameter `model` and use `model.base_url` and `model.api_key`)"
 )
 
+RETRY = "retry"
+"""Metric of an episode that repeats an attempt: the number of earlier tries, each with an episode of its own."""
+
 _WARN_SHARE = 0.1
 """Share of failed episodes above which a notice is logged."""
 
@@ -77,6 +80,13 @@ def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list
     if episodes and len(failed) / len(episodes) > _WARN_SHARE:
         why = f"; most frequent cause: {failures_by_cause(failed)[0]}" if cause else ""
         messages.append(f"{len(failed)} of {len(episodes)} episodes failed{why}")
+    repeated = [e for e in episodes if e.metrics.get(RETRY)]
+    if repeated:
+        tries = sum(int(e.metrics[RETRY]) for e in repeated)
+        messages.append(
+            f"{len(repeated)} of {len(episodes)} attempts were repeated after faults of the infrastructure; the trace "
+            f"also has their {tries} failed tries"
+        )
     silent = [e for e in episodes if e.status == "succeeded" and not any(c.phase == "rollout" for c in e.calls)]
     if silent:
         messages.append(

@@ -52,10 +52,24 @@ def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: Given
         val_rows = given_rows(val_tasks, "val_tasks")
     train, val = (_collect(rows, config.task_reader.field_mapping) for rows in (train_rows, val_rows))
     if not train:
-        source = "the source of task_reader" if tasks is None else "the list of tasks"
-        raise TaskError(f"there are no training tasks; {source} is empty")
+        raise TaskError(
+            f"there are no training tasks: {_source(config, tasks)} has no rows. Each row of a task file is a JSON "
+            'object, such as {"question": "What is 2 + 3?", "answer": "5"}'
+        )
     _check_apart(train, val)
     return TaskSets(train=[task for task, _ in train], val=[task for task, _ in val])
+
+
+def _source(config: Config, tasks: GivenTasks | None) -> str:
+    """Where the training tasks come from, for messages."""
+    if isinstance(tasks, str | os.PathLike):
+        return os.fspath(tasks)
+    if tasks is not None:
+        return "the given list"
+    reader = config.task_reader
+    if reader.type == "jsonl_dataset_file" and reader.jsonl_dataset_file.training.file_path:
+        return str(reader.jsonl_dataset_file.training.file_path)
+    return f"the source of task_reader ({reader.type})"
 
 
 _ACCEPTED = "a list of dicts or Tasks, a DataFrame (pandas or polars), a datasets.Dataset, or the path of a file"

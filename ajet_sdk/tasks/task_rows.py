@@ -8,6 +8,7 @@ several types as JSON text, and missing keys as null, and lists both under `KEY`
 from __future__ import annotations
 
 import base64
+import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -66,7 +67,10 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
     metadata = {**{name: value for name, value in values.items() if name not in FIELDS}, **metadata}
     for column, target in mapping.items():
         if column not in values:
-            raise TaskError(f"{row.where} has no column {column!r} for {target}; it has {', '.join(values) or 'none'}")
+            near = difflib.get_close_matches(column, values, n=1, cutoff=0.6)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            there = ", ".join(values) or "none"
+            raise TaskError(f"{row.where} has no column {column!r} for {target}{meant}; it has {there}")
         _put(fields, metadata, target, values[column], row.where)
     if "main_query" not in fields:
         query = next((values[name] for name in QUERY_COLUMNS if isinstance(values.get(name), str)), "")

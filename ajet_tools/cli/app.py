@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import difflib
 import logging
 import os
+import re
 import select
 import signal
 import sys
@@ -108,6 +110,8 @@ class _Root(LazyGroup):
             if isinstance(error, RuntimeError) and str(error) == "Query interrupted":  # DuckDB's error on Ctrl-C
                 raise _interrupted(ctx) from None
             if isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "show"):  # of Typer
+                if hasattr(error, "message"):
+                    error.message = in_plain_words(error.message)
                 raise
             if ctx.meta["ajet.traceback"]:
                 traceback.print_exception(error)
@@ -122,6 +126,32 @@ class _Root(LazyGroup):
             _print_message(*_message(error))
             code = 1
         raise typer.Exit(code)
+
+
+_UNKNOWN_CHOICE = re.compile(r"Value error, ('.*') is not one of (.+)\.")
+_LIMIT = re.compile(r"Input should be (greater|less) than (or equal to )?(\S+)")
+_LIMITS = {
+    ("greater", True): "must be at least",
+    ("less", True): "must be at most",
+    ("greater", False): "must be more than",
+    ("less", False): "must be less than",
+}
+_KIND = re.compile(r"Input should be a valid (\w+).*")
+
+
+def in_plain_words(message: str) -> str:
+    """The message of an option's wrong value, for which Typer has pydantic's sentences."""
+    if unknown := _UNKNOWN_CHOICE.fullmatch(message):
+        given, known = unknown[1].strip("'"), re.findall(r"'([^']*)'", unknown[2])
+        near = difflib.get_close_matches(given, known, n=1, cutoff=0.5)
+        return f"there is no {given!r}; choose one of {', '.join(known)}" + (
+            f"; did you mean {near[0]}?" if near else ""
+        )
+    if limit := _LIMIT.fullmatch(message):
+        return f"{_LIMITS[limit[1], limit[2] is not None]} {limit[3]}"
+    if kind := _KIND.fullmatch(message):
+        return f"must be {'an integer' if kind[1] == 'integer' else f'a {kind[1]}'}"
+    return message.removeprefix("Value error, ")
 
 
 def _stdout() -> tuple[int, int] | None:

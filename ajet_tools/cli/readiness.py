@@ -28,7 +28,11 @@ def _required(extra: str = "") -> tuple[str, ...]:
 
 
 CORE = _required()
-_SHOWN = ("local", "tools", "documents", "math", "environments", "datasets", "agentscope", "ray", "trinity", "verl")
+_SHOWN = (
+    "local", "tools", "documents", "prompts", "math", "environments", "datasets", "agentscope", "agentjet", "loggers",
+    "tinker", "ray", "trinity", "verl",
+)  # fmt: skip
+"""All extras but those for developing ajet."""
 EXTRAS = {extra: _required(extra) for extra in _SHOWN}
 DRIVER = 580
 """Oldest NVIDIA driver for CUDA 13, for which the pinned torch is built."""
@@ -84,7 +88,7 @@ def gpus() -> list[tuple[str, float, str]]:
     return [(row[0], _number(row[1]) / 1024, row[2]) for row in rows if len(row) == 3]
 
 
-TARGETS = ("debug", "local", "ray", "vllm-cpu", "vllm-cuda", "trinity-cpu", "trinity-cuda")
+TARGETS = ("debug", "local", "tinker", "ray", "vllm-cpu", "vllm-cuda", "trinity-cpu", "trinity-cuda")
 """The ways to run: backbones on one machine, and stacks."""
 
 

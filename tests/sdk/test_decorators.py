@@ -169,6 +169,13 @@ def test_what_nothing_fills_is_named_with_what_there_is() -> None:
     assert "`question`, `context`" in text and "level" in text and "model" in text and "main_query" in text
 
 
+def test_a_misspelt_parameter_is_told_the_column() -> None:
+    def solve(question: str, solutoin: str) -> None: ...
+
+    with pytest.raises(SignatureError, match="Did you mean `solution` by `solutoin`"):
+        bound(solve, main_query="why", metadata={"solution": 3, "level": 1})
+
+
 def test_a_task_without_a_main_query_fills_no_string() -> None:
     def solve(question: str) -> None: ...
 

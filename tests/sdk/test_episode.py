@@ -26,9 +26,10 @@ from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, TrainingError
 from ajet_sdk.gateway.episode import SamplingOverride
+from ajet_sdk.reporting.metrics import episode_metrics
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.episode import run_batch
-from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by_cause
+from ajet_sdk.rollout.outcomes import RETRY, check_sound, failure_messages, failures_by_cause
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Task
@@ -384,16 +385,20 @@ def test_an_infrastructure_fault_is_tried_again_as_a_new_episode() -> None:
     first, second = [record for record in put if isinstance(record, Episode)]
     assert first.infrastructure and first.cause == "EngineUnavailable" and second == episode
     assert first.episode_id != second.episode_id and first.group_id != "" and first.attempt == second.attempt
+    assert first.metrics.get(RETRY) is None and second.metrics[RETRY] == 1
+    assert any("1 of 1 attempts" in message for message in failure_messages([episode]))
+    assert "train/retry" not in episode_metrics("train", [episode])
 
 
 def test_retries_end() -> None:
     engine = Flaky(100)
     [episode] = episodes(solve, exact, engine=engine, settings=config(max_retries=2))
-    assert (episode.status, episode.cause, episode.infrastructure, engine.asked) == (
+    assert (episode.status, episode.cause, episode.infrastructure, engine.asked, episode.metrics[RETRY]) == (
         "failed",
         "EngineUnavailable",
         True,
         3,
+        2,
     )
 
 

@@ -148,7 +148,7 @@ def test_tasks_may_be_given_in_every_form(tmp_path: Path, kind: str) -> None:
 def test_what_holds_no_tasks_is_refused(tmp_path: Path) -> None:
     for given, message in (
         ({"train": ROWS}, r"tasks is a single mapping \(of train\).*tasks=data\['train'\]"),
-        ([], "there are no training tasks; the list of tasks is empty"),
+        ([], "there are no training tasks: the given list"),
         (3, r"tasks must be a list of dicts.*\(got int\)"),
         (tmp_path / "none.jsonl", "there is no file .*none.jsonl"),
     ):

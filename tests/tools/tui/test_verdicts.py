@@ -237,6 +237,8 @@ def test_what_was_not_trained_or_not_finished_is_not_told_as_learned(tmp_path: P
         put(writer, "down", [rewarded(0.5), rewarded(0.95), rewarded(0.4)])
         put(writer, "once", [rewarded(0.5)])
         put(writer, "single", [[0.0], [1.0]])
+        put(writer, "broken", [], backbone="run", outcomes=())
+        writer.put(*(Episode(run_id="broken-id", status="failed", cause="KeyError") for _ in range(3)))
     with open_trace(file) as reader:
         runs = overview(reader)
         told = verdicts(reader, runs)
@@ -245,5 +247,6 @@ def test_what_was_not_trained_or_not_finished_is_not_told_as_learned(tmp_path: P
         assert told["cut-id"].word == "learned" and last is not None and last["step"] == 1, "step 2 is not complete"
         assert told["once-id"].word == "trained", "there is nothing to compare with"
         assert told["single-id"].word == "unclear", "one episode says nothing of chance"
+        assert told["broken-id"].word == "all failed"
         [down] = [run for run in runs if run["name"] == "down"]
         assert any("best at step 1: 0.938" in reason for reason in reasons(reader, down, told["down-id"]))
