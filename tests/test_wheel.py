@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from importlib import import_module, metadata
 from pathlib import Path
@@ -59,7 +60,8 @@ def call(*command: str | Path, cwd: Path) -> str:
 def build_wheel(folder: Path) -> Path:
     """The wheel, built into a folder from the source archive, which is built from this checkout."""
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    call(*pip, "install", "--target", folder / "hatch", "hatchling>=1.26", cwd=folder)
+    needed = ("hatchling>=1.26", "hatch-fancy-pypi-readme>=24")
+    call(*pip, "install", "--target", folder / "hatch", *needed, cwd=folder)
     build = f"import sys; sys.path.insert(0, {str(folder / 'hatch')!r}); from hatchling.build import"
     call(sys.executable, "-c", f"{build} build_sdist; build_sdist({str(folder)!r})", cwd=ROOT)
     (archive,) = folder.glob("ajet-*.tar.gz")
@@ -68,6 +70,32 @@ def build_wheel(folder: Path) -> Path:
     call(sys.executable, "-c", f"{build} build_wheel; build_wheel({str(folder)!r})", cwd=source)
     (wheel,) = folder.glob("ajet-*.whl")
     return wheel
+
+
+@pytest.mark.slow
+def test_the_source_archive_takes_what_belongs_to_it_and_nothing_beside(tmp_path: Path) -> None:
+    """A clone in which somebody worked has runs, agents and keys of their own in it."""
+    clone = tmp_path / "clone"
+    files = call("git", "ls-files", cwd=ROOT).split("\n")
+    for file in filter(None, files):
+        (clone / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, clone / file)
+    for own in ("demo/agent.py", "example_text_to_sql/train.jsonl", ".env", "notes.md", "runs/x/trace.duckdb"):
+        (clone / own).parent.mkdir(parents=True, exist_ok=True)
+        (clone / own).touch()
+    call(sys.executable, "-m", "pip", "-q", "install", "--target", tmp_path / "hatch", "hatchling>=1.26",
+         "hatch-fancy-pypi-readme>=24", cwd=tmp_path)  # fmt: skip
+    build = f"import sys; sys.path.insert(0, {str(tmp_path / 'hatch')!r}); from hatchling.build import build_sdist"
+    call(sys.executable, "-c", f"{build}; build_sdist({str(tmp_path)!r})", cwd=clone)
+    (archive,) = tmp_path.glob("ajet-*.tar.gz")
+    with tarfile.open(archive) as opened:
+        packed = {name.partition("/")[2] for name in opened.getnames()}
+        about = opened.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert about is not None
+        description = about.read().decode()
+    assert packed - set(files) == {"PKG-INFO"}
+    assert {"ajet/__init__.py", "tests/test_wheel.py", "docs/README.md", "README.md", "LICENSE"} <= packed
+    assert "# ajet" in description and "](docs/" not in description and "![" not in description
 
 
 @pytest.mark.slow
