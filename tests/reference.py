@@ -205,11 +205,11 @@ def _config() -> str:
     sections: dict[str, list[str]] = {}
     for row in describe_keys():
         name = row["key"].partition(".")[0] if "." in row["key"] else "ajet"
-        cells = (f"`{row['key']}`", _escaped(row["type"]), f"`{row['default']}`", _escaped(row["description"]))
-        sections.setdefault(name, []).append(f"| {' | '.join(cells)} |")
-    for name, lines in sections.items():
-        head = ["| key | type | default | what it does |", "|---|---|---|---|"]
-        parts += [f"## {name}", "\n".join([*head, *lines])]
+        about = f"{_escaped(row['type'])}; default `{row['default']}`."
+        # A heading of its own, so that the search of the site finds the key first.
+        sections.setdefault(name, []).append(f"### {row['key']}\n\n{about} {_escaped(row['description'])}")
+    for name, entries in sections.items():
+        parts += [f"## {name}", *entries]
     return "\n\n".join(parts) + "\n"
 
 

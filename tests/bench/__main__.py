@@ -15,6 +15,7 @@ from rich.table import Table
 
 import tests.bench
 from tests.bench import Figure
+from tests.bench._record import moved, write, write_pages
 
 
 def main(arguments: list[str]) -> int:
@@ -24,9 +25,15 @@ def main(arguments: list[str]) -> int:
         "names", nargs="*", metavar="NAME", help=f"which (default: all but peers, dataset_peers): {', '.join(known)}"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--write", action="store_true", help="record the figures in docs/benchmarks.json and the pages")
+    parser.add_argument("--compare", action="store_true", help="print what moved by more than a quarter since recorded")
+    parser.add_argument("--pages", action="store_true", help="write the pages' tables from the records; run nothing")
     parser.add_argument("--venvs", type=Path, help="peers, dataset_peers: folder that keeps their environments")
     parser.add_argument("--rllm", type=Path, help="peers: a checkout of rLLM")
     given = parser.parse_args(arguments)
+    if given.pages:
+        print("\n".join(map(str, write_pages())) or "The pages are up to date.")
+        return 0
     unknown = set(given.names) - set(known)
     if unknown:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
@@ -42,6 +49,11 @@ def main(arguments: list[str]) -> int:
         print(json.dumps([{"benchmark": name, **vars(figure)} for name, figure in rows], indent=1))
     else:
         print_table(rows)
+    if given.compare:
+        print("\n".join(moved(rows)) or "No figure moved by more than a quarter.")
+    if given.write:
+        write(rows)
+        write_pages()
     return int(any(figure.passed is False for _, figure in rows))
 
 

@@ -55,7 +55,7 @@ def test_every_config_key_is_in_the_reference() -> None:
     leaves = {key for key in everything if not any(other.startswith(f"{key}.") for other in everything)}
     assert described == leaves
     for key in leaves:
-        assert f"| `{key}` |" in text
+        assert f"\n### {key}\n" in text
 
 
 @pytest.mark.slow
