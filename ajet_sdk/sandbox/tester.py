@@ -10,19 +10,21 @@ import ast
 import builtins
 import contextlib
 import importlib
-import inspect
 import io
 import json
 import os
 import sys
 import traceback
-import types
 from typing import Any
 
-from ajet_sdk.sandbox.peer import Gone, Peer, Remote
+from ajet_sdk.sandbox.collect import Collected, is_assertion
+from ajet_sdk.sandbox.peer import Gone, Grade, Peer, Remote
+from ajet_sdk.sandbox.plain import names_of_plain_data
 
 MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {"np": "numpy", "pd": "pandas"}
 """Modules that tests may use without an import, regardless of the program's names."""
+COMPARING = ("abs", "all", "any", "len", "set", "sorted", "list", "tuple", "round", "isinstance", "print")
+"""Built-in functions that tests call around the program's."""
 
 
 def serve(code: str) -> None:
@@ -39,7 +41,8 @@ def serve(code: str) -> None:
 class Names(dict[str, Any]):
     """Global names of the tests: their own, then the program's, then built-in ones."""
 
-    def __init__(self, peer: Peer, tree: ast.Module) -> None:
+    def __init__(self, peer: Peer, tree: ast.Module, entry: str) -> None:
+        """`entry`: the program's function or expression that the tests are for, if the task names it."""
         super().__init__(__name__="__main__", __in_place__=in_place)
         loads = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         holders = {
@@ -47,17 +50,85 @@ class Names(dict[str, Any]):
             for node in ast.walk(tree)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         }
-        self.peer, self.modules = peer, {name: MODULES[name] for name in holders & MODULES.keys()}
+        self.peer = peer
+        self.modules = {name: MODULES[name] for name in holders & MODULES.keys()}
         names = loads - self.modules.keys()
-        # `abs` is the built-in even if the program defines it, unless the tests use no other name.
-        self.program_names = names if len(names) == 1 else {name for name in names if not hasattr(builtins, name)}
+        # `abs` is the built-in even if the program defines it, unless it is the function under test.
+        entry_names = {node.id for node in ast.walk(ast.parse(entry)) if isinstance(node, ast.Name)}
+        self.program_names = {name for name in names if name in entry_names or not hasattr(builtins, name)}
+        if not self.program_names - assigned(tree):
+            self.program_names |= under_test(tree, names)
+        self.classes = constructing(tree)
 
     def __missing__(self, name: str) -> object:
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name not in self.program_names or name.startswith("__"):
             raise KeyError(name)
-        return self.peer.ask("name", name)
+        return self.peer.ask("name", name, grade=Grade.CLASS if name in self.classes else Grade.RESULT)
+
+
+def assigned(tree: ast.Module) -> set[str]:
+    """Names that the tests define anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return names
+
+
+def under_test(tree: ast.Module, names: set[str]) -> set[str]:
+    """The function that tests are for, if all they call is named like built-in ones: the first within an assertion."""
+    if len(names) == 1:
+        return names
+    called = [
+        call.func.id
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.Assert)
+        for call in ast.walk(statement)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names
+    ]
+    for name in called:
+        if name not in COMPARING:
+            return {name}
+    return set(called[:1])
+
+
+def constructing(tree: ast.Module) -> set[str]:
+    """Names from which tests construct objects, by how they use them.
+
+    They are named as classes are, or what they return has an attribute that no plain data has.
+    """
+    names: set[str] = set()
+    sources: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.lstrip("_")[:1].isupper():
+            names.add(node.func.id)
+        elif isinstance(node, ast.Name) and node.id.lstrip("_")[:1].isupper() and not node.id.isupper():
+            names.add(node.id)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            sources.setdefault(node.targets[0].id, set()).add(_maker(node.value))
+        elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
+            sources.setdefault(node.optional_vars.id, set()).add(_maker(node.context_expr))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr not in names_of_plain_data():
+            maker = _maker(node.value)
+            if isinstance(node.value, ast.Name):
+                made_by = sources.get(node.value.id, {node.value.id})
+                maker = next(iter(made_by)) if len(made_by) == 1 else ""
+            names.add(maker)
+    return names
+
+
+def _maker(value: ast.expr) -> str:
+    """The name that an expression calls."""
+    return value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
 
 
 class InPlace(ast.NodeTransformer):
@@ -78,34 +149,29 @@ class InPlace(ast.NodeTransformer):
 def in_place(function: object) -> object:
     if not isinstance(function, Remote):
         return function
-    return lambda *arguments, **named: function._peer.ask("in place", function, arguments, named)
+    grade = function._grade_of_calls()
+    return lambda *arguments, **named: function._peer.ask("in place", function, arguments, named, grade=grade)
 
 
-def run(tests: str, peer: Peer) -> None:
-    """Run the tests' text, then the test functions and test cases that it does not call itself."""
+def run(tests: str, entry: str, peer: Peer) -> str:
+    """Run the tests' text, then the tests in it that it does not run itself; returns why some never ran."""
     tree = ast.parse(tests)
-    names = Names(peer, tree)
-    loads = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    names = Names(peer, tree, entry)
+    peer.with_assertions = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and any(is_assertion(part) for body in node.body for part in ast.walk(body))
+    }
+    collected = Collected(tree, lambda: peer.asked)
+    names["__entered__"] = collected.entered.add
     peer.ask("load")
     if "unittest" in tests:
         importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
     exec(compile(ast.fix_missing_locations(InPlace().visit(tree)), "tests.py", "exec", dont_inherit=True), names)
-    for name, value in list(names.items()):
-        if isinstance(value, types.FunctionType) and name.startswith("test") and name not in loads:
-            if not inspect.signature(value).parameters:
-                value()
-        elif isinstance(value, type) and "unittest" in sys.modules:
-            unittest = importlib.import_module("unittest")
-            if issubclass(value, unittest.TestCase) and value.__module__ == "__main__":
-                result = unittest.TestResult()
-                unittest.defaultTestLoader.loadTestsFromTestCase(value).run(result)
-                if not result.wasSuccessful():
-                    raise AssertionError(
-                        (*result.failures, *result.errors, (None, "a test passes that must not"))[0][1]
-                    )
+    return collected.run_remaining(names)
 
 
-def test(tests: str, nonce: str) -> None:
+def test(tests: str, nonce: str, entry: str) -> None:
     """Run tests on the program at the other end, and write the verdict to ajet."""
     verdict = os.fdopen(os.dup(2), "w")
     peer = Peer()
@@ -114,14 +180,16 @@ def test(tests: str, nonce: str) -> None:
     sys.stdout = sys.stderr = io.StringIO()
     with contextlib.suppress(OSError):  # outside of a fence the program could read it
         os.unlink(sys.argv[0])  # noqa: PTH108
-    why = ""
+    why = fault = ""
     try:
-        run(tests, peer)
+        fault = run(tests, entry, peer)
     except BaseException as error:  # noqa: BLE001 - SystemExit is no pass
         why = "\n".join(traceback.format_exception_only(error)).strip() or "failed"
+    if why and peer.refused and peer.refused not in why:
+        why += f" ({peer.refused})"
     if peer.gone:
         why = "the program ended while it was tested"
-    report = {"passed": not why, "why": why[-2000:], "gone": peer.gone, "asked": peer.asked}
+    report = {"passed": not why, "why": why[-2000:], "gone": peer.gone, "asked": peer.asked, "fault": fault}
     verdict.write(f"{nonce}{json.dumps(report)}\n")
     verdict.flush()
     os._exit(0)
