@@ -47,7 +47,9 @@ _PREPARING = (
 """Statements that prepare the tests: imports, definitions and assignments."""
 _NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '(\w+)", re.MULTILINE)
 _MOST_WARNINGS = 10
-_BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[^\n]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
+_FENCE = "```"
+_PYTHON = ("", "python", "py", "python3")
+"""Languages of a fenced block with a program."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class CodeJudge:
         text = text_of(output)
         references = [task.metadata[name] for name in REFERENCES if isinstance(task.metadata.get(name), str)]
         tested = await run_tests(
-            code_in(text) or text, tests, task.metadata.get("entry_point"), references=references,
+            longest_block(text) or text, tests, task.metadata.get("entry_point"), references=references,
             limits=self.limits, unfenced=self.unfenced, apart=self.partial,
         )  # fmt: skip
         if tested.fault:
@@ -331,18 +333,29 @@ def _lines(text: str) -> list[str]:
 
 def code_in(reply: str) -> str | None:
     """Extracts the program from a reply: its longest fenced block, else the reply itself if it is valid Python."""
-    blocks = [
-        match["code"]
-        for match in _BLOCK.finditer(reply)
-        if match["language"].lower() in ("", "python", "py", "python3")
-    ]
-    if blocks:
-        return max(blocks, key=len)
-    try:
-        compile(reply, "reply", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-    return reply if reply.strip() else None
+    block = longest_block(reply)
+    if block is not None:
+        return block
+    return reply if reply.strip() and _tree(reply) is not None else None
+
+
+def longest_block(reply: str) -> str | None:
+    """The longest fenced block of Python in a reply, found in time in proportion to its length."""
+    blocks = [code for language, code in _fenced(reply) if language in _PYTHON]
+    return max(blocks, key=len) if blocks else None
+
+
+def _fenced(reply: str) -> Iterator[tuple[str, str]]:
+    """Language and content of fenced blocks; the last may be unclosed."""
+    start = reply.find(_FENCE)
+    while start >= 0:
+        line_end = reply.find("\n", start)
+        if line_end < 0:
+            return
+        words = reply[start + len(_FENCE) : line_end].replace("`", " ").split()
+        end = reply.find(_FENCE, line_end)
+        yield (words[0].lower() if words else ""), reply[line_end + 1 : end if end >= 0 else len(reply)]
+        start = -1 if end < 0 else reply.find(_FENCE, end + len(_FENCE))
 
 
 def open_code(config: Config) -> CodeJudge:
