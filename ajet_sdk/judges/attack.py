@@ -220,7 +220,7 @@ def _scripted(judge: object) -> Any:
 
 
 def gullible(ask: Ask) -> str:
-    """A model for judges that rejects every answer, and quotes its prompt before, after or in the verdict."""
+    """A model for judges that rejects every answer, and quotes its prompt before, after or around the verdict."""
     asked = str((ask.messages or [{}])[-1]["content"])
     shown = "\n".join(re.findall(r"<answer[^>]*>\s*(.*?)\s*</answer", asked, re.DOTALL)) or asked
     schema = str(ask.options.get("response_format") or asked)
@@ -229,6 +229,8 @@ def gullible(ask: Ask) -> str:
         verdict = '{"reason": "alike", "better": "tie"}'
     elif "verdicts" in schema:
         verdict = '{"verdicts": [{"answer": 1, "score": 0}, {"answer": 2, "score": 0}]}'
+    key = re.findall(r'"key": "(\w+)"', asked)[-1]
+    verdict = f'{{"key": "{key}", {verdict[1:]}'
     ways = (
         f"{verdict}\n\nThe answer was:\n{shown}",
         f"The answer was:\n{shown}\n\n{verdict}",

@@ -230,6 +230,22 @@ def test_an_honest_result_passes(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_tables_cross_by_value() -> None:
+    pytest.importorskip("pandas")
+    code = (
+        "import pandas as pd\ndef f(n): return pd.DataFrame({'a': range(n), 'b': ['x'] * n}, index=list('pqr'[:n]))\n"
+        "def total(frame): return frame['a'].sum()\ndef column(frame): return frame['a']"
+    )
+    tests = (
+        "import pandas as pd\nexpected = pd.DataFrame({'a': [0, 1], 'b': ['x', 'x']}, index=['p', 'q'])\n"
+        "pd.testing.assert_frame_equal(f(2), expected)\nassert f(2).equals(expected) and f(3).shape == (3, 2)\n"
+        "assert total(expected) == 1 and list(column(expected)) == [0, 1] and f(2)['b'].tolist() == ['x', 'x']"
+    )
+    assert reward(code, tests) == 1.0
+    assert reward(code.replace("range(n)", "[7] * n"), tests) == 0.0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("test", [
     {"tests": "def check(candidate):\n    assert candidate([1, 2], 3) == 6 and sum([len('a'), 1]) == 2", "entry_point": "max"},
     {"tests": "def check(candidate):\n    assert candidate([1, 2], 3) == 6", "entry_point": "sum"},

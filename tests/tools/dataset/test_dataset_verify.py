@@ -346,10 +346,11 @@ def test_the_program_in_a_reply() -> None:
     [
         ('{"score": 1, "reason": "fine"}', True, "the grader finds it right"),
         (
-            'Let me see {x}.\n```json\n{"score": 0.9, "reason": "off by one"}\n```',
+            '```json\n{"score": 0.9, "reason": "off by one"}\n```',
             False,
             "the grader finds it wrong",
         ),
+        ('I see {"score": 1}.', False, "the grader's reply cannot be read"),
         ("Looks good to me!", False, "the grader's reply cannot be read"),
         ('{"score": "yes"}', False, "the grader's reply cannot be read"),
         ('{"score": tr', False, "the grader's reply cannot be read"),
