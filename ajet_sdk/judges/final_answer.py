@@ -72,6 +72,7 @@ _LIST_AFTER = re.compile(
     re.IGNORECASE,
 )
 _LIST_BEFORE = re.compile(rf"(?:{_PLAIN})[ $*]*[,;][ $*]*(?:{_PLAIN})[ $*]*(?:,|;|,?[ ]*and)[ $*]*$", re.IGNORECASE)
+_LIST_ONLY = re.compile(r"\b(?:or|and)\b|[\s,;:.|/()\[\]{}-]")
 _OPERATOR_AFTER = re.compile(
     r"[ ]?(?:[+×·÷^*]|\*\*|\\(?:times|cdot|div|pm|sqrt))[ ]?[\d({\\]|"
     r"[ ]?(?:squared|cubed|factorial)\b|"
@@ -178,7 +179,10 @@ def _stated_number(statement: str) -> str | None:
 def _last_number(text: str) -> str:
     """The last number of a text that is not denied; empty if it is one of several."""
     text = _clean(text)
-    for match in reversed(list(_AMOUNT.finditer(text))):
+    amounts = list(_AMOUNT.finditer(text))
+    if len(amounts) > 1 and not _LIST_ONLY.sub("", _AMOUNT.sub("", text)):
+        return ""  # a list of guesses
+    for match in reversed(amounts):
         before = text[max(0, match.start() - _SCOPE) : match.start()]
         after = text[match.end() : match.end() + _SCOPE]
         if _is_denied(before) or _DENIED_AFTER.match(after):
