@@ -282,7 +282,7 @@ async def _run_apart(
     return replace(tested, code=tested.code or 1, stderr=verdict["why"])
 
 
-_MODULES = ("plain", "collect", "peer", "tester")
+_MODULES = ("plain", "collect", "remote", "peer", "tester")
 """Modules of both processes, each after those that it imports."""
 
 

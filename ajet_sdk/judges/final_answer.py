@@ -1,7 +1,7 @@
 r"""Finds the final answer of a text: `\boxed{}`, `#### 5`, `the answer is 5`, or its last number.
 
-All of it takes time in proportion to the text, which a policy wrote. A number is no answer if the text denies it, gives
-it as one of several or as a bound, or goes on with an operator.
+All of it takes time in proportion to the text, which a policy wrote. A number is no answer if the
+text denies it, gives it as one of several or as a bound, or goes on with an operator.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def final_answer(text: str, *, numeric: bool = False) -> str:
 
 
 def last_boxed(text: str) -> tuple[int, str] | None:
-    r"""Position and content of the last complete `\boxed{}`, with nested braces; escaped braces are content."""
+    r"""Position and content of the last complete `\boxed{}`, with nested braces; escaped braces are
+    content.
+    """
     opened: list[tuple[int, int] | None] = []
     last: tuple[int, int, int] | None = None
     for match in _BRACES.finditer(text):
@@ -136,7 +138,9 @@ def is_denial(answer: str, right: str) -> bool:
 
 
 def _statements(text: str) -> Iterator[tuple[str, str]]:
-    """The text before each statement of an answer, and the statement: the rest of its line, or the next line."""
+    """The text before each statement of an answer, and the statement: the rest of its line, or the
+    next line.
+    """
     for match in list(_STATEMENT.finditer(text))[-_MOST_STATEMENTS:]:
         rest = text[match.end() : match.end() + _LONGEST_STATEMENT].lstrip(": \t\r\n")
         line = rest.partition("\n")[0]

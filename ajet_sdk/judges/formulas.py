@@ -1,4 +1,6 @@
-"""Compares formulas by math-verify. It runs in a process that can be killed: see `sandbox/limited.py`."""
+"""Compares formulas by math-verify. It runs in a process that can be killed: see
+`sandbox/limited.py`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _is_near(truth: Any, value: Any) -> bool:
-    """Whether numbers within two expressions are equal; math-verify rounds them to six decimals, however small."""
+    """Whether numbers within two expressions are equal; math-verify rounds them to six decimals,
+    however small.
+    """
     truth, value = _right_side(truth), _right_side(value)
     if not isinstance(truth, sympy.Basic | sympy.MatrixBase) or not isinstance(value, sympy.Basic | sympy.MatrixBase):
         return True

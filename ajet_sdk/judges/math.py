@@ -1,7 +1,8 @@
 """The math judge: compares values rather than notation.
 
-Numbers, fractions and percentages are compared exactly here; roots, intervals and symbols by math-verify, in a process
-that is killed after two seconds of processor time: an output that takes longer is a wrong answer.
+Numbers, fractions and percentages are compared exactly here; roots, intervals and symbols by
+math-verify, in a process that is killed after two seconds of processor time: an output that takes
+longer is a wrong answer.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def math(output: object, answer: object) -> bool:
 
 
 def _verify(answer_text: str, right: str) -> bool:
-    """Compares by math-verify. An unreadable output is wrong; an unreadable reference answer is an error."""
+    """Compares by math-verify. An unreadable output is wrong; an unreadable reference answer is an
+    error.
+    """
     require_math()
     if len(right) > LONGEST:
         raise NoReward(f"the reference answer {right[:80]!r} is too long to evaluate")

@@ -77,9 +77,9 @@ def _ratio(sign: str, top: str, bottom: str) -> Fraction | None:
 def same_number(text: str, right: str) -> bool:
     """Whether two numbers as written have the same value, `right` being the reference.
 
-    Integers are compared exactly. A fraction or a decimal number also stands for another with a relative error of at
-    most 10^-6, if one of them is written with at least six digits. "50%" is also 50, where one of them has the sign
-    and the other has not.
+    Integers are compared exactly. A fraction or a decimal number also stands for another with a
+    relative error of at most 10^-6, if one of them is written with at least six digits. "50%" is
+    also 50, where one of them has the sign and the other has not.
     """
     value = number(text)
     truth = number(right)
@@ -104,6 +104,8 @@ def _near(value: Fraction, truth: Fraction, text: str, right: str) -> bool:
 
 
 def _significant(text: str) -> int:
-    """The digits of a decimal number from its first that is not 0; 0 for a number without decimal point."""
+    """The digits of a decimal number from its first that is not 0; 0 for a number without decimal
+    point.
+    """
     match = re.search(r"\d[\d,]*\.\d*|\.\d+", text)
     return len(re.sub(r"\D", "", match[0]).lstrip("0")) if match else 0

@@ -1,4 +1,6 @@
-"""Cheats made from the user's own tasks, for `attack`: fields repeated, answers of other tasks, hollow answers."""
+"""Cheats made from the user's own tasks, for `attack`: fields repeated, answers of other tasks,
+hollow answers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _MOST_SEEN = 200
 
 
 def reference_names(judges: Sequence[object], task: Task) -> list[str]:
-    """Keys of the metadata that are the reference: those that judges take by name, else a usual name."""
+    """Keys of the metadata that are the reference: those that judges take by name, else a usual
+    name.
+    """
     known = JUDGE_NAMES | GROUP_NAMES | set(QUERY_COLUMNS)
     named: list[str] = []
     for judge in judges:

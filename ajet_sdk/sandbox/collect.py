@@ -1,8 +1,10 @@
-"""Collects the tests in a text, runs those that the text does not run itself, and compares both counts.
+"""Collects the tests in a text, runs those that the text does not run itself, and compares both
+counts.
 
-A test that never ran cannot fail, so that a wrong program would pass. Tests are: functions and methods whose name
-begins with `test`, and functions without parameters that contain an assertion. Each of them records that it
-was entered. What is left after the text has run is run here; what cannot be run is reported.
+A test that never ran cannot fail, so that a wrong program would pass. Tests are: functions and
+methods whose name begins with `test`, and functions without parameters that contain an assertion.
+Each of them records that it was entered. What is left after the text has run is run here; what
+cannot be run is reported.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _TEAR_DOWN = ("teardown_method", "tearDown")
 
 
 def is_assertion(node: ast.AST) -> bool:
-    """Whether a node checks something: an `assert` statement, or a call such as `self.assertEqual`."""
+    """Whether a node checks something: an `assert` statement, or a call such as
+    `self.assertEqual`.
+    """
     if isinstance(node, ast.Assert):
         return True
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith(_ASSERTING)
@@ -33,7 +37,9 @@ class Collected:
     """The tests of a text: their names, and those that were entered."""
 
     def __init__(self, tree: ast.Module, asked: Callable[[], int]) -> None:
-        """Marks each test in `tree`, so that it records that it was entered. `asked` counts requests of the program."""
+        """Marks each test in `tree`, so that it records that it was entered. `asked` counts
+        requests of the program.
+        """
         self.names: list[str] = []
         self.entered: set[int] = set()
         self.left_out: set[str] = set()

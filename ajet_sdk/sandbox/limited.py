@@ -1,8 +1,9 @@
 """Calls a function on a text that a policy wrote, in a process that can be killed.
 
-A regular expression or an algebra system can take forever on a short text, and holds the interpreter meanwhile: no
-time limit of a thread and no signal handler gets a turn. Here the kernel ends the process after its processor
-time. The same text is therefore always refused or always read, however busy the machine is.
+A regular expression or an algebra system can take forever on a short text, and holds the
+interpreter meanwhile: no time limit of a thread and no signal handler gets a turn. Here the kernel
+ends the process after its processor time. The same text is therefore always refused or always read,
+however busy the machine is.
 
     call("ajet_sdk.judges.text:matched", (pattern, output))
 
@@ -123,7 +124,8 @@ def _close(worker: subprocess.Popen[bytes]) -> None:
 def serve() -> None:
     """The process: answers each request in a fork of its own, until its parent ends.
 
-    A fork starts in milliseconds with everything imported, and leaves nothing in the caches of libraries.
+    A fork starts in milliseconds with everything imported, and leaves nothing in the caches of
+    libraries.
     """
     import resource
 

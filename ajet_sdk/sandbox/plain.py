@@ -1,8 +1,9 @@
-"""Plain data: the values that cross between a program and its tests, rebuilt from the receiver's own types.
+"""Plain data: the values that cross between a program and its tests, rebuilt from the receiver's
+own types.
 
-A value crosses if its type is exactly one of a list: a subclass could answer for itself. Anything else becomes a
-reference, which `peer` turns into a `Remote`. What a program sends is only ever read as JSON, so that the receiver's
-types decide what can be built, whatever the sender does.
+A value crosses if its type is exactly one of a list: a subclass could answer for itself. Anything
+else becomes a reference, which `peer` turns into a `Remote`. What a program sends is only ever read
+as JSON, so that the receiver's types decide what can be built, whatever the sender does.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ FIELDS: dict[type, Callable[[Any], list[Any]]] = {
 """The scalars that `FROM_FIELDS` reads, by type."""
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 ARRAY_KINDS = "biufcSU"
-"""numpy's kinds of numbers and text (https://numpy.org/doc/stable/reference/generated/numpy.dtype.kind.html)."""
+"""numpy's kinds of numbers and text
+(https://numpy.org/doc/stable/reference/generated/numpy.dtype.kind.html).
+"""
 
 
 class NotPlain(TypeError):
@@ -133,7 +136,8 @@ def _encode_table(value: Any, refer: Callable[[Any], Any]) -> Any:
 def decode(content: Any, resolve: Callable[[str, list[Any]], Any]) -> Any:
     """Builds a value from JSON; `resolve` reads references.
 
-    Raises NotPlain; ValueError, TypeError, LookupError, ArithmeticError, AttributeError for invalid content.
+    Raises NotPlain; ValueError, TypeError, LookupError, ArithmeticError, AttributeError for invalid
+    content.
     """
     if type(content) in SCALARS:
         return content

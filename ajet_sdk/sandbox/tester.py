@@ -1,7 +1,9 @@
-"""Runs a program and its tests in two processes: `serve` is the program's side, `test` that of the tests.
+"""Runs a program and its tests in two processes: `serve` is the program's side, `test` that of the
+tests.
 
-Both are started by `judges/code.py` as source text, since nothing of ajet can be imported in a fence, with a socket as
-standard input and output. The verdict goes to standard error of the tests, which the program cannot access.
+Both are started by `judges/code.py` as source text, since nothing of ajet can be imported in a
+fence, with a socket as standard input and output. The verdict goes to standard error of the tests,
+which the program cannot access.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import traceback
 from typing import Any
 
 from ajet_sdk.sandbox.collect import Collected, is_assertion
-from ajet_sdk.sandbox.peer import Gone, Grade, Peer, Remote
+from ajet_sdk.sandbox.peer import Gone, Peer
 from ajet_sdk.sandbox.plain import names_of_plain_data
+from ajet_sdk.sandbox.remote import Grade, Remote
 
 MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {"np": "numpy", "pd": "pandas"}
 """Modules that tests may use without an import, regardless of the program's names."""
@@ -43,7 +46,9 @@ class Names(dict[str, Any]):
     """Global names of the tests: their own, then the program's, then built-in ones."""
 
     def __init__(self, peer: Peer, tree: ast.Module, entry: str) -> None:
-        """`entry`: the program's function or expression that the tests are for, if the task names it."""
+        """`entry`: the program's function or expression that the tests are for, if the task names
+        it.
+        """
         super().__init__(__name__="__main__", __in_place__=in_place)
         loads = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         holders = {
@@ -85,7 +90,9 @@ def assigned(tree: ast.Module) -> set[str]:
 
 
 def under_test(tree: ast.Module, names: set[str]) -> set[str]:
-    """The function that tests are for, if all they call is named like built-in ones: the first within an assertion."""
+    """The function that tests are for, if all they call is named like built-in ones: the first
+    within an assertion.
+    """
     if len(names) == 1:
         return names
     called = [
@@ -109,10 +116,10 @@ def constructing(tree: ast.Module) -> set[str]:
     names: set[str] = set()
     sources: dict[str, set[str]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.lstrip("_")[:1].isupper():
-            names.add(node.func.id)
-        elif isinstance(node, ast.Name) and node.id.lstrip("_")[:1].isupper() and not node.id.isupper():
-            names.add(node.id)
+        if isinstance(node, ast.Call) and _is_class_name(_maker(node)):
+            names.add(_maker(node))
+        elif isinstance(node, ast.Name) and _is_class_name(node.id) and not node.id.isupper():
+            names.add(node.id)  # a name in capitals alone may be a constant
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             sources.setdefault(node.targets[0].id, set()).add(_maker(node.value))
         elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
@@ -127,13 +134,19 @@ def constructing(tree: ast.Module) -> set[str]:
     return names
 
 
+def _is_class_name(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
 def _maker(value: ast.expr) -> str:
     """The name that an expression calls."""
     return value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
 
 
 class InPlace(ast.NodeTransformer):
-    """Lets a call to the program change its arguments if it is a whole statement, but not within an `assert`."""
+    """Lets a call to the program change its arguments if it is a whole statement, but not within an
+    `assert`.
+    """
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         return self.visit_statement(node)
@@ -155,7 +168,9 @@ def in_place(function: object) -> object:
 
 
 def run(tests: str, entry: str, peer: Peer) -> str:
-    """Run the tests' text, then the tests in it that it does not run itself; returns why some never ran."""
+    """Run the tests' text, then the tests in it that it does not run itself; returns why some never
+    ran.
+    """
     tree = ast.parse(tests)
     for module in ("numpy", "pandas"):  # what counts as plain data depends on them, before the tests import them
         if module in tests and importlib.util.find_spec(module) is not None:

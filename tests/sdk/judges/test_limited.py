@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,18 +10,26 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.judges.code import longest_block
 from ajet_sdk.judges.load import load_judge
+from ajet_sdk.run import run
 from ajet_sdk.sandbox.limited import TooExpensive, call
 from ajet_sdk.types import Task
 
 ENDLESS = r"^(\w+\s?)+$"
 TASK = Task(main_query="q", metadata={"answer": "a"})
+
+
+@ajet.workflow
+async def solve(question: str, model: Any) -> str:
+    return str((await model.chat([{"role": "user", "content": question}])).content)
 
 
 def regex(pattern: str) -> Any:
@@ -112,3 +121,33 @@ def test_a_program_is_found_in_time_in_proportion_to_the_reply(reply: str) -> No
     began = time.process_time()
     longest_block(reply)
     assert time.process_time() - began < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("judge", "reply"),
+    [
+        ({"judge_type": "math"}, r"\boxed{(1+x)^{999}(1+y)^{999}}"),
+        ({"judge_type": "regex", "pattern": ENDLESS}, "a" * 40 + "!"),
+        ({"judge_type": "math"}, r"\boxed{" * 8000),
+    ],
+)
+def test_hostile_replies_get_0_and_the_run_goes_on(judge: dict[str, str], reply: str, tmp_path: Path) -> None:
+    if judge["judge_type"] == "math":
+        pytest.importorskip("math_verify")
+    (tmp_path / "replies.py").write_text(f"def reply(ask): return {reply!r}\n")
+    rows = "".join(json.dumps({"question": f"q{n}", "answer": r"\sqrt{2}"}) + "\n" for n in range(4))
+    (tmp_path / "tasks.jsonl").write_text(rows)
+    values = {
+        "backbone": "debug",
+        "experiment_dir": str(tmp_path / "experiment"),
+        "model": {"scripted": f"{tmp_path / 'replies.py'}->reply"},
+        "task_judge": judge,
+        "rollout": {"judge_timeout": 60},
+        "task_reader": {
+            "type": "jsonl_dataset_file",
+            "jsonl_dataset_file": {"training": {"file_path": str(tmp_path / "tasks.jsonl")}},
+        },
+    }
+    report = run(load_config(values=values), workflow=solve)
+    assert [episode.reward for episode in report.episodes] == [0.0] * 4
