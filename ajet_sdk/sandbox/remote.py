@@ -10,12 +10,9 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ajet_sdk.sandbox.plain import NotPlain, is_plain, names_of_plain_data
-
-if TYPE_CHECKING:
-    from ajet_sdk.sandbox.peer import Peer
 
 ONE_OBJECT: dict[str, Callable[..., object]] = {
     **{f.__name__: f for f in (len, iter, next, bool, str, repr, int, float, abs, reversed, isinstance, issubclass)},
@@ -51,10 +48,24 @@ class Grade(enum.IntEnum):
     """Constructs objects."""
 
 
+class OtherSide(Protocol):
+    """What a proxy needs of its side's `Peer`."""
+
+    refused: str
+    interface: set[str]
+    with_assertions: set[int]
+
+    def ask(self, operation: str, *arguments: object, grade: Grade = Grade.RESULT) -> Any:
+        """Requests an operation of the other side."""
+
+    def refuse(self, remote: Remote, operation: str) -> None:
+        """Records that an object stands where the tests ask for plain data."""
+
+
 class Remote:
     """A proxy of an object on the other side."""
 
-    def __init__(self, peer: Peer, number: int, called: str, grade: Grade) -> None:
+    def __init__(self, peer: OtherSide, number: int, called: str, grade: Grade) -> None:
         self.__dict__.update(_peer=peer, _number=number, _called=called, _grade=grade)
 
     def __getattr__(self, name: str) -> Any:
