@@ -28,6 +28,9 @@ from typing import Any
 
 from ajet_sdk.errors import AjetError
 
+if sys.platform != "win32":
+    import resource
+
 PROCESSOR_SECONDS = 2.0
 """Limit of a call. Comparing two formulas takes some 50 ms."""
 MEMORY = 2 << 30
@@ -127,8 +130,6 @@ def serve() -> None:
     A fork starts in milliseconds with everything imported, and leaves nothing in the caches of
     libraries.
     """
-    import resource
-
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
