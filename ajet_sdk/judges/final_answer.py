@@ -52,13 +52,14 @@ _DENIED_AFTER = re.compile(
 _BOUND_BEFORE = re.compile(
     r"(?:\bat (?:least|most)|\b(?:more|less|fewer|greater|larger|smaller|higher|lower) than"
     r"(?: or equal to)?|\bup to|\bbetween|\bfrom|\beither|\bover|\bunder|\babove|\bbelow|"
-    r"[<>≤≥]=?|\\[lg]eq?\b|\\[lg]t\b|[±]|\\pm)[ $]*$",
+    r"(?<![<>=-])[<>≤≥]=?|\\[lg]eq?\b|\\[lg]t\b|[±]|\\pm)[ $]*$",
     re.IGNORECASE,
 )
 _BETWEEN = r"(?:or|and/or|to|through)|\.\.+|[–—~±]|\\pm|\\text\{[ ]?or[ ]?\}"
 """What stands between two answers, or the ends of a range."""
 _OTHERS_AFTER = re.compile(
-    rf"[ $*]*(?:{_BETWEEN})[ $*]*[-+−]?(?:{_PLAIN})\b|"
+    rf"[ $*]*(?:{_BETWEEN})[ $*]*[-+−]?(?:{_PLAIN})\b"
+    r"(?![ ]*(?:decimal|significant|digit|place|d\.?p\b|s\.?f\b))|"
     r"[ ]*or (?:more|less|fewer|so|even|possibly|maybe|perhaps)\b|[ ]?-[ ]?\d",
     re.IGNORECASE,
 )
@@ -86,6 +87,7 @@ _OPERATOR_BEFORE = re.compile(
     re.IGNORECASE,
 )
 _EMPHASIS = re.compile(r"(?<!\w)\*\*(?!\*)|(?<=\w)\*\*(?![\w(*])|[`$]")
+_TAG = re.compile(r"</?[A-Za-z][^<>]{0,40}>")
 _NEGATIVE = re.compile(r"\b(?:minus|negative)[ ]+(?=\d)", re.IGNORECASE)
 _DENIED_FORMULA = re.compile(r"≠|\\neq?(?![A-Za-z])|\\not(?![A-Za-z])|!=|\\(?:text|mathrm)\{[^{}]*(?:\bnot\b|n't)")
 
@@ -158,7 +160,8 @@ def _is_denied(before: str) -> bool:
 
 
 def _clean(text: str) -> str:
-    """Without emphasis and with single spaces, so that patterns need not allow for them."""
+    """Without tags and emphasis and with single spaces, so that patterns need not allow for them."""
+    text = _TAG.sub(" ", text)
     text = " ".join(_EMPHASIS.sub("", text).replace("\\(", "").replace("\\)", "").replace("\\!", "").split())
     return _NEGATIVE.sub("-", text)
 

@@ -39,6 +39,11 @@ GIVEN = [
     ("The answer is $5.", "5"), ("The answer is 5!", "5"), ("The answer is 1,234,567.", "1234567"),
     ("The answer is 3/4 of it", "0.75"), ("She has 3 boxes with 4 each, so 3*4=12", "12"), ("May 5, 2020", "2020"),
     ("The answer is x = 12", "12"), ("I first thought 7, but no: 12", "12"), ("The answer is about 12", "12"),
+    ("3*4=<<3*4=12>>12", "12"), ("<answer>12</answer>", "12"), ("<b>12</b> apples", "12"), ("so => 12", "12"),
+    ("The answer is <b>12</b>.", "12"), ("The answer is 3.142 to 3 decimal places", "3.142"), ("x -> 12", "12"),
+    ("The answer is 12 and the remainder is 2", "12"), ("The answer is 12 (twelve).", "12"), ("\\(12\\)", "12"),
+    ("The answer is 10/2", "5"), ("The answer is 1.5 × 10^3", "1500"), ("There are 12 - 5 = 7 left", "7"),
+    ("Final answer: 12 apples and a pear", "12"), ("\\[ x = 12 \\]", "12"), ("- 3 boxes\n- 12 in all", "12"),
     (r"x cannot be negative so \boxed{5}", "5"), (r"\boxed{\left\{5\right.} so \boxed{5}", "5"),
 ]  # fmt: skip
 EQUAL = [
