@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ajet_sdk.sandbox.plain import NotPlain, decode, encode, is_plain
-from ajet_sdk.sandbox.remote import OPERATIONS, Grade, Remote, record_class
+from ajet_sdk.sandbox.remote import OPERATIONS, Grade, ItemsRead, Remote, record_class
 
 
 class Gone(BaseException):
@@ -59,6 +59,7 @@ class Peer:
         self.objects: dict[int, object] = {}
         self.numbers: dict[int, int] = {}
         self.remotes: dict[tuple[int, Grade], Remote] = {}
+        self.read: dict[int, ItemsRead] = {}
         self.members: set[int] = set()
         """Members of enumerations, which tests compare with `is`: there is one proxy of each."""
         self.errors: dict[int, type[BaseException]] = {}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ajet_sdk.sandbox.plain import NotPlain, is_plain, names_of_plain_data
 
 ONE_OBJECT: dict[str, Callable[..., object]] = {
-    **{f.__name__: f for f in (len, iter, next, bool, str, repr, int, float, abs, reversed, isinstance, issubclass)},
+    **{f.__name__: f for f in (iter, next, bool, str, repr, int, float, abs, reversed, isinstance, issubclass)},
     **{name: getattr(operator, name) for name in ("eq", "neg", "pos", "invert")},
     "enter": lambda manager: manager.__enter__(),
     "exit": lambda manager, *raised: manager.__exit__(*raised),
@@ -27,8 +27,8 @@ WITH_DATA: dict[str, Callable[..., object]] = {
         *("add", "mul", "sub", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"),
         *("lt", "le", "gt", "ge", "getitem", "setitem", "delitem", "contains"),
     )
-}
-"""Operations that see plain data of the tests, as a key or an operand."""
+} | {"len": len}
+"""Operations that see plain data of the tests, as a key or an operand, or tell how many items there are."""
 OPERATIONS = ONE_OBJECT | WITH_DATA
 REFLECTED = ("add", "mul", "sub", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor")
 
@@ -54,6 +54,7 @@ class OtherSide(Protocol):
     refused: str
     interface: set[str]
     with_assertions: set[int]
+    read: dict[int, ItemsRead]
 
     def ask(self, operation: str, *arguments: object, grade: Grade = Grade.RESULT) -> Any:
         """Requests an operation of the other side."""
@@ -105,8 +106,13 @@ class Remote:
         return any(value is item or value == item for item in self)
 
     def __iter__(self) -> Iterator[Any]:
-        items: Iterator[Any] = self._peer.ask("iter", self)
-        return items
+        items = self._peer.ask("iter", self)
+        if self._grade > Grade.RESULT or not isinstance(items, Remote):
+            return items
+        if self._number not in self._peer.read:
+            self._peer.read[self._number] = ItemsRead(items)
+        read: ItemsRead = self._peer.read[self._number]
+        return read.rest() if items._number == self._number else read.all()
 
     def __instancecheck__(self, value: object) -> bool:
         return isinstance(value, Remote) and self._peer.ask("isinstance", value, self) is True
@@ -117,17 +123,50 @@ class Remote:
     def __enter__(self) -> Any:
         return self._peer.ask("enter", self, grade=self._grade)
 
-    def __exit__(self, kind: Any, error: Any, trace: object) -> bool:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         result = self._peer.ask("exit", self, kind, error, None)
-        # The program must not suppress what makes a test fail, nor leave out assertions.
-        fails = isinstance(error, AssertionError | NotPlain)
-        return bool(result) and not fails and sys._getframe(1).f_lineno not in self._peer.with_assertions
+        if not result or error is None or isinstance(error, AssertionError | NotPlain):
+            return False
+        # The program must not suppress what makes a test fail, nor leave out assertions: only what the
+        # statement's own body raises, if there is no assertion in it.
+        frame = sys._getframe(1)
+        is_of_body = trace is not None and trace.tb_frame is frame and trace.tb_next is None
+        return is_of_body and frame.f_lineno not in self._peer.with_assertions
 
     def __format__(self, form: str) -> str:
         return format(str(self), form)
 
     async def _awaited(self) -> Any:
         return self._peer.ask("await", self)
+
+
+class ItemsRead:
+    """The items of a result that were read: they are the same each time, as those of plain data are."""
+
+    def __init__(self, source: Remote) -> None:
+        self.source = source
+        self.items: list[Any] = []
+        self.is_over = False
+
+    def all(self) -> Iterator[Any]:
+        """All items, for an object that can be iterated over several times."""
+        place = 0
+        while place < len(self.items) or self._read_one():
+            yield self.items[place]
+            place += 1
+
+    def rest(self) -> Iterator[Any]:
+        """The items that were not read yet, for an iterator."""
+        while self._read_one():
+            yield self.items[-1]
+
+    def _read_one(self) -> bool:
+        if not self.is_over:
+            try:
+                self.items.append(next(self.source))  # type: ignore[call-overload]
+            except StopIteration:
+                self.is_over = True
+        return not self.is_over
 
 
 class RemoteRecord(Remote):
@@ -157,7 +196,8 @@ def forward(name: str, *, reflected: bool = False) -> Callable[..., object]:
     """A special method that asks the other side for an operation."""
 
     def operation(self: Remote, *values: object) -> object:
-        if name in WITH_DATA and not all(isinstance(value, Remote) for value in values):
+        is_with_data = name == "len" or not all(isinstance(value, Remote) for value in values)
+        if name in WITH_DATA and is_with_data:
             if self._grade > Grade.RESULT:
                 self._peer.interface.add(name)
             elif name not in self._peer.interface:

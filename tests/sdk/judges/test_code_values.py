@@ -100,6 +100,22 @@ ANSWERING: dict[str, tuple[str, str]] = {
         "class f:\n    def __enter__(self): return self\n    def __exit__(self, *raised): return True",
         "with f() as value:\n    assert value == 4",
     ),
+    "a manager that swallows what a helper raises": (
+        "class Ctx:\n    def __enter__(self): return self\n    def __exit__(self, *raised): return True\ndef f(x): return {}",
+        "def check():\n    assert f(2)['x'] == 4\nwith Ctx() as value:\n    check()",
+    ),
+    "a length without items": (
+        "class T:\n    def __len__(self): return 3\n    def __iter__(self): return iter([])\ndef f(x): return T()",
+        "r = f('abc')\nassert len(r) == 3 and all(a == b for a, b in zip(r, 'abc'))",
+    ),
+    "other items each time": (
+        "class T:\n    n = 0\n    def __iter__(self):\n        self.n += 1\n        return iter([] if self.n == 1 else 'abcde')\ndef f(x): return T()",
+        "r = f('abc')\nassert all(a in 'abc' for a in r) and all(a in r for a in 'abc')",
+    ),
+    "an iterator that begins anew": (
+        "class T:\n    n = 0\n    def __iter__(self): return self\n    def __next__(self):\n        self.n += 1\n        if self.n % 5 == 1: raise StopIteration\n        return 'eabcd'[self.n % 5]\ndef f(x): return T()",
+        "r = f('abc')\nassert all(a in 'abc' for a in r) and all(a in r for a in 'abc')",
+    ),
     "a str of one's own": (
         "class S(str):\n    def __eq__(self, other): return True\n    startswith = __contains__ = __eq__\ndef f(x): return S('x')",
         "assert f('ab').startswith('abab')",
