@@ -108,7 +108,8 @@ class Remote:
     def __iter__(self) -> Iterator[Any]:
         items = self._peer.ask("iter", self)
         if self._grade > Grade.RESULT or not isinstance(items, Remote):
-            return items
+            iterator: Iterator[Any] = items
+            return iterator
         if self._number not in self._peer.read:
             self._peer.read[self._number] = ItemsRead(items)
         read: ItemsRead = self._peer.read[self._number]
