@@ -51,6 +51,8 @@ class Peer:
         """Attributes and operations that tests use on objects they construct, and therefore may use
         on results.
         """
+        self.makers: set[str] = set()
+        """Names and methods from which the tests get objects, by how they use them."""
         self.with_assertions: set[int] = set()
         """Lines of the tests' `with` statements that contain assertions."""
         self.module = types.ModuleType("__main__")
@@ -60,8 +62,6 @@ class Peer:
         self.numbers: dict[int, int] = {}
         self.remotes: dict[tuple[int, Grade], Remote] = {}
         self.read: dict[int, ItemsRead] = {}
-        self.members: set[int] = set()
-        """Members of enumerations, which tests compare with `is`: there is one proxy of each."""
         self.errors: dict[int, type[BaseException]] = {}
 
     def refuse(self, remote: Remote, operation: str) -> None:
@@ -94,12 +94,13 @@ class Peer:
         raises, and Gone.
         """
         with self.turn:
-            result = self._ask(operation, arguments)
-        if isinstance(result, Remote) and self.code is None:
-            return self.graded(result, grade)
-        return result
+            return self._ask(operation, arguments, grade)
 
-    def _ask(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+    def grade_of(self, name: str) -> Grade:
+        """The grade of a name of the program, or of a method, whose name begins with a dot."""
+        return Grade.CLASS if name in self.makers else Grade.RESULT
+
+    def _ask(self, operation: str, arguments: tuple[Any, ...], grade: Grade) -> Any:
         if self.gone:
             raise Gone
         self.asked += 1
@@ -111,7 +112,7 @@ class Peer:
                 continue
             try:
                 content, printed, after = fields
-                result = self.decode(content)
+                result = self.decode(content, grade)
                 changed = [self.decode(value) for value in after] if operation == "in place" else []
             except NotPlain as error:
                 self.refused = self.refused or str(error)
@@ -201,21 +202,22 @@ class Peer:
         self.objects[number] = value  # keeps its id unique
         return number
 
-    def decode(self, content: Any) -> Any:
-        return decode(content, self.resolve)
+    def decode(self, content: Any, grade: Grade = Grade.RESULT) -> Any:
+        return decode(content, lambda kind, fields: self.resolve(kind, fields, grade))
 
-    def resolve(self, kind: str, fields: list[Any]) -> Any:
-        """Reads a value that is not plain data."""
+    def resolve(self, kind: str, fields: list[Any], grade: Grade) -> Any:
+        """Reads a value that is not plain data; `grade` is that of an object."""
         if kind == "yours":
             return self.objects[fields[0]]
         if kind == "mine":
             number, called, described = fields
-            return self.remote(int(number), str(called), tuple((str(name), bool(flag)) for name, flag in described))
+            names = tuple((str(name), bool(flag)) for name, flag in described)
+            return self.remote(int(number), str(called), names, grade)
         if kind == "member":
-            self.members.add(int(fields[0]))
-            return self.remote(int(fields[0]), str(fields[1]), ())
+            # There is one proxy of each, since tests compare them with `is`.
+            return self.remote(int(fields[0]), str(fields[1]), (), Grade.RESULT)
         if kind == "coroutine":
-            return self.remote(int(fields[0]), "coroutine", ())._awaited()
+            return self.remote(int(fields[0]), "coroutine", (), Grade.RESULT)._awaited(grade)
         if kind == "builtin error":
             error = getattr(builtins, str(fields[0]))
             if not (isinstance(error, type) and issubclass(error, BaseException)):
@@ -231,22 +233,14 @@ class Peer:
             return self.error(*fields)
         raise ValueError(kind)
 
-    def remote(self, number: int, called: str, fields: tuple[tuple[str, bool], ...]) -> Remote:
-        grade = Grade.RESULT if self.code is None else Grade.OBJECT  # a program may use the tests' objects as it likes
+    def remote(self, number: int, called: str, fields: tuple[tuple[str, bool], ...], grade: Grade) -> Remote:
+        """The proxy of an object: one for each grade, since a method may return the object it was called on."""
+        if self.code is not None:
+            grade = Grade.OBJECT  # a program may use the tests' objects as it likes
         if (number, grade) not in self.remotes:
             kind = record_class(called, fields) if fields else Remote
             self.remotes[number, grade] = kind(self, number, called, grade)
         return self.remotes[number, grade]
-
-    def graded(self, remote: Remote, grade: Grade) -> Remote:
-        """The same object with another grade: an object that a method returns may be the one it was
-        called on.
-        """
-        if remote._number in self.members:
-            return remote
-        if (remote._number, grade) not in self.remotes:
-            self.remotes[remote._number, grade] = type(remote)(self, remote._number, remote._called, grade)
-        return self.remotes[remote._number, grade]
 
     def error(self, kind: Any, arguments: Any, attributes: Any) -> BaseException:
         error = self.decode(kind)

@@ -59,6 +59,9 @@ class OtherSide(Protocol):
     def ask(self, operation: str, *arguments: object, grade: Grade = Grade.RESULT) -> Any:
         """Requests an operation of the other side."""
 
+    def grade_of(self, name: str) -> Grade:
+        """The grade of a name, or of a method, whose name begins with a dot."""
+
     def refuse(self, remote: Remote, operation: str) -> None:
         """Records that an object stands where the tests ask for plain data."""
 
@@ -72,7 +75,7 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__name__":
             raise AttributeError(f"{name} is not asked of a program's object")
-        value = self._peer.ask("get", self, name)
+        value = self._peer.ask("get", self, name, grade=self._peer.grade_of(f".{name}"))
         if self._grade > Grade.RESULT:
             self._peer.interface.add(name)
         elif name not in self._peer.interface and name in names_of_plain_data() and not is_plain(value):
@@ -137,8 +140,8 @@ class Remote:
     def __format__(self, form: str) -> str:
         return format(str(self), form)
 
-    async def _awaited(self) -> Any:
-        return self._peer.ask("await", self)
+    async def _awaited(self, grade: Grade) -> Any:
+        return self._peer.ask("await", self, grade=grade)
 
 
 class ItemsRead:

@@ -23,7 +23,7 @@ from typing import Any
 from ajet_sdk.sandbox.collect import Collected, is_assertion
 from ajet_sdk.sandbox.peer import Gone, Peer
 from ajet_sdk.sandbox.plain import names_of_plain_data
-from ajet_sdk.sandbox.remote import Grade, Remote
+from ajet_sdk.sandbox.remote import Remote
 
 MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {"np": "numpy", "pd": "pandas"}
 """Modules that tests may use without an import, regardless of the program's names."""
@@ -64,14 +64,14 @@ class Names(dict[str, Any]):
         self.program_names = {name for name in names if name in entry_names or not hasattr(builtins, name)}
         if not self.program_names - assigned(tree):
             self.program_names |= under_test(tree, names)
-        self.classes = constructing(tree)
+        self.peer.makers = constructing(tree)
 
     def __missing__(self, name: str) -> object:
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name not in self.program_names or name.startswith("__"):
             raise KeyError(name)
-        return self.peer.ask("name", name, grade=Grade.CLASS if name in self.classes else Grade.RESULT)
+        return self.peer.ask("name", name, grade=self.peer.grade_of(name))
 
 
 def assigned(tree: ast.Module) -> set[str]:
@@ -109,29 +109,53 @@ def under_test(tree: ast.Module, names: set[str]) -> set[str]:
 
 
 def constructing(tree: ast.Module) -> set[str]:
-    """Names from which tests construct objects, by how they use them.
+    """Names from which tests get objects, by how they use them; those of methods begin with a dot.
 
-    They are named as classes are, or what they return has an attribute that no plain data has.
+    They are named as classes are; or what they return has an attribute that no plain data has, or is
+    compared with an object.
     """
+    sources = _sources(tree)
+
+    def source(value: ast.expr) -> str:
+        """The function, class or method that an expression comes from, also by way of a variable."""
+        while isinstance(value, ast.Subscript):
+            value = value.value
+        if isinstance(value, ast.Name):
+            made_by = sources.get(value.id, {value.id})
+            return next(iter(made_by)) if len(made_by) == 1 else ""
+        return _maker(value)
+
     names: set[str] = set()
-    sources: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_class_name(_maker(node)):
             names.add(_maker(node))
         elif isinstance(node, ast.Name) and _is_class_name(node.id) and not node.id.isupper():
             names.add(node.id)  # a name in capitals alone may be a constant
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            sources.setdefault(node.targets[0].id, set()).add(_maker(node.value))
-        elif isinstance(node, ast.withitem) and isinstance(node.optional_vars, ast.Name):
-            sources.setdefault(node.optional_vars.id, set()).add(_maker(node.context_expr))
+        elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
+            sides = [source(node.left), source(node.comparators[0])]
+            if any(map(_is_class_name, sides)):
+                names.update(sides)
+        elif isinstance(node, ast.Attribute) and node.attr not in names_of_plain_data():
+            names.add(source(node.value))
+            names.add(_first_maker(node.value))
+    return names - {""}
+
+
+def _sources(tree: ast.Module) -> dict[str, set[str]]:
+    """Variables of the tests with the functions, classes and methods that their values come from."""
+    sources: dict[str, set[str]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr not in names_of_plain_data():
-            maker = _maker(node.value)
-            if isinstance(node.value, ast.Name):
-                made_by = sources.get(node.value.id, {node.value.id})
-                maker = next(iter(made_by)) if len(made_by) == 1 else ""
-            names.add(maker)
-    return names
+        pairs: list[tuple[ast.expr | None, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.withitem):
+            pairs = [(node.optional_vars, node.context_expr)]
+        elif isinstance(node, ast.For | ast.comprehension):
+            pairs = [(node.target, node.iter)]
+        for target, value in pairs:
+            if isinstance(target, ast.Name):
+                sources.setdefault(target.id, set()).add(_maker(value))
+    return sources
 
 
 def _is_class_name(name: str) -> bool:
@@ -139,8 +163,21 @@ def _is_class_name(name: str) -> bool:
 
 
 def _maker(value: ast.expr) -> str:
-    """The name that an expression calls."""
-    return value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+    """The function, class or method that an expression calls, also for an item of its result."""
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    if not isinstance(value, ast.Call):
+        return ""
+    if isinstance(value.func, ast.Attribute):
+        return f".{value.func.attr}"
+    return value.func.id if isinstance(value.func, ast.Name) else ""
+
+
+def _first_maker(value: ast.expr) -> str:
+    """The function or class with which a chain of methods begins: `calc` of `calc(1).add(2)`."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return _maker(value)
 
 
 class InPlace(ast.NodeTransformer):

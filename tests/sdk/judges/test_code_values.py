@@ -223,6 +223,42 @@ HONEST: dict[str, tuple[str, str]] = {
         "class ignore:\n    def __init__(self, kind): self.kind = kind\n    def __enter__(self): return self\n    def __exit__(self, kind, error, trace): return kind is not None and issubclass(kind, self.kind)",
         "with ignore(ValueError):\n    raise ValueError('no')\nassert isinstance(ignore(KeyError), ignore)",
     ),
+    "linked lists of a solution": (
+        'class ListNode:\n    def __init__(s, val=0, next=None): s.val=val; s.next=next\nclass Solution:\n    def reverse(self, head):\n        prev=None\n        while head: head.next, prev, head = prev, head, head.next\n        return prev',
+        'h = ListNode(1, ListNode(2, ListNode(3)))\nr = Solution().reverse(h)\nassert (r.val, r.next.val, r.next.next.val) == (3,2,1) and r.next.next.next is None',
+    ),
+    "a class in small letters": (
+        'class stack:\n    def __init__(s): s.x=[]\n    def push(s, v): s.x.append(v)\n    def pop(s): return s.x.pop()\n    def __len__(s): return len(s.x)',
+        's = stack()\ns.push(1)\nassert s.pop() == 1 and len(s) == 0',
+    ),
+    "matrices": (
+        'class Matrix:\n    def __init__(s, r): s.r=r\n    def __matmul__(s, o): return Matrix([[sum(a*b for a,b in zip(x,y)) for y in zip(*o.r)] for x in s.r])\n    def __getitem__(s, i): return s.r[i]\n    def __eq__(s, o): return s.r == o.r\n    def __rmul__(s, k): return Matrix([[k*x for x in r] for r in s.r])\n    @classmethod\n    def identity(cls, n): return cls([[int(i==j) for j in range(n)] for i in range(n)])\n    def T(s): return Matrix([list(x) for x in zip(*s.r)])',
+        'a = Matrix([[1,2],[3,4]])\nassert a @ Matrix.identity(2) == a and (2 * a)[0][1] == 4 and (a @ a)[0] == [7, 10] and a.T()[0] == [1, 3]',
+    ),
+    "items of a list": (
+        "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass Item:\n    price: float\n    name: str = field(compare=False)\n    def total(self, n): return self.price * n\ndef make(n): return [Item(1.0, n), Item(2.0, 'b')]",
+        'xs = make(\'a\')\nassert xs[0].name == \'a\' and xs[0] < xs[1] and xs[0].total(3) == 3.0 and xs[0] == Item(1.0, \'zz\') and max(xs).name == \'b\' and repr(xs[1]) == "Item(price=2.0, name=\'b\')"',
+    ),
+    "a chain of methods": (
+        'class _C:\n    def __init__(s, v): s.v=v\n    def add(s, x): s.v += x; return s\n    def value(s): return s.v\ndef calc(v): return _C(v)',
+        'assert calc(1).add(2).add(3).value() == 6',
+    ),
+    "an enumeration": (
+        'import enum\nclass Color(enum.Enum):\n    RED = 1\n    BLUE = 2\ndef parse(s): return Color[s]',
+        "assert parse('RED') is Color.RED and parse('BLUE') == Color.BLUE and parse('RED') != Color.BLUE and Color(1) is Color.RED and [c.name for c in Color] == ['RED','BLUE'] and parse('RED').value == 1",
+    ),
+    "a queue in a class of tests": (
+        'class Queue:\n    def __init__(s): s.q=[]\n    def put(s,x): s.q.append(x)\n    def get(s): return s.q.pop(0)\n    def __len__(s): return len(s.q)\n    def __contains__(s,x): return x in s.q\n    def __bool__(s): return bool(s.q)',
+        'class TestQueue:\n    def setup_method(self): self.q = Queue()\n    def test_a(self):\n        self.q.put(1)\n        assert len(self.q) == 1 and 1 in self.q and self.q\n        assert self.q.get() == 1 and not self.q',
+    ),
+    "iterators": (
+        'class Range:\n    def __init__(s, n): s.i=0; s.n=n\n    def __iter__(s): return s\n    def __next__(s):\n        if s.i >= s.n: raise StopIteration\n        s.i += 1\n        return s.i\ndef gen(n):\n    x = yield 1\n    yield x',
+        'r = Range(3)\nassert next(r) == 1 and list(r) == [2,3] and list(Range(2)) == [1,2]\ng = gen(1)\nassert next(g) == 1 and g.send(5) == 5',
+    ),
+    "objects in order": (
+        "class P:\n    def __init__(s, n): s.n = n\n    def __lt__(s, o): return s.n < o.n\n    def __repr__(s): return f'P({s.n})'",
+        "assert [p.n for p in sorted([P(2), P(1)])] == [1, 2] and repr(P(3)) == 'P(3)' and str([P(1)]) == '[P(1)]' and max(P(1), P(2)).n == 2",
+    ),
     "map, filter, zip and generators": (
         "def f(x): return map(str, x)\ndef g(x): return (n for n in x)\ndef h(x): return zip(x, x)",
         "assert list(f([1, 2])) == ['1', '2'] and 2 in g([1, 2]) and list(h('ab')) == [('a', 'a'), ('b', 'b')]",
