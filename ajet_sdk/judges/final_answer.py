@@ -131,6 +131,9 @@ def last_boxed(text: str) -> tuple[int, str] | None:
             box = opened.pop()
             if box is not None and (last is None or box[0] > last[0]):
                 last = (*box, match.start())
+    for box in opened:
+        if box is not None and (last is None or box[0] > last[0]):
+            return box[0], ""
     return None if last is None else (last[0], text[last[1] : last[2]])
 
 

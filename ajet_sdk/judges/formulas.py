@@ -23,14 +23,21 @@ def compare(answer: str, right: str) -> Literal["equal", "different", "no refere
     if not truth:
         return "no reference"
     value = _parsed(answer)
-    if not math_verify.verify(truth, value, timeout_seconds=None):
+    if not value or not math_verify.verify(truth, value, timeout_seconds=None):
         return "different"
     return "equal" if _is_near(truth[0], value[0]) else "different"
 
 
 def _parsed(text: str) -> list[Any]:
-    parsed: list[Any] = math_verify.parse(f"${text}$", parsing_timeout=None)  # type: ignore[arg-type]
-    return parsed
+    # As LaTeX alone: else a number within a formula that cannot be read would stand for the formula
+    # (https://github.com/huggingface/Math-Verify/pull/82).
+    parsed = math_verify.parse(
+        f"${text}$",
+        extraction_config=[math_verify.LatexExtractionConfig()],
+        parsing_timeout=None,  # type: ignore[arg-type]
+    )
+    # A text alone is what is left of a formula that cannot be read, perhaps its beginning.
+    return parsed if parsed and not isinstance(parsed[0], str) else []
 
 
 def _is_near(truth: Any, value: Any) -> bool:

@@ -59,6 +59,10 @@ FORMULAS = [
     (r"\boxed{1.414214}", r"\sqrt2", True), (r"\boxed{1.4142}", r"\sqrt2", False), (r"\boxed{5!}", "120", True),
     (r"\boxed{2\cdot 10^{-20}}", r"\sqrt{9}\cdot 10^{-20}", False), (r"\boxed{3.0000001}", r"\sqrt{9}", False),
     (r"\boxed{0.0}", r"\frac{\sqrt2}{10^{12}}", False), (r"\boxed{(1.0000001, 2)}", "(1,2)", False),
+    (r"\boxed{1 + \frac{1}{\mathrm{e}^2}}", r"1 - \frac{1}{e^2}", False), (r"\boxed{4\sqrt(2)}", "4", False),
+    (r"\boxed{1:4:9:\ldots}", r"1:2:3", False), (r"\boxed{\frac{1}{2006!}}", r"\frac{1}{2004!}", False),
+    (r"\boxed{D = (0, 1.5)}", "D = (0, 1)", False), (r"\boxed{\pm 2021}", "2021", False),
+    (r"\boxed{\text{13}}", "13", True),
     (r"\boxed{\binom{5}{2}}", "10", True), ("10", r"\binom{5}{2}", True), (r"\boxed{\{1, 2\}}", r"\{2,1\}", True),
 ]  # fmt: skip
 
