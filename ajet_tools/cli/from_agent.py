@@ -263,7 +263,7 @@ def value_of(text: object) -> object:
         content = content.strip("`").removeprefix("json").strip()
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return content
 '''
 _OPEN = '''
