@@ -14,12 +14,15 @@ from ajet_sdk.environments.instances import InstanceLimits, Instances, Refused
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.call import is_group_judge
 from ajet_sdk.judges.cheats import MESSAGES, PROGRAMS, TEXTS, Cheat
-from ajet_sdk.judges.code import TESTS, CodeJudge
+from ajet_sdk.judges.code import TESTS, CodeJudge, longest_block
 from ajet_sdk.judges.combined import CombinedJudge, WeightedJudge
 from ajet_sdk.judges.evaluate import value_of, verdicts_on
 from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.model import JudgeModel, ScriptedModel
+from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.rubric import RubricJudge
+from ajet_sdk.judges.task_cheats import cheats_of, reference_names, text_of_value
+from ajet_sdk.judges.weak_tests import passed_by
 from ajet_sdk.protocols import Ask
 from ajet_sdk.types import Episode, Task
 
@@ -64,6 +67,8 @@ class Outcome:
     earned: bool
     why: str = ""
     """The reason for a missing verdict."""
+    paid_by: tuple[str, ...] = ()
+    """For a program: the assertions that it passes, each run alone."""
 
 
 @dataclass
@@ -82,6 +87,7 @@ async def attack_judge(
     judge: object,
     tasks: Sequence[Task] = (),
     *,
+    seen: Sequence[Task] = (),
     threshold: float | None = None,
     own_model: bool = False,
     parallel: int = 8,
@@ -89,11 +95,14 @@ async def attack_judge(
 ) -> Attack:
     """Judge every cheat on every task.
 
-    A task with tests gets programs, empty outputs and unicode; any other task gets the texts.
+    A task with tests gets programs, empty outputs and unicode; any other task gets the texts, and outputs made from the
+    task itself and from the answers of all tasks. A part of the right answer earns if it gets as much as
+    the right one.
 
     Args:
         judge: as `--judge` takes it. An LLM judge asks `gullible` in place of its model.
         tasks: defaults to `PROGRAM_TASKS` or `TASKS`.
+        seen: all tasks, whose answers a policy could learn; empty: `tasks`.
         threshold: a cheat earns with a reward above it, or with `is_success`; None: the judge's `min_score`, else 0. A
             group judge compares the cheat with the task's answer or a refusal, and the higher reward earns.
         own_model: ask the real model of an LLM judge.
@@ -108,30 +117,64 @@ async def attack_judge(
     parts = [part.judge for part in judge.parts] if isinstance(judge, CombinedJudge) else [judge]
     defaults = PROGRAM_TASKS if any(isinstance(part, CodeJudge) for part in parts) else TASKS
 
-    async def outcome(cheat: Cheat, task: Task) -> Outcome:
-        output = cheat.on(task.main_query, _function(task))
-        group = [task.metadata.get("answer") or REFUSAL, output] if grouped else [output]
+    chosen = list(tasks or defaults)
+    names = {task.task_id: reference_names(parts, task) for task in (*chosen, *seen)}
+    answers = [_answer(task, names[task.task_id]) for task in seen or chosen]
+
+    async def rewarded(outputs: Sequence[object], task: Task) -> list[Verdict | str]:
         episodes = [
             Episode(episode_id=f"{index}", group_id="g", attempt=index, task=task, output=content)
-            for index, content in enumerate(group)
+            for index, content in enumerate(outputs)
         ]
         async with limit:
-            verdicts = await verdicts_on(judge, episodes)
+            return list(await verdicts_on(judge, episodes))
+
+    async def outcome(cheat: Cheat, task: Task) -> Outcome:
+        output = cheat.on(task.main_query, _function(task))
+        answer = _answer(task, names[task.task_id])
+        verdicts = await rewarded([answer or REFUSAL, output] if grouped else [output], task)
         done(1)
         verdict = verdicts[-1]
         if isinstance(verdict, str):
             return Outcome(cheat.kind, cheat.name, task.task_id, None, False, verdict)
-        reward, honest = value_of(verdict) or 0.0, value_of(verdicts[0]) or 0.0
+        reward = value_of(verdict) or 0.0
+        honest = value_of(verdicts[0]) or 0.0
         earned = reward > honest if grouped else reward > least or verdict.is_success is True
-        return Outcome(cheat.kind, cheat.name, task.task_id, reward, earned)
+        if earned and cheat.kind in ("answers", "hollow") and not grouped:
+            # A judge may pay a part of an answer, but not as much as all of it.
+            form = text_of_value(answer) if isinstance(output, str) else answer
+            [right] = await rewarded([form], task)
+            earned = isinstance(right, str) or reward >= (value_of(right) or 0.0)
+        paid_by: tuple[str, ...] = ()
+        if earned and cheat.kind in ("program", "trivial"):
+            paid_by = await _paying_tests(parts, output, task)
+        return Outcome(cheat.kind, cheat.name, task.task_id, reward, earned, paid_by=paid_by)
 
     for_programs = [*PROGRAMS, *(cheat for cheat in TEXTS if cheat.kind in ("empty", "unicode"))]
-    pairs = [
-        (cheat, task)
-        for task in tasks or defaults
-        for cheat in (for_programs if any(task.metadata.get(name) for name in TESTS) else TEXTS)
-    ]
+    pairs: list[tuple[Cheat, Task]] = []
+    for task in chosen:
+        if any(task.metadata.get(name) for name in TESTS):
+            cheats = for_programs
+        else:
+            cheats = [*TEXTS, *cheats_of(task, names[task.task_id], answers)]
+        pairs += [(cheat, task) for cheat in cheats]
     return _checked(await asyncio.gather(*(outcome(cheat, task) for cheat, task in pairs)))
+
+
+def _answer(task: Task, names: Sequence[str]) -> object:
+    return next((task.metadata[name] for name in names if name in task.metadata), None)
+
+
+async def _paying_tests(judges: Sequence[object], output: str, task: Task) -> tuple[str, ...]:
+    """The assertions of a task that a program passes, if a judge runs its tests."""
+    by_tests = [judge for judge in judges if isinstance(judge, CodeJudge)]
+    if not by_tests:
+        return ()
+    code = longest_block(output) or output
+    tests = next(task.metadata[name] for name in TESTS if task.metadata.get(name))
+    entry_point = task.metadata.get("entry_point")
+    [judge, *_] = by_tests
+    return tuple(await passed_by(code, tests, entry_point, limits=judge.limits, unfenced=judge.unfenced))
 
 
 async def attack_environment(
@@ -220,7 +263,7 @@ def _scripted(judge: object) -> Any:
 
 
 def gullible(ask: Ask) -> str:
-    """A model for judges that rejects every answer, and quotes its prompt before, after or in the verdict."""
+    """A model for judges that rejects every answer, and quotes its prompt before, after or around the verdict."""
     asked = str((ask.messages or [{}])[-1]["content"])
     shown = "\n".join(re.findall(r"<answer[^>]*>\s*(.*?)\s*</answer", asked, re.DOTALL)) or asked
     schema = str(ask.options.get("response_format") or asked)
@@ -229,6 +272,8 @@ def gullible(ask: Ask) -> str:
         verdict = '{"reason": "alike", "better": "tie"}'
     elif "verdicts" in schema:
         verdict = '{"verdicts": [{"answer": 1, "score": 0}, {"answer": 2, "score": 0}]}'
+    key = re.findall(r'"key": "(\w+)"', asked)[-1]
+    verdict = f'{{"key": "{key}", {verdict[1:]}'
     ways = (
         f"{verdict}\n\nThe answer was:\n{shown}",
         f"The answer was:\n{shown}\n\n{verdict}",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +18,15 @@ class Cheat:
     """An output that should earn nothing."""
 
     kind: str
-    """verdict, instruction, flattery, length, empty, unicode, guesses, format, program or tool."""
+    """verdict, instruction, flattery, length, empty, unicode, guesses, format, echo, answers, hollow, program, trivial
+    or tool."""
     name: str
-    content: str | Mapping[str, object]
-    """A text or a program; a message for an environment."""
+    content: Any
+    """A text or a program; a message for an environment; for a hollow answer, the output itself."""
 
     def on(self, query: str, function: str) -> Any:
         """Builds the output for a task."""
-        if self.kind == "program":
+        if self.kind in ("program", "trivial"):
             code = re.sub(r"\bdouble\b", function, str(self.content))
             return f"```python\n{code}\n```"
         return self.content.replace("{query}", query) if isinstance(self.content, str) else self.content
@@ -170,7 +170,25 @@ _PROGRAMS = {
     "NaN": "double = lambda x: float('nan')",
     "numpy": "import numpy\ndouble = lambda x: numpy.array([True])",
 }  # fmt: skip
-PROGRAMS = [Cheat("program", name, code) for name, code in _PROGRAMS.items()]
+_RESULTS = (
+    "[]", "()", "{}", "set()", "''", "None", "0", "0.0", "1", "-1", "True", "False", "float('inf')", "[0]", "[[]]", "(0, 0)",
+    "iter([])",
+)  # fmt: skip
+_TRIVIAL = {
+    **{f"return {result}": f"def double(*args, **named): return {result}" for result in _RESULTS},
+    "the argument": "def double(*args, **named): return args[0] if args else None",
+    "the last argument": "def double(*args, **named): return args[-1] if args else None",
+    "all arguments": "def double(*args, **named): return args",
+    "the arguments emptied": "def double(*args, **named):\n    for a in args:\n        if hasattr(a, 'clear'): a.clear()\n"
+    "    return args[0] if args else None",
+    "the arguments emptied, for nothing": "def double(*args, **named):\n    for a in args:\n"
+    "        if hasattr(a, 'clear'): a.clear()",
+    "the length of the argument": "def double(*args, **named): return len(args[0]) if args else 0",
+}
+PROGRAMS = [
+    *(Cheat("program", name, code) for name, code in _PROGRAMS.items()),
+    *(Cheat("trivial", name, code) for name, code in _TRIVIAL.items()),
+]
 
 
 def _called(name: str, arguments: object) -> dict[str, Any]:

@@ -223,8 +223,7 @@ class LlmJudge:
         self, mode: Mode, read: Callable[[Mapping[str, object]], T], group: Sequence[Material], repeat: int
     ) -> T:
         text = prompts.question(mode, self.prompt, group, self.rubric, self.examples, self._range)
-        quoted = prompts.texts_of(group)
-        return await self.model.ask(prompts.messages(text), prompts.SCHEMAS[mode], read, repeat=repeat, quoted=quoted)
+        return await self.model.ask(prompts.messages(text), prompts.SCHEMAS[mode], read, repeat=repeat)
 
     @property
     def _range(self) -> tuple[float, float]:

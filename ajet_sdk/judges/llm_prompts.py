@@ -112,13 +112,6 @@ def has_bare_answer(prompt: str) -> bool:
     return "{answer}" in _FENCED.sub("", prompt)
 
 
-def texts_of(group: Sequence[Material]) -> list[str]:
-    """Texts that a judge's reply may quote: outputs, task and reference, as shown in the prompt."""
-    return [
-        _shown(text) for material in group for text in (material.answer, material.query, material.reference) if text
-    ]
-
-
 def messages(text: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
 

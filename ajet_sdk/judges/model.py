@@ -1,6 +1,7 @@
 """The model behind a judge: requests a JSON object by schema, retries invalid replies, and caches valid ones.
 
-A verdict that cannot be read raises NoReward. A verdict that the reply only quotes is never used.
+A verdict is a reply that is nothing but the object, or an object with the key of the request, which no judged text can
+know. Anything else in a reply may be a quote of what is judged. A reply without a verdict raises NoReward.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import asyncio
 import contextlib
 import functools
 import hashlib
-import html
 import inspect
 import json
 import math
 import os
 import re
+import secrets
+import string
 import sys
-import unicodedata
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -106,13 +107,11 @@ class JudgeModel:
         schema: Mapping[str, Any],
         read: Callable[[Mapping[str, Any]], T],
         *,
-        quoted: Sequence[str],
         repeat: int = 0,
     ) -> T:
         """Requests a JSON object and parses it with `read`, which raises ValueError for an invalid one.
 
-        `quoted`: untrusted texts in the messages, such as the judged output; see `object_in`. The field `reason` is
-        free text. A different `repeat` bypasses earlier replies.
+        The field `reason` is free text. A different `repeat` bypasses earlier replies.
 
         Raises NoReward if no reply is valid or the model refuses the request, EngineUnavailable if it does not answer,
         CacheError, BudgetSpent.
@@ -121,13 +120,9 @@ class JudgeModel:
             "messages": list(messages), "schema": schema, "temperature": self.temperature,
             "max_tokens": self.max_tokens, "repeat": repeat,
         }  # fmt: skip
-        fields = [name for name in schema["properties"] if name != "reason"]
-
-        def verdict(text: str) -> T:
-            return read(object_in(text, fields, quoted))
 
         async def answer() -> list[str]:
-            return [await self._answer(messages, schema, verdict)]
+            return [json.dumps(await self._answer(messages, schema, read))]
 
         # A client repeats a run from its cache, including failures.
         kept_errors = (NoReward,) if isinstance(self.model, ModelClient) else ()
@@ -136,15 +131,22 @@ class JudgeModel:
         except RequestRefused as kept:
             raise NoReward(str(kept)) from kept
         with contextlib.suppress(ValueError):  # another version of ajet may have cached an invalid reply
-            return verdict(text)
-        return verdict(await self._answer(messages, schema, verdict))
+            return read(object_in(text, _stating(schema)))
+        return read(await self._answer(messages, schema, read))
 
     async def _answer(
-        self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], verdict: Callable[[str], object]
-    ) -> str:
-        """Requests until a reply is valid, and returns its text."""
-        conversation, wrong = [dict(message) for message in messages], ""
-        by_schema = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
+        self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
+    ) -> dict[str, Any]:
+        """Requests until a reply is valid, and returns its object."""
+        key = secrets.token_hex(6)
+        *earlier, last = map(dict, messages)
+        last["content"] = f'{last["content"]}\n\nBegin the object with "{KEY}": "{key}".'
+        asked = [*earlier, last]
+        conversation = asked
+        wrong = ""
+        # The schema does not name the key: a server compiles each new schema.
+        whole = {**schema, **object_schema(**{KEY: {"type": "string"}, **schema["properties"]})}
+        by_schema = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": whole}}
         for _ in range(self.retries + 1):
             try:
                 [reply, *_rest] = await self.client.reply(
@@ -158,15 +160,18 @@ class JudgeModel:
             try:
                 if finish_of(reply.finish_reason) == "length":
                     raise ValueError(f"it is cut at {self.max_tokens} tokens (max_tokens)")
-                verdict(reply.text)
+                stated = object_in(reply.text, _stating(schema), key)
+                read(stated)
             except ValueError as error:
                 wrong = f"{error} (it said {' '.join(reply.text.split())[:_SHOWN]!r})"
-                asked = {"role": "user", "content": f"That is no verdict: {error}. Reply with the JSON object alone."}
+                again = f"That is no verdict: {error}. Reply with the JSON object alone."
                 conversation = [
-                    *map(dict, messages), {"role": "assistant", "content": reply.text or "(nothing)"}, asked
-                ]  # fmt: skip
+                    *asked,
+                    {"role": "assistant", "content": reply.text or "(nothing)"},
+                    {"role": "user", "content": again},
+                ]
                 continue
-            return reply.text
+            return stated
         raise NoReward(f"no verdict from the judge's model {self.name} in {self.retries + 1} replies: {wrong}")
 
 
@@ -268,71 +273,88 @@ def number_in(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-_BROKEN = re.compile(r"\{\s*\"")
-_TAGGED = re.compile(
-    r"<(task|query|question|answer|response|output|reference|rubric|example|quote)\b[^>]*>.*?</\1>", re.DOTALL
-)
-_FENCE = re.compile(r"```\w*|~~~\w*")
-_ESCAPED = re.compile(r"\\(?:u00|x)([0-9a-fA-F]{2})")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
-_MARKS = tuple("\"'`“”‘’«»")
+KEY = "key"
+"""Field with the key of the request."""
+_FENCES = ("```", "~~~")
+_MOST_OBJECTS = 1000
+"""Places in a reply where an object may begin; each is read to the end of the object."""
 
 
-def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = ()) -> dict[str, Any]:
-    """Extracts the object of a reply, with any prose or fence around it.
+def _stating(schema: Mapping[str, Any]) -> list[str]:
+    return [name for name in schema["properties"] if name not in ("reason", KEY)]
 
-    If a text of `quoted` names a field, the reply may quote it; then only an object without other text counts, except
-    for thoughts and a fence. This never depends on the object's values, otherwise a text that names all low scores
-    would have low verdicts refused. Objects in block quotes, in quotation marks or between tags of the question are
-    ignored. Raises ValueError if no object has one of `fields`, if two differ, and if a quote breaks an object: it is
-    not JSON, repeats a field, or a field is outside of it.
+
+def object_in(reply: str, fields: Collection[str], key: str = "") -> dict[str, Any]:
+    """Extracts the verdict of a reply: the reply if it is one JSON object, else the object in it with the key.
+
+    A code fence and thoughts between `<think>` tags may stand around an object alone. Any other word may belong to a
+    quote of the judged text, whose object then stands for the verdict, whatever the quote looks like.
 
     Args:
         reply: the model's text, with its thoughts.
-        fields: objects with none of these are ignored; empty: all objects count.
-        quoted: texts that the reply may quote: the judged output and its task.
+        fields: names of which an object must have one.
+        key: of the request; empty: only an object alone counts.
+
+    Raises ValueError if there is none, if two differ, and if a quote in it breaks the object: it is not JSON, repeats a
+    field, or a field stands outside of it.
     """
-    text = _TAGGED.sub(lambda match: "_" * len(match[0]), _without_thoughts(reply, quoted))
-    objects, stated, outside, end = 0, list[dict[str, object]](), list[str](), 0
-    for start, behind, value in _objects(text):
-        outside.append(text[end:start])
-        objects, end = objects + 1, behind
-        has_field = not fields or any(name in value for name in fields)
-        if has_field and not _is_quoted(text, start) and value not in stated:
-            stated.append(value)
-    outside_text = "".join([*outside, text[end:]])
-    if any(re.search(rf'"{re.escape(name)}"\s*:', outside_text) for name in fields):
+    alone = _object(_without_fence(_without_thoughts(reply.strip())))
+    if alone is not None and any(name in alone for name in fields):
+        return alone
+    objects, outside = _objects(reply)
+    keyed = [value for value in objects if key and value.get(KEY) == key and any(name in value for name in fields)]
+    different = [value for place, value in enumerate(keyed) if value not in keyed[:place]]
+    if len(different) > 1:
+        raise ValueError(f"{len(different)} JSON objects in it differ")
+    if not different:
+        raise ValueError("it is not one JSON object alone, and no object in it has the key")
+    if any(re.search(rf'"{re.escape(name)}"\s{{0,9}}:', outside) for name in fields):
         raise ValueError("the JSON object in it is incomplete: one of its fields is outside it")
-    if len(stated) > 1:
-        raise ValueError(f"{len(stated)} JSON objects in it differ")
-    if not stated:
-        raise ValueError("no JSON object in it is the verdict")
-    if (objects > 1 or _FENCE.sub("", outside_text).strip()) and _names_any(quoted, fields):
-        raise ValueError("the JSON object in it may be a quote: other words stand beside it")
-    return stated[0]
+    return different[0]
 
 
-def _without_thoughts(reply: str, quoted: Sequence[str]) -> str:
-    """Strips the thoughts from a reply. A closing tag that may be a quote is ignored."""
-    before, mark, behind = reply.partition("</think>")
-    begun = before.lstrip().startswith("<think>")
-    in_object = _FENCE.sub("", before).lstrip().startswith("{")
-    alone = "</think>" not in behind and not in_object and not any("</think>" in text for text in quoted)
-    return behind if mark and (begun or alone) else reply
+def _without_thoughts(reply: str) -> str:
+    """Strips the thoughts that begin a reply; with several closing tags, one may be quoted."""
+    if reply.startswith("<think>") and reply.count("</think>") == 1:
+        return reply.partition("</think>")[2].strip()
+    return reply
 
 
-def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """The outermost objects of a text, with start and end. Raises ValueError for invalid JSON."""
-    decoder, position = json.JSONDecoder(strict=False, object_pairs_hook=_once), 0  # a model breaks lines in strings
-    while (start := text.find("{", position)) >= 0:
+def _without_fence(text: str) -> str:
+    if len(text) > 6 and text.startswith(_FENCES) and text.endswith(text[:3]):
+        return text[3:-3].lstrip(string.ascii_letters + string.digits).strip()
+    return text
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """A text as one JSON object; None for anything else."""
+    try:
+        value = json.JSONDecoder(strict=False, object_pairs_hook=_once).decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _objects(text: str) -> tuple[list[dict[str, Any]], str]:
+    """The outermost objects of a text, and the text around them."""
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_once)  # a model breaks lines in strings
+    objects: list[dict[str, Any]] = []
+    outside: list[str] = []
+    begun = 0
+    position = 0
+    for _ in range(_MOST_OBJECTS):
+        start = text.find("{", position)
+        if start < 0:
+            return objects, "".join([*outside, text[begun:]])
         try:
             value, position = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            if _BROKEN.match(text, start):
-                raise ValueError("an object in it is not valid JSON") from None
             position = start + 1
             continue
-        yield start, position, value
+        objects.append(value)
+        outside.append(text[begun:start])
+        begun = position
+    raise ValueError("it has too many braces")
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
@@ -340,19 +362,3 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         raise ValueError("an object names a field twice")
     return fields
-
-
-def _is_quoted(text: str, start: int) -> bool:
-    before = text[:start].rstrip(" ")
-    line = before.rpartition("\n")[2].lstrip()
-    return line.startswith(">") or (before.endswith(_MARKS) and not before.endswith("```"))
-
-
-def _names_any(texts: Sequence[str], fields: Collection[str]) -> bool:
-    """Whether a text has the name of a field, even within a word, escaped, or in look-alike letters."""
-    for text in texts:
-        unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), html.unescape(text))
-        shown = _INVISIBLE.sub("", unicodedata.normalize("NFKC", unescaped)).casefold()
-        if any(name.casefold() in shown for name in fields):
-            return True
-    return False

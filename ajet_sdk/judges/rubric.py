@@ -22,7 +22,7 @@ from ajet_sdk.engines.reply_cache import Shared
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import concordance, wilson
 from ajet_sdk.judges.llm import Grade, LlmJudge, configured_model, longest_reply, read_examples
-from ajet_sdk.judges.llm_prompts import Example, Material, messages, revision, rubric_question, texts_of
+from ajet_sdk.judges.llm_prompts import Example, Material, messages, revision, rubric_question
 from ajet_sdk.judges.model import object_schema
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.types import Episode, Task
@@ -208,8 +208,7 @@ class RubricJudge(LlmJudge):
                 raise ValueError('"points" must be a list of sentences')
             return tuple(" ".join(point.split()) for point in points)
 
-        quoted = texts_of([example.material for example in self._made_of])
-        return await self.model.ask(messages(text), _POINTS_SCHEMA, read, quoted=quoted, repeat=number)
+        return await self.model.ask(messages(text), _POINTS_SCHEMA, read, repeat=number)
 
     async def _grades(self, points: Sequence[str], examples: Sequence[Example]) -> list[Grade]:
         """Grades examples by a rubric; in groups of equal queries if it is a group judge."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.sandbox.limited import TooExpensive, call
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.types import Task
+
+log = logging.getLogger("ajet")
 
 
 def text_of(output: object) -> str:
@@ -39,12 +43,16 @@ def exact(output: object, answer: object) -> bool:
     return text_of(output).strip() == text_of(answer).strip()
 
 
-def matches(pattern: re.Pattern[str], output: str, answer: object) -> bool:
-    """Whether the first group of the last match is the answer; for a pattern without groups, whether it matches."""
-    if not pattern.groups:
-        return pattern.search(output) is not None
-    groups = [match.group(1) for match in pattern.finditer(output)]
-    return bool(groups) and (groups[-1] or "").strip() == text_of(answer).strip()
+def last_match(pattern: str, output: str) -> str | None:
+    """The first group of a pattern's last match, the whole match if there are no groups; None without a match."""
+    compiled = re.compile(pattern, re.MULTILINE)
+    if not compiled.groups:
+        match = compiled.search(output)
+        return None if match is None else match[0]
+    last = None
+    for match in compiled.finditer(output):
+        last = match[1] or ""
+    return last
 
 
 def open_exact(config: Config) -> Any:
@@ -52,7 +60,11 @@ def open_exact(config: Config) -> Any:
 
 
 def open_regex(config: Config) -> Any:
-    """Opens the judge `regex`. Raises ConfigError for an invalid pattern."""
+    """Opens the judge `regex`: the first group of the last match is the answer; without groups, any match is right.
+
+    Matching can take exponential time. It runs in a process that is killed after two seconds of processor time, and the
+    output is then wrong. Raises ConfigError for an invalid pattern.
+    """
     pattern = config.task_judge.pattern or ""
     try:
         compiled = re.compile(pattern, re.MULTILINE)
@@ -66,6 +78,13 @@ def open_regex(config: Config) -> Any:
                 f"task {task.task_id} has no reference answer in its metadata; it has "
                 f"{', '.join(task.metadata) or 'nothing'} (task_reader.field_mapping names the column of the answer)"
             )
-        return matches(compiled, text_of(output), answer)
+        try:
+            found = call("ajet_sdk.judges.text:last_match", (pattern, text_of(output)))
+        except TooExpensive as error:
+            log.warning("task_judge.pattern %r: an output of %s gets 0: %s", pattern, task.task_id, error)
+            return False
+        if not compiled.groups:
+            return found is not None
+        return found is not None and found.strip() == text_of(answer).strip()
 
     return regex

@@ -1,121 +1,34 @@
 """The protocol between a program and its tests in separate processes: see `tester`.
 
-Each line is a request or a reply. Plain data is sent by value and rebuilt from the receiver's types. Other objects are
-sent as a number and become a `Remote`, which is never equal to plain data: otherwise the program would decide the
-comparison, and with it the verdict.
+Each line is a request or a reply. Plain data is sent by value (`plain`). Other objects are sent as
+a number and become a `Remote`, whose answers are the program's own. Tests may ask an object that
+they construct themselves for anything but to be equal to plain data. A result that is no plain data
+has no method or operator of plain data: otherwise the program would decide the comparison, and with
+it the verdict.
 """
 
-# attributes are checked before use:
-# pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import builtins
-import collections
-import datetime
-import decimal
-import fractions
+import dataclasses
+import enum
 import importlib
 import inspect
 import io
 import json
-import operator
 import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-SCALARS = (type(None), bool, int, float, str)
-LONG = 10_000
-"""Bits above which an integer is sent as hexadecimal, since Python limits decimal conversion."""
-READ: dict[str, Callable[..., object]] = {
-    "int": lambda text: int(text, 16),
-    "complex": complex, "range": range, "Decimal": decimal.Decimal, "Fraction": fractions.Fraction,
-    "bytes": bytes.fromhex, "bytearray": bytearray.fromhex, "list": list, "tuple": tuple, "set": set,
-    "frozenset": frozenset, "deque": collections.deque, "timedelta": datetime.timedelta,
-    "date": datetime.date.fromisoformat, "time": datetime.time.fromisoformat,
-    "datetime": datetime.datetime.fromisoformat,
-}  # fmt: skip
-"""Decoders by name of type."""
-HELD = (list, tuple, set, frozenset, collections.deque)
-OPERATIONS: dict[str, Callable[..., object]] = {
-    **{f.__name__: f for f in (len, iter, next, bool, str, repr, int, float, abs, reversed, isinstance, issubclass)},
-    **{name: getattr(operator, name) for name in ("eq", "getitem", "setitem", "delitem", "neg", "pos", "invert")},
-    **{name: getattr(operator, name) for name in ("add", "mul", "sub", "truediv", "floordiv", "mod", "pow", "matmul")},
-    **{name: getattr(operator, name) for name in ("and_", "or_", "xor", "lt", "le", "gt", "ge")},
-    "enter": lambda manager: manager.__enter__(),
-    "exit": lambda manager, *raised: manager.__exit__(*raised),
-}
-BETWEEN = ("sub", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lt", "le", "gt", "ge")
-"""Operations allowed only between two objects of the program; with plain data the result could be a verdict."""
-PREDICATES = ("startswith", "endswith", "issubset", "issuperset", "isdisjoint", "equals")
-"""Methods that compare an object with plain data of the tests."""
+from ajet_sdk.sandbox.plain import NotPlain, decode, encode, is_plain
+from ajet_sdk.sandbox.remote import OPERATIONS, Grade, ItemsRead, Remote, record_class
 
 
 class Gone(BaseException):
     """The other side has ended, or sent an invalid message."""
-
-
-class Remote:
-    """A proxy of an object on the other side."""
-
-    def __init__(self, peer: Peer, number: int) -> None:
-        self.__dict__.update(_peer=peer, _number=number)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in PREDICATES or (name.startswith("__") and name != "__name__"):
-            raise AttributeError(f"{name} is not asked of a program's object")
-        return self._peer.ask("get", self, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self._peer.ask("set", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._peer.ask("delete", self, name)
-
-    def __call__(self, *arguments: object, **named: object) -> Any:
-        return self._peer.ask("call", self, arguments, named)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Remote) and self._peer.ask("eq", self, other) is True)
-
-    __hash__ = object.__hash__
-
-    def __contains__(self, value: object) -> bool:
-        return any(value is item or value == item for item in self)
-
-    def __iter__(self) -> Iterator[Any]:
-        items: Iterator[Any] = self._peer.ask("iter", self)
-        return items
-
-    def __instancecheck__(self, value: object) -> bool:
-        return isinstance(value, Remote) and self._peer.ask("isinstance", value, self) is True
-
-    def __subclasscheck__(self, value: object) -> bool:
-        return isinstance(value, Remote) and self._peer.ask("issubclass", value, self) is True
-
-    def __format__(self, form: str) -> str:
-        return format(str(self), form)
-
-    async def _awaited(self) -> Any:
-        return self._peer.ask("await", self)
-
-
-def forward(name: str, *, turned: bool = False) -> Callable[..., object]:
-    def operation(self: Remote, *values: object) -> object:
-        if name in BETWEEN and not all(isinstance(value, Remote) for value in values):
-            raise TypeError(f"{name}: an object of the program is not held against plain data")
-        return self._peer.ask(name, *((*values, self) if turned else (self, *values)))
-
-    return operation
-
-
-for _name in OPERATIONS:
-    if f"__{_name.rstrip('_')}__" not in Remote.__dict__ and not _name.startswith("is"):
-        setattr(Remote, f"__{_name.rstrip('_')}__", forward(_name))
-for _name in ("add", "mul"):
-    setattr(Remote, f"__r{_name}__", forward(_name, turned=True))
 
 
 class Peer:
@@ -123,18 +36,38 @@ class Peer:
 
     def __init__(self, code: str | None = None) -> None:
         """`code` is the program on its side, where any attribute of any object may be requested."""
-        self.reader, self.writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        self.reader = os.fdopen(os.dup(0), "rb")
+        self.writer = os.fdopen(os.dup(1), "wb")
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         os.close(nothing)
-        self.code, self.gone, self.asked = code, False, 0
+        self.code = code
+        self.gone = False
+        self.asked = 0
+        self.refused = ""
+        """Why a result is not what the tests asked for: it is no plain data."""
+        self.interface: set[str] = set()
+        """Attributes and operations that tests use on objects they construct, and therefore may use
+        on results.
+        """
+        self.makers: set[str] = set()
+        """Names and methods from which the tests get objects, by how they use them."""
+        self.with_assertions: set[int] = set()
+        """Lines of the tests' `with` statements that contain assertions."""
         self.module = types.ModuleType("__main__")
         self.turn = threading.RLock()
         """Held by the requesting thread, which may send requests while it answers."""
         self.objects: dict[int, object] = {}
         self.numbers: dict[int, int] = {}
-        self.remotes: dict[int, Any] = {}
+        self.remotes: dict[tuple[int, Grade], Remote] = {}
+        self.read: dict[int, ItemsRead] = {}
+        self.errors: dict[int, type[BaseException]] = {}
+
+    def refuse(self, remote: Remote, operation: str) -> None:
+        """Record that an object stands where the tests ask for plain data."""
+        if self.code is None:
+            self.refused = self.refused or f"{operation} of an object of class {remote._called}, no plain data"
 
     def send(self, *message: object) -> None:
         text = json.dumps(message)
@@ -156,12 +89,18 @@ class Peer:
             raise Gone("the program ended while it was tested") from None
         return message
 
-    def ask(self, operation: str, *arguments: object) -> Any:
-        """Requests an operation of the other side. Raises what it raises, and Gone."""
+    def ask(self, operation: str, *arguments: object, grade: Grade = Grade.RESULT) -> Any:
+        """Requests an operation of the other side; `grade` is that of a result. Raises what it
+        raises, and Gone.
+        """
         with self.turn:
-            return self._ask(operation, arguments)
+            return self._ask(operation, arguments, grade)
 
-    def _ask(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+    def grade_of(self, name: str) -> Grade:
+        """The grade of a name of the program, or of a method, whose name begins with a dot."""
+        return Grade.CLASS if name in self.makers else Grade.RESULT
+
+    def _ask(self, operation: str, arguments: tuple[Any, ...], grade: Grade) -> Any:
         if self.gone:
             raise Gone
         self.asked += 1
@@ -173,23 +112,31 @@ class Peer:
                 continue
             try:
                 content, printed, after = fields
-                result = self.decode(content)
+                result = self.decode(content, grade)
                 changed = [self.decode(value) for value in after] if operation == "in place" else []
+            except NotPlain as error:
+                self.refused = self.refused or str(error)
+                raise
             except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
                 self.gone = True
                 raise Gone("the program sent something that is not a value") from None
             stream = sys.stdout  # of the tests, never a terminal
             stream.write(str(printed))
-            if kind != "raised":
-                if changed:
-                    restore(list(arguments[1]), changed)
-                return result
-            if isinstance(result, StopIteration) and operation != "next":  # would end a loop in the tests
-                raise RuntimeError("StopIteration")
-            raise result if isinstance(result, BaseException) else RuntimeError(str(result))
+            if kind == "raised":
+                raise self.raised(operation, result)
+            if changed:
+                restore(list(arguments[1]), changed)
+            return result
+
+    def raised(self, operation: str, error: object) -> BaseException:
+        """The exception to raise for a request that failed."""
+        if isinstance(error, StopIteration | StopAsyncIteration) and operation != "next":
+            return RuntimeError(type(error).__name__)  # as it is, it would end a loop in the tests
+        return error if isinstance(error, BaseException) else RuntimeError(str(error))
 
     def answer(self, operation: str, arguments: list[Any]) -> None:
-        printed, before = io.StringIO(), sys.stdout
+        printed = io.StringIO()
+        before = sys.stdout
         if self.code is not None:
             sys.stdout = printed
         values: list[Any] = []
@@ -228,41 +175,14 @@ class Peer:
         raise ValueError(operation)
 
     def encode(self, value: Any) -> Any:
-        kind: Any = type(value)
-        if kind is int and value.bit_length() > LONG:
-            return ["int", hex(value)]
-        if kind.__module__ == "numpy" and hasattr(value, "dtype") and value.dtype.kind in "biufcSU":
-            items = self.encode(value.tolist())
-            return ["numpy", str(value.dtype), list(value.shape), items, kind.__name__ == "ndarray"]
-        if isinstance(value, SCALARS):  # of enumerations only the value is written, too
-            return value
-        if kind in (decimal.Decimal, fractions.Fraction):
-            return [kind.__name__, str(value)]
-        if kind in (bytes, bytearray):
-            return [kind.__name__, value.hex()]
-        if kind in HELD:
-            return [kind.__name__, [self.encode(item) for item in value]]
-        if kind is dict:
-            return ["dict", [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        return encode(value, self.refer)
+
+    def refer(self, value: Any) -> list[Any]:
+        """Writes a value that is not plain data."""
         if isinstance(value, Remote):
             return ["yours", value._number]
-        if kind is complex:
-            return ["complex", value.real, value.imag]
-        if kind is range:
-            return ["range", value.start, value.stop, value.step]
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return ["named", kind.__name__, list(kind._fields), [self.encode(item) for item in tuple.__iter__(value)]]
-        if kind.__module__ == "collections" and isinstance(value, dict):
-            return self.encode(dict(value))
-        if kind is datetime.timedelta:
-            return ["timedelta", value.days, value.seconds, value.microseconds]
-        if kind in (datetime.date, datetime.time, datetime.datetime):
-            return [kind.__name__, value.isoformat()]
         if isinstance(value, BaseException):
-            return ["error", self.encode(kind), self.encode(value.args), self.encode(dict(vars(value)))]
-        return self.encode_object(value)
-
-    def encode_object(self, value: object) -> list[object]:
+            return ["error", self.encode(type(value)), self.encode(value.args), self.encode(dict(vars(value)))]
         if isinstance(value, type) and issubclass(value, BaseException):
             if value in vars(builtins).values():
                 return ["builtin error", value.__name__]
@@ -270,56 +190,72 @@ class Peer:
             return ["error class", self.number(value), value.__name__, bases]
         if inspect.iscoroutine(value):
             return ["coroutine", self.number(value)]
-        return ["mine", self.number(value)]
+        if isinstance(value, enum.Enum):
+            return ["member", self.number(value), type(value).__name__]
+        fields: list[tuple[str, bool]] = []
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [(field.name, field.compare is not False) for field in dataclasses.fields(value)]
+        return ["mine", self.number(value), type(value).__name__, fields]
 
     def number(self, value: object) -> int:
         number = self.numbers.setdefault(id(value), len(self.numbers))
         self.objects[number] = value  # keeps its id unique
         return number
 
-    def decode(self, encoded: Any) -> Any:
-        if type(encoded) in SCALARS:
-            return encoded
-        kind, *fields = encoded
-        if kind in ("list", "tuple", "set", "frozenset", "deque"):
-            return READ[kind](self.decode(value) for value in fields[0])
-        if kind == "dict":
-            return {self.decode(key): self.decode(value) for key, value in fields[0]}
+    def decode(self, content: Any, grade: Grade = Grade.RESULT) -> Any:
+        return decode(content, lambda kind, fields: self.resolve(kind, fields, grade))
+
+    def resolve(self, kind: str, fields: list[Any], grade: Grade) -> Any:
+        """Reads a value that is not plain data; `grade` is that of an object."""
         if kind == "yours":
             return self.objects[fields[0]]
-        if kind in ("mine", "coroutine"):
-            remote = self.remotes.setdefault(int(fields[0]), Remote(self, int(fields[0])))
-            return remote._awaited() if kind == "coroutine" else remote
-        if kind == "named":
-            return collections.namedtuple(fields[0], fields[1])(*map(self.decode, fields[2]))  # type: ignore[misc]
-        if kind == "numpy":
-            numpy = importlib.import_module("numpy")
-            array = numpy.array(self.decode(fields[2]), dtype=fields[0]).reshape(fields[1])
-            return array if fields[3] else array[()]
-        if kind in ("builtin error", "error class"):
-            return self.decode_error_class(kind, *fields)
-        if kind == "error":
-            error = self.decode(fields[0])
-            arguments = self.decode(fields[1])
-            try:
-                instance = error(*arguments)
-            except TypeError:  # skip the constructor
-                instance = error.__new__(error)
-            instance.args = arguments
-            with_names = self.decode(fields[2])
-            instance.__dict__.update({str(name): value for name, value in with_names.items()})
-            return instance
-        return READ[kind](*fields)
-
-    def decode_error_class(self, kind: str, name: Any, called: str = "", bases: Any = ()) -> Any:
+        if kind == "mine":
+            number, called, described = fields
+            names = tuple((str(name), bool(flag)) for name, flag in described)
+            return self.remote(int(number), str(called), names, grade)
+        if kind == "member":
+            # There is one proxy of each, since tests compare them with `is`.
+            return self.remote(int(fields[0]), str(fields[1]), (), Grade.RESULT)
+        if kind == "coroutine":
+            return self.remote(int(fields[0]), "coroutine", (), Grade.RESULT)._awaited(grade)
         if kind == "builtin error":
-            error = getattr(builtins, str(name))
+            error = getattr(builtins, str(fields[0]))
             if not (isinstance(error, type) and issubclass(error, BaseException)):
-                raise ValueError(name)
+                raise ValueError(fields[0])
             return error
-        if name not in self.remotes:
-            self.remotes[name] = type(str(called), tuple(map(self.decode, bases)) or (Exception,), {})
-        return self.remotes[name]
+        if kind == "error class":
+            number, called, bases = fields
+            if number not in self.errors:
+                classes = tuple(self.decode(base) for base in bases) or (Exception,)
+                self.errors[number] = type(str(called), classes, {})
+            return self.errors[number]
+        if kind == "error":
+            return self.error(*fields)
+        raise ValueError(kind)
+
+    def remote(self, number: int, called: str, fields: tuple[tuple[str, bool], ...], grade: Grade) -> Remote:
+        """The proxy of an object: one for each grade, since a method may return the object it was called on."""
+        if self.code is not None:
+            grade = Grade.OBJECT  # a program may use the tests' objects as it likes
+        if (number, grade) not in self.remotes:
+            kind = record_class(called, fields) if fields else Remote
+            self.remotes[number, grade] = kind(self, number, called, grade)
+        return self.remotes[number, grade]
+
+    def error(self, kind: Any, arguments: Any, attributes: Any) -> BaseException:
+        error = self.decode(kind)
+        if not (isinstance(error, type) and issubclass(error, BaseException)):
+            raise ValueError(kind)
+        decoded = self.decode(arguments)
+        try:
+            instance: BaseException = error(*decoded)
+        except TypeError:  # skip the constructor
+            instance = error.__new__(error)
+        instance.args = decoded
+        for name, value in self.decode(attributes).items():
+            if is_plain(value):  # an exception can be a result, too: no method of the program comes with it
+                instance.__dict__[str(name)] = value
+        return instance
 
 
 def restore(old: Any, new: Any) -> Any:
@@ -332,13 +268,17 @@ def restore(old: Any, new: Any) -> Any:
         changed = {key: restore(old[key], value) if key in old else value for key, value in new.items()}
         old.clear()
         old.update(changed)
-    elif isinstance(old, set | collections.deque | bytearray):
+    elif isinstance(old, set):
         old.clear()
-        (old.update if isinstance(old, set) else old.extend)(new)
+        old.update(new)
+    elif type(old).__name__ in ("deque", "bytearray"):
+        old.clear()
+        old.extend(new)
     elif type(old).__name__ == "ndarray" and old.shape == new.shape:
         old[...] = new
     elif isinstance(old, tuple) and len(old) == len(new):
-        list(map(restore, old, new))
+        for place, item in enumerate(old):
+            restore(item, new[place])
     else:
         return new
     return old

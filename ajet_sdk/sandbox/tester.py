@@ -1,7 +1,9 @@
-"""Runs a program and its tests in two processes: `serve` is the program's side, `test` that of the tests.
+"""Runs a program and its tests in two processes: `serve` is the program's side, `test` that of the
+tests.
 
-Both are started by `judges/code.py` as source text, since nothing of ajet can be imported in a fence, with a socket as
-standard input and output. The verdict goes to standard error of the tests, which the program cannot access.
+Both are started by `judges/code.py` as source text, since nothing of ajet can be imported in a
+fence, with a socket as standard input and output. The verdict goes to standard error of the tests,
+which the program cannot access.
 """
 
 from __future__ import annotations
@@ -10,19 +12,23 @@ import ast
 import builtins
 import contextlib
 import importlib
-import inspect
+import importlib.util
 import io
 import json
 import os
 import sys
 import traceback
-import types
 from typing import Any
 
-from ajet_sdk.sandbox.peer import Gone, Peer, Remote
+from ajet_sdk.sandbox.collect import Collected, is_assertion
+from ajet_sdk.sandbox.peer import Gone, Peer
+from ajet_sdk.sandbox.plain import names_of_plain_data
+from ajet_sdk.sandbox.remote import Remote
 
 MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {"np": "numpy", "pd": "pandas"}
 """Modules that tests may use without an import, regardless of the program's names."""
+COMPARING = ("abs", "all", "any", "len", "set", "sorted", "list", "tuple", "round", "isinstance", "print")
+"""Built-in functions that tests call around the program's."""
 
 
 def serve(code: str) -> None:
@@ -39,7 +45,10 @@ def serve(code: str) -> None:
 class Names(dict[str, Any]):
     """Global names of the tests: their own, then the program's, then built-in ones."""
 
-    def __init__(self, peer: Peer, tree: ast.Module) -> None:
+    def __init__(self, peer: Peer, tree: ast.Module, entry: str) -> None:
+        """`entry`: the program's function or expression that the tests are for, if the task names
+        it.
+        """
         super().__init__(__name__="__main__", __in_place__=in_place)
         loads = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         holders = {
@@ -47,21 +56,134 @@ class Names(dict[str, Any]):
             for node in ast.walk(tree)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         }
-        self.peer, self.modules = peer, {name: MODULES[name] for name in holders & MODULES.keys()}
+        self.peer = peer
+        self.modules = {name: MODULES[name] for name in holders & MODULES.keys()}
         names = loads - self.modules.keys()
-        # `abs` is the built-in even if the program defines it, unless the tests use no other name.
-        self.program_names = names if len(names) == 1 else {name for name in names if not hasattr(builtins, name)}
+        # `abs` is the built-in even if the program defines it, unless it is the function under test.
+        entry_names = {node.id for node in ast.walk(ast.parse(entry)) if isinstance(node, ast.Name)}
+        self.program_names = {name for name in names if name in entry_names or not hasattr(builtins, name)}
+        if not self.program_names - assigned(tree):
+            self.program_names |= under_test(tree, names)
+        self.peer.makers = constructing(tree)
 
     def __missing__(self, name: str) -> object:
         if name in self.modules:
             return importlib.import_module(self.modules[name])
         if name not in self.program_names or name.startswith("__"):
             raise KeyError(name)
-        return self.peer.ask("name", name)
+        return self.peer.ask("name", name, grade=self.peer.grade_of(name))
+
+
+def assigned(tree: ast.Module) -> set[str]:
+    """Names that the tests define anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return names
+
+
+def under_test(tree: ast.Module, names: set[str]) -> set[str]:
+    """The function that tests are for, if all they call is named like built-in ones: the first
+    within an assertion.
+    """
+    if len(names) == 1:
+        return names
+    called = [
+        call.func.id
+        for statement in ast.walk(tree)
+        if isinstance(statement, ast.Assert)
+        for call in ast.walk(statement)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names
+    ]
+    for name in called:
+        if name not in COMPARING:
+            return {name}
+    return set(called[:1])
+
+
+def constructing(tree: ast.Module) -> set[str]:
+    """Names from which tests get objects, by how they use them; those of methods begin with a dot.
+
+    They are named as classes are; or what they return has an attribute that no plain data has, or is
+    compared with an object.
+    """
+    sources = _sources(tree)
+
+    def source(value: ast.expr) -> str:
+        """The function, class or method that an expression comes from, also by way of a variable."""
+        while isinstance(value, ast.Subscript):
+            value = value.value
+        if isinstance(value, ast.Name):
+            made_by = sources.get(value.id, {value.id})
+            return next(iter(made_by)) if len(made_by) == 1 else ""
+        return _maker(value)
+
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _is_class_name(_maker(node)):
+            names.add(_maker(node))
+        elif isinstance(node, ast.Name) and _is_class_name(node.id) and not node.id.isupper():
+            names.add(node.id)  # a name in capitals alone may be a constant
+        elif isinstance(node, ast.Compare) and len(node.comparators) == 1:
+            sides = [source(node.left), source(node.comparators[0])]
+            if any(map(_is_class_name, sides)):
+                names.update(sides)
+        elif isinstance(node, ast.Attribute) and node.attr not in names_of_plain_data():
+            names.add(source(node.value))
+            names.add(_first_maker(node.value))
+    return names - {""}
+
+
+def _sources(tree: ast.Module) -> dict[str, set[str]]:
+    """Variables of the tests with the functions, classes and methods that their values come from."""
+    sources: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        pairs: list[tuple[ast.expr | None, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.withitem):
+            pairs = [(node.optional_vars, node.context_expr)]
+        elif isinstance(node, ast.For | ast.comprehension):
+            pairs = [(node.target, node.iter)]
+        for target, value in pairs:
+            if isinstance(target, ast.Name):
+                sources.setdefault(target.id, set()).add(_maker(value))
+    return sources
+
+
+def _is_class_name(name: str) -> bool:
+    return name.lstrip("_")[:1].isupper()
+
+
+def _maker(value: ast.expr) -> str:
+    """The function, class or method that an expression calls, also for an item of its result."""
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    if not isinstance(value, ast.Call):
+        return ""
+    if isinstance(value.func, ast.Attribute):
+        return f".{value.func.attr}"
+    return value.func.id if isinstance(value.func, ast.Name) else ""
+
+
+def _first_maker(value: ast.expr) -> str:
+    """The function or class with which a chain of methods begins: `calc` of `calc(1).add(2)`."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return _maker(value)
 
 
 class InPlace(ast.NodeTransformer):
-    """Lets a call to the program change its arguments if it is a whole statement, but not within an `assert`."""
+    """Lets a call to the program change its arguments if it is a whole statement, but not within an
+    `assert`.
+    """
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         return self.visit_statement(node)
@@ -78,34 +200,34 @@ class InPlace(ast.NodeTransformer):
 def in_place(function: object) -> object:
     if not isinstance(function, Remote):
         return function
-    return lambda *arguments, **named: function._peer.ask("in place", function, arguments, named)
+    grade = function._grade_of_calls()
+    return lambda *arguments, **named: function._peer.ask("in place", function, arguments, named, grade=grade)
 
 
-def run(tests: str, peer: Peer) -> None:
-    """Run the tests' text, then the test functions and test cases that it does not call itself."""
+def run(tests: str, entry: str, peer: Peer) -> str:
+    """Run the tests' text, then the tests in it that it does not run itself; returns why some never
+    ran.
+    """
     tree = ast.parse(tests)
-    names = Names(peer, tree)
-    loads = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for module in ("numpy", "pandas"):  # what counts as plain data depends on them, before the tests import them
+        if module in tests and importlib.util.find_spec(module) is not None:
+            importlib.import_module(module)
+    names = Names(peer, tree, entry)
+    peer.with_assertions = {
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and any(is_assertion(part) for body in node.body for part in ast.walk(body))
+    }
+    collected = Collected(tree, lambda: peer.asked)
+    names["__entered__"] = collected.entered.add
     peer.ask("load")
     if "unittest" in tests:
         importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
     exec(compile(ast.fix_missing_locations(InPlace().visit(tree)), "tests.py", "exec", dont_inherit=True), names)
-    for name, value in list(names.items()):
-        if isinstance(value, types.FunctionType) and name.startswith("test") and name not in loads:
-            if not inspect.signature(value).parameters:
-                value()
-        elif isinstance(value, type) and "unittest" in sys.modules:
-            unittest = importlib.import_module("unittest")
-            if issubclass(value, unittest.TestCase) and value.__module__ == "__main__":
-                result = unittest.TestResult()
-                unittest.defaultTestLoader.loadTestsFromTestCase(value).run(result)
-                if not result.wasSuccessful():
-                    raise AssertionError(
-                        (*result.failures, *result.errors, (None, "a test passes that must not"))[0][1]
-                    )
+    return collected.run_remaining(names)
 
 
-def test(tests: str, nonce: str) -> None:
+def test(tests: str, nonce: str, entry: str) -> None:
     """Run tests on the program at the other end, and write the verdict to ajet."""
     verdict = os.fdopen(os.dup(2), "w")
     peer = Peer()
@@ -114,14 +236,16 @@ def test(tests: str, nonce: str) -> None:
     sys.stdout = sys.stderr = io.StringIO()
     with contextlib.suppress(OSError):  # outside of a fence the program could read it
         os.unlink(sys.argv[0])  # noqa: PTH108
-    why = ""
+    why = fault = ""
     try:
-        run(tests, peer)
+        fault = run(tests, entry, peer)
     except BaseException as error:  # noqa: BLE001 - SystemExit is no pass
         why = "\n".join(traceback.format_exception_only(error)).strip() or "failed"
+    if why and peer.refused and peer.refused not in why:
+        why += f" ({peer.refused})"
     if peer.gone:
         why = "the program ended while it was tested"
-    report = {"passed": not why, "why": why[-2000:], "gone": peer.gone, "asked": peer.asked}
+    report = {"passed": not why, "why": why[-2000:], "gone": peer.gone, "asked": peer.asked, "fault": fault}
     verdict.write(f"{nonce}{json.dumps(report)}\n")
     verdict.flush()
     os._exit(0)

@@ -6,7 +6,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,10 @@ _LLM_CALLS = (
     "Runner.run_sync", "ainvoke", "invoke", "run_sync", "kickoff", "chat.send", "ollama.chat",
 )  # fmt: skip
 """Ends of dotted names that call a model, in the SDKs and frameworks of docs/frameworks.md."""
+_ANSWERS = (
+    "answer", "expected", "expected_answer", "expected_output", "label", "target", "solution", "gold", "ground_truth",
+)  # fmt: skip
+"""Columns that may hold the expected output."""
 _GIVEN = ("model", "env", "self")
 """Parameters that ajet fills, not columns of a task."""
 _MOST_TASKS = 2_000
@@ -32,6 +36,9 @@ _BYTES_OF_A_WEIGHT, _BESIDE = 4, 4 * _GIB
 """Float32 on a CPU, bfloat16 with adapter and activations on a GPU; and the memory of a LoRA step of 1,024 tokens
 besides the weights (smollm2-135m: measured 4.9 GB in total).
 """
+_MOST_ON_CORES = 1_000
+_OF_A_CORE = 100
+"""Millions of parameters that one core samples and trains: smollm2-135m takes minutes a step on two cores."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,12 @@ def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) 
     return [name for name in functions if name in with_input - inner]
 
 
-def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str, str]:
-    """Returns the files of a job: agent and judge, training and validation tasks, config.
+def job_files(
+    agent: Agent, tasks: Path | None, trace: Path | None, *, folder: Path, model: str | None = None
+) -> dict[str, str]:
+    """Returns the files of a job in a folder: agent and judge, training and validation tasks, config.
+
+    `model`: a path or name for the config; None: the largest known one that trains here in reasonable time.
 
     Raises ConfigError for too few tasks, or a task that lacks one of the agent's parameters.
     """
@@ -107,15 +118,14 @@ def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str,
     held_out = rows[every - 1 :: every]
     train = [row for place, row in enumerate(rows) if place % every != every - 1]
     columns = set.intersection(*(set(row) for row in rows)) - {*agent.parameters}
-    answer = next((name for name in ("answer", "expected", "label", "target", "solution") if name in columns), None)
-    model = fitting_model()
+    answer = next((name for name in _ANSWERS if name in columns), None)
+    answers = [] if answer is None else [row[answer] for row in rows]
     return {
-        "job.py": _program(agent, answer),
+        "job.py": _program(agent, folder, answer, answers),
         "tasks.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in train),
         "val.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out),
         "config.yaml": _CONFIG.format(
-            workflow=agent.name, model=model.name, batch=min(8, len(train)),
-            about=f"{model.parameters}M parameters, {model.licence}, {model.megabytes:,} MB",
+            workflow=agent.name, model=_model_line(model), batch=min(8, len(train)),
         ),
     }  # fmt: skip
 
@@ -151,36 +161,74 @@ def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]
             yield str(trace), row
 
 
+def _model_line(name: str | None) -> str:
+    """The value of `model.path`, with a comment on a model that was chosen."""
+    if name is not None:
+        return json.dumps(name)
+    model = fitting_model()
+    about = f"{model.parameters}M parameters, {model.licence}, {model.megabytes:,} MB"
+    return f"{model.name}   # {about}; `ajet model list` has others"
+
+
 def fitting_model() -> NamedModel:
-    """Returns the largest known model for which a LoRA step fits this GPU, or half of the memory."""
+    """Returns the largest known model for which a LoRA step fits this GPU, or half of the memory and the cores."""
     devices = gpus()
     memory = max((gib for _, gib, _ in devices), default=0.0) * _GIB
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
     most = memory or half
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for_cores = min(cores * _OF_A_CORE, _MOST_ON_CORES)
     fits = [
         model
         for model in NAMED_MODELS.values()
-        if model.parameters * 1e6 * _BYTES_OF_A_WEIGHT + _BESIDE <= most and (memory or model.parameters < 1_000)
+        if model.parameters * 1e6 * _BYTES_OF_A_WEIGHT + _BESIDE <= most and (memory or model.parameters <= for_cores)
     ]
     return max(fits, key=lambda model: model.parameters, default=next(iter(NAMED_MODELS.values())))
 
 
-def _program(agent: Agent, answer: str | None) -> str:
+def _program(agent: Agent, folder: Path, answer: str | None, answers: Sequence[object]) -> str:
     function = f"agent.{agent.name}"
     wrapped = f"{agent.name} = {function if agent.is_workflow else f'ajet.workflow({function})'}"
-    judge = _EXACT.format(answer=answer) if answer else _OPEN
-    return _PROGRAM.format(file=agent.file, name=agent.file.name, stem=agent.file.stem, wrapped=wrapped, judge=judge)
+    judge = _OPEN
+    imports = "import importlib.util\nimport sys"
+    if answer and any(map(_is_json, answers)):
+        judge = _SAME_JSON.format(answer=answer)
+        imports = "import importlib.util\nimport json\nimport sys"
+    elif answer:
+        judge = _EXACT.format(answer=answer)
+    # Relative, so that agent and job can be moved together.
+    file = os.path.relpath(agent.file, folder.resolve())
+    return _PROGRAM.format(
+        file=json.dumps(Path(file).as_posix()),
+        name=agent.file.name,
+        stem=agent.file.stem,
+        wrapped=wrapped,
+        judge=judge,
+        imports=imports,
+    )
+
+
+def _is_json(answer: object) -> bool:
+    """Whether an answer is no text, or JSON text of an object or a list, which can be written in several ways."""
+    if not isinstance(answer, str):
+        return True
+    if not answer.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 _PROGRAM = '''"""The agent of {name} as a workflow, and its judge. {name} itself is unchanged."""
 
-import importlib.util
-import sys
+{imports}
 from pathlib import Path
 
 import ajet
 
-FILE = Path("{file}")
+FILE = (Path(__file__).parent / {file}).resolve()
 sys.path.insert(0, str(FILE.parent))  # for its own imports
 spec = importlib.util.spec_from_file_location("{stem}", FILE)
 agent = importlib.util.module_from_spec(spec)
@@ -196,6 +244,28 @@ def judge(output: str, {answer}: str) -> float:
     """1 if the output equals the expected one; test a more lenient judge with `ajet judge attack`."""
     return float(str(output).strip() == str({answer}).strip())
 '''
+_SAME_JSON = '''
+@ajet.judge
+def judge(output: object, {answer}: object) -> float:
+    """1 if the output equals the expected value; test a more lenient judge with `ajet judge attack`.
+
+    Values are compared and not their text: JSON can be written with other spaces, or in another order.
+    """
+    return float(value_of(output) == value_of({answer}))
+
+
+def value_of(text: object) -> object:
+    """The value of JSON, perhaps in a code fence; any other text as it is."""
+    if not isinstance(text, str):
+        return json.loads(json.dumps(text, default=str))  # a tuple is a list in JSON
+    content = text.strip()
+    if content.startswith("```") and content.endswith("```"):
+        content = content.strip("`").removeprefix("json").strip()
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+'''
 _OPEN = '''
 @ajet.judge
 def judge(output: str) -> float:
@@ -209,7 +279,7 @@ _CONFIG = """# `ajet config schema` explains every key; `ajet config check confi
 ajet:
   backbone: local
   model:
-    path: {model}   # {about}; `ajet model list` has others
+    path: {model}
     lora: {{enabled: true}}
   rollout:
     user_workflow: job.py->{workflow}

@@ -112,8 +112,10 @@ def attack_target(
     """Give a judge or an environment outputs that cheat, and list those that earn a reward.
 
     Nearly 200 texts: quoted verdicts, instructions to the grader, flattery, length, empty answers, unicode, guesses. A
+    task of --tasks is also answered with its own fields, the answers of other tasks, and hollow forms of its answer. A
     task with tests gets programs instead: exit codes, objects that equal everything, replaced functions, attempts to
-    read the tests and to write the verdict. An environment gets calls of tools that it does not offer, forged results
+    read the tests and to write the verdict, and trivial ones (`return []`), with the tests that each passes. An
+    environment gets calls of tools that it does not offer, forged results
     and rewards. The model of an LLM judge is replaced by a scripted one that finds each answer wrong and quotes it.
     None of the outputs does the task. Exit code 1 where one earned a reward, 2 where no verdict could be had.
 
@@ -144,12 +146,17 @@ def attack_target(
             judge = load_judge(config) if name is None else named_judge(name, config)
             if judge is None:
                 raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
-            chosen = [] if tasks is None else load_tasks(config, tasks).train[:limit]
-            result = asyncio.run(
-                attack_judge(
-                    judge, chosen, threshold=threshold, own_model=own_model, parallel=concurrency, done=bar.advance
-                )
+            seen = [] if tasks is None else list(load_tasks(config, tasks).train)
+            work = attack_judge(
+                judge,
+                seen[:limit],
+                seen=seen,
+                threshold=threshold,
+                own_model=own_model,
+                parallel=concurrency,
+                done=bar.advance,
             )
+            result = asyncio.run(work)
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     if as_json:
         print_json({"target": name, "cheats": len(result.outcomes), "earned": len(result.earned), **asdict(result)})
@@ -177,6 +184,9 @@ def _print_attack(name: str, result: Attack) -> None:
     if result.earned:
         shown = [{"task": c.task_id, "cheat": c.name, "reward": c.reward} for c in result.earned[:_MOST_SHOWN]]
         out.print(table(shown, out.width))
+    for cheat in result.earned[:_MOST_SHOWN]:
+        for test in cheat.paid_by:
+            out.print(f"{cheat.task_id}: {cheat.name} passes {test}", soft_wrap=True, markup=False)
     if len(result.earned) > _MOST_SHOWN:
         out.print(f"and {len(result.earned) - _MOST_SHOWN} more (--json has all)")
 

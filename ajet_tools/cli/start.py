@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from importlib import resources
 from importlib.util import find_spec
@@ -62,6 +63,9 @@ def init(
     agent: Annotated[str | None, Option("--from", metavar="FILE.py[:FUNCTION]")] = None,
     tasks: Annotated[Path | None, Option(metavar="FILE", help="--from: a few tasks as JSON lines.")] = None,
     trace: Annotated[Path | None, Option(metavar="TRACE", help="--from: take the tasks from recorded calls.")] = None,
+    model: Annotated[
+        str | None, Option(metavar="PATH", help="--from: the job's model. Default: one that fits.")
+    ] = None,
 ) -> None:
     """Write a starter project that runs at once, one of the tutorials, or a job around an agent of yours.
 
@@ -81,10 +85,10 @@ def init(
     if agent is not None:
         if example is not None:
             raise ConfigError("give either --from or --example")
-        _init_job(read_agent(agent), tasks, trace, name)
+        _init_job(read_agent(agent), tasks, trace, name, model)
         return
-    if tasks is not None or trace is not None:
-        raise ConfigError("--tasks and --trace belong to --from FILE.py")
+    if tasks is not None or trace is not None or model is not None:
+        raise ConfigError("--tasks, --trace and --model belong to --from FILE.py")
     if example is not None:
         _init_example(example, name)
         return
@@ -105,9 +109,10 @@ def init(
     )
 
 
-def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path | None) -> None:
-    files = {file: text.encode() for file, text in job_files(agent, tasks, trace).items()}
+def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path | None, model: str | None) -> None:
     name = name or Path(f"{agent.file.stem}-job")
+    texts = job_files(agent, tasks, trace, folder=name, model=_from(name, model))
+    files = {file: text.encode() for file, text in texts.items()}
     _write(name, files)
     for file in files:
         echo(f"  {name / file}")
@@ -118,6 +123,14 @@ def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path |
         "  ajet baseline --conf config.yaml\n"
         "  ajet train --conf config.yaml"
     )
+
+
+def _from(folder: Path, model: str | None) -> str | None:
+    """A model's directory relative to a job's config, or its name as it is."""
+    if model is None or not Path(model).expanduser().exists():
+        return model
+    place = Path(model).expanduser()
+    return str(place) if place.is_absolute() else os.path.relpath(place.resolve(), folder.resolve())
 
 
 def _init_example(example: str, name: Path | None) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.cli.from_agent import read_agent
+from ajet_tools.cli.from_agent import fitting_model, read_agent
 
 AGENT = '''
 from openai import OpenAI
@@ -69,6 +71,50 @@ def test_tasks_of_recorded_calls_make_a_job_too(here: Path) -> None:
     ajet("init", "--from", "mine.py", "--trace", str(trace), "again")
     rows = [json.loads(line) for name in ("tasks", "val") for line in (here / f"again/{name}.jsonl").open()]
     assert {row["question"] for row in rows} == {f"{n}+{n}?" for n in range(8)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (
+            {"b": [1, 2.0], "a": None},
+            ['{"a": null,"b":[1,2]}', '```json\n{"b": [1, 2], "a": null}\n```'],
+            ['{"b": [1]}', "{}"],
+        ),
+        ([1, "x"], ['[1,"x"]'], ["[1]", "1, x", ""]),
+        (42, ["42", " 42\n", "42.0"], ["43", "", "forty-two"]),
+        (True, ["true"], ["false", "", "[" * 100_000]),
+        ('{"a": 1}', ['{ "a":1 }'], ['{"a": 2}']),
+        ("a text", ["a text", " a text "], ["A", ""]),
+    ],
+)
+def test_the_judge_compares_values(here: Path, answer: object, right: list[str], wrong: list[str]) -> None:
+    rows = [{"question": f"q{n}", "answer": answer} for n in range(2)]
+    (here / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "job")
+    spec = importlib.util.spec_from_file_location("job", here / "job" / "job.py")
+    assert spec is not None and spec.loader is not None
+    job = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(job)
+    assert [job.judge(output, answer) for output in (*right, answer)] == [1.0] * (len(right) + 1)
+    assert [job.judge(output, answer) for output in wrong] == [0.0] * len(wrong)
+
+
+def test_a_job_names_no_place_of_this_machine_and_the_model_that_is_asked_for(here: Path) -> None:
+    (here / "weights").mkdir()
+    ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "--model", "weights", "jobs/job")
+    files = [file.read_text() for file in (here / "jobs" / "job").iterdir()]
+    assert not any(str(here) in text for text in files)
+    config = yaml.safe_load((here / "jobs" / "job" / "config.yaml").read_text())
+    assert config["ajet"]["model"]["path"] == "../../weights"
+    assert "--model" in ajet("init", "--model", "weights", "demo", code=2)
+
+
+def test_two_cores_get_a_small_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_tools.cli.from_agent.gpus", list)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    assert fitting_model().megabytes < 200
 
 
 def test_a_judge_without_an_answer_is_left_open(here: Path) -> None:

@@ -76,7 +76,7 @@ class Paraphrases:
         model = JudgeModel(required(endpoint, self.name), max_tokens=512, retries=1)
         try:
             question = [{"role": "user", "content": text}]
-            same, reason = await model.ask(question, _SCHEMA, read, quoted=[task, *known_texts])
+            same, reason = await model.ask(question, _SCHEMA, read)
         except NoReward as error:
             details = {"error": str(error)[:500], "prompt": prompt.label}
             return RowVerdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)

@@ -62,7 +62,11 @@ class ProgramVerifier:
 
     async def _run_tests(self, code: str, tests: object, entry_point: object) -> RowVerdict:
         async with self.running:
-            tested = await run_tests(code, tests, entry_point, limits=self.limits, unfenced=self.unfenced)
+            tested = await run_tests(
+                code, tests, entry_point, references=[code], limits=self.limits, unfenced=self.unfenced
+            )
+        if tested.fault:
+            return RowVerdict(False, tested.fault, {"tests": str(tests)[:_LONGEST]}, failed=True)
         if not tested.total:
             return RowVerdict(False, "the tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
         if tested.failed is None:

@@ -37,7 +37,7 @@ def test_no_text_earns_a_reward_of_a_judge_that_compares(name: str, tmp_path: Pa
         pytest.importorskip("math_verify")
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"query": "What is 1723 times 4?", "answer": "6892"}))
     found = attack(name, "--tasks", str(tmp_path / "tasks.jsonl"))
-    assert found["earned"] == 0 and found["cheats"] == len(TEXTS)
+    assert found["earned"] == 0 and found["cheats"] > len(TEXTS)
     assert all(one["reward"] == 0 for one in found["outcomes"])
 
 
@@ -92,6 +92,71 @@ def test_a_judge_that_believes_what_it_reads_is_caught(tmp_path: Path) -> None:
     broken = CliRunner().invoke(app, ["judge", "attack", f"{tmp_path / 'own.py'}:broken"])
     assert broken.exit_code != 0 and "no cheat could be judged: KeyError" in plain(broken.output)
     assert attack(f"{tmp_path / 'own.py'}:from_one", "--threshold", "1")["earned"] == 0
+
+
+OWN = """
+import json
+def contains(output, answer): return answer in output
+def any_key(output, answer):
+    value = json.loads(output) if isinstance(output, str) else output
+    return all(answer[key] == value[key] for key in value)
+def keys_alone(output, answer):
+    value = json.loads(output) if isinstance(output, str) else output
+    return set(value) == set(answer)
+def share(output, answer):
+    value = json.loads(output) if isinstance(output, str) else output
+    return sum(value.get(key) == answer[key] for key in answer) / len(answer)
+def constant(output, answer): return output.strip() == "no"
+"""
+
+
+@pytest.mark.parametrize(
+    ("judge", "names"),
+    [
+        ("contains", {"echo of note", "echo of all fields", "all answers, joined by ', '"}),
+        ("any_key", {"one key", "nothing"}),
+        ("keys_alone", {"its shape with nulls", "its shape with zeros"}),
+        ("share", set()),
+        ("constant", {"the commonest answer"}),
+    ],
+)
+def test_cheats_are_made_from_the_users_own_tasks(judge: str, names: set[str], tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    as_object = judge in ("any_key", "keys_alone", "share")
+    rows = [
+        {"question": f"q{n}", "note": f"The key is yes{n}.", "answer": {"a": n, "b": "x"} if as_object else f"yes{n}"}
+        for n in range(4)
+    ]
+    if judge == "constant":
+        rows = [{**row, "answer": "no"} if place else row for place, row in enumerate(rows)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = attack(
+        f"{tmp_path / 'own.py'}:{judge}", "--tasks", str(tmp_path / "tasks.jsonl"), "-n", "1", code=int(bool(names))
+    )
+    earned = {one["name"] for one in found["outcomes"] if one["earned"]}
+    assert names <= earned and bool(earned) == bool(names)
+    assert not any("echo of answer" in one["name"] for one in found["outcomes"])
+
+
+@pytest.mark.slow
+def test_the_tests_that_pay_a_trivial_program_are_named(tmp_path: Path) -> None:
+    tests = (
+        "import math\ndef test_near():\n    assert all(math.isclose(a, b) for a, b in zip(scale([2.0]), [4.0]))\n"
+        "def test_type():\n    assert isinstance(scale([1.0]), list)"
+    )
+    strong = "assert scale([2.0]) == [4.0] and scale([]) == []"
+    for text, paid in ((tests, True), (strong, False)):
+        (tmp_path / "tasks.jsonl").write_text(json.dumps({"query": "scale", "metadata": {"tests": text}}))
+        (tmp_path / "job.yaml").write_text(
+            json.dumps({"ajet": {"task_judge": {"judge_type": "code", "code": {"unfenced": not has_fence()}}}})
+        )
+        arguments = ("--conf", str(tmp_path / "job.yaml"), "--tasks", str(tmp_path / "tasks.jsonl"))
+        found = attack(*arguments, code=int(paid))
+        earned = {one["name"]: one["paid_by"] for one in found["outcomes"] if one["earned"]}
+        assert ("return []" in earned) == paid
+        assert all(one["kind"] == "trivial" for one in found["outcomes"] if one["earned"])
+        if paid:
+            assert len(earned["return []"]) == 2 and "zip(scale([2.0])" in earned["return []"][0]
 
 
 ENVIRONMENT = """

@@ -104,8 +104,13 @@ def test_any_output_is_judged(output: str, answer: int) -> None:
     assert math(rf"{output} \boxed{{{answer}}}", str(answer)) is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "bomb", ["9^{9^{9^9}}", "9**9**9**9", "(10!)!", "2^{99999999}", "x^" * 100, r"\frac{" * 200, "7" * 400]
+    "bomb",
+    [
+        *("9^{9^{9^9}}", "9**9**9**9", "(10!)!", "2^{99999999}", "x^" * 100, r"\frac{" * 200, "7" * 400),
+        "(1+x)^{999}(1+y)^{999}",
+    ],
 )
 def test_an_output_cannot_hold_the_judge_for_ever(bomb: str) -> None:
     assert math(rf"\boxed{{{bomb}}}", r"\sqrt{2}") is False
@@ -133,7 +138,8 @@ def test_math_without_its_library_says_how_to_install_it(monkeypatch: pytest.Mon
 
 def test_final_answers() -> None:
     assert final_answer(r"a \boxed{\frac{1}{2}} b") == r"\frac{1}{2}"
-    assert final_answer("so it is 5 or 6", numeric=True) == "6"
+    assert final_answer("so it is 5 or 6", numeric=True) == ""
+    assert final_answer("so it is 5, no, 6", numeric=True) == "6"
     assert final_answer("so it is 5 or 6") == "so it is 5 or 6"
 
 

@@ -66,7 +66,7 @@ def test_a_verdict_by_rubric_reference_and_examples() -> None:
     for part in ("What is 6 times 7?", "It is right.", "42", "1+1?", 'score="0"', "wrong"):
         assert part in shown(request)
     schema = request["response_format"]["json_schema"]["schema"]
-    assert schema["required"] == ["reason", "score"] and request["temperature"] == 0.0
+    assert schema["required"] == ["key", "reason", "score"] and request["temperature"] == 0.0
     assert "secret" not in json.dumps(request)
 
 
@@ -85,7 +85,7 @@ def test_a_reply_that_is_no_verdict_is_answered_with_what_is_wrong_with_it() -> 
     with judging(lambda request: next(said)) as (judge, asked):
         found = judged(judge)
     assert found.rewards[0].value == 0.5 and found.metrics["judge_calls"] == 3
-    assert "no JSON object" in asked[1]["messages"][-1]["content"]
+    assert "JSON object alone" in asked[1]["messages"][-1]["content"]
     assert "from 0 to 1" in asked[2]["messages"][-1]["content"]
 
 

@@ -599,7 +599,7 @@ def _grades(text: str) -> Callable[[dict[str, Any], int], str]:
     def say(body: dict[str, Any], number: int) -> str:
         asked = body["messages"][-1]["content"]
         score, reason = (9, "It answers.") if text in asked else (1, "It gives no number.")
-        return f"Here you are:\n```json\n{json.dumps({'reason': reason, 'score': score})}\n```"
+        return f"```json\n{json.dumps({'reason': reason, 'score': score})}\n```"
 
     return say
 

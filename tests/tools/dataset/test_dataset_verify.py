@@ -300,6 +300,19 @@ def test_code_must_pass_the_rows_tests(tests: Any) -> None:
 
 
 @pytest.mark.usefixtures("fenced")
+@pytest.mark.parametrize(
+    ("solution", "tests"),
+    [
+        (SOLUTION, "def test_double(x):\n    assert double(x) == 2 * x\nassert double(0) == 0"),
+        (f"import nowhere\n{SOLUTION}", "assert double(4) == 8"),
+    ],
+)
+def test_tests_that_cannot_run_here_say_nothing_of_a_row(solution: str, tests: str) -> None:
+    verdict = check("code", row("Double a number.", solution, tests=tests))
+    assert not verdict.ok and verdict.failed
+
+
+@pytest.mark.usefixtures("fenced")
 def test_tests_with_input_and_output() -> None:
     tests = [{"input": "3\n", "output": "6"}, {"input": "5", "output": "10\n"}]
     fenced = "Here:\n```python\nprint(2 * int(input()))\n```"
@@ -346,10 +359,11 @@ def test_the_program_in_a_reply() -> None:
     [
         ('{"score": 1, "reason": "fine"}', True, "the grader finds it right"),
         (
-            'Let me see {x}.\n```json\n{"score": 0.9, "reason": "off by one"}\n```',
+            '```json\n{"score": 0.9, "reason": "off by one"}\n```',
             False,
             "the grader finds it wrong",
         ),
+        ('I see {"score": 1}.', False, "the grader's reply cannot be read"),
         ("Looks good to me!", False, "the grader's reply cannot be read"),
         ('{"score": "yes"}', False, "the grader's reply cannot be read"),
         ('{"score": tr', False, "the grader's reply cannot be read"),

@@ -1,0 +1,112 @@
+"""Which number of a text is its final answer, and when two numbers are equal."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ajet_sdk.judges.final_answer import final_answer
+from ajet_sdk.judges.math import math
+
+DENIED = [
+    "The answer is not 5", "isn't 5, it is 7", "The answer isn't 5, it is 7", "5 is wrong", "It is not equal to 5",
+    "The answer is not equal to 5", "The answer ≠ 5", "x ≠ 5", r"x \neq 5", r"\boxed{\neq 5}", r"\boxed{x \ne 5}",
+    r"\boxed{\text{not }5}", "neither 5 nor 6", "The answer is neither 4 nor 5", "anything but 5", "It can't be 5",
+    "The answer can't be 5", "The answer cannot be 5.", "I don't think the answer is 5", "I doubt that the answer is 5",
+    "It's not true that the answer is 5", "The wrong answer is 5", r"not \boxed{5}", r"The answer is not $\boxed{5}$",
+    "it is 7, not 5", "the answer is not 5 but 7", "5? No.", "The answer is 5 which is wrong", "5 is not the answer",
+    "5 isn't correct", "The answer is 5, which is not right", "it was never 5", "The answer is 7 rather than 5",
+]  # fmt: skip
+SEVERAL = [
+    "The answer is 5 or 6", "5 or 6", "4 or 5", "The answer is either 5 or 6", "The answer is 5, 6",
+    "The answer is 5 and 6", "answers: 5, 6, 7", "1, 2, 3, 4, 5", r"\boxed{5 \text{ or } 6}", "between 4 and 5",
+    "The answer is between 4 and 5",
+    "The answer is between 5 and 6", "The answer is 5-6", "The answer is 5–6", "The answer is from 5 to 6", "5 to 6",
+    "The answer is at least 5", "The answer is less than 5", "The answer is > 5", "5 or more", "The answer is 5 ± 1",
+]  # fmt: skip
+OTHERS = [
+    "The answer is minus 5", "The answer is negative 5", "The answer is 5^2", "The answer is 5 million",
+    "The answer is 5 + 3", "The answer is 5 times 2", "The answer is 5 squared", "The answer is 5e3", "2^5",
+]  # fmt: skip
+GIVEN = [
+    ("isn't 5, it is 7", "7"), ("The answer isn't 5, it is 7", "7"), ("the answer is not 5 but 7", "7"),
+    ("it is 7, not 5", "7"), ("The answer is 5, not 6", "5"), (r"It isn't \boxed{5}, it is \boxed{7}", "7"),
+    ("There is no doubt that the answer is 5", "5"), ("The answer is minus 5", "-5"), ("The answer is −5", "-5"),
+    ("The answer is 5, which is not prime", "5"), ("The answer is 5. It is not hard to see", "5"),
+    ("The answer is 7. The answer is not 5.", "7"), ("The answer is 2 + 3 = 5", "5"), ("**Answer:** 42", "42"),
+    ("Answer: $42$", "42"), ("The answer is:\n\n42", "42"), ("####\n42", "42"), ("The answer is **5** apples.", "5"),
+    ("The answer is $5.", "5"), ("The answer is 5!", "5"), ("The answer is 1,234,567.", "1234567"),
+    ("The answer is 3/4 of it", "0.75"), ("She has 3 boxes with 4 each, so 3*4=12", "12"), ("May 5, 2020", "2020"),
+    ("The answer is x = 12", "12"), ("I first thought 7, but no: 12", "12"), ("The answer is about 12", "12"),
+    ("3*4=<<3*4=12>>12", "12"), ("<answer>12</answer>", "12"), ("<b>12</b> apples", "12"), ("so => 12", "12"),
+    ("The answer is <b>12</b>.", "12"), ("The answer is 3.142 to 3 decimal places", "3.142"), ("x -> 12", "12"),
+    ("The answer is 12 and the remainder is 2", "12"), ("The answer is 12 (twelve).", "12"), ("\\(12\\)", "12"),
+    ("The answer is 10/2", "5"), ("The answer is 1.5 × 10^3", "1500"), ("There are 12 - 5 = 7 left", "7"),
+    ("Final answer: 12 apples and a pear", "12"), ("\\[ x = 12 \\]", "12"), ("- 3 boxes\n- 12 in all", "12"),
+    (r"x cannot be negative so \boxed{5}", "5"), (r"\boxed{\left\{5\right.} so \boxed{5}", "5"),
+]  # fmt: skip
+EQUAL = [
+    ("0.333333", "1/3"), ("1/3", "0.333333"), ("0.666667", "2/3"), ("3.14159", "3.14159265"), ("3.14159265", "3.14159"),
+    ("0.30000000000000004", "0.3"), (r"6.626 \times 10^{-34}", "6.626e-34"), ("6.6260001e-34", "6.626e-34"),
+    ("3.0", "3"), ("50%", "0.5"), ("50%", "50"),
+]  # fmt: skip
+DIFFERENT = [
+    ("0", "6.626e-34"), ("5e-7", "1.6e-19"), ("3", "3.0000004"), ("3.0000004", "3"), ("1234568", "1234567.9999"),
+    ("0", r"6.626 \times 10^{-34}"), ("0.33333", "1/3"), ("50.00001%", "50"), ("1e-300", "0"), ("1000000.5", "1000000"),
+]  # fmt: skip
+FORMULAS = [
+    (r"\boxed{1.414214}", r"\sqrt2", True), (r"\boxed{1.4142}", r"\sqrt2", False), (r"\boxed{5!}", "120", True),
+    (r"\boxed{2\cdot 10^{-20}}", r"\sqrt{9}\cdot 10^{-20}", False), (r"\boxed{3.0000001}", r"\sqrt{9}", False),
+    (r"\boxed{0.0}", r"\frac{\sqrt2}{10^{12}}", False), (r"\boxed{(1.0000001, 2)}", "(1,2)", False),
+    (r"\boxed{1 + \frac{1}{\mathrm{e}^2}}", r"1 - \frac{1}{e^2}", False), (r"\boxed{4\sqrt(2)}", "4", False),
+    (r"\boxed{1:4:9:\ldots}", r"1:2:3", False), (r"\boxed{\frac{1}{2006!}}", r"\frac{1}{2004!}", False),
+    (r"\boxed{D = (0, 1.5)}", "D = (0, 1)", False), (r"\boxed{\pm 2021}", "2021", False),
+    (r"\boxed{\text{13}}", "13", True),
+    (r"\boxed{\binom{5}{2}}", "10", True), ("10", r"\binom{5}{2}", True), (r"\boxed{\{1, 2\}}", r"\{2,1\}", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("output", [*DENIED, *SEVERAL, *OTHERS])
+def test_a_number_that_the_text_does_not_give_as_its_answer_is_wrong(output: str) -> None:
+    assert math(output, "5") is False
+
+
+@pytest.mark.parametrize(("output", "answer"), GIVEN)
+def test_the_number_that_the_text_gives_is_right(output: str, answer: str) -> None:
+    assert math(output, answer) is True
+
+
+@pytest.mark.parametrize(("output", "answer"), EQUAL)
+def test_equal_numbers(output: str, answer: str) -> None:
+    assert math(output, answer) is True
+
+
+@pytest.mark.parametrize(("output", "answer"), DIFFERENT)
+def test_different_numbers(output: str, answer: str) -> None:
+    assert math(output, answer) is False
+
+
+@pytest.mark.parametrize(("output", "answer", "right"), FORMULAS)
+def test_formulas_are_as_near_as_numbers(output: str, answer: str, right: bool) -> None:
+    pytest.importorskip("math_verify")
+    assert math(output, answer) is right
+
+
+LONG = {
+    "boxes": r"\boxed{" * 80_000, "nested boxes": r"\boxed{" * 40_000 + "}" * 40_000, "marks": "####" + "\n" * 300_000,
+    "many marks": "####\n" * 60_000, "statements": "answer is " * 60_000, "blanks": "answer" + " " * 300_000,
+    "dollars": "$" * 300_000, "stars": "*." * 150_000, "digits": "1" * 300_000, "thousands": "1,111" + ",111" * 80_000,
+    "gaps": ("5" + " " * 1000) * 300, "denials": "not " * 80_000 + "5", "alternatives": "5 or " * 60_000 + "5",
+    "signs": "minus " * 60_000, "slashes": "1/" * 150_000, "percent": "5" + "%" * 300_000, "lines": "x\n" * 150_000,
+    "denied": "answer is not 5\n" * 20_000,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LONG)
+def test_the_answer_of_a_long_text_is_found_in_time_in_proportion_to_it(name: str) -> None:
+    began = time.process_time()
+    for numeric in (True, False):
+        final_answer(LONG[name], numeric=numeric)
+    assert time.process_time() - began < 5
