@@ -14,15 +14,21 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ajet_sdk.config.model_source import STATE, saved_steps, step_directory
-from ajet_sdk.engines.local.loading import no_progress_bar
+from ajet_sdk.engines.local.weights import (
+    LOAD_ERRORS,
+    Mismatch,
+    no_progress_bar,
+    read_adapter_weights,
+    read_causal_lm,
+)
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
@@ -190,9 +196,12 @@ def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> None:
 def read_weights(path: Path, model: PreTrainedModel) -> None:
     """Load the weights of a checkpoint into a model of the same shape, in place. Raises CheckpointError."""
     if hasattr(model, "merge_adapter"):
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(model, load_file(path / "adapter_model.safetensors"))
+        try:
+            mismatch = read_adapter_weights(model, path)
+        except LOAD_ERRORS as error:
+            raise CheckpointError(f"{path} is a checkpoint of another adapter: {error}") from error
+        if mismatch:
+            raise CheckpointError(f"{path} is a checkpoint of another adapter: {mismatch}")
         return
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("model*.safetensors")):
@@ -200,10 +209,10 @@ def read_weights(path: Path, model: PreTrainedModel) -> None:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     model.tie_weights()
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        raise CheckpointError(
-            f"{path} is a checkpoint of another model: missing {missing[:3]}, unexpected {unexpected[:3]}"
-        )
+    lacking = tuple(name for name in missing if name not in tied)
+    mismatch = Mismatch(missing=lacking, unexpected=tuple(unexpected))
+    if mismatch:
+        raise CheckpointError(f"{path} is a checkpoint of another model: {mismatch}")
 
 
 def replace(fresh: Path, target: Path) -> None:
@@ -233,13 +242,12 @@ def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
     Raises CheckpointError if weights are missing, unexpected, of another shape or not finite, or if the probabilities
     differ too much.
     """
-    _check_names(path)
+    _load(path, device_map="meta")  # names and shapes alone
     _check_values(path)
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     if weights > _SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
         return None
-    model, _ = _load(path, dtype="auto")
-    model.eval()
+    model = _load(path, dtype="auto").eval()
     _scores(path, model, torch.arange(min(8, model.config.get_text_config().vocab_size)))
     gaps = [_gaps(path, model, call) for call in _comparable(calls)]
     if not gaps:
@@ -253,38 +261,15 @@ def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
     return gap
 
 
-def _load(path: Path, **options: object) -> tuple[PreTrainedModel, dict[str, Sequence[object]]]:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
+def _load(path: Path, **options: object) -> PreTrainedModel:
+    """The model at `path`. Raises CheckpointError if its tensors do not fit."""
     try:
-        with no_progress_bar():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
-            )
-        return cast("tuple[PreTrainedModel, dict[str, Sequence[object]]]", loaded)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        model, mismatch = read_causal_lm(path, local_files_only=True, trust_remote_code=False, **options)
+    except LOAD_ERRORS as error:
         raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
-    finally:
-        logging.set_verbosity(level)
-
-
-def _check_names(path: Path) -> None:
-    """Check names and shapes, without loading weights."""
-    _, report = _load(path, device_map="meta")
-    wrong = [
-        f"{len(names)} {kind} ({', '.join(sorted(str(name) for name in names)[:3])})"
-        for kind, names in (
-            ("are missing", report["missing_keys"]),
-            ("belong to no part of the model", report["unexpected_keys"]),
-            ("have another shape", report["mismatched_keys"]),
-        )
-        if names
-    ]
-    if wrong:
-        raise CheckpointError(f"the weights in {path} do not match the model: {'; '.join(wrong)}")
+    if mismatch:
+        raise CheckpointError(f"the weights in {path} do not match the model: {mismatch}")
+    return model
 
 
 def _check_values(path: Path) -> None:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
 from ajet_sdk.config.model_source import check_source, refuse_code
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.products import multiply_in
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.engines.local.weights import LOAD_ERRORS, peft_package, read_adapter, read_causal_lm
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
 if TYPE_CHECKING:
@@ -59,20 +54,23 @@ def load_model(
             f"{str(kind).removeprefix('torch.')} on {target.type}; set model.dtype: bfloat16, or "
             "attn_implementation: sdpa"
         )
-    adapter = Path(path) / "adapter_config.json"
-    base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
+    directory = Path(path)
+    is_adapter = (directory / "adapter_config.json").is_file()
+    base = _base_of(directory) if is_adapter else path
     check_source(base)
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
-        with no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        model, mismatch = read_causal_lm(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
+    except LOAD_ERRORS as error:
         refuse_code(base, error)
         raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
-    if adapter.is_file():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft reads it
-            model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
+    if mismatch:
+        raise ConfigError(
+            f"model.path: the weights in {base} do not match the model of its config.json: {mismatch}. Untrained "
+            "tensors in their place would make another model; use a complete checkpoint"
+        )
+    if is_adapter:
+        model = _with_adapter(model, directory, base, trainable=lora is not None)
     elif lora is not None and lora.enabled:
         targets = lora.target_modules
         model = add_adapter(model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets))
@@ -83,16 +81,29 @@ def load_model(
     return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
 
 
-@contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Disable the progress bar of transformers, which would disturb ajet's."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+def _base_of(adapter: Path) -> str:
+    """The base model that an adapter's directory names. Raises ConfigError."""
     try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+        base = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.path: adapter_config.json in {adapter} cannot be read: {error}") from error
+    if not isinstance(base, str) or not base:
+        raise ConfigError(
+            f"model.path: the adapter in {adapter} names no base model; set base_model_name_or_path in its "
+            "adapter_config.json to the model that it was trained on"
+        )
+    return base
+
+
+def _with_adapter(model: PreTrainedModel, adapter: Path, base: str | Path, *, trainable: bool) -> PreTrainedModel:
+    """The model with an adapter. Raises ConfigError if the adapter isn't complete, or is one of another model."""
+    try:
+        adapted, mismatch = read_adapter(model, adapter, trainable=trainable)
+    except LOAD_ERRORS as error:
+        raise ConfigError(f"model.path: the adapter in {adapter} does not fit {base}: {error}") from error
+    if mismatch:
+        raise ConfigError(f"model.path: the adapter in {adapter} does not fit {base}: {mismatch}")
+    return adapted
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -102,18 +113,9 @@ def _dtype(name: str) -> torch.dtype:
     return torch_dtype
 
 
-def _peft() -> ModuleType:
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingExtra("peft", "local") from error
-    module: ModuleType = peft
-    return module
-
-
 def add_adapter(model: PreTrainedModel, rank: int, alpha: float, targets: str | list[str]) -> PreTrainedModel:
     """The model with a new LoRA adapter to train. Raises MissingExtra."""
-    peft = _peft()
+    peft = peft_package()
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)
     with warnings.catch_warnings():  # peft uses deprecated names of transformers
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)

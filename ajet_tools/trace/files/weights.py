@@ -155,17 +155,13 @@ def _logprobs(model: PreTrainedModel, prompt: list[int], output: list[int], heat
 
 
 def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    from ajet_sdk.engines.local.weights import read_adapter, read_causal_lm
 
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        weights.model, dtype="auto", local_files_only=True, trust_remote_code=False
-    )
-    if weights.adapter is not None:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, weights.adapter, is_trainable=trains)
+    model, mismatch = read_causal_lm(weights.model, dtype="auto", local_files_only=True, trust_remote_code=False)
+    if not mismatch and weights.adapter is not None:
+        model, mismatch = read_adapter(model, weights.adapter, trainable=trains)
+    if mismatch:
+        raise ValueError(f"its weights do not match the model: {mismatch}")
     return model.eval()
 
 
