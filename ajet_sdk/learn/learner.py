@@ -22,7 +22,6 @@ from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn import checkpoint
-from ajet_sdk.learn.checkpoint import check_export
 from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
@@ -62,10 +61,8 @@ class Learner:
         shutil.rmtree(directory)
 
     def export(self, run: Path) -> Path:
-        """Write the model as a Hugging Face checkpoint, and check that it can be loaded."""
-        path = checkpoint.export(run / "model", self.trainer.model, self.tokenizer.hf)
-        check_export(path)
-        return path
+        """Write the model as a Hugging Face checkpoint. Raises CheckpointError if it isn't the trained model."""
+        return checkpoint.export(run / "model", self.trainer.model, self.tokenizer.hf)
 
     def metrics(self) -> Mapping[str, float]:
         """Additional metrics of the last step."""
@@ -202,8 +199,23 @@ class ServedWeights:
         lora = getattr(self.model, "active_peft_config", None) if self._lora else None
         if lora is None or lora.r > _LARGEST_RANK:
             return None
-        odd = (lora.use_dora, lora.bias != "none", lora.modules_to_save, lora.rank_pattern, lora.alpha_pattern)
-        return None if any(odd) else int(lora.r)
+        unsupported = (
+            lora.use_dora,
+            lora.bias != "none",
+            lora.modules_to_save,
+            lora.rank_pattern,
+            lora.alpha_pattern,
+            lora.trainable_token_indices,
+            self._adapts_embeddings,
+        )
+        return None if any(unsupported) else int(lora.r)
+
+    @property
+    def _adapts_embeddings(self) -> bool:
+        inner = self._inner
+        return any(
+            hasattr(layer, "get_base_layer") for layer in (inner.get_output_embeddings(), inner.get_input_embeddings())
+        )
 
     @property
     def differs(self) -> bool:
@@ -227,10 +239,10 @@ class ServedWeights:
     def write(self, directory: Path) -> None:
         """Write the current weights to a new directory."""
         if self.lora_rank is not None:
-            checkpoint.save_model(self.model, directory)
+            checkpoint.save_adapter(self.model, directory)
             return
         if self._lora:
-            checkpoint.export(directory, self.model, self.tokenizer)
+            checkpoint.export(directory, self.model, self.tokenizer, compare=False)
         else:
             checkpoint.save_model(self.model, directory)
         if self._tied:

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import shutil
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -28,7 +27,7 @@ from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import add_adapter, load_model
 from ajet_sdk.errors import CheckpointError, RequestRefused, TrainingError
 from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches, tokens_of_a_pass
-from ajet_sdk.learn.checkpoint import read_weights, save_model
+from ajet_sdk.learn.checkpoint import read_weights, save_adapter
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
 from ajet_sdk.learn.trees import grid, shares_prefixes
@@ -97,8 +96,7 @@ class BaseModel:
         if not targets:
             raise RequestRefused("the LoRA changes no layer; set one of train_attn, train_mlp and train_unembed")
         devices = [module.device] if module.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # nothing is merged here
+        with torch.random.fork_rng(devices=devices):
             if lora.seed is not None:
                 torch.manual_seed(lora.seed)
             return add_adapter(module, lora.rank, _ALPHA, targets).eval()
@@ -172,7 +170,7 @@ class Policy:
     def save(self, directory: Path, *, optimiser: bool, about: dict[str, object] | None = None) -> None:
         """Write adapter and optimizer to `directory`; the adapter is in peft's format."""
         directory.mkdir(parents=True)
-        save_model(self.module, directory, save_embedding_layers=False)
+        save_adapter(self.module, directory)
         (directory / _LORA).write_text(json.dumps({"lora": asdict(self.lora), **(about or {})}))
         if optimiser:
             torch.save(self._optimiser.state_dict(), directory / _OPTIMISER)

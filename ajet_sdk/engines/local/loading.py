@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ajet_sdk.config.model_source import check_source, refuse_code
 from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.local.products import multiply_in
+from ajet_sdk.engines.local.products import inner_model, multiply_in
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.engines.local.weights import LOAD_ERRORS, peft_package, read_adapter, read_causal_lm
+from ajet_sdk.engines.local.weights import (
+    LOAD_ERRORS,
+    mark_untied,
+    peft_package,
+    quiet_peft,
+    read_adapter,
+    read_causal_lm,
+)
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
@@ -74,6 +80,7 @@ def load_model(
     elif lora is not None and lora.enabled:
         targets = lora.target_modules
         model = add_adapter(model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets))
+    _untie_adapted(model)
     if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
         torch.set_num_threads(1)
     if products != kind:
@@ -113,13 +120,31 @@ def _dtype(name: str) -> torch.dtype:
     return torch_dtype
 
 
+def _untie_adapted(model: PreTrainedModel) -> None:
+    """Give the output embedding its own weights if an adapter changes it or the tied input embedding.
+
+    The adapter of one of the two changes this one alone. Merged into the common tensor it would change both.
+    """
+    inner: Any = inner_model(model)
+    head, embedding = inner.get_output_embeddings(), inner.get_input_embeddings()
+    if head is None:
+        return
+    if hasattr(head, "get_base_layer") or hasattr(embedding, "get_base_layer"):
+        layer = getattr(head, "get_base_layer", lambda: head)()
+        if layer.weight is embedding.weight:
+            layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+    mark_untied(inner)
+
+
 def add_adapter(model: PreTrainedModel, rank: int, alpha: float, targets: str | list[str]) -> PreTrainedModel:
-    """The model with a new LoRA adapter to train. Raises MissingExtra."""
+    """The model with a new LoRA adapter to train. Raises ConfigError, MissingExtra."""
     peft = peft_package()
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)
-    with warnings.catch_warnings():  # peft uses deprecated names of transformers
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        return peft.get_peft_model(model, config)
+    with quiet_peft():
+        try:
+            return peft.get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(f"model.lora.target_modules: {error}") from error
 
 
 def local_engine(config: Config) -> TokenEngine:

@@ -115,7 +115,7 @@ def read_causal_lm(path: str | Path, **options: Any) -> tuple[PreTrainedModel, M
     if unexpected and _has_other_parts(path, options.get("gguf_file")):
         unexpected = [name for name in unexpected if not _OTHER_PARTS.search(name)]
     reshaped = [f"{name} {tuple(there)} for {tuple(here)}" for name, there, here in report["mismatched_keys"]]
-    _correct_config(model)
+    mark_untied(model)
     mismatch = Mismatch(
         missing=tuple(sorted(report["missing_keys"])),
         unexpected=tuple(sorted(unexpected)),
@@ -124,17 +124,25 @@ def read_causal_lm(path: str | Path, **options: Any) -> tuple[PreTrainedModel, M
     return model, mismatch
 
 
-def _correct_config(model: PreTrainedModel) -> None:
-    """Say in the config that the output embedding is separate, if a checkpoint of a tied model has its own.
+def mark_untied(model: PreTrainedModel) -> None:
+    """Say in the config that the output embedding is separate, if it is.
 
-    transformers keeps such a tensor; others read the config and tie it again, and then sample from another model.
+    transformers keeps such a tensor of a checkpoint anyway; others read the config and tie it, and then compute another
+    model.
     """
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or embedding is None or head.weight is embedding.weight:
+    head: Any = model.get_output_embeddings()
+    embedding: Any = model.get_input_embeddings()
+    if head is None or embedding is None or _stored_weight(head) is _stored_weight(embedding):
         return
     for section in (model.config, model.config.get_text_config()):
         if getattr(section, "tie_word_embeddings", False):
             section.tie_word_embeddings = False
+
+
+def _stored_weight(layer: Any) -> object:
+    """The parameter of an embedding; an adapter of single tokens computes its `weight` anew at each access."""
+    tokens = getattr(layer, "token_adapter", None)
+    return layer.weight if tokens is None else tokens.base_layer.weight
 
 
 def _has_other_parts(path: str | Path, gguf_file: str | None) -> bool:
@@ -150,10 +158,7 @@ def read_adapter(model: PreTrainedModel, path: Path, *, trainable: bool) -> tupl
     Raises MissingExtra, and the errors of peft.
     """
     peft = peft_package()
-    with warnings.catch_warnings():
-        # peft reads a deprecated attribute, and warns of missing tensors, which the result names
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        warnings.filterwarnings("ignore", "Found missing adapter keys")
+    with quiet_peft():
         adapted = peft.PeftModel.from_pretrained(model, str(path), is_trainable=trainable)
     return adapted, read_adapter_weights(adapted, path)
 
@@ -171,15 +176,11 @@ def read_adapter_weights(model: PreTrainedModel, path: Path) -> Mismatch:
     result = set_peft_model_state_dict(adapted, load_peft_weights(str(path), device="cpu"))
     if adapted.active_peft_config.is_prompt_learning:
         return Mismatch()  # peft reads a learned prompt by itself, strictly
-    parameters = dict(adapted.named_parameters(remove_duplicate=False))
-    lacking = set(result.missing_keys)
+    lacking = {name for name in result.missing_keys if adapted.active_adapter in name.split(".")}
     # a tensor may have several names, of which a file has one
-    known = {id(parameter) for name, parameter in parameters.items() if name not in lacking}
-    missing = [
-        name
-        for name in result.missing_keys
-        if adapted.active_adapter in name.split(".") and id(parameters.get(name)) not in known
-    ]
+    places = {name: tensor.data_ptr() for name, tensor in adapted.state_dict().items()}
+    known = {place for name, place in places.items() if name not in lacking}
+    missing = sorted(name for name in lacking if places[name] not in known)
     return Mismatch(missing=tuple(missing), unexpected=tuple(result.unexpected_keys))
 
 
@@ -191,6 +192,19 @@ def peft_package() -> ModuleType:
         raise MissingExtra("peft", "local") from error
     module: ModuleType = peft
     return module
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """Silence warnings of peft about what is handled here."""
+    with warnings.catch_warnings():
+        # it reads a deprecated attribute of transformers
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        # an adapter of a tied embedding: what is merged is untied first
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
+        # `Mismatch` names them
+        warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)
+        yield
 
 
 @contextmanager
