@@ -176,6 +176,7 @@ def export(
     try:
         if hasattr(model, "merge_adapter"):
             save_adapter(model, fresh / "adapter")
+            tokenizer.save_pretrained(fresh / "adapter")
             _write_merged(fresh, model)
         else:
             save_model(model, fresh)

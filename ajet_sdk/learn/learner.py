@@ -25,6 +25,7 @@ from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+from ajet_sdk.learn.start_adapter import check_all_linear, check_start_adapter
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
@@ -114,6 +115,7 @@ async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[
 def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callable[[str], None]) -> Learner:
     import torch
 
+    check_start_adapter(config, path, say)
     torch.manual_seed(config.trainer_common.seed)
     source = config.model
     tokenizer = HFTokenizer(str(path), trust_remote_code=source.trust_remote_code)
@@ -121,6 +123,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
         path, dtype=source.dtype, attn_implementation=source.attn_implementation, device=source.device,
         lora=source.lora if source.lora.enabled else None, trust_remote_code=source.trust_remote_code,
     )  # fmt: skip
+    check_all_linear(config, path, model)
     if source.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None)  # the name in newer versions
         (enable or model.gradient_checkpointing_enable)()

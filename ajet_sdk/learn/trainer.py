@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 import time
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.config.trainer_schema import OBJECTIVE
+from ajet_sdk.engines.local.weights import copy_sharing_frozen
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.batches import (
     MicroBatch,
@@ -159,8 +159,8 @@ class Trainer:
     """Applies a loss to a model, in place.
 
     Weights below fp32 get fp32 master copies, so that AdamW's small steps are not lost to rounding. For a KL term and
-    for preferences, a copy of the initial model is the frozen reference; a LoRA model with its adapter off serves as
-    its own.
+    for preferences, a copy of the initial model is the frozen reference. It shares the weights that aren't trained. Of
+    a LoRA model, only the adapter is copied, which may have been trained before.
     """
 
     plain_only = False
@@ -184,13 +184,11 @@ class Trainer:
         self.micro_batch_tokens = settings.micro_batch_tokens or tokens_of_a_pass(model, checkpointing=checkpointing)
         with policy_pass(model):
             self._shares = shares_prefixes(model)
-        self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
-        wanted = settings.loss.has_reference or settings.has_reference
+        self._threads = torch.get_num_threads()
         self.reference: PreTrainedModel | None = None
-        """The frozen initial model; None if not needed, or if it is the model itself with its adapter off."""
-        if wanted and not self._adapter:
-            self.reference = copy.deepcopy(model).eval()
-            self.reference.requires_grad_(False)
+        """The frozen initial model; None if not needed."""
+        if settings.loss.has_reference or settings.has_reference:
+            self.reference = copy_sharing_frozen(model)
 
     @property
     def device(self) -> torch.device:
@@ -338,12 +336,9 @@ class Trainer:
         return share.detach(), Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
 
     def _reference_logprobs(self, batch: MicroBatch, support_MV: torch.Tensor | None = None) -> torch.Tensor:
+        assert self.reference is not None
         with torch.no_grad():
-            if self.reference is not None:
-                return score(self.reference, batch, entropy=False, support_MV=support_MV).logprobs_N
-            adapted: Any = self.model
-            with adapted.disable_adapter():
-                return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
+            return score(self.reference, batch, entropy=False, support_MV=support_MV).logprobs_N
 
     def _gather(self) -> None:
         """Accumulates the gradients of a pass in the master copies.

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ajet_sdk.config.model_source import adapter_values
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import add_adapter, load_model
-from ajet_sdk.errors import CheckpointError, RequestRefused, TrainingError
+from ajet_sdk.errors import CheckpointError, ConfigError, RequestRefused, TrainingError
 from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches, tokens_of_a_pass
 from ajet_sdk.learn.checkpoint import read_weights, save_adapter
 from ajet_sdk.learn.losses import score
@@ -74,6 +75,11 @@ class BaseModel:
         self, path: str, *, device: str = "auto", max_model_len: int | None = None, temperature: float = 1.0
     ) -> None:
         """Tokens are scored at `temperature`. Raises ConfigError if there is no model at `path`."""
+        if adapter_values(path) is not None:
+            raise ConfigError(
+                f"{path} is a LoRA adapter; serve a whole model, such as one with the adapter merged (a finished run "
+                "exports one as `model/`)"
+            )
         self.path, self.temperature = path, temperature
         self.model = load_model(path, device=device).requires_grad_(False)
         shape = self.model.config.get_text_config()

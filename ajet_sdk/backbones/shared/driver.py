@@ -23,7 +23,7 @@ from ajet_sdk.backbones.shared.validation import validation_tasks
 from ajet_sdk.cluster.code import INSTALL, package_code
 from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
-from ajet_sdk.config.model_source import first_model
+from ajet_sdk.config.model_source import adapter_values, first_model
 from ajet_sdk.engines.local.weights import LOAD_ERRORS, Mismatch, read_causal_lm
 from ajet_sdk.errors import ConfigError, MissingExtra, TraceLocked, TrainingError, first_line
 from ajet_sdk.learn.checkpoint import check_export
@@ -192,6 +192,11 @@ async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
         path = await build_recipe(config, Probe(config, job.workflow, job.judge, job.train), say)
     else:
         path = config.resolve(config.model.path)
+    if adapter_values(path) is not None:
+        raise ConfigError(
+            f"model.path: {path} is a LoRA adapter, which backbone {config.backbone} can't start from; name a model "
+            "with the adapter merged (a finished run exports one as `model/`), or use backbone local"
+        )
     return str(path.resolve()) if path.exists() else str(path)
 
 

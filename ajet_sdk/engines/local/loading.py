@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ajet_sdk.config.model_source import check_source, refuse_code
+from ajet_sdk.config.model_source import ADAPTER, adapter_base, check_source, refuse_code
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.products import inner_model, multiply_in
 from ajet_sdk.engines.local.sampler import LocalSampler
@@ -60,10 +59,14 @@ def load_model(
             f"{str(kind).removeprefix('torch.')} on {target.type}; set model.dtype: bfloat16, or "
             "attn_implementation: sdpa"
         )
-    directory = Path(path)
-    is_adapter = (directory / "adapter_config.json").is_file()
-    base = _base_of(directory) if is_adapter else path
-    check_source(base)
+    adapter_on = adapter_base(path)
+    base = adapter_on or path
+    try:
+        check_source(base)
+    except ConfigError as error:
+        if adapter_on is None:
+            raise
+        raise ConfigError(f"{error} (it is the base of the adapter in {path}, by its {ADAPTER})") from error
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
         model, mismatch = read_causal_lm(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
@@ -75,8 +78,8 @@ def load_model(
             f"model.path: the weights in {base} do not match the model of its config.json: {mismatch}. Untrained "
             "tensors in their place would make another model; use a complete checkpoint"
         )
-    if is_adapter:
-        model = _with_adapter(model, directory, base, trainable=lora is not None)
+    if adapter_on is not None:
+        model = _with_adapter(model, Path(path), base, trainable=lora is not None)
     elif lora is not None and lora.enabled:
         targets = lora.target_modules
         model = add_adapter(model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets))
@@ -86,20 +89,6 @@ def load_model(
     if products != kind:
         multiply_in(model, products)  # pyright: ignore[reportArgumentType]
     return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
-
-
-def _base_of(adapter: Path) -> str:
-    """The base model that an adapter's directory names. Raises ConfigError."""
-    try:
-        base = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"model.path: adapter_config.json in {adapter} cannot be read: {error}") from error
-    if not isinstance(base, str) or not base:
-        raise ConfigError(
-            f"model.path: the adapter in {adapter} names no base model; set base_model_name_or_path in its "
-            "adapter_config.json to the model that it was trained on"
-        )
-    return base
 
 
 def _with_adapter(model: PreTrainedModel, adapter: Path, base: str | Path, *, trainable: bool) -> PreTrainedModel:

@@ -6,6 +6,7 @@ in part samples noise, and training it looks like training.
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Collection, Iterator
@@ -182,6 +183,12 @@ def read_adapter_weights(model: PreTrainedModel, path: Path) -> Mismatch:
     known = {place for name, place in places.items() if name not in lacking}
     missing = sorted(name for name in lacking if places[name] not in known)
     return Mismatch(missing=tuple(missing), unexpected=tuple(result.unexpected_keys))
+
+
+def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
+    """A frozen copy of a model that shares the weights that aren't trained: of a LoRA model, all but the adapter."""
+    frozen = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+    return copy.deepcopy(model, dict[int, Any](frozen)).eval().requires_grad_(False)
 
 
 def peft_package() -> ModuleType:
