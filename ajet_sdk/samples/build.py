@@ -35,6 +35,7 @@ from ajet_sdk.samples.draft import Draft, Lengths, output_tokens, sampled_tokens
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.samples.timelines import Decode, merge
 from ajet_sdk.tokens.template import ChatTemplate
+from ajet_sdk.trace.counted import counted_reward
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
 
 _EPSILON = 1e-6
@@ -253,7 +254,7 @@ def _metrics(
     drafts = [draft for draft in drafts if draft.episode.split == "train"]
     if not drafts:
         return {}
-    values = [d.episode.reward if d.episode.status == "succeeded" else d.failure_reward for d in drafts if d.counts]
+    values = [counted_reward(draft.episode, draft.failure_reward) for draft in drafts if draft.counts]
     rewards = [value for value in values if value is not None]
     calls = {call.call_id: call for draft in drafts for call in draft.episode.calls}
     tokens = sum(len(sample.timeline.token_ids) for sample in samples)

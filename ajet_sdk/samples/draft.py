@@ -11,17 +11,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk import errors
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.samples.timelines import Merged
+from ajet_sdk.trace.counted import counted_reward
 from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
 
 Lengths = tuple[int | None, int | None]
-
-_OF_AJET = {
-    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.AjetError)
-}
-_NOT_THE_AGENTS = _OF_AJET - {"ContextOverflow", "RequestRefused"}
 
 
 @dataclass(eq=False)
@@ -48,10 +43,7 @@ class Draft:
         episode = self.episode
         if episode.status == "succeeded":
             return self.rewarded and not episode.rewards
-        if self.failure_reward is None or episode.status != "failed":
-            return True
-        judge_failed = (episode.error or "").startswith("judge ")
-        return episode.infrastructure or judge_failed or episode.cause in _NOT_THE_AGENTS
+        return counted_reward(episode, self.failure_reward) is None
 
     @property
     def counts(self) -> bool:

@@ -216,7 +216,11 @@ class TrainingRun:
         """Update the weights and book the step; the run can stop only before or after it."""
         rewarded, kl = await self._less_kl(episodes) if self.common.algorithm.has_kl_in_reward else (episodes, {})
         batch = self._samples(rewarded)
-        metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics) | kl
+        metrics = (
+            episode_metrics("train", episodes, self.config.rollout.failure_reward)
+            | add_prefix("train", batch.metrics)
+            | kl
+        )
         metrics |= staleness(episodes, self.trainer.updates)
         samples: Sequence[Sample] = in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
         if samples:
@@ -241,7 +245,8 @@ class TrainingRun:
             if self.has_samples:  # of successive steps without samples, only the first is explained
                 earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
                 estimator = self.common.algorithm.adv_estimator
-                self.loggers.say(f"step {step}: {reason_for_no_samples(batch, episodes, estimator, earlier)}")
+                why = reason_for_no_samples(batch, episodes, estimator, self.config.rollout.failure_reward, earlier)
+                self.loggers.say(f"step {step}: {why}")
         self.has_samples = bool(samples)
         self.solved = self.solved + 1 if episodes and all(map(solved, episodes)) else 0
         if self.stored is None:

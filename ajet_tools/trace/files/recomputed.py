@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ajet_sdk.trace.counted import FAILED_BY_ITSELF
+
 _ALGORITHM = "$.ajet.trainer_common.algorithm"
 _ROLLOUT = "$.ajet.rollout"
 _TRAINER = "$.ajet.trainer_common"
@@ -50,10 +52,10 @@ TABLES = (
         coalesce(lag(after) OVER (PARTITION BY run_id ORDER BY step), 0) AS before
     FROM (SELECT run_id, step, arg_max(value, "at") AS value FROM s_metrics
           WHERE name = 'train/policy_version' GROUP BY ALL)""",
-    """CREATE TABLE episodes AS
+    f"""CREATE TABLE episodes AS
     SELECT e.*, epoch(e.started_at) AS started, epoch(e.ended_at) AS ended, s.before, s.after,
         r.trains AND e.split = 'train' AND NOT coalesce(e.superseded, false) AND s.step IS NOT NULL AS learnt,
-        r.failure_reward IS NOT NULL AND e.status = 'failed' AND NOT coalesce(e.infrastructure, false) AS given
+        r.failure_reward IS NOT NULL AND {FAILED_BY_ITSELF} AS given
     FROM s_episodes e JOIN runs r USING (run_id) LEFT JOIN steps s ON s.run_id = e.run_id AND s.step = e.step""",
     # calls with the number of later turns of their agents
     """CREATE TABLE calls AS
@@ -232,7 +234,7 @@ TABLES = (
         FROM fitted o JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step AND m.name = 'train/seconds'
         WHERE m.value > 0 GROUP BY o.run_id, o.step
     UNION ALL SELECT run_id, step, 'val/' || if(decoding = 'greedy', 'greedy_reward', 'reward'), avg(reward)
-        FROM validated WHERE status = 'succeeded' GROUP BY run_id, step, decoding
+        FROM validated WHERE status = 'succeeded' OR given GROUP BY run_id, step, decoding
     UNION ALL SELECT run_id, step, unnest(['val/solved_share', 'val/failed_share']),
         unnest([count_if(solved) / count(*), count_if(status <> 'succeeded') / count(*)])
         FROM validated WHERE decoding = 'sampled' GROUP BY run_id, step
