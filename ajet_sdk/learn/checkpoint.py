@@ -57,6 +57,8 @@ class Progress:
     shared: dict[str, str] | None = None
     """Settings that a resumed run must share, as JSON by name; None in checkpoints of older versions."""
     metrics: dict[str, float] = field(default_factory=dict)
+    total_updates: int | None = None
+    """Planned updates of the whole run; None in checkpoints of older versions."""
 
 
 def shared_settings(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> dict[str, str]:

@@ -50,7 +50,7 @@ class TrainerSettings:
     warmup_steps: int = 5
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     total_updates: int = 1
-    """Optimizer updates of the whole run, over which a decaying learning rate reaches 0."""
+    """Optimizer updates of the whole run, at whose end a decaying learning rate reaches 0."""
     grad_clip: float = 1.0
     mini_batch_num: int = 1
     """Optimizer updates per step and epoch, each on its share of the samples."""
@@ -98,11 +98,37 @@ class TrainerSettings:
         )
 
     def lr_after(self, updates: int) -> float:
-        """Learning rate of the next update, by warm-up and schedule."""
-        risen = min(1.0, (updates + 1) / max(1, self.warmup_steps))
-        gone = min(1.0, updates / self.total_updates)
-        falling = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
-        return self.lr * risen * falling[self.lr_scheduler_type]
+        """Learning rate of the next update: it rises to `lr` during the warm-up, then stays or falls to 0.
+
+        It depends on the number of updates and the length of the run alone, so that a resumed run goes on as one that
+        had its length from the start.
+        """
+        if updates < self.warmup_steps:
+            return self.lr * (updates + 1) / self.warmup_steps
+        falling = max(1, self.total_updates - self.warmup_steps)
+        gone = min(1.0, (updates - self.warmup_steps) / falling)
+        shares = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
+        return self.lr * shares[self.lr_scheduler_type]
+
+    def schedule_notice(self, done: int, planned: int | None) -> str:
+        """What to know about the learning rate of a run that begins after `done` updates; empty if nothing.
+
+        `planned` is the number of updates of the run that is resumed.
+        """
+        if done < self.total_updates < self.warmup_steps:
+            peak = self.lr_after(self.total_updates - 1)
+            return (
+                f"the warm-up (trainer_common.optim.warmup_steps: {self.warmup_steps} updates) is longer than the run "
+                f"({self.total_updates}): the learning rate rises to {peak:.3g} and doesn't reach {self.lr:.3g}"
+            )
+        if planned is None or planned == self.total_updates or self.lr_scheduler_type == "constant":
+            return ""
+        before = replace(self, total_updates=planned).lr_after(done)
+        now = self.lr_after(done)
+        return (
+            f"the run was planned for {planned} updates and now has {self.total_updates}, over which the learning rate "
+            f"falls: the next update has {now:.3g}; by the former plan it was {before:.3g}"
+        )
 
     def mini_batches(self, samples: Sequence[Sample]) -> int:
         return min(self.mini_batch_num, len(units(samples, self.loss)))

@@ -109,12 +109,8 @@ def _advice_without_variance(
     episodes: Sequence[Episode], estimator: str, failure_reward: float | None, earlier: Mapping[int, float]
 ) -> str:
     count, mean = sum(map(solved, episodes)), mean_reward(episodes, failure_reward)
-    best = max(earlier, key=lambda step: earlier[step], default=0)
-    if not count and best and earlier[best] > mean:
-        return (
-            f"step {best} had {earlier[best]:.3g}, so an update broke the policy: lower trainer_common.optim.lr, and "
-            "start again"
-        )
+    if not count and (fall := _fall(earlier, mean, len(episodes))):
+        return fall
     if not count:
         return (
             "no attempt solved its task: choose easier tasks or a stronger model, teach it with demonstrations first "
@@ -122,6 +118,37 @@ def _advice_without_variance(
         )
     size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
     return f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset calibrate)"
+
+
+_FALL = 4.0
+"""Standard deviations of the mean reward over steps, below which the reward of one step is no accident of its tasks."""
+_ATTEMPTS = 16
+"""Minimum number of attempts for that."""
+
+
+def _fall(earlier: Mapping[int, float], mean: float, attempts: int) -> str:
+    """What is known if no attempt of a step solved its task, and earlier steps had more reward; else empty.
+
+    Other tasks and a judge that changed look the same as a policy that got worse, so the cause isn't claimed.
+    """
+    steps = sorted(earlier)[-STEPS:]
+    usual = [earlier[step] for step in steps]
+    if not usual or max(usual) <= mean:
+        return ""
+    best = max(steps, key=lambda step: earlier[step])
+    compared = "`ajet trace diff` of the two steps shows whether tasks, judge or replies are other ones"
+    enough = len(usual) == STEPS and attempts >= _ATTEMPTS
+    if enough and mean < min(usual) and float(np.mean(usual)) - mean > _FALL * float(np.std(usual, ddof=1)):
+        spread = float(np.std(usual, ddof=1))
+        return (
+            f"the {STEPS} steps before had {float(np.mean(usual)):.3g} ± {spread:.2g}, so this is more than chance. "
+            f"{compared}; if the replies got worse, lower trainer_common.optim.lr, and start again from a checkpoint "
+            "before"
+        )
+    return (
+        f"step {best} had {earlier[best]:.3g}; a single step doesn't tell why. {compared}, and a validation "
+        "(trainer_common.test_freq) measures the same tasks each time"
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

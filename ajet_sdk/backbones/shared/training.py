@@ -104,6 +104,8 @@ class TrainingRun:
         self.done = 0
         """Finished steps."""
         self.saved = -1
+        self.planned_updates: int | None = None
+        """Updates that the resumed run was to make."""
         self.has_samples = True
         """Whether the newest step had samples to train on."""
         self.solved = 0
@@ -160,6 +162,7 @@ class TrainingRun:
             self.done = self.saved = progress.step
             self.loggers.last |= progress.metrics
             self.loggers.say(f"resuming from {newest}: {self.done} of {self.total} steps done")
+            self.planned_updates = progress.total_updates
         self.writer.supersede(self.job.run_id, self.done if newest is not None else -1)
         if newest is not None:
             sql = "SELECT name, step, value FROM metrics WHERE run_id = ? AND step <= ?"
@@ -171,6 +174,9 @@ class TrainingRun:
             self.loggers.say(f"{self.common.algorithm.adv_estimator}: {self.stored.origin}")
         if self.replay is not None:
             self.loggers.say(f"each step imitates {self.replay.size} of {self.replay.origin}")
+        notice = self.trainer.settings.schedule_notice(self.trainer.updates, self.planned_updates)
+        if notice:
+            self.loggers.say(notice)
         steps = self.total - self.done
         validations = validations_left(self.config, self.done, self.total) * self.validation.episodes
         guess = self.learner.estimate(self.config, steps=steps, val_episodes=validations)
@@ -382,6 +388,7 @@ class TrainingRun:
             policy_version=self.trainer.updates,
             shared=checkpoint.shared_settings(self.config, self.trainer.settings, self.job.train),
             metrics=dict(self.loggers.last),
+            total_updates=self.trainer.settings.total_updates,
         )
         self.writer.flush()
         keep, best, learner = self.common.keep_checkpoints, self.loggers.best_step(), self.learner
