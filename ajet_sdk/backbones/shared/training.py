@@ -69,6 +69,10 @@ async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: Ope
         learner, student = await open_model(total, loggers.say)
         teacher = None
         try:
+            if stored_steps is not None:
+                check = partial(stored_steps.check, learner.tokenizer, total, loggers.display)
+                for line in await asyncio.to_thread(check):
+                    loggers.say(line)
             teacher = await open_teacher(config, learner.tokenizer, student)
             with freeze_gc():
                 return await TrainingRun(job, gateway, writer, learner, loggers, total, stored, replay, teacher).run()
