@@ -97,7 +97,7 @@ def _common_prefix(missing: Collection[str], unexpected: Collection[str]) -> str
     return prefixes.pop() if len(prefixes) == 1 else None
 
 
-def read_causal_lm(path: str | Path, **options: Any) -> tuple[PreTrainedModel, Mismatch]:
+def read_causal_lm(path: str | Path, *, trust_remote_code: bool, **options: Any) -> tuple[PreTrainedModel, Mismatch]:
     """The causal language model at `path`, and its tensors that do not fit.
 
     Tied tensors may be missing, as may buffers that the model computes; tensors that its class ignores and parts for
@@ -108,7 +108,11 @@ def read_causal_lm(path: str | Path, **options: Any) -> tuple[PreTrainedModel, M
     try:
         with no_progress_bar():
             model, report = AutoModelForCausalLM.from_pretrained(
-                path, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                path,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                trust_remote_code=trust_remote_code,
+                **options,
             )
     finally:
         logging.set_verbosity(level)

@@ -96,7 +96,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(untied: Path, tmp_pat
     assert name in str(caught.value) and str(broken) in str(caught.value)
     with pytest.raises(ConfigError):
         BaseModel(str(broken), device="cpu")
-    _, mismatch = read_causal_lm(broken, device_map="meta")
+    _, mismatch = read_causal_lm(broken, device_map="meta", trust_remote_code=False)
     assert mismatch, "names and shapes alone give the same answer"
 
 
@@ -223,7 +223,7 @@ def gguf_file(path: Path, *, without: str = "") -> Path:
 
 def test_a_gguf_file_without_a_tensor_is_not_converted(tmp_path: Path) -> None:
     whole = gguf_file(tmp_path / "whole.gguf")
-    _, mismatch = read_causal_lm(tmp_path, gguf_file=whole.name)
+    _, mismatch = read_causal_lm(tmp_path, gguf_file=whole.name, trust_remote_code=False)
     assert not mismatch
     broken = gguf_file(tmp_path / "broken.gguf", without="blk.0.ffn_up")
     with pytest.raises(SystemExit, match="up_proj"):
