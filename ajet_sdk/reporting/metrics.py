@@ -256,6 +256,9 @@ _CAUSES = {
     "truncated": "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len, "
     "data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl) rollout.multi_turn.expected_steps",
     "unmaskable": "sampled under a grammar whose mask the trainer cannot apply: use backbone local",
+    "overlong": "of attempts that ended at the maximum length, which rollout.overlong_filtering leaves out: raise "
+    "rollout.max_response_length_in_one_turn or rollout.max_model_len, or let rollout.overlong_buffer teach shorter "
+    "replies",
     "superseded": "sampled after the checkpoint that the run was resumed at, or for steps that it did not come to: "
     "lower trainer_common.save_freq or rollout.max_staleness",
 }

@@ -69,6 +69,7 @@ def build(
     max_samples: int | None = None,
     gamma: float = 1.0,
     failure_reward: float | None = None,
+    overlong_filtering: bool = False,
     decode: Decode | None = None,
     template: ChatTemplate | None = None,
     scorable: Callable[[Call], bool] | None = None,
@@ -88,6 +89,7 @@ def build(
         gamma: discount per later turn of the call's agent, for all rewards but those of the call itself.
         failure_reward: value of an episode whose workflow raised or whose context overflowed; None: such episodes are
             left out. Never used for infrastructure faults.
+        overlong_filtering: leave out replies that end at their maximum length; see `Draft.mask_overlong`.
         decode: see `merge`.
         template: see `merge`.
         scorable: whether trainer and teacher can compute a call's sampling distribution; if not, the call is left out
@@ -105,6 +107,9 @@ def build(
     for draft in drafts:
         draft.rule_out(newest, scorable)
     zero = _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
+    if overlong_filtering:
+        for draft in drafts:
+            draft.mask_overlong()
     limits = (max_tokens, max_lengths, max_samples)
     samples = [sample for draft in drafts for sample in draft.samples(*limits)]
     if estimator == "dpo":

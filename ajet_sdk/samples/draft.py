@@ -91,6 +91,22 @@ class Draft:
             if outcome is not None:
                 self.outcomes[call.call_id] = outcome
 
+    def mask_overlong(self) -> None:
+        """Rule out calls that ended at their maximum length, and all of an agent whose last one did.
+
+        The reward of such an attempt tells of the limit rather than of the replies (Yu et al. 2025, arXiv:2503.14476,
+        section 3.4). It is called after advantages are computed, as the attempt counts in its group's baseline.
+        """
+        of_agents: dict[str, list[Call]] = defaultdict(list)
+        for call in sorted(self.episode.calls, key=lambda call: (call.started_at, call.index)):
+            if is_trained(call) and call.error is None:
+                of_agents[call.agent].append(call)
+        for calls in of_agents.values():
+            ends_so = self.episode.cause == "ContextOverflow" or calls[-1].finish_reason == "length"
+            for call in calls:
+                if ends_so or call.finish_reason == "length":
+                    self.outcomes.setdefault(call.call_id, "overlong")
+
     @cached_property
     def candidates(self) -> dict[str, list[Call]]:
         """Calls by role that are not ruled out, or only as stale; fixed before advantages rule out more."""
