@@ -31,6 +31,7 @@ from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches, tokens
 from ajet_sdk.learn.checkpoint import read_weights, save_adapter
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
+from ajet_sdk.learn.trainer import adamw
 from ajet_sdk.learn.trees import grid, shares_prefixes
 from ajet_sdk.trainer_service.data import Batch, PromptScores
 from ajet_sdk.types import Floats
@@ -144,7 +145,7 @@ class Policy:
         self.base, self.lora = base, lora
         self.module = base.policy_module(lora)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self._optimiser = torch.optim.AdamW(self.parameters)
+        self._optimiser = adamw(self.parameters)
         self._pass_tokens = tokens_of_a_pass(self.module, checkpointing=False)
 
     @classmethod
@@ -166,7 +167,7 @@ class Policy:
         self.drop_gradients()
         try:
             read_weights(path, self.module)
-            self._optimiser = torch.optim.AdamW(self.parameters)
+            self._optimiser = adamw(self.parameters)
             if optimiser:
                 device = self.parameters[0].device
                 self._optimiser.load_state_dict(torch.load(path / _OPTIMISER, weights_only=True, map_location=device))
