@@ -260,7 +260,8 @@ def score_tasks(
         episodes = run_to_end(attempt_all(), opened.session.record_signal)
     for episode in episodes:
         episode.is_traced_in(config.directory)
-    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(tasks))
+    failure_reward = config.rollout.failure_reward
+    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k]), failure_reward) for i, task in enumerate(tasks))
     return Report(opened.run_id, config.directory, by_task, k)
 
 

@@ -24,7 +24,7 @@ Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
 Outcome = Literal[
     "superseded", "evaluation", "untrainable", "cancelled", "undelivered", "failed", "stale", "unmaskable",
-    "zero_advantage", "cut", "truncated", "trained",
+    "zero_advantage", "overlong", "cut", "truncated", "trained",
 ]  # fmt: skip
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Json = dict[str, Any]

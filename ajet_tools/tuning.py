@@ -32,6 +32,7 @@ from ajet_sdk.dialects.message_parts import parts_of, reply_messages, request_me
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.tasks.load import load_tasks
+from ajet_sdk.trace.counted import counted_reward
 from ajet_sdk.types import Episode, Task
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.text.clean import visible
@@ -307,11 +308,9 @@ class _Evaluation:
         return [score.episodes for score in report.tasks]
 
     def _value(self, episode: Episode) -> float:
-        if episode.reward is not None and episode.status == "succeeded":
-            return episode.reward
-        agents = episode.status == "failed" and not episode.infrastructure
-        if agents and self.config.rollout.failure_reward is not None:
-            return self.config.rollout.failure_reward
+        reward = counted_reward(episode, self.config.rollout.failure_reward)
+        if reward is not None:
+            return reward
         raise TrainingError(
             f"an episode of task {episode.task.task_id} has no reward ({episode.cause or episode.status}: "
             f"{(episode.error or 'none was given').splitlines()[0]}); where the agent's own failures should count, set "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -127,6 +128,57 @@ def check_source(path: str | Path) -> None:
         raise ConfigError(
             f"{problem}, and it cannot be loaded from the Hugging Face hub: {first_line(error)}; {hint}"
         ) from error
+
+
+ADAPTER = "adapter_config.json"
+"""The file that marks a directory as a LoRA adapter in peft's format."""
+
+
+def adapter_values(path: str | Path) -> dict[str, object] | None:
+    """The settings of the LoRA adapter at a path; None if there is none. Raises ConfigError."""
+    file = Path(path) / ADAPTER
+    if not file.is_file():
+        return None
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path: {file} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"model.path: {file} has no settings of an adapter")
+    return values
+
+
+def adapter_base(path: str | Path) -> str | None:
+    """The base model of the LoRA adapter at a path; None if there is no adapter. Raises ConfigError."""
+    values = adapter_values(path)
+    if values is None:
+        return None
+    base = values.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        raise ConfigError(
+            f"model.path: the adapter in {path} names no base model; set base_model_name_or_path in its {ADAPTER} to "
+            "the model that it was trained on"
+        )
+    if (Path(base) / ADAPTER).is_file():
+        raise ConfigError(
+            f"model.path: the base of the adapter in {path} is {base}, which is an adapter, too; merge that one first"
+        )
+    return base
+
+
+def merged_model(adapter: Path) -> Path | None:
+    """The model that a run exported with this adapter merged, if the adapter lies where runs put it."""
+    for place in (adapter.parent, adapter.parent / "model"):
+        if (place / "config.json").is_file():
+            return place
+    return None
+
+
+def tokenizer_source(path: str | Path) -> str:
+    """Where the tokenizer of the model at a path is: for an adapter that was saved without one, at its base."""
+    has_tokenizer = any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    base = None if has_tokenizer else adapter_base(path)
+    return base or str(path)
 
 
 def refuse_code(name: str | Path, error: Exception) -> None:

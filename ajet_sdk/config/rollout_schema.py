@@ -122,6 +122,11 @@ class Rollout(Section):
         ge=0,
     )
     overlong_penalty: float = key(1.0, "Reward that a reply of maximum length loses.", ge=0)
+    overlong_filtering: bool = key(
+        False,
+        "true: replies that end at their maximum length are not trained (arXiv:2503.14476; outcome `overlong`), nor "
+        "are an agent's other replies in an episode that ends so. Their rewards count in the group's baseline.",
+    )
     max_model_len: int = key(18000, "Maximum length of prompt and reply together, in tokens.", ge=1)
     multi_turn: MultiTurn = section(MultiTurn, "Limits for multi-turn episodes.")
     tensor_parallel_size: int = key(1, "Tensor parallel size of each vLLM engine.", ge=1)

@@ -177,9 +177,14 @@ class Optim(Section):
     lr: float | None = key(None, "Learning rate; null: chosen by model size and logged.", gt=0)
     weight_decay: float = key(0.0, "Weight decay of AdamW.", ge=0)
     betas: tuple[float, float] = key((0.9, 0.95), "Betas of AdamW.")
-    warmup_steps: int = key(5, "Number of warm-up steps.", ge=0)
+    warmup_steps: int = key(
+        5,
+        "Optimizer updates during which the learning rate rises to `lr`. A longer warm-up than the run is reported.",
+        ge=0,
+    )
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = key(
-        "constant", "Learning rate schedule after warm-up: constant, or linear or cosine decay to 0."
+        "constant",
+        "Learning rate schedule after warm-up: constant, or linear or cosine decay to 0 at the end of the run.",
     )
     grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
 

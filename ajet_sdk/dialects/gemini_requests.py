@@ -60,6 +60,21 @@ CONFIG_FIELDS: Fields = {
 }
 """Every field of generationConfig."""
 
+CALL_FIELDS: Fields = {
+    **fields("honoured", "id name args"),
+    "partialArgs": Field("refused", "send the complete args", ([],)),
+    "willContinue": Field("refused", "send the complete args in one functionCall", (False,)),
+}
+"""Every field of a functionCall."""
+
+RESPONSE_FIELDS: Fields = {
+    **fields("honoured", "id name response"),
+    **fields("honoured", "parts", "images as inlineData"),
+    "willContinue": Field("refused", "collect the results of a call, and send them as one functionResponse", (False,)),
+    "scheduling": Field("refused", "it is for the Live API", ("SCHEDULING_UNSPECIFIED",)),
+}
+"""Every field of a functionResponse."""
+
 SIGNED = b"ajet:"
 """Prefix of the thoughtSignatures made here, followed by the reasoning, which clients send back without showing it."""
 
@@ -135,6 +150,7 @@ def _assistant(parts: list[Json], where: str, index: int) -> Json:
         signed += _of_signature(part.get("thoughtSignature"))
         if "functionCall" in part:
             call = camel(part["functionCall"], f"{where}.functionCall")
+            refuse(call, CALL_FIELDS)
             if not isinstance(call.get("name"), str):
                 raise RequestRefused(f"{where}: functionCall.name is missing", "contents")
             function = {"name": call["name"], "arguments": json_text(call.get("args") or {})}
@@ -155,6 +171,7 @@ def _user(parts: list[Json], where: str, waiting: list[tuple[str, str]]) -> Iter
             yield {"role": "user", "content": joined(content)}
             content = []
         response = camel(part["functionResponse"], f"{where}.functionResponse")
+        refuse(response, RESPONSE_FIELDS)
         name, known = response.get("name"), response.get("id")
         answered = next((call for call in waiting if known == call[0] or (not known and name == call[1])), None)
         if answered is None and not known:
@@ -164,10 +181,17 @@ def _user(parts: list[Json], where: str, waiting: list[tuple[str, str]]) -> Iter
         yield {
             "role": "tool",
             "tool_call_id": known or (answered or ("",))[0],
-            "content": _result(response.get("response")),
+            "content": _result_content(response, f"{where}.functionResponse"),
         }
     if content or not parts:
         yield {"role": "user", "content": joined(content)}
+
+
+def _result_content(response: Json, where: str) -> object:
+    """The content of a tool's result: its text, followed by its images."""
+    text = _result(response.get("response"))
+    media = [_content_part(camel(part, f"{where}.parts")) for part in _list(response, "parts")]
+    return joined([{"type": "text", "text": text}, *media]) if media else text
 
 
 def _content_part(part: Json) -> Json:

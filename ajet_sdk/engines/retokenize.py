@@ -7,6 +7,7 @@ if this tokenizer made them, else the encoded text that the template renders for
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
+from ajet_sdk.engines.reply_text import reply_text
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.prefixes import place_all
@@ -56,22 +58,37 @@ def by_request(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
     return [tuple(sorted(choices, key=lambda c: c.index)) for choices in grouped.values()]
 
 
-def retokenise(calls: Sequence[Call], tokenizer: Tokenizer) -> list[Call]:
+@dataclass(slots=True)
+class Findings:
+    """What the replies of an episode lose or double by being tokenized."""
+
+    faults: list[str] = field(default_factory=list)
+    """Why a reply would teach something else."""
+    losses: list[str] = field(default_factory=list)
+    """Parts of replies that the template doesn't render."""
+    in_hermes_form: bool = False
+    """Whether tools or calls are written as text, as the template doesn't render them."""
+
+
+def retokenise(calls: Sequence[Call], tokenizer: Tokenizer, findings: Findings | None = None) -> list[Call]:
     """Tokenize the calls of an episode with another tokenizer; returned in order of their start.
 
     Log-probabilities are zeros, as they are unknown for these tokens. Calls of judges, calls without messages or a
     prompt (another dialect) and calls without a reply are left out. Raises RequestRefused if the template refuses a
     request, ConfigError without a valid template.
+
+    What replies lose is added to `findings`; recorded ids of this tokenizer lose nothing.
     """
-    work = _Work(tokenizer)
+    work = _Work(tokenizer, findings or Findings())
     for choices in by_request(calls):
         work.take(choices)
     return place_all(sorted(work.calls, key=lambda call: (call.started_at, call.index)))
 
 
 class _Work:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, findings: Findings) -> None:
         self.tokenizer = tokenizer
+        self.findings = findings
         self.template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
         self.calls: list[Call] = []
         self._agents: dict[str, PromptBuilder] = {}
@@ -101,6 +118,9 @@ class _Work:
         messages, tools, options = _checked(body["messages"]), body.get("tools") or None, _options(body)
         tokens = self._agents.setdefault(agent, PromptBuilder(self.tokenizer))
         prompt = tokens.prompt(messages, tools, **options)
+        replies = [dict(_reply(call) or {}) for call in calls]
+        if self.template.in_hermes_form([*messages, *replies], tools):
+            self.findings.in_hermes_form = True
         for call in calls:
             reply = dict(_reply(call) or {})
             output = self._recorded_ids(call)
@@ -145,19 +165,12 @@ class _Work:
     ) -> list[int]:
         """The ids of a reply as the template renders it after the generation prompt, up to the end of the turn."""
         ends = [text for i in sorted(self.tokenizer.eos_ids) if (text := self.tokenizer.decode([i]))]
-        formed = [self.template.form(message) for message in [*messages, reply]]
-        try:
-            whole = self.template.render(formed, tools, add_generation_prompt=False, **options)
-        except RequestRefused:
-            whole = ""
-        body = whole[len(head) :] if whole.startswith(head) else None
-        if body is None:  # the template drops its generation prompt
-            body = str(clean(reply)["content"]) + (ends[0] if ends else "")
-        stops = [(body.rindex(end), end) for end in ends if end in body]
-        if stops:
-            at, end = max(stops)
-            body = body[:at] if finish == "length" else body[: at + len(end)]
-        return self.tokenizer.encode(body)
+        taught = reply_text(
+            self.template, head, messages, reply, tools, options, ends, cut=finish == "length"
+        )  # fmt: skip
+        self.findings.faults += taught.faults
+        self.findings.losses += taught.losses
+        return self.tokenizer.encode(taught.text)
 
 
 def _reply(call: Call) -> Mapping[str, object] | None:

@@ -9,21 +9,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ajet_sdk.config.model_source import STATE, saved_steps, step_directory
-from ajet_sdk.engines.local.loading import no_progress_bar
+from ajet_sdk.engines.local.products import exact_products
+from ajet_sdk.engines.local.weights import (
+    LOAD_ERRORS,
+    Mismatch,
+    no_progress_bar,
+    read_adapter_weights,
+    read_causal_lm,
+)
 from ajet_sdk.errors import CheckpointError
+from ajet_sdk.learn.losses import policy_pass
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Call
@@ -47,6 +57,8 @@ class Progress:
     shared: dict[str, str] | None = None
     """Settings that a resumed run must share, as JSON by name; None in checkpoints of older versions."""
     metrics: dict[str, float] = field(default_factory=dict)
+    total_updates: int | None = None
+    """Planned updates of the whole run; None in checkpoints of older versions."""
 
 
 def shared_settings(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> dict[str, str]:
@@ -133,7 +145,10 @@ def restore(path: Path, take_up: Callable[[Path], None], shared: Mapping[str, st
 
 
 def write_trainer(directory: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase) -> None:
-    save_model(trainer.model, directory)
+    if hasattr(trainer.model, "merge_adapter"):
+        save_adapter(trainer.model, directory)
+    else:
+        save_model(trainer.model, directory)
     tokenizer.save_pretrained(directory)
     torch.save(trainer.state(), directory / _TRAINER)
 
@@ -149,36 +164,72 @@ def read_trainer(path: Path, trainer: Trainer) -> None:
         raise CheckpointError(f"{path} cannot be restored: {type(error).__name__}: {error}") from error
 
 
-def export(directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Write a Hugging Face checkpoint; a LoRA model is merged, with its adapter in `adapter/`."""
+def export(
+    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, compare: bool = True
+) -> Path:
+    """Write a Hugging Face checkpoint; a LoRA model is merged, with its adapter in `adapter/`.
+
+    With `compare`, the checkpoint is loaded before it takes its place, and its log-probabilities are compared with the
+    model's. Raises CheckpointError if they differ.
+    """
     fresh = directory.with_name(f".{directory.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    if hasattr(model, "merge_adapter"):
-        save_model(model, fresh / "adapter")
-        _write_merged(fresh, model)
-    else:
-        save_model(model, fresh)
-    tokenizer.save_pretrained(fresh)
+    try:
+        if hasattr(model, "merge_adapter"):
+            save_adapter(model, fresh / "adapter")
+            tokenizer.save_pretrained(fresh / "adapter")
+            _write_merged(fresh, model)
+        else:
+            save_model(model, fresh)
+        tokenizer.save_pretrained(fresh)
+        if compare:
+            check_export(fresh, policy=model)
+    except CheckpointError as error:
+        shutil.rmtree(fresh)
+        raise CheckpointError(str(error).replace(str(fresh), str(directory))) from error
     replace(fresh, directory)
     return directory
 
 
 def _write_merged(directory: Path, model: Any) -> None:
     """Save the base model with the adapter merged, without changing the model in memory."""
+    base = model.get_base_model()
     layers = {name: value for name, value in model.state_dict().items() if ".base_layer." in name}
     before = {name: value.to("cpu", copy=True) for name, value in layers.items()}
     model.merge_adapter()
     try:
-        weights = {
-            name.replace(".base_layer.", "."): tensor
-            for name, tensor in model.get_base_model().state_dict().items()
-            if "lora_" not in name
-        }
-        save_model(model.get_base_model(), directory, state_dict=weights)
+        save_model(base, directory, state_dict=_merged_weights(base))
     finally:
         model.unmerge_adapter()
         model.load_state_dict(before, strict=False)
+
+
+def _merged_weights(base: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The weights of a base model with merged adapters, by the names of a model without any.
+
+    peft puts the module that an adapter changes into another one, by kind of adapter: `base_layer`, `token_adapter`,
+    or a trained copy (`modules_to_save`), beside which the original stays.
+    """
+    with torch.device("meta"):
+        names = type(base)(base.config).state_dict().keys()
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in base.state_dict().items():
+        if ".original_module." in name:
+            continue
+        bare = _PEFT_MODULES.sub(".", name)
+        if bare in names:
+            weights[bare] = tensor
+    return weights
+
+
+_PEFT_MODULES = re.compile(r"\.(?:(?:token_adapter\.base_layer|base_layer|modules_to_save\.[^.]+)\.)+")
+"""Possibly several in one another: each matrix of a layer of experts gets its own."""
+
+
+def save_adapter(model: PreTrainedModel, directory: Path) -> None:
+    """Save a model's adapter in peft's format, without the embeddings of the base model."""
+    save_model(model, directory, save_embedding_layers=False)
 
 
 def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> None:
@@ -190,9 +241,12 @@ def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> None:
 def read_weights(path: Path, model: PreTrainedModel) -> None:
     """Load the weights of a checkpoint into a model of the same shape, in place. Raises CheckpointError."""
     if hasattr(model, "merge_adapter"):
-        from peft import set_peft_model_state_dict
-
-        set_peft_model_state_dict(model, load_file(path / "adapter_model.safetensors"))
+        try:
+            mismatch = read_adapter_weights(model, path)
+        except LOAD_ERRORS as error:
+            raise CheckpointError(f"{path} is a checkpoint of another adapter: {error}") from error
+        if mismatch:
+            raise CheckpointError(f"{path} is a checkpoint of another adapter: {mismatch}")
         return
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("model*.safetensors")):
@@ -200,10 +254,10 @@ def read_weights(path: Path, model: PreTrainedModel) -> None:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     model.tie_weights()
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        raise CheckpointError(
-            f"{path} is a checkpoint of another model: missing {missing[:3]}, unexpected {unexpected[:3]}"
-        )
+    lacking = tuple(name for name in missing if name not in tied)
+    mismatch = Mismatch(missing=lacking, unexpected=tuple(unexpected))
+    if mismatch:
+        raise CheckpointError(f"{path} is a checkpoint of another model: {mismatch}")
 
 
 def replace(fresh: Path, target: Path) -> None:
@@ -219,28 +273,34 @@ def replace(fresh: Path, target: Path) -> None:
 _FAR = 0.3
 """Largest mean difference of log-probabilities, in nats per token: bfloat16 and other kernels give some hundredths,
 other weights whole nats."""
+_log = logging.getLogger("ajet")
 _CALLS, _TOKENS = 4, 2048
 _SHARE = 0.25
 """Largest weights to load completely, as a share of the machine's memory."""
 
 
-def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
-    """Load a Hugging Face checkpoint and compare its log-probabilities with those of `calls` by the final weights.
+def check_export(path: Path, calls: Sequence[Call] = (), policy: PreTrainedModel | None = None) -> float | None:
+    """Load a Hugging Face checkpoint and compare its log-probabilities with those of the trained model.
 
-    Returns the mean difference over tokens; None without calls to compare, or if the model exceeds a quarter of this
+    They are known from `calls` by the final weights, or from the `policy` itself, if it is in this process.
+
+    Returns the mean difference over tokens; None without calls or policy, or if the model exceeds a quarter of this
     machine's memory, in which case only its names, shapes and values are checked.
 
     Raises CheckpointError if weights are missing, unexpected, of another shape or not finite, or if the probabilities
     differ too much.
     """
-    _check_names(path)
+    _load(path, device_map="meta")  # names and shapes alone
     _check_values(path)
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     if weights > _SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        _log.warning("%s is too large to be loaded again here: its log-probabilities were not compared", path)
         return None
-    model, _ = _load(path, dtype="auto")
-    model.eval()
-    _scores(path, model, torch.arange(min(8, model.config.get_text_config().vocab_size)))
+    model = _load(path, dtype="auto").eval()
+    size = model.config.get_text_config().vocab_size
+    _scores(path, model, torch.arange(min(8, size)))
+    if policy is not None:
+        return _compare_with_policy(path, model, policy, size)
     gaps = [_gaps(path, model, call) for call in _comparable(calls)]
     if not gaps:
         return None
@@ -253,38 +313,52 @@ def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
     return gap
 
 
-def _load(path: Path, **options: object) -> tuple[PreTrainedModel, dict[str, Sequence[object]]]:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with no_progress_bar():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
-            )
-        return cast("tuple[PreTrainedModel, dict[str, Sequence[object]]]", loaded)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
-    finally:
-        logging.set_verbosity(level)
+_PROMPTS, _PROMPT_TOKENS = 4, 64
+_LIKELY = 16
+"""Number of tokens compared at each position, the policy's most likely ones."""
+_NEAR, _NEAR_IN_16_BITS = 1e-3, 0.05
+"""Largest difference of a log-probability in float32; largest mean difference in 16 bits, to which an adapter's changes
+are rounded when it is merged."""
 
 
-def _check_names(path: Path) -> None:
-    """Check names and shapes, without loading weights."""
-    _, report = _load(path, device_map="meta")
-    wrong = [
-        f"{len(names)} {kind} ({', '.join(sorted(str(name) for name in names)[:3])})"
-        for kind, names in (
-            ("are missing", report["missing_keys"]),
-            ("belong to no part of the model", report["unexpected_keys"]),
-            ("have another shape", report["mismatched_keys"]),
+def _compare_with_policy(path: Path, model: PreTrainedModel, policy: PreTrainedModel, size: int) -> float:
+    """The mean difference of the log-probabilities of a checkpoint and of the policy.
+
+    Prompts of random tokens meet every part of the model, and far more rows of its embeddings than texts do.
+    """
+    generator = torch.Generator().manual_seed(0)
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _PROMPT_TOKENS
+    shape = (_PROMPTS, min(_PROMPT_TOKENS, longest))
+    ids_BT = torch.randint(0, size, shape, generator=generator)
+    exported: list[torch.Tensor] = []
+    trained: list[torch.Tensor] = []
+    with policy_pass(policy), exact_products(policy):
+        for ids_T in ids_BT:
+            policys_TV = torch.log_softmax(_scores(path, policy, ids_T.to(policy.device)), -1).cpu()
+            best_TK = policys_TV.topk(min(_LIKELY, size), -1).indices
+            trained.append(policys_TV.gather(1, best_TK))
+            exported.append(torch.log_softmax(_scores(path, model, ids_T), -1).gather(1, best_TK))
+    difference = (torch.cat(exported) - torch.cat(trained)).abs()
+    mean = float(difference.mean())
+    most = float(difference.max())
+    far = most > _NEAR if policy.dtype == torch.float32 else mean > _NEAR_IN_16_BITS
+    if far:
+        raise CheckpointError(
+            f"the log-probabilities of the model in {path} differ from those of the trained model by up to {most:.2g} "
+            f"(mean {mean:.2g}), so it was not exported; the run's newest checkpoint has the trained weights"
         )
-        if names
-    ]
-    if wrong:
-        raise CheckpointError(f"the weights in {path} do not match the model: {'; '.join(wrong)}")
+    return mean
+
+
+def _load(path: Path, **options: object) -> PreTrainedModel:
+    """The model at `path`. Raises CheckpointError if its tensors do not fit."""
+    try:
+        model, mismatch = read_causal_lm(path, local_files_only=True, trust_remote_code=False, **options)
+    except LOAD_ERRORS as error:
+        raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
+    if mismatch:
+        raise CheckpointError(f"the weights in {path} do not match the model: {mismatch}")
+    return model
 
 
 def _check_values(path: Path) -> None:

@@ -45,8 +45,10 @@ def state_bytes(trainer: Trainer) -> int:
 
 
 def _loaded_bytes(trainer: Trainer) -> int:
-    weights = sum(int(p.numel() * p.element_size()) for p in trainer.model.parameters())
-    return weights * (1 if trainer.reference is None else 2)
+    weights = [*trainer.model.parameters()]
+    if trainer.reference is not None:
+        weights += trainer.parameters  # the reference shares the others
+    return sum(int(p.numel() * p.element_size()) for p in weights)
 
 
 def activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:

@@ -22,10 +22,10 @@ from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn import checkpoint
-from ajet_sdk.learn.checkpoint import check_export
 from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+from ajet_sdk.learn.start_adapter import check_all_linear, check_start_adapter
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
@@ -62,10 +62,8 @@ class Learner:
         shutil.rmtree(directory)
 
     def export(self, run: Path) -> Path:
-        """Write the model as a Hugging Face checkpoint, and check that it can be loaded."""
-        path = checkpoint.export(run / "model", self.trainer.model, self.tokenizer.hf)
-        check_export(path)
-        return path
+        """Write the model as a Hugging Face checkpoint. Raises CheckpointError if it isn't the trained model."""
+        return checkpoint.export(run / "model", self.trainer.model, self.tokenizer.hf)
 
     def metrics(self) -> Mapping[str, float]:
         """Additional metrics of the last step."""
@@ -117,6 +115,7 @@ async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[
 def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callable[[str], None]) -> Learner:
     import torch
 
+    check_start_adapter(config, path, say)
     torch.manual_seed(config.trainer_common.seed)
     source = config.model
     tokenizer = HFTokenizer(str(path), trust_remote_code=source.trust_remote_code)
@@ -124,6 +123,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
         path, dtype=source.dtype, attn_implementation=source.attn_implementation, device=source.device,
         lora=source.lora if source.lora.enabled else None, trust_remote_code=source.trust_remote_code,
     )  # fmt: skip
+    check_all_linear(config, path, model)
     if source.gradient_checkpointing:
         enable = getattr(model, "activation_checkpointing_enable", None)  # the name in newer versions
         (enable or model.gradient_checkpointing_enable)()
@@ -202,8 +202,23 @@ class ServedWeights:
         lora = getattr(self.model, "active_peft_config", None) if self._lora else None
         if lora is None or lora.r > _LARGEST_RANK:
             return None
-        odd = (lora.use_dora, lora.bias != "none", lora.modules_to_save, lora.rank_pattern, lora.alpha_pattern)
-        return None if any(odd) else int(lora.r)
+        unsupported = (
+            lora.use_dora,
+            lora.bias != "none",
+            lora.modules_to_save,
+            lora.rank_pattern,
+            lora.alpha_pattern,
+            lora.trainable_token_indices,
+            self._adapts_embeddings,
+        )
+        return None if any(unsupported) else int(lora.r)
+
+    @property
+    def _adapts_embeddings(self) -> bool:
+        inner = self._inner
+        return any(
+            hasattr(layer, "get_base_layer") for layer in (inner.get_output_embeddings(), inner.get_input_embeddings())
+        )
 
     @property
     def differs(self) -> bool:
@@ -227,10 +242,10 @@ class ServedWeights:
     def write(self, directory: Path) -> None:
         """Write the current weights to a new directory."""
         if self.lora_rank is not None:
-            checkpoint.save_model(self.model, directory)
+            checkpoint.save_adapter(self.model, directory)
             return
         if self._lora:
-            checkpoint.export(directory, self.model, self.tokenizer)
+            checkpoint.export(directory, self.model, self.tokenizer, compare=False)
         else:
             checkpoint.save_model(self.model, directory)
         if self._tied:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 import time
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.config.trainer_schema import OBJECTIVE
+from ajet_sdk.engines.local.weights import copy_sharing_frozen
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.batches import (
     MicroBatch,
@@ -50,7 +50,7 @@ class TrainerSettings:
     warmup_steps: int = 5
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     total_updates: int = 1
-    """Optimizer updates of the whole run, over which a decaying learning rate reaches 0."""
+    """Optimizer updates of the whole run, at whose end a decaying learning rate reaches 0."""
     grad_clip: float = 1.0
     mini_batch_num: int = 1
     """Optimizer updates per step and epoch, each on its share of the samples."""
@@ -98,11 +98,37 @@ class TrainerSettings:
         )
 
     def lr_after(self, updates: int) -> float:
-        """Learning rate of the next update, by warm-up and schedule."""
-        risen = min(1.0, (updates + 1) / max(1, self.warmup_steps))
-        gone = min(1.0, updates / self.total_updates)
-        falling = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
-        return self.lr * risen * falling[self.lr_scheduler_type]
+        """Learning rate of the next update: it rises to `lr` during the warm-up, then stays or falls to 0.
+
+        It depends on the number of updates and the length of the run alone, so that a resumed run goes on as one that
+        had its length from the start.
+        """
+        if updates < self.warmup_steps:
+            return self.lr * (updates + 1) / self.warmup_steps
+        falling = max(1, self.total_updates - self.warmup_steps)
+        gone = min(1.0, (updates - self.warmup_steps) / falling)
+        shares = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
+        return self.lr * shares[self.lr_scheduler_type]
+
+    def schedule_notice(self, done: int, planned: int | None) -> str:
+        """What to know about the learning rate of a run that begins after `done` updates; empty if nothing.
+
+        `planned` is the number of updates of the run that is resumed.
+        """
+        if done < self.total_updates < self.warmup_steps:
+            peak = self.lr_after(self.total_updates - 1)
+            return (
+                f"the warm-up (trainer_common.optim.warmup_steps: {self.warmup_steps} updates) is longer than the run "
+                f"({self.total_updates}): the learning rate rises to {peak:.3g} and doesn't reach {self.lr:.3g}"
+            )
+        if planned is None or planned == self.total_updates or self.lr_scheduler_type == "constant":
+            return ""
+        before = replace(self, total_updates=planned).lr_after(done)
+        now = self.lr_after(done)
+        return (
+            f"the run was planned for {planned} updates and now has {self.total_updates}, over which the learning rate "
+            f"falls: the next update has {now:.3g}; by the former plan it was {before:.3g}"
+        )
 
     def mini_batches(self, samples: Sequence[Sample]) -> int:
         return min(self.mini_batch_num, len(units(samples, self.loss)))
@@ -155,12 +181,18 @@ def trainable_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
+def adamw(parameters: list[torch.Tensor] | list[torch.nn.Parameter], **options: Any) -> torch.optim.AdamW:
+    """AdamW in one kernel for all tensors; torch's default on a CPU is a loop in Python over them."""
+    fused = parameters[0].device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(parameters, fused=fused, **options)
+
+
 class Trainer:
     """Applies a loss to a model, in place.
 
     Weights below fp32 get fp32 master copies, so that AdamW's small steps are not lost to rounding. For a KL term and
-    for preferences, a copy of the initial model is the frozen reference; a LoRA model with its adapter off serves as
-    its own.
+    for preferences, a copy of the initial model is the frozen reference. It shares the weights that aren't trained. Of
+    a LoRA model, only the adapter is copied, which may have been trained before.
     """
 
     plain_only = False
@@ -177,20 +209,16 @@ class Trainer:
             raise ConfigError("the model has no trainable parameters")
         self.masters = [p if p.dtype == torch.float32 or p.dtype == torch.float64 else p.detach().float()
                         for p in self.parameters]  # fmt: skip
-        self.optimizer = torch.optim.AdamW(
-            self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
-        )
+        self.optimizer = adamw(self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
         checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
         self.micro_batch_tokens = settings.micro_batch_tokens or tokens_of_a_pass(model, checkpointing=checkpointing)
         with policy_pass(model):
             self._shares = shares_prefixes(model)
-        self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
-        wanted = settings.loss.has_reference or settings.has_reference
+        self._threads = torch.get_num_threads()
         self.reference: PreTrainedModel | None = None
-        """The frozen initial model; None if not needed, or if it is the model itself with its adapter off."""
-        if wanted and not self._adapter:
-            self.reference = copy.deepcopy(model).eval()
-            self.reference.requires_grad_(False)
+        """The frozen initial model; None if not needed."""
+        if settings.loss.has_reference or settings.has_reference:
+            self.reference = copy_sharing_frozen(model)
 
     @property
     def device(self) -> torch.device:
@@ -338,12 +366,9 @@ class Trainer:
         return share.detach(), Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
 
     def _reference_logprobs(self, batch: MicroBatch, support_MV: torch.Tensor | None = None) -> torch.Tensor:
+        assert self.reference is not None
         with torch.no_grad():
-            if self.reference is not None:
-                return score(self.reference, batch, entropy=False, support_MV=support_MV).logprobs_N
-            adapted: Any = self.model
-            with adapted.disable_adapter():
-                return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
+            return score(self.reference, batch, entropy=False, support_MV=support_MV).logprobs_N
 
     def _gather(self) -> None:
         """Accumulates the gradients of a pass in the master copies.

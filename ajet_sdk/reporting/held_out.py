@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from ajet_sdk.reporting.paired import paired
+from ajet_sdk.trace.counted import COUNTED, counted_reward
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -29,14 +30,10 @@ _SHARE = 0.25
 """Share of training tasks without signal above which it is reported."""
 _LISTED = 5
 
-_REWARDED = """
-    FROM episodes e
-    JOIN (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL) r USING (episode_id)"""
-
 _VALIDATED = f"""
-    SELECT e.step, e.task_id, avg(r.reward) FILTER (e.status = 'succeeded') AS reward,
+    SELECT e.step, e.task_id, avg(r.reward) AS reward,
         avg((e.status = 'succeeded')::DOUBLE) FILTER (NOT coalesce(e.infrastructure, false)) AS sound
-    {_REWARDED.replace("JOIN", "LEFT JOIN")}
+    FROM episodes e JOIN {COUNTED} r USING (episode_id)
     WHERE e.run_id = ? AND e.split = 'val' AND coalesce(e.decoding = 'greedy', false) = ?
         AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
     GROUP BY ALL"""
@@ -44,8 +41,8 @@ _VALIDATED = f"""
 _TRAINED = f"""
     SELECT e.task_id, count(*) AS attempts, max(r.reward) - min(r.reward) AS spread,
         bool_or(coalesce(e.is_success, r.reward >= 1 - 1e-9)) AS solved
-    {_REWARDED}
-    WHERE e.run_id = ? AND e.split = 'train' AND e.status = 'succeeded' AND NOT coalesce(e.superseded, false)
+    FROM episodes e JOIN {COUNTED} r USING (episode_id)
+    WHERE e.run_id = ? AND e.split = 'train' AND r.reward IS NOT NULL AND NOT coalesce(e.superseded, false)
     GROUP BY ALL"""
 
 
@@ -90,14 +87,18 @@ def sets_of(tasks: Sequence[Task], keys: Sequence[str]) -> dict[str, set[str]]:
     return dict(sorted(sets.items()))
 
 
-def rewards_by_set(name: str, episodes: Sequence[Episode], sets: Mapping[str, set[str]]) -> dict[str, float]:
-    """Metrics `NAME/SET`: the mean reward of each set's sound episodes, if it has any."""
+def rewards_by_set(
+    name: str, episodes: Sequence[Episode], sets: Mapping[str, set[str]], failure_reward: float | None
+) -> dict[str, float]:
+    """Metrics `NAME/SET`: the mean reward of each set's episodes that count, if it has any."""
     rewards: dict[str, list[float]] = {key: [] for key in sets}
     for episode in episodes:
-        if episode.status == "succeeded" and episode.reward is not None:
-            for key, ids in sets.items():
-                if episode.task.task_id in ids:
-                    rewards[key].append(episode.reward)
+        reward = counted_reward(episode, failure_reward)
+        if reward is None:
+            continue
+        for key, ids in sets.items():
+            if episode.task.task_id in ids:
+                rewards[key].append(reward)
     return {f"{name}/{key}": fmean(values) for key, values in rewards.items() if values}
 
 
@@ -170,7 +171,7 @@ def rising(losses: Mapping[int, float]) -> bool:
 def without_signal(trace: TraceReader, run_id: str) -> str:
     """A warning if many training tasks gave every attempt the same reward so far; else empty.
 
-    Counts tasks with at least `MIN_ATTEMPTS` sound attempts.
+    Counts tasks with at least `MIN_ATTEMPTS` attempts that count.
     """
     rows = [row for row in trace.query(_TRAINED, [run_id]).to_pylist() if row["attempts"] >= MIN_ATTEMPTS]
     same = [row for row in rows if row["spread"] <= 1e-8]

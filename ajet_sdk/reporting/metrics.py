@@ -18,6 +18,7 @@ import numpy as np
 from ajet_sdk.rollout.outcomes import RETRY, pass_at_k, solved
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.prefixes import is_trained
+from ajet_sdk.trace.counted import counted_rewards
 from ajet_sdk.types import Episode
 
 
@@ -26,17 +27,13 @@ def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     return {name if "/" in name else f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
-def rewards(episodes: Iterable[Episode]) -> list[float]:
-    return [e.reward for e in episodes if e.status == "succeeded" and e.reward is not None]
+def mean_reward(episodes: Iterable[Episode], failure_reward: float | None) -> float:
+    """Mean reward of the episodes that count; NaN if there are none."""
+    return _mean(counted_rewards(episodes, failure_reward))
 
 
-def mean_reward(episodes: Iterable[Episode]) -> float:
-    """Mean reward of the sound episodes; NaN if there are none."""
-    return _mean(rewards(episodes))
-
-
-def episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean reward of the sound episodes, shares of failed and solved ones, and the means of their own metrics."""
+def episode_metrics(prefix: str, episodes: Sequence[Episode], failure_reward: float | None) -> dict[str, float]:
+    """Mean reward of the episodes that count, shares of failed and solved ones, and the means of their own metrics."""
     by_name: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.metrics.items():
@@ -44,7 +41,7 @@ def episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float
                 by_name.setdefault(name, []).append(value)
     calls = [len(e.calls) for e in episodes]
     return {
-        f"{prefix}/reward": mean_reward(episodes),
+        f"{prefix}/reward": mean_reward(episodes, failure_reward),
         f"{prefix}/solved_share": _mean([float(solved(e)) for e in episodes]),
         f"{prefix}/failed_share": _mean([float(e.status != "succeeded") for e in episodes]),
         f"{prefix}/calls_per_episode": _mean(calls),
@@ -67,7 +64,11 @@ def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
 
 
 def reason_for_no_samples(
-    batch: Batch, episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float] | None = None
+    batch: Batch,
+    episodes: Sequence[Episode],
+    estimator: str,
+    failure_reward: float | None,
+    earlier: Mapping[int, float] | None = None,
 ) -> str:
     """Explains why a batch has no training samples, with advice.
 
@@ -75,6 +76,7 @@ def reason_for_no_samples(
         batch: the batch without samples.
         episodes: its episodes, with the attempts at a task in succession.
         estimator: `adv_estimator`.
+        failure_reward: `rollout.failure_reward`.
         earlier: mean rewards of earlier steps, by step; empty if none of them updated the weights.
     """
     outcomes: dict[str, int] = {}
@@ -87,29 +89,29 @@ def reason_for_no_samples(
         )
     if set(outcomes) == {"zero_advantage"}:
         if all(map(solved, episodes)):
-            return f"solved: every attempt solved its task ({_solved_at(episodes)}); to go on, choose harder tasks"
+            reached = _solved_at(episodes, failure_reward)
+            return f"solved: every attempt solved its task ({reached}); to go on, choose harder tasks"
         same = "episodes of the batch" if estimator == "reinforce_plus_plus" else "attempts at each task"
         cause = f"the rewards have no variance: all {same} got the same reward, so there is nothing to learn from"
-        return f"{cause} ({_solved_at(episodes)}); {_advice_without_variance(episodes, estimator, earlier or {})}"
+        advice = _advice_without_variance(episodes, estimator, failure_reward, earlier or {})
+        return f"{cause} ({_solved_at(episodes, failure_reward)}); {advice}"
     shares = ", ".join(f"{tokens} tokens {outcome}" for outcome, tokens in sorted(outcomes.items()))
     return f"no tokens are left to train on ({shares})"
 
 
-def _solved_at(episodes: Sequence[Episode]) -> str:
+def _solved_at(episodes: Sequence[Episode], failure_reward: float | None) -> str:
     size = len(episodes) // max(1, len({e.group_id for e in episodes}))
     passed = group_metrics("", episodes, size) if size and len(episodes) % size == 0 else {}
     shown = "".join(f", {name.removeprefix('/')} {value:.2f}" for name, value in passed.items())
-    return f"mean reward {mean_reward(episodes):.3g}{shown}"
+    return f"mean reward {mean_reward(episodes, failure_reward):.3g}{shown}"
 
 
-def _advice_without_variance(episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float]) -> str:
-    count, mean = sum(map(solved, episodes)), mean_reward(episodes)
-    best = max(earlier, key=lambda step: earlier[step], default=0)
-    if not count and best and earlier[best] > mean:
-        return (
-            f"step {best} had {earlier[best]:.3g}, so an update broke the policy: lower trainer_common.optim.lr, and "
-            "start again"
-        )
+def _advice_without_variance(
+    episodes: Sequence[Episode], estimator: str, failure_reward: float | None, earlier: Mapping[int, float]
+) -> str:
+    count, mean = sum(map(solved, episodes)), mean_reward(episodes, failure_reward)
+    if not count and (fall := _fall(earlier, mean, len(episodes))):
+        return fall
     if not count:
         return (
             "no attempt solved its task: choose easier tasks or a stronger model, teach it with demonstrations first "
@@ -117,6 +119,37 @@ def _advice_without_variance(episodes: Sequence[Episode], estimator: str, earlie
         )
     size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
     return f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset calibrate)"
+
+
+_FALL = 4.0
+"""Standard deviations of the mean reward over steps, below which the reward of one step is no accident of its tasks."""
+_ATTEMPTS = 16
+"""Minimum number of attempts for that."""
+
+
+def _fall(earlier: Mapping[int, float], mean: float, attempts: int) -> str:
+    """What is known if no attempt of a step solved its task, and earlier steps had more reward; else empty.
+
+    Other tasks and a judge that changed look the same as a policy that got worse, so the cause isn't claimed.
+    """
+    steps = sorted(earlier)[-STEPS:]
+    usual = [earlier[step] for step in steps]
+    if not usual or max(usual) <= mean:
+        return ""
+    best = max(steps, key=lambda step: earlier[step])
+    compared = "`ajet trace diff` of the two steps shows whether tasks, judge or replies are other ones"
+    enough = len(usual) == STEPS and attempts >= _ATTEMPTS
+    if enough and mean < min(usual) and float(np.mean(usual)) - mean > _FALL * float(np.std(usual, ddof=1)):
+        spread = float(np.std(usual, ddof=1))
+        return (
+            f"the {STEPS} steps before had {float(np.mean(usual)):.3g} ± {spread:.2g}, so this is more than chance. "
+            f"{compared}; if the replies got worse, lower trainer_common.optim.lr, and start again from a checkpoint "
+            "before"
+        )
+    return (
+        f"step {best} had {earlier[best]:.3g}; a single step doesn't tell why. {compared}, and a validation "
+        "(trainer_common.test_freq) measures the same tasks each time"
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -224,6 +257,9 @@ _CAUSES = {
     "truncated": "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len, "
     "data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl) rollout.multi_turn.expected_steps",
     "unmaskable": "sampled under a grammar whose mask the trainer cannot apply: use backbone local",
+    "overlong": "of attempts that ended at the maximum length, which rollout.overlong_filtering leaves out: raise "
+    "rollout.max_response_length_in_one_turn or rollout.max_model_len, or let rollout.overlong_buffer teach shorter "
+    "replies",
     "superseded": "sampled after the checkpoint that the run was resumed at, or for steps that it did not come to: "
     "lower trainer_common.save_freq or rollout.max_staleness",
 }

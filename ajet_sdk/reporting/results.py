@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ajet_sdk.reporting import html, output
 from ajet_sdk.reporting.metrics import discarded
 from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, pass_at_k, solved
+from ajet_sdk.trace.counted import counted_rewards
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -40,11 +41,18 @@ class TaskScore:
 
     task: Task
     episodes: tuple[Episode, ...]
+    failure_reward: float | None = None
+    """`rollout.failure_reward` of the run."""
 
     @property
     def reward(self) -> float | None:
-        """Mean over attempts with a reward; None without rewards."""
-        return _mean(e.reward for e in self.episodes)
+        """Mean over the attempts that count; None without rewards."""
+        return _mean(counted_rewards(self.episodes, self.failure_reward))
+
+    @property
+    def uncounted(self) -> int:
+        """Number of attempts that the mean leaves out."""
+        return len(self.episodes) - len(counted_rewards(self.episodes, self.failure_reward))
 
     @property
     def solved(self) -> int:
@@ -150,7 +158,8 @@ class Report:
             return f"No episode has a reward: {_count(self.episodes, 'episode')} of {_count(self.tasks, 'task')}"
         passed = "".join(f", pass@{k} {value:.4g}" for k, value in self.pass_at.items())
         counted = f"{_count(self.tasks, 'task')}, {_count(self.episodes, 'episode')}"
-        if without := sum(episode.reward is None for episode in self.episodes):
+        without = sum(score.uncounted for score in self.tasks)
+        if without:
             scored = sum(score.reward is not None for score in self.tasks)
             counted = (
                 f"the {len(self.episodes) - without} of {len(self.episodes)} episodes that have a reward "

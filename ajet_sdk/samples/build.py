@@ -35,6 +35,7 @@ from ajet_sdk.samples.draft import Draft, Lengths, output_tokens, sampled_tokens
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.samples.timelines import Decode, merge
 from ajet_sdk.tokens.template import ChatTemplate
+from ajet_sdk.trace.counted import counted_reward
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
 
 _EPSILON = 1e-6
@@ -68,6 +69,7 @@ def build(
     max_samples: int | None = None,
     gamma: float = 1.0,
     failure_reward: float | None = None,
+    overlong_filtering: bool = False,
     decode: Decode | None = None,
     template: ChatTemplate | None = None,
     scorable: Callable[[Call], bool] | None = None,
@@ -87,6 +89,7 @@ def build(
         gamma: discount per later turn of the call's agent, for all rewards but those of the call itself.
         failure_reward: value of an episode whose workflow raised or whose context overflowed; None: such episodes are
             left out. Never used for infrastructure faults.
+        overlong_filtering: leave out replies that end at their maximum length; see `Draft.mask_overlong`.
         decode: see `merge`.
         template: see `merge`.
         scorable: whether trainer and teacher can compute a call's sampling distribution; if not, the call is left out
@@ -104,6 +107,9 @@ def build(
     for draft in drafts:
         draft.rule_out(newest, scorable)
     zero = _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
+    if overlong_filtering:
+        for draft in drafts:
+            draft.mask_overlong()
     limits = (max_tokens, max_lengths, max_samples)
     samples = [sample for draft in drafts for sample in draft.samples(*limits)]
     if estimator == "dpo":
@@ -253,7 +259,7 @@ def _metrics(
     drafts = [draft for draft in drafts if draft.episode.split == "train"]
     if not drafts:
         return {}
-    values = [d.episode.reward if d.episode.status == "succeeded" else d.failure_reward for d in drafts if d.counts]
+    values = [counted_reward(draft.episode, draft.failure_reward) for draft in drafts if draft.counts]
     rewards = [value for value in values if value is not None]
     calls = {call.call_id: call for draft in drafts for call in draft.episode.calls}
     tokens = sum(len(sample.timeline.token_ids) for sample in samples)

@@ -11,17 +11,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk import errors
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.samples.timelines import Merged
+from ajet_sdk.trace.counted import counted_reward
 from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
 
 Lengths = tuple[int | None, int | None]
-
-_OF_AJET = {
-    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.AjetError)
-}
-_NOT_THE_AGENTS = _OF_AJET - {"ContextOverflow", "RequestRefused"}
 
 
 @dataclass(eq=False)
@@ -48,10 +43,7 @@ class Draft:
         episode = self.episode
         if episode.status == "succeeded":
             return self.rewarded and not episode.rewards
-        if self.failure_reward is None or episode.status != "failed":
-            return True
-        judge_failed = (episode.error or "").startswith("judge ")
-        return episode.infrastructure or judge_failed or episode.cause in _NOT_THE_AGENTS
+        return counted_reward(episode, self.failure_reward) is None
 
     @property
     def counts(self) -> bool:
@@ -98,6 +90,22 @@ class Draft:
                 outcome = "unmaskable"
             if outcome is not None:
                 self.outcomes[call.call_id] = outcome
+
+    def mask_overlong(self) -> None:
+        """Rule out calls that ended at their maximum length, and all of an agent whose last one did.
+
+        The reward of such an attempt tells of the limit rather than of the replies (Yu et al. 2025, arXiv:2503.14476,
+        section 3.4). It is called after advantages are computed, as the attempt counts in its group's baseline.
+        """
+        of_agents: dict[str, list[Call]] = defaultdict(list)
+        for call in sorted(self.episode.calls, key=lambda call: (call.started_at, call.index)):
+            if is_trained(call) and call.error is None:
+                of_agents[call.agent].append(call)
+        for calls in of_agents.values():
+            ends_so = self.episode.cause == "ContextOverflow" or calls[-1].finish_reason == "length"
+            for call in calls:
+                if ends_so or call.finish_reason == "length":
+                    self.outcomes.setdefault(call.call_id, "overlong")
 
     @cached_property
     def candidates(self) -> dict[str, list[Call]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 
+from ajet_sdk.tokens.argument_types import ArgumentTypes, json_or_literal
 from ajet_sdk.types import JsonView
 
 ID = "zqid00000"
@@ -94,6 +95,9 @@ class CallFormat:
         start = self.begins.search(text)
         if start is None:
             return None
+        if self._tagged:
+            calls = self._find_tagged(text, start.end(), tools)
+            return None if calls is None else (text[: start.start()], calls)
         items: list[_Item] = []
         at, written = start.end(), start.groupdict().get("id")
         while True:
@@ -115,6 +119,31 @@ class CallFormat:
         if self.python and not self.open.strip(" [") and not {item.name for item in items} <= offered:
             return None  # a list in brackets rather than calls
         return text[: start.start()], tuple(items)
+
+    @property
+    def _tagged(self) -> bool:
+        """Whether each call has its own marks, such as `<tool_call>` and `</tool_call>`."""
+        opening, separator, closing = (re.sub(r"\s", "", mark) for mark in (self.open, self.separator, self.close))
+        return bool(opening) and closing.startswith("</") and separator == closing + opening
+
+    def _find_tagged(self, text: str, at: int, tools: Tools) -> tuple[_Item, ...] | None:
+        """Finds calls with marks of their own, as the parsers of vLLM do: text between them and behind them is dropped,
+        and the last one needs no closing mark. None if one is malformed."""
+        closing = re.compile(_loose(self.close))
+        items: list[_Item] = []
+        while True:
+            item = self._item(text, at, tools, None)
+            if item is None:
+                return None
+            items.append(item)
+            end = closing.match(text, item.end)
+            if end is None:
+                begun = re.sub(r"\s", "", self.close).startswith(re.sub(r"\s", "", text[item.end :]))
+                return tuple(items) if begun else None
+            following = self.begins.search(text, end.end())
+            if following is None:
+                return tuple(items)
+            at = following.end()
 
     def end_of(self, item: _Item, text: str) -> int:
         """The end of a call, including the mark that closes it regardless of further calls."""
@@ -151,18 +180,20 @@ class CallFormat:
 
     def _item_of_pairs(self, text: str, at: int, tools: Tools, marks: Pairs) -> _Item | None:
         name_end = _loose(marks.name_end)
-        ends = "|".join(_loose(mark) for mark in (marks.key_open, self.close, self.separator) if mark.strip())
+        first_closing = self.close.strip().partition(">")[0] + ">"  # all that a last, unclosed call may have of them
+        endings = (marks.key_open, first_closing, self.close, self.separator)
+        ends = "|".join(_loose(mark) for mark in endings if mark.strip(" >"))
         ends = ends.replace("?P<id>", "?:")
         head = re.compile(_NAME + name_end + f"(?={ends}|$)").match(text, at)
         if head is None:
             return None
-        at, kinds, arguments = head.end(), _kinds(head.group(1), tools), dict[str, object]()
+        at, types, arguments = head.end(), ArgumentTypes.of(head.group(1), tools), dict[str, object]()
         while (pair := _pair(marks, ends).match(text, at)) is not None:
             key, value = pair["key"].strip(), pair["value"]
             if pair["raw"] is None:
-                arguments[key] = _value(value, "object")
+                arguments[key] = json_or_literal(value)
             else:
-                arguments[key] = _value(value, "string" if marks.assign_json else kinds.get(key))
+                arguments[key] = value if marks.assign_json else types.read(key, value)
             at = pair.end()
         return _Item(head.group(1), arguments, at)
 
@@ -310,29 +341,6 @@ def named(value: object) -> tuple[str, JsonView, str | None] | None:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
     return name, arguments, written if isinstance(written, str) else None
-
-
-def _kinds(name: str, tools: Tools) -> dict[str, object]:
-    for tool in tools:
-        function = tool.get("function") or {}
-        if function.get("name") == name:
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            return {key: (form or {}).get("type") for key, form in properties.items()}
-    return {}
-
-
-def _value(text: str, kind: object) -> object:
-    """Parses a value: a string without quotes, or else JSON or a Python literal."""
-    if kind == "string":
-        return text
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        try:
-            value = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return text
-    return value if isinstance(value, (dict, list, bool, int, float, type(None))) else text
 
 
 def _python_item(text: str, at: int) -> _Item | None:

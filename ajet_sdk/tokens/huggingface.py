@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.config.model_source import check_source, refuse_code
+from ajet_sdk.config.model_source import adapter_base, check_source, refuse_code, tokenizer_source
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.types import JsonView
 
@@ -45,6 +45,7 @@ def is_byte_level(tokenizer: str | bytes) -> bool:
 def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    path = tokenizer_source(path)
     check_source(path)
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -119,6 +120,8 @@ class HFTokenizer:
         if path is not None:
             from transformers import GenerationConfig
 
+            if not (Path(path) / "generation_config.json").is_file():
+                path = adapter_base(path) or path
             try:
                 config: object = GenerationConfig.from_pretrained(path)
             except OSError:

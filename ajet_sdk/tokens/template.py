@@ -318,6 +318,11 @@ class ChatTemplate:
             head, whole = self.render(formed[:1], tools), self.render(formed, tools, add_generation_prompt=False)
         except RequestRefused:
             return ""
+        return self.rest(head, whole)
+
+    @staticmethod
+    def rest(head: str, whole: str) -> str:
+        """What a conversation has behind its prompt `head`, which ends in the generation prompt."""
         if whole.startswith(head):
             return whole[len(head) :]
         # The history may lack a part of the generation prompt (an opened think block): cut at the last common token.

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import shutil
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,14 +22,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ajet_sdk.config.model_source import adapter_values
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import add_adapter, load_model
-from ajet_sdk.errors import CheckpointError, RequestRefused, TrainingError
+from ajet_sdk.errors import CheckpointError, ConfigError, RequestRefused, TrainingError
 from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches, tokens_of_a_pass
-from ajet_sdk.learn.checkpoint import read_weights, save_model
+from ajet_sdk.learn.checkpoint import read_weights, save_adapter
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
+from ajet_sdk.learn.trainer import adamw
 from ajet_sdk.learn.trees import grid, shares_prefixes
 from ajet_sdk.trainer_service.data import Batch, PromptScores
 from ajet_sdk.types import Floats
@@ -75,6 +76,11 @@ class BaseModel:
         self, path: str, *, device: str = "auto", max_model_len: int | None = None, temperature: float = 1.0
     ) -> None:
         """Tokens are scored at `temperature`. Raises ConfigError if there is no model at `path`."""
+        if adapter_values(path) is not None:
+            raise ConfigError(
+                f"{path} is a LoRA adapter; serve a whole model, such as one with the adapter merged (a finished run "
+                "exports one as `model/`)"
+            )
         self.path, self.temperature = path, temperature
         self.model = load_model(path, device=device).requires_grad_(False)
         shape = self.model.config.get_text_config()
@@ -97,8 +103,7 @@ class BaseModel:
         if not targets:
             raise RequestRefused("the LoRA changes no layer; set one of train_attn, train_mlp and train_unembed")
         devices = [module.device] if module.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # nothing is merged here
+        with torch.random.fork_rng(devices=devices):
             if lora.seed is not None:
                 torch.manual_seed(lora.seed)
             return add_adapter(module, lora.rank, _ALPHA, targets).eval()
@@ -140,7 +145,7 @@ class Policy:
         self.base, self.lora = base, lora
         self.module = base.policy_module(lora)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self._optimiser = torch.optim.AdamW(self.parameters)
+        self._optimiser = adamw(self.parameters)
         self._pass_tokens = tokens_of_a_pass(self.module, checkpointing=False)
 
     @classmethod
@@ -162,7 +167,7 @@ class Policy:
         self.drop_gradients()
         try:
             read_weights(path, self.module)
-            self._optimiser = torch.optim.AdamW(self.parameters)
+            self._optimiser = adamw(self.parameters)
             if optimiser:
                 device = self.parameters[0].device
                 self._optimiser.load_state_dict(torch.load(path / _OPTIMISER, weights_only=True, map_location=device))
@@ -172,7 +177,7 @@ class Policy:
     def save(self, directory: Path, *, optimiser: bool, about: dict[str, object] | None = None) -> None:
         """Write adapter and optimizer to `directory`; the adapter is in peft's format."""
         directory.mkdir(parents=True)
-        save_model(self.module, directory, save_embedding_layers=False)
+        save_adapter(self.module, directory)
         (directory / _LORA).write_text(json.dumps({"lora": asdict(self.lora), **(about or {})}))
         if optimiser:
             torch.save(self._optimiser.state_dict(), directory / _OPTIMISER)

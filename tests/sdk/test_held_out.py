@@ -69,7 +69,10 @@ def test_rewards_are_reported_by_set() -> None:
     episodes = [Episode(task=task, rewards=(Reward(value=float(i)),)) for i, task in enumerate(tasks)]
     episodes.append(Episode(task=tasks[0], status="failed"))
     sets = sets_of([*tasks, Task(main_query="without")], ["family"])
-    assert rewards_by_set("val/reward", episodes, sets) == {"val/reward/family=a": 1.0, "val/reward/family=b": 2.0}
+    means = {"val/reward/family=a": 1.0, "val/reward/family=b": 2.0}
+    assert rewards_by_set("val/reward", episodes, sets, None) == means
+    with_failures = {"val/reward/family=a": pytest.approx(1 / 3), "val/reward/family=b": 2.0}
+    assert rewards_by_set("val/reward", episodes, sets, -1.0) == with_failures
 
 
 RISING, FLAT = {step: step / 20 for step in range(1, 17)}, dict.fromkeys(range(1, 17), 0.5)

@@ -89,6 +89,7 @@ def test_what_is_measured_of_answers() -> None:
             episode(said, 0.0), episode(f"well, {said} today", 0.5), episode("no", 1.0),
             episode({"reward": None, "metadata": {"final_answer": "four"}}, 0.5), episode("x" * 99, 9.0, "failed"),
         ],
+        None,
     )  # fmt: skip
     assert found["train/answer_chars"] == pytest.approx((26 + 38 + 2 + 4) / 4)
     assert found["train/phrase_share"] == 0.5 and found["train/held_out_watcher"] == 0.5
@@ -97,8 +98,8 @@ def test_what_is_measured_of_answers() -> None:
 
 def test_a_refusal_of_a_few_words_is_a_phrase_and_an_outcome_of_one_word_is_none() -> None:
     refusals = [episode("I do not know.", 1.0)] * 3 + [episode("42", 0.0)]
-    assert episode_metrics("train", refusals)["train/phrase_share"] == 0.75
-    assert "train/phrase_share" not in episode_metrics("train", [episode("goal", 1.0)] * 4)
+    assert episode_metrics("train", refusals, None)["train/phrase_share"] == 0.75
+    assert "train/phrase_share" not in episode_metrics("train", [episode("goal", 1.0)] * 4, None)
 
 
 def test_a_run_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -395,3 +395,48 @@ def test_a_reward_for_a_turn_reaches_that_turns_tokens_and_one_for_an_agent_that
         gained = 0.25 * (int(reached) - 1)  # beside the turn that it names
         change = (after[one.call_id] - after[turn.call_id]) - (before[one.call_id] - before[turn.call_id])
         assert change == pytest.approx(gained, abs=1e-6)
+
+
+def with_ends(name: str, value: float, *ends: tuple[str, str], **given: Any) -> Episode:
+    """An episode with a call of an agent for each pair of agent and finish reason."""
+    calls = [
+        call(f"{name}.{number}", [1, number], [3, 4], agent=agent, finish_reason=finish)
+        for number, (agent, finish) in enumerate(ends)
+    ]
+    return episode(name, value, calls, **given)
+
+
+def test_overlong_replies_are_left_out_and_count_in_the_baseline() -> None:
+    group = [
+        with_ends("a", 1.0, ("x", "stop")),
+        with_ends("b", 0.0, ("x", "length")),
+        with_ends("c", 0.5, ("x", "stop")),
+    ]
+    plain, filtered = build(group), build(group, overlong_filtering=True)
+    assert set(advantages(plain)) == {"a", "b", "c"}
+    assert advantages(filtered) == {name: advantages(plain)[name] for name in ("a", "c")}
+    assert outcomes(filtered) == {"a.0": {"trained": 2}, "b.0": {"overlong": 2}, "c.0": {"trained": 2}}
+    assert balance(filtered.ledger, [call for each in group for call in each.calls]) == []
+    assert filtered.metrics["train/tokens_overlong"] == 2
+    assert filtered.metrics["train/reward"] == plain.metrics["train/reward"] == 0.5
+
+
+def test_an_agent_that_ends_overlong_is_left_out_and_one_that_recovers_is_not() -> None:
+    group = [
+        with_ends("ended", 1.0, ("x", "stop"), ("x", "length"), ("y", "stop")),
+        with_ends("recovered", 0.0, ("x", "length"), ("x", "stop"), ("y", "tool_calls")),
+        with_ends("overflowed", 0.5, ("x", "stop"), status="failed", cause="ContextOverflow", rewards=[]),
+    ]
+    batch = build(group, overlong_filtering=True, failure_reward=-1.0)
+    left_out = {name for name, of in outcomes(batch).items() if "overlong" in of}
+    assert left_out == {"ended.0", "ended.1", "recovered.0", "overflowed.0"}
+    assert balance(batch.ledger, [call for each in group for call in each.calls]) == []
+
+
+def test_other_reasons_go_before_overlong() -> None:
+    same = [with_ends(name, 1.0, ("x", "length")) for name in "ab"]
+    assert {tuple(of) for of in outcomes(build(same, overlong_filtering=True)).values()} == {("zero_advantage",)}
+    validation = [with_ends("v", 1.0, ("x", "length"), split="val")]
+    assert outcomes(build(validation, overlong_filtering=True))["v.0"] == {"evaluation": 2}
+    batch = build([with_ends("a", 1.0, ("x", "length")), with_ends("b", 0.0, ("x", "length"))], overlong_filtering=True)
+    assert batch.samples == () and {tuple(of) for of in outcomes(batch).values()} == {("overlong",)}

@@ -105,16 +105,31 @@ def test_tokens_that_were_sampled_and_not_trained_are_told(
 
 
 @pytest.mark.slow
-def test_a_policy_that_an_update_broke_gets_other_advice(
+def test_a_step_without_reward_after_better_ones_claims_no_cause(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @ajet.judge
     def broken(output: str, episode: Episode) -> float:
+        """The judge changes, and no update is to blame."""
         return length(output) if episode.step < 2 else 0.0
 
     train(job(tmp_path, tiny_model, total_steps=3), workflow=talk, judge=broken)
     said = capsys.readouterr().out.replace("\n", " ")
-    assert "so an update broke the policy: lower trainer_common.optim.lr" in said
+    assert "step 1 had" in said and "doesn't tell why" in said
+    assert "broke the policy" not in said and "lower trainer_common.optim.lr" not in said
+
+
+@pytest.mark.slow
+def test_the_learning_rate_of_short_and_longer_runs_is_said(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optim = {"lr": 1e-3, "lr_scheduler_type": "linear", "warmup_steps": 3}
+    train(job(tmp_path, tiny_model, total_steps=2, optim=optim), workflow=talk, judge=length)
+    assert "longer than the run" in " ".join(capsys.readouterr().out.split())
+    tuned = train(job(tmp_path, tiny_model, total_steps=5, optim=optim), workflow=talk, judge=length, resume=True)
+    assert "planned for 2 updates and now has 5" in " ".join(capsys.readouterr().out.split())
+    rates = [1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 0.5e-3]
+    assert list(tuned.history["train/lr"].values()) == pytest.approx(rates)
 
 
 @pytest.mark.slow

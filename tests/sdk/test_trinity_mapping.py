@@ -31,7 +31,7 @@ READ_BY_US = {
         "rollout.multi_turn.max_sample_per_task", "rollout.gamma", "rollout.trainable_targets",
         "rollout.auxiliary_models", "rollout.on_uncaptured", "rollout.llm_hosts", "rollout.allowed_urls",
         "rollout.compute_madness_checklist", "rollout.agent_madness_termination", "rollout.agent_madness_reward",
-        "rollout.overlong_buffer", "rollout.overlong_penalty",
+        "rollout.overlong_buffer", "rollout.overlong_penalty", "rollout.overlong_filtering",
         "data.max_prompt_length", "data.max_response_length", "context_tracker.",
         "trainer_common.algorithm.adv_estimator", "trainer_common.algorithm.normalize_std",
         "trainer_common.save_trajectory_as_json_file",

@@ -23,7 +23,8 @@ from ajet_sdk.backbones.shared.validation import validation_tasks
 from ajet_sdk.cluster.code import INSTALL, package_code
 from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
-from ajet_sdk.config.model_source import first_model
+from ajet_sdk.config.model_source import adapter_values, first_model
+from ajet_sdk.engines.local.weights import LOAD_ERRORS, Mismatch, read_causal_lm
 from ajet_sdk.errors import ConfigError, MissingExtra, TraceLocked, TrainingError, first_line
 from ajet_sdk.learn.checkpoint import check_export
 from ajet_sdk.learn.learner import default_lr
@@ -191,14 +192,19 @@ async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
         path = await build_recipe(config, Probe(config, job.workflow, job.judge, job.train), say)
     else:
         path = config.resolve(config.model.path)
+    if adapter_values(path) is not None:
+        raise ConfigError(
+            f"model.path: {path} is a LoRA adapter, which backbone {config.backbone} can't start from; name a model "
+            "with the adapter merged (a finished run exports one as `model/`), or use backbone local"
+        )
     return str(path.resolve()) if path.exists() else str(path)
 
 
 def learning_rate(config: Config, model: str, say: Callable[[str], None], *, lora: bool = False) -> float:
     """The configured learning rate, or the default for a model of this size."""
+    parameters = _parameters(model)
     lr = config.trainer_common.optim.lr
     if lr is None:
-        parameters = _parameters(model)
         lr = default_lr(parameters, lora=lora)
         say(f"trainer_common.optim.lr is not set; using {lr:g} for {parameters:,} parameters")
     return lr
@@ -238,16 +244,26 @@ def export(checkpoint: Path, target: Path, calls: Sequence[Call] = ()) -> float 
 
 
 def _parameters(model: str) -> int:
+    """Number of parameters of a model. Raises ConfigError if the tensors in its directory do not fit.
+
+    A name on the hub is not downloaded here, so only its shape is read.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        with torch.device("meta"):
-            whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))
-    except (OSError, ValueError) as error:
+        if Path(model).is_dir():
+            whole, mismatch = read_causal_lm(model, device_map="meta", trust_remote_code=False)
+        else:
+            mismatch = Mismatch()
+            with torch.device("meta"):
+                whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))
+    except LOAD_ERRORS as error:
         raise ConfigError(
             f"model.path: {model} cannot be loaded as a causal language model: {first_line(error)}"
         ) from error
+    if mismatch:
+        raise ConfigError(f"model.path: the weights in {model} do not match the model of its config.json: {mismatch}")
     return sum(p.numel() for p in whole.parameters())
 
 

@@ -34,8 +34,8 @@ class _Part:
     groups: int = 0
     metrics: list[Mapping[str, float]] = field(default_factory=list)
 
-    def totals(self, prefix: str) -> dict[str, float]:
-        measured = episode_metrics(prefix, self.episodes)
+    def totals(self, prefix: str, failure_reward: float | None) -> dict[str, float]:
+        measured = episode_metrics(prefix, self.episodes, failure_reward)
         sums: dict[str, float] = defaultdict(float)
         tokens = apart = 0.0
         for metrics in self.metrics:
@@ -54,6 +54,7 @@ class Progress:
         self._loggers, self._writer, self._job, self._total = loggers, writer, job, total
         self._val = len(val)
         self._sets = validation_sets(job)
+        self._failure_reward = job.config.rollout.failure_reward
         self._repeats = max(1, job.config.validation_attempts)
         self._parts: dict[tuple[int, str], _Part] = defaultdict(_Part)
         self._ended = asyncio.Event()
@@ -114,14 +115,14 @@ class Progress:
         if any(each is None or each.groups < self._val for each in both):
             return
         sampled, greedy = (each.episodes for each in both if each is not None)
-        self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats, self._sets))
+        self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats, self._sets, self._failure_reward))
         self._loggers.held_out(step, self._sets)
 
     def _log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a finished training step: the `metrics` of the trainer and those of its episodes."""
         self._steps = max(self._steps, step)
         part = self._parts.pop((step, "train"), None)
-        totals = part.totals("train") if part is not None else {}
+        totals = part.totals("train", self._failure_reward) if part is not None else {}
         self._loggers.log(step, {**totals, **metrics, "train/policy_version": float(step)})
 
     def _notice(self, content: Mapping[str, object]) -> None:

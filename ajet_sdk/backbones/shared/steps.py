@@ -161,9 +161,12 @@ def samples_of(
     the config's.
     """
     algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
+    chosen = estimator or algorithm.adv_estimator
     return build(
         episodes,
-        estimator=estimator or algorithm.adv_estimator,
+        estimator=chosen,
+        # a limit spoils rewards; the scores of a teacher and given replies are right up to it
+        overlong_filtering=rollout.overlong_filtering and chosen not in ("sft", "dpo", "opd"),
         normalize_std=algorithm.normalize_std,
         policy_version=policy_version,
         max_staleness=None if policy_version is None else rollout.max_staleness,

@@ -13,14 +13,14 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.steps import order_of_tasks, samples_of
-from ajet_sdk.engines.retokenize import calls_of, retokenise
+from ajet_sdk.engines.retokenize import Findings, calls_of, retokenise
 from ajet_sdk.errors import ConfigError, MissingResource, RequestRefused, TaskError, TrainingError
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.loggers import Display
@@ -35,8 +35,18 @@ if TYPE_CHECKING:
     from ajet_sdk.tokens.template import Message
     from ajet_sdk.trace.writer import TraceWriter
 
-Load = Callable[[], Sequence[Episode]]
-"""Loads the episodes of one item: a conversation to imitate, or the better and the worse attempt of a pair."""
+
+@dataclass(frozen=True)
+class Load:
+    """Loads the episodes of one item: a conversation to imitate, or the better and the worse attempt of a pair."""
+
+    where: str
+    """Row, task or episode, for messages."""
+    make: Callable[[], Sequence[Episode]]
+
+    def __call__(self) -> Sequence[Episode]:
+        return self.make()
+
 
 _SCORED = f"""
     SELECT e.episode_id, e.task_id, sum(r.value * r.weight) AS reward FROM episodes e JOIN rewards r USING (episode_id)
@@ -137,7 +147,11 @@ def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None =
         query = next((m["content"] for m in reversed(prompt) if isinstance(m.get("content"), str)), "")
         task = Task(main_query=query, init_messages=prompt, task_id=str(row.get("task_id") or ""))
     worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
-    return task, lambda: [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
+
+    def make() -> list[Episode]:
+        return [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
+
+    return task, Load(where, make)
 
 
 def _messages(value: object, where: str) -> list[Message]:
@@ -184,7 +198,7 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
     if pairs:
         chosen = [pair for scored in by_task.values() for pair in _pairs(scored)[: algorithm.per_task]]
         origin = f"{len(chosen):,} pairs of {len(rows):,} scored episodes of {path}"
-        return [partial(_load, reader, [better[1], worse[1]]) for better, worse in chosen], origin
+        return [_from_trace(reader, path, [better[1], worse[1]]) for better, worse in chosen], origin
     values = sorted({row["reward"] for row in rows})[:2]
     least = algorithm.min_reward if algorithm.min_reward is not None else values[-1] if values else 0.0
     best = [pair for scored in by_task.values() for pair in scored[: algorithm.per_task] if pair[0] >= least]
@@ -192,13 +206,17 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
     origin = f"{len(best):,} of {len(rows):,} scored episodes of {path}, "
     origin += f"the best of {solved:,} of {len(by_task):,} tasks"
     origin += f", rewards {min(best)[0]:g} to {max(best)[0]:g}" if best else ""
-    return [partial(_load, reader, [episode_id]) for _, episode_id in best], origin
+    return [_from_trace(reader, path, [episode_id]) for _, episode_id in best], origin
 
 
 def _pairs(scored: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], tuple[float, str]]]:
     """Pair the best with the worst, the second best with the second worst, as long as they differ."""
     both = zip(scored, reversed(scored), strict=True)
     return [(better, worse) for better, worse in list(both)[: len(scored) // 2] if better[0] > worse[0]]
+
+
+def _from_trace(reader: Trace, path: Path, episode_ids: Sequence[str]) -> Load:
+    return Load(f"{path}, episode {episode_ids[0]}", partial(_load, reader, episode_ids))
 
 
 def _load(reader: Trace, episode_ids: Sequence[str]) -> list[Episode]:
@@ -224,6 +242,24 @@ class StoredSteps:
 
     def __len__(self) -> int:
         return len(self.loads)
+
+    def check(self, tokenizer: Tokenizer, steps: int, display: Display | None = None) -> list[str]:
+        """Tokenize what the run will learn. Returns messages about parts of it that are not learned.
+
+        Raises TaskError, with the row, for a reply that would teach something else than it is.
+        """
+        places = range(min(steps * self.size, len(self)))
+        order = order_of_tasks(len(self), places, self.job.config.trainer_common.seed)
+        loads = [*(self.loads[at] for at in order), *self.held_out]
+        if display is not None:
+            display.begin("reading the conversations", len(loads))
+        tally = _Losses()
+        for load in loads:
+            for episode in load():
+                tally.add(load.where, _findings(load.where, episode, tokenizer))
+            if display is not None:
+                display.advance()
+        return tally.messages()
 
     def begin_step(self, step: int, tokenizer: Tokenizer, writer: TraceWriter) -> StoredBatch:
         """The conversations of a step (from 1)."""
@@ -287,6 +323,52 @@ class StoredBatch:
         """Does nothing."""
 
 
+@dataclass
+class _Losses:
+    """Counts what the conversations of a run lose."""
+
+    replies: dict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    """Number of replies by what they lose."""
+    first: dict[str, str] = field(default_factory=dict)
+    """The first row of each."""
+    hermes: str = ""
+    """The first row with tools in the Hermes form."""
+
+    def add(self, where: str, findings: Findings) -> None:
+        for loss in findings.losses:
+            self.replies[loss] += 1
+            self.first.setdefault(loss, where)
+        if findings.in_hermes_form and not self.hermes:
+            self.hermes = where
+
+    def messages(self) -> list[str]:
+        texts = [
+            f"{count:,} {'reply has' if count == 1 else 'replies have'} {loss}, so it is not learned "
+            f"(first: {self.first[loss]})"
+            for loss, count in self.replies.items()
+        ]
+        if self.hermes:
+            texts.append(
+                "the chat template does not render tools or their calls: they are learned in the Hermes form (<tools>, "
+                f"<tool_call>, <tool_response>), as text, as they will be sampled (first: {self.hermes})"
+            )
+        return texts
+
+
+def _findings(where: str, episode: Episode, tokenizer: Tokenizer) -> Findings:
+    """What the replies of an episode lose. Raises TaskError if nothing, or something else, can be learned from it."""
+    findings = Findings()
+    try:
+        calls = retokenise(episode.calls, tokenizer, findings)
+    except RequestRefused as error:
+        raise TaskError(f"{where}: nothing can be learned from it: {error}") from error
+    if not calls:
+        raise TaskError(f"{where}: nothing can be learned from it: it contains no chat reply")
+    if findings.faults:
+        raise TaskError(f"{where}: a reply would be learned wrongly: {findings.faults[0]}")
+    return findings
+
+
 def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer) -> Episode:
     """Copy an episode into this run, its calls tokenized by the run's tokenizer."""
     episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
@@ -295,12 +377,13 @@ def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, 
         "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
     }  # fmt: skip
     calls = [call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls]
+    findings = Findings()
     try:
-        anew = retokenise(calls, tokenizer)
-        why = "it contains no chat reply"
+        anew = retokenise(calls, tokenizer, findings)
+        why = "; ".join(findings.faults[:1]) or "it contains no chat reply"
     except RequestRefused as error:
         anew, why = [], str(error)
-    if not anew:
+    if not anew or findings.faults:
         raise TrainingError(f"nothing can be learned from the episode of task {episode.task.task_id}: {why}")
     began = now()
     fresh_ids = {

@@ -69,6 +69,10 @@ async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: Ope
         learner, student = await open_model(total, loggers.say)
         teacher = None
         try:
+            if stored_steps is not None:
+                check = partial(stored_steps.check, learner.tokenizer, total, loggers.display)
+                for line in await asyncio.to_thread(check):
+                    loggers.say(line)
             teacher = await open_teacher(config, learner.tokenizer, student)
             with freeze_gc():
                 return await TrainingRun(job, gateway, writer, learner, loggers, total, stored, replay, teacher).run()
@@ -104,6 +108,8 @@ class TrainingRun:
         self.done = 0
         """Finished steps."""
         self.saved = -1
+        self.planned_updates: int | None = None
+        """Updates that the resumed run was to make."""
         self.has_samples = True
         """Whether the newest step had samples to train on."""
         self.solved = 0
@@ -160,6 +166,7 @@ class TrainingRun:
             self.done = self.saved = progress.step
             self.loggers.last |= progress.metrics
             self.loggers.say(f"resuming from {newest}: {self.done} of {self.total} steps done")
+            self.planned_updates = progress.total_updates
         self.writer.supersede(self.job.run_id, self.done if newest is not None else -1)
         if newest is not None:
             sql = "SELECT name, step, value FROM metrics WHERE run_id = ? AND step <= ?"
@@ -171,6 +178,9 @@ class TrainingRun:
             self.loggers.say(f"{self.common.algorithm.adv_estimator}: {self.stored.origin}")
         if self.replay is not None:
             self.loggers.say(f"each step imitates {self.replay.size} of {self.replay.origin}")
+        notice = self.trainer.settings.schedule_notice(self.trainer.updates, self.planned_updates)
+        if notice:
+            self.loggers.say(notice)
         steps = self.total - self.done
         validations = validations_left(self.config, self.done, self.total) * self.validation.episodes
         guess = self.learner.estimate(self.config, steps=steps, val_episodes=validations)
@@ -216,7 +226,11 @@ class TrainingRun:
         """Update the weights and book the step; the run can stop only before or after it."""
         rewarded, kl = await self._less_kl(episodes) if self.common.algorithm.has_kl_in_reward else (episodes, {})
         batch = self._samples(rewarded)
-        metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics) | kl
+        metrics = (
+            episode_metrics("train", episodes, self.config.rollout.failure_reward)
+            | add_prefix("train", batch.metrics)
+            | kl
+        )
         metrics |= staleness(episodes, self.trainer.updates)
         samples: Sequence[Sample] = in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
         if samples:
@@ -241,7 +255,8 @@ class TrainingRun:
             if self.has_samples:  # of successive steps without samples, only the first is explained
                 earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
                 estimator = self.common.algorithm.adv_estimator
-                self.loggers.say(f"step {step}: {reason_for_no_samples(batch, episodes, estimator, earlier)}")
+                why = reason_for_no_samples(batch, episodes, estimator, self.config.rollout.failure_reward, earlier)
+                self.loggers.say(f"step {step}: {why}")
         self.has_samples = bool(samples)
         self.solved = self.solved + 1 if episodes and all(map(solved, episodes)) else 0
         if self.stored is None:
@@ -377,6 +392,7 @@ class TrainingRun:
             policy_version=self.trainer.updates,
             shared=checkpoint.shared_settings(self.config, self.trainer.settings, self.job.train),
             metrics=dict(self.loggers.last),
+            total_updates=self.trainer.settings.total_updates,
         )
         self.writer.flush()
         keep, best, learner = self.common.keep_checkpoints, self.loggers.best_step(), self.learner

@@ -10,9 +10,10 @@ from ajet_sdk.backbones.shared.steps import Rollouts
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.reporting.held_out import rewards_by_set, sets_of
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.metrics import episode_metrics, group_metrics, mean_reward, rewards
+from ajet_sdk.reporting.metrics import episode_metrics, group_metrics, mean_reward
 from ajet_sdk.rollout.outcomes import failures_by_cause, untrained_entries
 from ajet_sdk.tasks.jsonl import VALIDATION_SET
+from ajet_sdk.trace.counted import counted_rewards
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -42,13 +43,19 @@ def validation_sets(job: Job) -> dict[str, set[str]]:
 
 
 def validation_metrics(
-    sampled: Sequence[Episode], greedy: Sequence[Episode], repeats: int, sets: Mapping[str, set[str]]
+    sampled: Sequence[Episode],
+    greedy: Sequence[Episode],
+    repeats: int,
+    sets: Mapping[str, set[str]],
+    failure_reward: float | None,
 ) -> dict[str, float]:
     """Metrics of a validation: `repeats` sampled attempts per task, and greedy ones, which replace them if it is 0."""
     chosen = sampled if repeats else greedy
-    metrics = episode_metrics("val", chosen)
-    metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
-    metrics |= rewards_by_set("val/reward", chosen, sets) | rewards_by_set("val/greedy_reward", greedy, sets)
+    metrics = episode_metrics("val", chosen, failure_reward)
+    if counted_rewards(greedy, failure_reward):
+        metrics["val/greedy_reward"] = mean_reward(greedy, failure_reward)
+    metrics |= rewards_by_set("val/reward", chosen, sets, failure_reward)
+    metrics |= rewards_by_set("val/greedy_reward", greedy, sets, failure_reward)
     metrics |= group_metrics("val", sampled, repeats) if repeats > 1 else {}
     return metrics
 
@@ -92,7 +99,8 @@ class Validation:
             episodes = await self._sample(step, repeats, validation_sampling(config), "val")
         greedy = await self._sample(step, 1, GREEDY, "val, greedy")
         sets = validation_sets(self.rollouts.job)
-        self.loggers.log(step, validation_metrics(episodes, greedy, repeats, sets))
+        measured = validation_metrics(episodes, greedy, repeats, sets, config.rollout.failure_reward)
+        self.loggers.log(step, measured)
         self.rollouts.writer.flush()
         self.dropped = self.loggers.held_out(step, sets, greedy=not repeats)
 

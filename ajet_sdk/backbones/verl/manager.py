@@ -27,11 +27,12 @@ from ajet_sdk.backbones.verl.runner import Runner, read_job
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.episode import SamplingOverride
-from ajet_sdk.reporting.metrics import reason_for_no_samples, rewards
+from ajet_sdk.reporting.metrics import reason_for_no_samples
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.outcomes import check_sound
 from ajet_sdk.samples.build import balance, token_metrics
 from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.trace.counted import counted_rewards
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class AjetManager:
                 f"{len(batch.samples) - count} are left out as truncated; raise rollout.multi_turn.expected_steps"
             )
         if not batch.samples:
-            words.append(reason_for_no_samples(batch, episodes, config.trainer_common.algorithm.adv_estimator))
+            estimator = config.trainer_common.algorithm.adv_estimator
+            words.append(reason_for_no_samples(batch, episodes, estimator, config.rollout.failure_reward))
         message = {
             "step": step,
             "metrics": {
@@ -130,7 +132,8 @@ class AjetManager:
             sampled = sampled or episodes
         means = []
         for at in range(count):
-            earned = rewards(sampled[at * repeats : (at + 1) * repeats])
+            attempts = sampled[at * repeats : (at + 1) * repeats]
+            earned = counted_rewards(attempts, config.rollout.failure_reward)
             means.append(sum(earned) / len(earned) if earned else 0.0)
         return reward_rows(means, self._padding)
 

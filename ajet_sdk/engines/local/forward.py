@@ -256,11 +256,10 @@ def _is_llama_family(model: PreTrainedModel) -> bool:
         return False  # an adapter of the embedding or the head
     if all(type(m) is nn.Linear for m in linears):
         return True
-    # Adapters are merged into a copy of the weights, which `refresh` renews: for small models, and if the products need
-    # a copy anyway. Weights in bfloat16 would round away the changes of an adapter.
+    # Adapters are merged into a copy of the weights, which `refresh` renews. Weights in bfloat16 would round away the
+    # changes of an adapter.
     mergeable = all(isinstance(m, nn.Linear) or hasattr(m, "get_delta_weight") for m in linears)
-    copied = _small(model) or products_of(model) != model.dtype
-    return mergeable and copied and bool(model.dtype == torch.float32)
+    return mergeable and bool(model.dtype == torch.float32)
 
 
 def _small(model: PreTrainedModel) -> bool:

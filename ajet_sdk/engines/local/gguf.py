@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
+
+from ajet_sdk.engines.local.weights import read_causal_lm
 
 
 def convert(file: Path, directory: Path) -> None:
     """Write weights in float32, tokenizer and chat template of a GGUF file to `directory`."""
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
-    )
+    loaded, mismatch = read_causal_lm(file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
+    if mismatch:
+        sys.exit(f"its tensors do not match the model that it describes: {mismatch}")
+    model: Any = loaded
     # the weights are plain tensors now; with these attributes, transformers refuses to write the model
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):

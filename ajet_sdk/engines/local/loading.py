@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
-from ajet_sdk.config.model_source import check_source, refuse_code
+from ajet_sdk.config.model_source import ADAPTER, adapter_base, check_source, refuse_code
 from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.local.products import multiply_in
+from ajet_sdk.engines.local.products import inner_model, multiply_in
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.engines.local.weights import (
+    LOAD_ERRORS,
+    mark_untied,
+    peft_package,
+    quiet_peft,
+    read_adapter,
+    read_causal_lm,
+)
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
 if TYPE_CHECKING:
@@ -59,23 +59,31 @@ def load_model(
             f"{str(kind).removeprefix('torch.')} on {target.type}; set model.dtype: bfloat16, or "
             "attn_implementation: sdpa"
         )
-    adapter = Path(path) / "adapter_config.json"
-    base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
-    check_source(base)
+    adapter_on = adapter_base(path)
+    base = adapter_on or path
+    try:
+        check_source(base)
+    except ConfigError as error:
+        if adapter_on is None:
+            raise
+        raise ConfigError(f"{error} (it is the base of the adapter in {path}, by its {ADAPTER})") from error
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
-        with no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        model, mismatch = read_causal_lm(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
+    except LOAD_ERRORS as error:
         refuse_code(base, error)
         raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
-    if adapter.is_file():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft reads it
-            model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
+    if mismatch:
+        raise ConfigError(
+            f"model.path: the weights in {base} do not match the model of its config.json: {mismatch}. Untrained "
+            "tensors in their place would make another model; use a complete checkpoint"
+        )
+    if adapter_on is not None:
+        model = _with_adapter(model, Path(path), base, trainable=lora is not None)
     elif lora is not None and lora.enabled:
         targets = lora.target_modules
         model = add_adapter(model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets))
+    _untie_adapted(model)
     if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
         torch.set_num_threads(1)
     if products != kind:
@@ -83,16 +91,15 @@ def load_model(
     return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
 
 
-@contextmanager
-def no_progress_bar() -> Iterator[None]:
-    """Disable the progress bar of transformers, which would disturb ajet's."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+def _with_adapter(model: PreTrainedModel, adapter: Path, base: str | Path, *, trainable: bool) -> PreTrainedModel:
+    """The model with an adapter. Raises ConfigError if the adapter isn't complete, or is one of another model."""
     try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+        adapted, mismatch = read_adapter(model, adapter, trainable=trainable)
+    except LOAD_ERRORS as error:
+        raise ConfigError(f"model.path: the adapter in {adapter} does not fit {base}: {error}") from error
+    if mismatch:
+        raise ConfigError(f"model.path: the adapter in {adapter} does not fit {base}: {mismatch}")
+    return adapted
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -102,22 +109,31 @@ def _dtype(name: str) -> torch.dtype:
     return torch_dtype
 
 
-def _peft() -> ModuleType:
-    try:
-        import peft
-    except ImportError as error:
-        raise MissingExtra("peft", "local") from error
-    module: ModuleType = peft
-    return module
+def _untie_adapted(model: PreTrainedModel) -> None:
+    """Give the output embedding its own weights if an adapter changes it or the tied input embedding.
+
+    The adapter of one of the two changes this one alone. Merged into the common tensor it would change both.
+    """
+    inner: Any = inner_model(model)
+    head, embedding = inner.get_output_embeddings(), inner.get_input_embeddings()
+    if head is None:
+        return
+    if hasattr(head, "get_base_layer") or hasattr(embedding, "get_base_layer"):
+        layer = getattr(head, "get_base_layer", lambda: head)()
+        if layer.weight is embedding.weight:
+            layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+    mark_untied(inner)
 
 
 def add_adapter(model: PreTrainedModel, rank: int, alpha: float, targets: str | list[str]) -> PreTrainedModel:
-    """The model with a new LoRA adapter to train. Raises MissingExtra."""
-    peft = _peft()
+    """The model with a new LoRA adapter to train. Raises ConfigError, MissingExtra."""
+    peft = peft_package()
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)
-    with warnings.catch_warnings():  # peft uses deprecated names of transformers
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-        return peft.get_peft_model(model, config)
+    with quiet_peft():
+        try:
+            return peft.get_peft_model(model, config)
+        except ValueError as error:
+            raise ConfigError(f"model.lora.target_modules: {error}") from error
 
 
 def local_engine(config: Config) -> TokenEngine:

@@ -7,7 +7,6 @@ request waits for one token of the others, not for the end of a reply.
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import threading
 from collections import deque
@@ -25,6 +24,7 @@ from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope, vocabul
 from ajet_sdk.engines.local.logits import processors
 from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopWatch, mix
 from ajet_sdk.engines.local.single import SingleConversation
+from ajet_sdk.engines.local.weights import copy_sharing_frozen
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling, SamplingCancelled, Tokenizer
@@ -321,8 +321,7 @@ class SamplingCopy:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        frozen = {id(p): p for p in model.parameters() if not p.requires_grad}
-        self.module: PreTrainedModel = copy.deepcopy(model, dict(frozen)).eval().requires_grad_(False)
+        self.module = copy_sharing_frozen(model)
         copies = dict(self.module.named_parameters())
         self._pairs = [(copies[name], p) for name, p in model.named_parameters() if p.requires_grad]
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.config.model_source import tokenizer_source
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.engines.vllm.server import Settings
@@ -70,7 +71,7 @@ def settings_of(
     path, at_once = Path(model), config.is_set("rollout.max_num_seqs")
     return Settings(
         model=_adapter(path).get("base_model_name_or_path") or str(path.resolve() if path.exists() else path),
-        tokenizer=str(path.resolve()) if path.exists() else str(model),
+        tokenizer=_absolute(tokenizer_source(path) if path.exists() else str(model)),
         name=config.model_name,
         log=config.directory / "logs" / "vllm.log",
         dtype=dtype,
@@ -85,6 +86,11 @@ def settings_of(
         changing=trained,
         port=config.debug.debug_vllm_port if debugging else None,
     )
+
+
+def _absolute(name: str) -> str:
+    """A directory's absolute path; a name on the hub as it is."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _adapter(path: Path) -> dict[str, Any]:

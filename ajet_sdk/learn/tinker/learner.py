@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ajet_sdk.config.model_source import is_cached, named_model
+from ajet_sdk.config.model_source import adapter_values, is_cached, named_model
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.fetch import fetched
 from ajet_sdk.engines.local.loading import load_model
@@ -217,6 +217,9 @@ def _check(config: Config) -> None:
     algorithm = common.algorithm
     refused = {
         "model.path is not set: backbone tinker needs the service's name of the model": not model.path,
+        "model.path is a LoRA adapter: a service starts from a whole model that it has": bool(
+            model.path and adapter_values(config.resolve(model.path)) is not None
+        ),
         "model.base_url: backbone tinker samples from the service that trains": bool(model.base_url),
         "model.scripted: backbone tinker samples from the service that trains": bool(model.scripted),
         "model.recipe: a service trains models that it has; set it to null (ajet.model.recipe=null)": bool(

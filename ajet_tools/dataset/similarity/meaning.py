@@ -76,9 +76,16 @@ class _LocalModel:
             raise MissingExtra("transformers", "local") from error
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-            self._network = AutoModel.from_pretrained(model, trust_remote_code=False).eval()
-        except (OSError, ValueError) as error:
+            network, report = AutoModel.from_pretrained(model, output_loading_info=True, trust_remote_code=False)
+        except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"--embeddings local {model}: no model can be loaded there: {error}") from error
+        # the pooler isn't used, and many embedding models are saved without one
+        missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
+        if missing:
+            raise ConfigError(
+                f"--embeddings local {model}: the checkpoint lacks {len(missing)} tensors, such as {missing[0]}"
+            )
+        self._network = network.eval()
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
+from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_by_step, metric_points
@@ -98,22 +99,22 @@ def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int |
 def _points(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, dict[str, list[Point]]]:
     listed = rows(
         reader,
-        """
-        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
-        logged AS (  -- logged steps are complete
+        f"""
+        WITH logged AS (  -- logged steps are complete
             SELECT run_id, split_part(name, '/', 1) AS split, max(step) AS upto FROM metrics
             WHERE name IN ('train/reward', 'val/reward', 'val/greedy_reward') GROUP BY ALL),
         steps AS (
             SELECT run_id, step, avg(reward) AS mean, coalesce(var_samp(reward) / count(*), 'Infinity') AS square_error,
               CASE WHEN split = 'train' THEN 'training' WHEN decoding = 'greedy' THEN 'greedy validation'
                 ELSE 'validation' END AS kind
-            FROM episodes JOIN value USING (episode_id) JOIN runs USING (run_id) LEFT JOIN logged USING (run_id, split)
-            WHERE step <= coalesce(upto, step) AND episodes.status = 'succeeded' AND NOT superseded
+            FROM episodes JOIN {COUNTED} counted USING (episode_id) JOIN runs USING (run_id)
+              LEFT JOIN logged USING (run_id, split)
+            WHERE step <= coalesce(upto, step) AND reward IS NOT NULL AND NOT superseded
               AND (split = 'val' OR coalesce(config->>'$.ajet.trainer_common.algorithm.adv_estimator', '') NOT IN
                 ('sft', 'dpo'))  -- their training rewards are those of the dataset
               AND split IN ('train', 'val') AND list_contains($1, run_id)
             GROUP BY ALL)
-        SELECT run_id, kind, list({'step': step, 'mean': mean, 'square_error': square_error} ORDER BY step) AS points
+        SELECT run_id, kind, list({{'step': step, 'mean': mean, 'square_error': square_error}} ORDER BY step) AS points
         FROM steps GROUP BY ALL""",
         run_ids,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ajet_sdk.trace.counted import FAILED_BY_ITSELF
+
 _ALGORITHM = "$.ajet.trainer_common.algorithm"
 _ROLLOUT = "$.ajet.rollout"
 _TRAINER = "$.ajet.trainer_common"
@@ -24,6 +26,8 @@ TABLES = (
         coalesce(try_cast(config->>'{_ROLLOUT}.gamma' AS DOUBLE), 1) AS gamma,
         try_cast(config->>'{_ROLLOUT}.failure_reward' AS DOUBLE) AS failure_reward,
         try_cast(config->>'{_ROLLOUT}.max_staleness' AS INTEGER) AS max_staleness,
+        coalesce(try_cast(config->>'{_ROLLOUT}.overlong_filtering' AS BOOLEAN), false)
+            AND config->>'{_ALGORITHM}.adv_estimator' NOT IN ('sft', 'dpo', 'opd') AS masks_overlong,
         try_cast(config->>'{_ROLLOUT}.num_repeat' AS INTEGER) AS num_repeat,
         try_cast(config->>'{_ROLLOUT}.max_model_len' AS INTEGER) AS max_model_len,
         try_cast(config->>'{_ROLLOUT}.multi_turn.max_sample_per_task' AS INTEGER) AS max_samples,
@@ -50,10 +54,10 @@ TABLES = (
         coalesce(lag(after) OVER (PARTITION BY run_id ORDER BY step), 0) AS before
     FROM (SELECT run_id, step, arg_max(value, "at") AS value FROM s_metrics
           WHERE name = 'train/policy_version' GROUP BY ALL)""",
-    """CREATE TABLE episodes AS
+    f"""CREATE TABLE episodes AS
     SELECT e.*, epoch(e.started_at) AS started, epoch(e.ended_at) AS ended, s.before, s.after,
         r.trains AND e.split = 'train' AND NOT coalesce(e.superseded, false) AND s.step IS NOT NULL AS learnt,
-        r.failure_reward IS NOT NULL AND e.status = 'failed' AND NOT coalesce(e.infrastructure, false) AS given
+        r.failure_reward IS NOT NULL AND {FAILED_BY_ITSELF} AS given
     FROM s_episodes e JOIN runs r USING (run_id) LEFT JOIN steps s ON s.run_id = e.run_id AND s.step = e.step""",
     # calls with the number of later turns of their agents
     """CREATE TABLE calls AS
@@ -146,12 +150,21 @@ TABLES = (
         coalesce(d.branches AND r.max_response IS NOT NULL OR d.timelines > r.max_samples, false) AS given
     FROM calls c JOIN runs r USING (run_id) JOIN roots USING (call_id) LEFT JOIN drawn d USING (episode_id)
     LEFT JOIN (SELECT call_id, tokens FROM s_ledger WHERE outcome = 'trained') l USING (call_id)""",
+    # calls that ended at their maximum length, or of agents whose last call did
+    """CREATE TABLE overlong AS
+    SELECT call_id FROM (
+        SELECT c.call_id, e.cause = 'ContextOverflow' OR c.finish_reason = 'length'
+            OR last_value(c.finish_reason) OVER (PARTITION BY c.episode_id, c.agent ORDER BY c.started_at, c."index"
+                ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) = 'length' AS masked
+        FROM calls c JOIN episodes e USING (episode_id) JOIN runs r ON r.run_id = c.run_id
+        WHERE r.masks_overlong AND c.trainable AND c.phase = 'rollout' AND c.error IS NULL)
+    WHERE masked""",
     """CREATE TABLE booked AS
     WITH final AS (
-        SELECT o.*, a.advantage, coalesce(o.outcome, if(a.flat, 'zero_advantage', NULL)) AS final,
-            coalesce(k.kept, 0) AS kept
+        SELECT o.*, a.advantage, coalesce(o.outcome, if(a.flat, 'zero_advantage', NULL),
+            if(l.call_id IS NULL, NULL, 'overlong')) AS final, coalesce(k.kept, 0) AS kept
         FROM outcomes o LEFT JOIN advantages a USING (call_id) LEFT JOIN lengths k USING (call_id)
-            JOIN runs r USING (run_id)
+            LEFT JOIN overlong l USING (call_id) JOIN runs r USING (run_id)
         WHERE (o.trainable OR coalesce(o.outcome, '') NOT IN ('evaluation', 'superseded'))
             AND (r.status = 'finished' OR coalesce(o.superseded, false) OR o.outcome IS DISTINCT FROM 'superseded'))
     SELECT run_id, step, episode_id, call_id, "index", final AS outcome,
@@ -223,7 +236,7 @@ TABLES = (
             1 - clip_low) * advantage)) FROM (SELECT *, exp(trainer::DOUBLE - sampler) AS ratio FROM scores)
         WHERE NOT isnan(advantage) AND clipped AND estimator NOT IN ('sft', 'dpo') GROUP BY run_id, step
     UNION ALL SELECT run_id, step, 'groups_zero_variance', count_if(NOT moved) FROM (
-        SELECT e.run_id, e.step, e.group_id, bool_or(b.outcome = 'trained') AS moved
+        SELECT e.run_id, e.step, e.group_id, bool_or(b.outcome IN ('trained', 'overlong')) AS moved
         FROM learnt e LEFT JOIN booked b USING (episode_id) GROUP BY ALL) GROUP BY ALL)
     UNION ALL SELECT o.run_id, o.step, 'train/sampled_tokens_per_second', every / m.value FROM of_calls o
         JOIN runs r USING (run_id) JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step
@@ -232,7 +245,7 @@ TABLES = (
         FROM fitted o JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step AND m.name = 'train/seconds'
         WHERE m.value > 0 GROUP BY o.run_id, o.step
     UNION ALL SELECT run_id, step, 'val/' || if(decoding = 'greedy', 'greedy_reward', 'reward'), avg(reward)
-        FROM validated WHERE status = 'succeeded' GROUP BY run_id, step, decoding
+        FROM validated WHERE status = 'succeeded' OR given GROUP BY run_id, step, decoding
     UNION ALL SELECT run_id, step, unnest(['val/solved_share', 'val/failed_share']),
         unnest([count_if(solved) / count(*), count_if(status <> 'succeeded') / count(*)])
         FROM validated WHERE decoding = 'sampled' GROUP BY run_id, step

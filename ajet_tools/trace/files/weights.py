@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+_READING = "ajet_sdk.engines.local.weights"
+"""Imported by name, as it loads torch."""
 _Difference = tuple[str, str, str, str]
 """(run, call, expected, stored)."""
 _CALLS = 32
@@ -155,18 +158,16 @@ def _logprobs(model: PreTrainedModel, prompt: list[int], output: list[int], heat
 
 
 def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
+    reading = importlib.import_module(_READING)
+    model, mismatch = reading.read_causal_lm(
         weights.model, dtype="auto", local_files_only=True, trust_remote_code=False
     )
-    if weights.adapter is not None:
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, weights.adapter, is_trainable=trains)
-    return model.eval()
+    if not mismatch and weights.adapter is not None:
+        model, mismatch = reading.read_adapter(model, weights.adapter, trainable=trains)
+    if mismatch:
+        raise ValueError(f"its weights do not match the model: {mismatch}")
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
 def _call(model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any], heat: float) -> Iterator[_Difference]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
 from ajet_tools.trace.queries.filters import Filter
 
@@ -148,11 +149,10 @@ Steps = dict[tuple[str, str | None], dict[int, float | None]]
 
 
 def rewards_by_step(reader: TraceReader, run_id: str) -> Steps:
-    """Return the mean reward of succeeded episodes by split and decoding, then step."""
-    sql = """
-        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL)
-        SELECT split, decoding, step, avg(reward) FILTER (status = 'succeeded') AS reward
-        FROM episodes LEFT JOIN value USING (episode_id) WHERE run_id = $1 AND NOT superseded
+    """Return the mean reward of the episodes that count by split and decoding, then step."""
+    sql = f"""
+        SELECT split, decoding, step, avg(reward) AS reward
+        FROM episodes LEFT JOIN {COUNTED} counted USING (episode_id) WHERE run_id = $1 AND NOT superseded
         GROUP BY ALL ORDER BY step"""
     by_step: Steps = {}
     for row in rows(reader, sql, run_id):
@@ -175,7 +175,7 @@ class StepEpisode(TypedDict):
     is_success: bool | None
     seconds: float
     reward: float | None
-    """None for a failed episode."""
+    """None for an episode that doesn't count."""
     output: str | None
     """JSON."""
     watched: dict[str, float]
@@ -214,7 +214,7 @@ def step_episodes(
         f"""
         WITH chosen AS ({chosen}),
         value AS (
-            SELECT episode_id, sum(value * weight) AS reward,
+            SELECT episode_id,
               list({{'name': name, 'value': value}}) FILTER (weight = 0) AS watched
             FROM rewards WHERE episode_id IN (SELECT episode_id FROM chosen) GROUP BY ALL),
         called AS (
@@ -232,8 +232,9 @@ def step_episodes(
           coalesce(calls, 0) AS calls, tokens, coalesce(unread, 0) AS unread,
           coalesce(cut_calls, 0) AS cut_calls, coalesce(cut, 0) AS cut,
           coalesce(tool_replies, 0) AS tool_replies, greatest(coalesce(splits, 0), 0) AS splits,
-          CASE WHEN status = 'succeeded' THEN reward END AS reward
-        FROM chosen LEFT JOIN value USING (episode_id) LEFT JOIN called USING (episode_id)
+          counted.reward
+        FROM chosen LEFT JOIN value USING (episode_id) LEFT JOIN {COUNTED} counted USING (episode_id)
+          LEFT JOIN called USING (episode_id)
         ORDER BY started_at, episode_id""",
         run_id,
         split,

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypedDict
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.paired import paired
 from ajet_sdk.samples.prefixes import common_start
+from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.text.clean import flat_keys, short_ids
 from ajet_tools.trace.queries.base import grouped, rows
 from ajet_tools.trace.queries.runs import REWARDS, Curve, Panel, RunOverview
@@ -113,13 +114,12 @@ def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | Non
 
     For each run, validation attempts are preferred to training, and sampled to greedy.
     """
-    sql = """
-        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL)
+    sql = f"""
         SELECT task_id, coalesce(nullif(any_value(task->>'$.main_query'), ''), task_id) AS task, run_id,
           coalesce(step, 0) AS step, coalesce(split, '') AS split, coalesce(decoding, '') AS decoding,
           avg(reward) AS reward, count(*) AS attempts
-        FROM episodes JOIN value USING (episode_id)
-        WHERE run_id IN (SELECT unnest($1::VARCHAR[])) AND status = 'succeeded' AND NOT superseded
+        FROM episodes JOIN {COUNTED} counted USING (episode_id)
+        WHERE run_id IN (SELECT unnest($1::VARCHAR[])) AND reward IS NOT NULL AND NOT superseded
           AND split IS DISTINCT FROM 'trial' AND ($2::VARCHAR IS NULL OR task_id = $2)
         GROUP BY task_id, run_id, step, split, decoding ORDER BY step, task_id"""
     listed: list[TaskReward] = rows(reader, sql, [*run_ids], task_id)

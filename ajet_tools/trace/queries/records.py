@@ -233,6 +233,8 @@ def _settings(config: JsonView) -> Json:
         "max_staleness": rollout.get("max_staleness"),
         "max_tokens": rollout.get("max_model_len"),
         "failure_reward": rollout.get("failure_reward"),
+        "overlong_filtering": rollout.get("overlong_filtering")
+        and algorithm.get("adv_estimator") not in ("sft", "dpo", "opd"),
         "gamma": rollout.get("gamma"),
         "max_samples": (rollout.get("multi_turn") or {}).get("max_sample_per_task"),
         "max_lengths": tuple((config.get("data") or {}).get(f"max_{part}_length") for part in ("prompt", "response")),

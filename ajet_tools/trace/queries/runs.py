@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.counted import COUNTED
 from ajet_sdk.types import OUTCOMES
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace.queries.base import USAGE_TOKENS, rows
@@ -145,12 +146,11 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
     """Return all runs, newest first, or a single run."""
     listed: list[RunOverview] = rows(
         reader,
-        """
-        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
-        ended AS (
+        f"""
+        WITH ended AS (
             SELECT run_id, step, status, cause, ended_at, reward, split, decoding, superseded,
               split || CASE WHEN decoding = 'greedy' THEN ' greedy' ELSE '' END AS kind
-            FROM episodes LEFT JOIN value USING (episode_id) WHERE $1::VARCHAR IS NULL OR run_id = $1),
+            FROM episodes LEFT JOIN {COUNTED} counted USING (episode_id) WHERE $1::VARCHAR IS NULL OR run_id = $1),
         counted AS (
             SELECT run_id, count(*) AS episodes, count(*) FILTER (status <> 'succeeded') AS unsound,
               max(step) AS last_step, max(ended_at) AS last_episode
@@ -159,7 +159,7 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
             SELECT run_id, coalesce(cause, status) AS cause, count(*) AS episodes FROM ended
             WHERE status <> 'succeeded' GROUP BY ALL),
         causes AS (
-            SELECT run_id, list({'cause': cause, 'episodes': episodes} ORDER BY episodes DESC, cause) AS causes
+            SELECT run_id, list({{'cause': cause, 'episodes': episodes}} ORDER BY episodes DESC, cause) AS causes
             FROM failed GROUP BY run_id),
         rewarded AS (  -- of one kind: training, else validation, else greedy validation
             FROM ended WHERE reward IS NOT NULL AND kind IS DISTINCT FROM 'trial'
@@ -173,7 +173,7 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
                 WHEN decoding IS NULL THEN 'run_mean'
                 WHEN decoding = 'greedy' THEN 'last_greedy' ELSE 'last_val' END AS name
             FROM ended JOIN runs USING (run_id)
-            WHERE reward IS NOT NULL AND ended.status = 'succeeded' AND NOT superseded
+            WHERE reward IS NOT NULL AND NOT superseded
             QUALIFY name = 'run_mean' OR step = max(step) OVER (PARTITION BY run_id, name)),
         means AS (
             SELECT run_id, avg(reward) FILTER (name = 'last_train') AS train,

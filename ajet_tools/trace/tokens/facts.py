@@ -33,6 +33,7 @@ _REASONS = {
     "under other parameters, which the trainer or the teacher can't apply",
     "zero_advantage": "not trained: its advantage is 0 (all attempts of the group got the same reward, or there is "
     "no reward)",
+    "overlong": "not trained: its attempt ended at the maximum length (rollout.overlong_filtering)",
     "cut": "not trained: it was sampled after the end of the reply and cut off (parallel_tool_calls: false)",
     "truncated": "not trained: it is beyond the maximum length of a training sequence",
     "trained": "trained",

@@ -111,12 +111,22 @@ class TorchBase:
 
 def adapted(seed: int = 3) -> torch.nn.Module:
     """A model whose adapter has moved away from its start."""
-    model = with_lora(tiny())
+    return moved(with_lora(tiny()), seed)
+
+
+def moved(model: torch.nn.Module, seed: int = 3) -> torch.nn.Module:
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in trainable_parameters(model):
             parameter += 0.1 * torch.randn_like(parameter)
     return model
+
+
+def local_trainer(settings: TrainerSettings) -> Trainer:
+    """A trainer whose reference is the bare model, like a service's, and whose adapter has moved since."""
+    trainer = Trainer(with_lora(tiny()), settings)
+    moved(trainer.model)
+    return trainer
 
 
 def moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> torch.Tensor:
@@ -161,12 +171,12 @@ def test_a_stored_batch_has_the_same_gradient_at_a_service_as_here(
     scaling = Scaling(by_tokens=weigh is averaged, by_sequences=weigh is averaged)
     samples = off_policy(batch(adapted(), 1))
     settings = TrainerSettings(lr=1e-3, loss=loss, warmup_steps=0, grad_clip=1e-2)
-    here, there = adapted(), adapted()
-    trainer, service = Trainer(here, settings), TorchService(there, weigh)
+    there = adapted()
+    trainer, service = local_trainer(settings), TorchService(there, weigh)
     remote = TinkerTrainer(service, settings, scaling, Costs(Prices()), 60.0)
     scores, remote_scores = TokenScores(), TokenScores()
     said, remote_said = trainer.step(samples, scores=scores), remote.step(samples, scores=remote_scores)
-    gradient = moments(trainer.optimizer, here)
+    gradient = moments(trainer.optimizer, trainer.model)
     assert (moments(service.optimizer, there) - gradient).norm() < 1e-5 * gradient.norm()
     for metric in {*said, *remote_said} - {"seconds", "tokens_per_second", "entropy"}:
         assert remote_said[metric] == pytest.approx(said[metric], rel=1e-5, abs=1e-6), metric
@@ -189,8 +199,8 @@ def test_pairs_and_several_updates_a_step_too() -> None:
         (LossSettings(ratio_base="trainer"), off_policy(samples)),
     ):
         settings = TrainerSettings(lr=1e-3, loss=loss, warmup_steps=0, mini_batch_num=2, ppo_epochs=2)
-        here, there, versions = adapted(), adapted(), list[int]()
-        trainer = Trainer(here, settings)
+        there, versions = adapted(), list[int]()
+        trainer = local_trainer(settings)
         remote = TinkerTrainer(TorchService(there), settings, Scaling(), Costs(Prices()), 60.0)
         said = trainer.step(given)
         remote_said = remote.step(given, updated=lambda: versions.append(remote.updates))  # noqa: B023
@@ -238,7 +248,7 @@ def test_tokens_and_dollars_are_counted() -> None:
 def test_the_first_model_scores_alike_here_and_at_a_service() -> None:
     settings = TrainerSettings(lr=0.1, warmup_steps=1, has_reference=True)
     here, there = (
-        Trainer(adapted(), settings),
+        local_trainer(settings),
         TinkerTrainer(TorchService(adapted()), settings, Scaling(), Costs(Prices()), 60.0),
     )
     samples = batch(adapted(), 1)

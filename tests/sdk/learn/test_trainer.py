@@ -209,7 +209,7 @@ def test_mini_batches_and_epochs_are_updates_and_count_as_versions() -> None:
 
 @pytest.mark.parametrize(
     ("decay", "expected"),
-    [("constant", [0.5, 1, 1, 1]), ("linear", [0.5, 0.75, 0.5, 0.25]), ("cosine", [0.5, 0.853553, 0.5, 0.146447])],
+    [("constant", [0.5, 1, 1, 1]), ("linear", [0.5, 1, 1, 0.5]), ("cosine", [0.5, 1, 1, 0.5])],
 )
 def test_the_learning_rate_rises_and_then_stays_or_falls(decay: Any, expected: list[float]) -> None:
     model = tiny()
@@ -217,6 +217,31 @@ def test_the_learning_rate_rises_and_then_stays_or_falls(decay: Any, expected: l
     trainer = Trainer(model, settings)
     seen = [trainer.step(batch(model, 2))["lr"] for _ in expected]
     assert seen == pytest.approx([1e-3 * e for e in expected], rel=1e-4)
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 5, 19, 20, 40])
+def test_the_schedule_reaches_the_learning_rate_and_never_exceeds_it(decay: Any, warmup: int) -> None:
+    settings = TrainerSettings(lr=1e-3, warmup_steps=warmup, lr_scheduler_type=decay, total_updates=20)
+    rates = [settings.lr_after(update) for update in range(20)]
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert all(0 < rate <= 1e-3 for rate in rates)
+    assert max(rates) == pytest.approx(1e-3 * min(1, 20 / warmup) if warmup else 1e-3)
+    assert bool(settings.schedule_notice(0, None)) is (warmup == 40)
+    end = settings.lr_after(20)
+    assert end == pytest.approx(1e-3 if decay == "constant" else 0.0, abs=1e-9) or warmup >= 20
+
+
+@pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
+def test_a_longer_run_goes_on_as_if_it_had_been_planned(decay: Any) -> None:
+    short = TrainerSettings(lr=1e-3, warmup_steps=2, lr_scheduler_type=decay, total_updates=10)
+    longer = replace(short, total_updates=30)
+    notice = longer.schedule_notice(8, short.total_updates)
+    assert bool(notice) is (decay != "constant")
+    if notice:
+        assert f"{short.lr_after(8):.3g}" in notice and f"{longer.lr_after(8):.3g}" in notice
+    assert not longer.schedule_notice(8, 30) and not longer.schedule_notice(8, None)
 
 
 def test_lower_precision_weights_have_masters() -> None:

@@ -38,7 +38,7 @@ from ajet_sdk.learn.trees import _runs, grid, lay_out, shares_prefixes
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 
-VOCABULARY, PROMPT = 40, 30
+VOCABULARY, PROMPT = 40, 36
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128, "initializer_range": 0.2,
@@ -122,8 +122,8 @@ def groups_and_branches() -> list[Sample]:
             samples.append(sample(tokens, [(PROMPT, len(tokens))], k - 1.2, f"{group}{k}"))
     turn = [*ids(PROMPT), *ids(3)]
     first, second = ([*turn, *ids(6)] for _ in range(2))
-    samples.append(sample(first, [(PROMPT, PROMPT + 3), (36, 39)], 0.8, "c0"))
-    samples.append(sample(second, [(37, 39)], -0.6, "c0"))
+    samples.append(sample(first, [(PROMPT, PROMPT + 3), (PROMPT + 6, PROMPT + 9)], 0.8, "c0"))
+    samples.append(sample(second, [(PROMPT + 7, PROMPT + 9)], -0.6, "c0"))
     return samples
 
 
@@ -193,6 +193,21 @@ def test_what_shares_nothing_has_a_row_of_its_own() -> None:
     assert group.row_sizes == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("shared", "rows"), [(0, 8), (1, 8), (8, 8), (31, 8), (32, 1), (100, 1)])
+def test_a_trivial_common_prefix_joins_no_rows(shared: int, rows: int) -> None:
+    draw = np.random.default_rng(0)
+    prompt = draw.integers(0, 40, shared)
+    inputs = [np.concatenate([prompt, [40 + i], draw.integers(0, 40, 60)]) for i in range(8)]
+    [group] = micro_batches(inputs, 4000, share=True)
+    assert len(group.row_sizes) == rows
+
+
+def test_what_continues_another_sample_shares_its_row() -> None:
+    whole = np.arange(40)
+    [group] = micro_batches([whole[:5], whole[:5], whole[:9], whole], 4000, share=True)
+    assert group.row_sizes == [4]
+
+
 @pytest.mark.parametrize("name", TAKES)
 @pytest.mark.parametrize(("lora", "limited"), [(False, False), (True, True)])
 def test_no_gradient_changes(name: str, lora: bool, limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +215,7 @@ def test_no_gradient_changes(name: str, lora: bool, limited: bool, monkeypatch: 
     model = with_lora(model) if lora and name != "gpt2" else model  # its layers are no linear ones
     assert shares_prefixes(model)
     loss = LossSettings(loss_aggregation="turn", ratio_level="sequence", entropy_coef=0.01)
-    sampling = {"a1.30": Sampling(temperature=0.7)} | ({"b0.30": Sampling(top_k=5)} if limited else {})
+    sampling = {f"a1.{PROMPT}": Sampling(temperature=0.7)} | ({f"b0.{PROMPT}": Sampling(top_k=5)} if limited else {})
     computed: list[int] = []
     model.register_forward_pre_hook(lambda _, __, given: computed.append(given["input_ids"].numel()), with_kwargs=True)
     seen = []

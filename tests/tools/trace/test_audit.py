@@ -347,6 +347,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "others": {"algorithm": {"adv_estimator": "rloo"}, "rollout": {"max_staleness": 1}, "mini_batch_num": 2},
     "cut": {"algorithm": {"adv_estimator": "opo"}, "data": {"max_response_length": 24}, "ppo_epochs": 2},
+    "overlong": {"rollout": {"overlong_filtering": True, "failure_reward": -1.0, "max_response_length_in_one_turn": 9}},
 }
 
 
