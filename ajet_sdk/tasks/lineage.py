@@ -6,22 +6,19 @@ their source tasks in `provenance.seeds`. Rows of `ajet trace export` have `spli
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet_sdk.tasks.questions import question_of, without_system
+from ajet_sdk.tasks.row_names import is_answer
 from ajet_sdk.tasks.task_rows import SHARD, SPLITS
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
 HELD_OUT = "val"
-ANSWERS = ("answer", "solution", "target", "label", "expected")
-"""Fields that may hold a task's answer."""
-
 _NAMES = {name: "train" if name in ("train", "training") else HELD_OUT for name in SPLITS} | {"trial": "trial"}
 """Common names of splits, with their names in traces."""
 _MEASURED = frozenset({"provenance", "difficulty", "pass_rate", "split"})
@@ -53,27 +50,10 @@ def plain_text(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def question_of(task: Task) -> str:
-    """A task's question as plain text: its query, else its conversation without the system prompt.
-
-    The last message alone isn't sufficient: different conversations end with the same "yes".
-    """
-    if task.main_query.strip():
-        return plain_text(task.main_query)
-    contents = [message.get("content") for message in task.init_messages if message.get("role") != "system"]
-    return plain_text("\n".join(text for content in contents for text in _texts(content)))
-
-
-def _texts(content: object) -> Iterator[str]:
-    """The text of a message or of its parts, with a number for any other part, such as an image."""
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if isinstance(text, str):
-            yield text
-        elif part is not None:
-            data = json.dumps(part, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
-            # texts with different numbers are never near copies, so that images distinguish tasks
-            yield str(int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big"))
+def question_of_task(task: Task) -> str:
+    """A task's question with its context, in parts (`questions.PART`); a system prompt doesn't make it another one."""
+    values = {"main_query": task.main_query, "init_messages": task.init_messages, "metadata": task.metadata}
+    return without_system(question_of(values).text)
 
 
 def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tuple[int, Task]]:
@@ -82,12 +62,14 @@ def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tupl
     by_text: dict[str, list[Task]] = defaultdict(list)
     for task in held_out:
         by_id.setdefault(task.task_id, task)
-        if text := question_of(task):
+        if text := plain_text(question_of_task(task)):
             by_text[text].append(task)
     for place, task in enumerate(tasks):
         same = by_id.get(task.task_id)
         if same is None and by_text:
-            same = next((match for match in by_text.get(question_of(task), ()) if not clash(task, match)), None)
+            same = next(
+                (match for match in by_text.get(plain_text(question_of_task(task)), ()) if not clash(task, match)), None
+            )
         if same is not None:
             yield place, same
 
@@ -95,5 +77,7 @@ def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tupl
 def clash(task: Task, val_task: Task, *, by_answer: bool = True) -> bool:
     """Whether metadata distinguishes two tasks with equal questions, as a seed does for mazes."""
     mine, theirs = task.metadata, val_task.metadata
-    shared = mine.keys() & theirs.keys() - _MEASURED - (frozenset() if by_answer else set(ANSWERS))
+    shared = mine.keys() & theirs.keys() - _MEASURED
+    if not by_answer:
+        shared = {name for name in shared if not is_answer(name)}
     return any(plain_text(str(mine[name])) != plain_text(str(theirs[name])) for name in shared)

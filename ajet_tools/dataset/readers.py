@@ -23,9 +23,10 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.lineage import plain_text
+from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader

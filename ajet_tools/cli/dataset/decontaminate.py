@@ -12,6 +12,8 @@ from typer import Option
 
 from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.reporting.output import ProgressBar
+from ajet_sdk.tasks.questions import readable
+from ajet_sdk.tasks.row_texts import strings_of
 from ajet_tools.cli.dataset.options import (
     Embeddings,
     Out,
@@ -25,7 +27,6 @@ from ajet_tools.cli.dataset.options import (
     write_report,
 )
 from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
-from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
@@ -125,8 +126,8 @@ def _leak_row(
         "kind": leak.kind,
         "similarity": round(leak.similarity, 4),
         "evidence": leak.evidence,
-        "text": texts[index][1],
-        "eval_text": known[leak.evaluation][1],
+        "text": readable(texts[index][1]),
+        "eval_text": readable(known[leak.evaluation][1]),
     }
 
 

@@ -16,6 +16,7 @@ from typer import Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import ProgressBar
+from ajet_sdk.tasks.questions import readable
 from ajet_sdk.tasks.task_rows import SPLITS
 from ajet_tools.cli.dataset.options import (
     Embeddings,
@@ -135,8 +136,8 @@ def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[st
             "kept": rows[each.kept].where,
             "kind": each.kind,
             "similarity": round(each.similarity, 4),
-            "text": rows[each.index].text,
-            "kept_text": rows[each.kept].text,
+            "text": readable(rows[each.index].text),
+            "kept_text": readable(rows[each.kept].text),
         }
         if each.via is not None:
             line["via"] = rows[each.via].where

@@ -17,9 +17,8 @@ import numpy as np
 import polars as pl
 
 from ajet_sdk.judges.math import number
-from ajet_sdk.tasks.lineage import ANSWERS
+from ajet_sdk.tasks.questions import text_of, truths_of
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.similarity.text import normals
 
 _NUMBER = re.compile(
@@ -241,14 +240,11 @@ def _cued(answer: str, question: str) -> str | None:
 
 
 def _answers(values: Mapping[str, object]) -> Iterator[str]:
-    metadata = values.get("metadata")
-    for mapping in (metadata if isinstance(metadata, Mapping) else {}, values):
-        for name in ANSWERS:
-            answer = mapping.get(name)
-            if isinstance(answer, str | int | float) and not isinstance(answer, bool):
-                text = str(answer).strip()
-                if 0 < len(text) <= _LONGEST:
-                    yield from _spellings(text)
+    for answer in truths_of(values):
+        if isinstance(answer, str | int | float) and not isinstance(answer, bool):
+            text = str(answer).strip()
+            if 0 < len(text) <= _LONGEST:
+                yield from _spellings(text)
 
 
 def _spellings(answer: str) -> Iterator[str]:

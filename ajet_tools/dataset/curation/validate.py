@@ -20,9 +20,10 @@ import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
+from ajet_sdk.tasks.questions import text_of, without_system
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.facts import facts_of
-from ajet_tools.dataset.files.blocks import LineBlock, as_lines, text_of
+from ajet_tools.dataset.files.blocks import LineBlock, as_lines
 from ajet_tools.dataset.files.tables import read, read_blocks
 from ajet_tools.dataset.similarity.near import NearIndex
 
@@ -171,11 +172,12 @@ class Tasks:
 
     def add(self, block: LineBlock, tasks: pl.DataFrame) -> None:
         """Adds rows of the current file, with their `BlockFacts.tasks`."""
-        text, task_id, answer = pl.col("text"), pl.col("id"), pl.col("answer")
+        text, asked, task_id, answer = (pl.col(name) for name in ("text", "asked", "id", "answer"))
         self._has_made_ids |= bool(tasks.select(task_id.str.contains(_MADE_ID).any()).item())
         self._frames.append(
             tasks.with_columns(block.lines.alias("line")).select(
                 text=pl.when(text.is_not_null()).then(text.hash()),
+                asked=pl.when(asked.is_not_null()).then(asked.hash()),
                 id=pl.when(task_id.is_not_null()).then(task_id.hash()),
                 answer=answer.fill_null("").hash(),
                 line=pl.col("line").hash(),
@@ -202,15 +204,19 @@ class Tasks:
         rows = rows.with_columns(file=pl.Series(np.searchsorted([n for *_, n in self._files], rows["row"], "right")))
         for row, first, name in self._of_two_contents(rows, mapping, others):
             yield row, "id", f"has the task_id {name!r} of another task, {self._at(first, row)}"
-        again = _repeated(rows, "text").with_columns(
-            kind=pl.when(pl.col("file") != pl.col("file_of_first"))
-            .then(pl.lit("leakage"))
-            .when(pl.col("answer") != pl.col("answer_of_first"))
+        # a system prompt makes no other question, unless a file asks the same under several
+        of_file = rows.group_by("file", "asked").agg(several=pl.col("text").n_unique() > 1)
+        several = of_file.filter(pl.col("several"))["asked"].implode()
+        rows = rows.with_columns(asked=pl.when(pl.col("asked").is_in(several)).then("text").otherwise("asked"))
+        leaks = _repeated(rows, "asked").filter(pl.col("file") != pl.col("file_of_first"))
+        again = _repeated(rows, "text").filter(pl.col("file") == pl.col("file_of_first"))
+        again = again.with_columns(
+            kind=pl.when(pl.col("answer") != pl.col("answer_of_first"))
             .then(pl.lit("contradiction"))
             .otherwise(pl.lit("duplicate"))
         )
         for kind, addition in ("leakage", ""), ("contradiction", ", but has a different answer"), ("duplicate", ""):
-            some = again.filter(pl.col("kind") == kind)
+            some = leaks if kind == "leakage" else again.filter(pl.col("kind") == kind)
             others[kind] += max(0, len(some) - _FIRST)
             for row, first in some.select("row", "row_of_first").head(_FIRST).iter_rows():
                 yield row, kind, f"asks the same as {self._at(first, row)}{addition}"
@@ -321,7 +327,7 @@ def _check_near_leakage(
 ) -> None:
     known, end = NearIndex(least), len(sources)
     for name, path in sources.items():
-        rows = [(row.where, text_of(row.values)) for row in read(path, mapping=mapping, skip_bad=True)]
+        rows = [(row.where, without_system(text_of(row.values))) for row in read(path, mapping=mapping, skip_bad=True)]
         for (where, _), match in zip(rows, known.find_all([text for _, text in rows]), strict=True):
             if match is not None and match.kind == "near":
                 report.add((end, 0, 0), "near leakage", where, f"is {match.similarity:.0%} similar to {match.key}")

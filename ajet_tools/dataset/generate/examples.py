@@ -15,9 +15,10 @@ from typing import Any
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
+from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.schema import OURS, query_of
-from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.engines.client import ModelClient
+from ajet_sdk.tasks.questions import text_of
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.schema import Misfit, RowShape
-from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.coverage import axes_of
 from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
+from ajet_sdk.tasks.questions import answer_of, plain_question, text_of
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
-from ajet_tools.dataset.files.blocks import Row, text_of
-from ajet_tools.dataset.files.values import answer_of
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.examples import Side, as_example, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
@@ -32,7 +32,6 @@ from ajet_tools.dataset.generate.records import (
     Unusable,
     WriterCall,
 )
-from ajet_tools.dataset.verify.verdict import question_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
@@ -90,7 +89,7 @@ def read_question(
 
 def open_book(values: Mapping[str, object], passage: str) -> dict[str, object]:
     """Adds the chunk to the question, for verifiers that have to find the answer there."""
-    text = prompts.load("from-docs/open-book").render(passage=passage, question=question_of(values))
+    text = prompts.load("from-docs/open-book").render(passage=passage, question=plain_question(values))
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 

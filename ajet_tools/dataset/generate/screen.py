@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ajet_sdk.tasks.lineage import plain_text
+from ajet_sdk.tasks.questions import text_of
+from ajet_sdk.tasks.row_texts import strings
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of, given_away
-from ajet_tools.dataset.files.blocks import strings, text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
 from ajet_tools.dataset.similarity.decontaminate import Leaks

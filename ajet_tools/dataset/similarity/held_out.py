@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.tasks.lineage import clash, question_of, same_tasks
+from ajet_sdk.tasks.lineage import clash, question_of_task, same_tasks
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Task
 from ajet_tools.dataset.files.writer import Writer
@@ -31,11 +31,11 @@ def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[i
     """Returns pairs of indices of tasks and the held-out tasks they nearly repeat, ignoring answers."""
     index = NearIndex()
     for place, task in enumerate(held_out):
-        if text := question_of(task):
+        if text := question_of_task(task):
             index.add(str(place), text)
     if not len(index):
         return []
-    matches = index.find_all([question_of(task) for task in tasks])
+    matches = index.find_all([question_of_task(task) for task in tasks])
     return [
         (place, int(match.key))
         for place, match in enumerate(matches)
@@ -128,7 +128,7 @@ def _export_table(
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:
     """Returns a check for rows that repeat a held-out question, also altered; None without such questions."""
-    known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of(task))]
+    known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of_task(task))]
     return Leaks(known, ngram=_WHOLE) if known else None
 
 

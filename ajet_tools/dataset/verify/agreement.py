@@ -10,9 +10,9 @@ from fractions import Fraction
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.math import final_answer, math, number
-from ajet_tools.dataset.files.values import answer_of
+from ajet_sdk.tasks.questions import answer_of, plain_question
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent
 
 LONGEST = 400
 """Maximum characters of a reply without a marked answer that counts as an answer."""
@@ -112,7 +112,7 @@ class AgreementVerifier:
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         reference = None if (row_answer := answer_of(row)) is None else str(row_answer)
         asked = load("verify/answer")
-        text = asked.render(question=question_of(row))
+        text = asked.render(question=plain_question(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         right = None if reference is None else final_of(reference) or reference
         numeric = right is not None and number(right) is not None

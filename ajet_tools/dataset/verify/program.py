@@ -11,10 +11,10 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.code import TESTS, code_in, run_tests
 from ajet_sdk.judges.math import number
 from ajet_sdk.sandbox.run import ProgramLimits, Ran, run_code
-from ajet_tools.dataset.files.values import answer_of
+from ajet_sdk.tasks.questions import answer_of, plain_question
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
-from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent
 
 SOLUTIONS = ("solution", "canonical_solution")
 PROGRAMS = ("program", "code")
@@ -72,7 +72,7 @@ class ProgramVerifier:
 
     async def _write_program(self, row: Mapping[str, object], answer: str, endpoint: ModelClient | None) -> RowVerdict:
         asked = load("verify/program")
-        text = asked.render(question=question_of(row))
+        text = asked.render(question=plain_question(row))
         replies = await independent(endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name)
         reply = replies[0] if replies else ""
         code = code_in(reply)
