@@ -131,22 +131,22 @@ def answer_of(values: Mapping[str, object]) -> Any:
     return None if reply is None else text_of_message(reply.messages[-1]) or None
 
 
-def truth_of(values: Mapping[str, object]) -> Any:
+def truth_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> Any:
     """Returns the answer that a row calls right, or None; a reply is one of several that may be right."""
-    return next(truths_of(values), None)
+    return next(truths_of(values, names), None)
 
 
-def truths_of(values: Mapping[str, object]) -> Iterator[Any]:
-    """Yields the values of all fields that hold the right answer, the best first."""
+def truths_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> Iterator[Any]:
+    """Yields the values of the fields of these names that hold the right answer, in the order of the names."""
     fields = _Reader(values)
     is_replied = any(fields.value(name) is not None for name in REPLIES)
-    for name in ANSWERS:
+    for name in names:
         for _, value in fields.fields.get(squashed(name), ()):
             answer = _simple(value)
             says_worth = isinstance(answer, bool) and is_replied and name in VERDICTS
             if answer is not None and not says_worth:
                 yield answer
-    if fields.query_is_answer():
+    if names is ANSWERS and fields.query_is_answer():
         yield fields.value("query")
 
 

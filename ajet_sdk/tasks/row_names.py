@@ -33,8 +33,9 @@ ONE_CHOICE = re.compile(r"(?:[oO]ption|[cC]hoice|op|sol)_?(?:[a-eA-E]|[1-9])|[aA
 ANSWERS = (
     *("answer", "final_answer", "ground_truth", "ground_truth_answer", "gold", "gold_answer", "expected"),
     *("expected_answer", "expected_output", "correct_answer", "correct", "correct_option", "answer_key", "best_answer"),
-    *("reference_answer", "reference_solution", "target", "solution", "canonical_solution", "answers", "solutions"),
-    *("sql", "reference", "label", "labels", "targets", "answer_idx", "cop"),
+    *("reference_answer", "reference_solution", "correct_response", "exact_answer", "short_answer", "answer_text"),
+    *("ans", "gt", "truth", "target", "solution", "canonical_solution", "answers", "solutions", "result", "sql"),
+    *("reference", "label", "labels", "targets", "answer_idx", "cop"),
 )
 """Fields with the answer that is right, the best first."""
 VERDICTS = ("correct", "label", "labels", "target")

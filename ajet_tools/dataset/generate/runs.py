@@ -113,6 +113,8 @@ def make_tasks(
     Verifiers that ask a model get the passage too.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
+    if checks.verifier is not None:
+        checks.verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
     run = FromDocs(corpus, config, endpoint, checks, seeds=seeds)
     facts = {"source": "from-docs", "documents": corpus.digest, **_facts(run, seeds, evals)}
     parameters = {
@@ -289,6 +291,8 @@ def grow(
     first call; later errors are in `result.stopped`, except errors on writing the files.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
+    if checks.verifier is not None:
+        checks.verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
     checks = replace(checks, held_out=held_out)
     if value is not None:
         checks = replace(checks, verifier=value.after(checks.verifier))

@@ -34,7 +34,7 @@ class Paraphrases:
     The nearest rows share the most words, weighted by their rarity in the evaluation set.
     """
 
-    name, calls = "paraphrase", 1
+    name, calls, needs_answer = "paraphrase", 1, False
 
     def __init__(self, known: Sequence[tuple[str, str]]) -> None:
         """`known` has the location and question of each evaluation row."""

@@ -44,6 +44,7 @@ class JudgeVerifier:
 
     def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0) -> None:
         self.name, self.calls = spec, k
+        self.needs_answer = k == 0
         self._judge, self._seed = judge, seed
         if is_group_judge(judge):  # also raises SignatureError for a workflow
             raise ConfigError(f"--verify {spec}: a group judge compares answers, but a row has only one")
@@ -88,7 +89,8 @@ class JudgeVerifier:
 
     async def _probe(self, task: Task, answer: object) -> None:
         wrong = _other_answer(answer)
-        changed = task.model_copy(update={"metadata": {**task.metadata, "answer": wrong}})
+        wrong_fields = {name: wrong for name, value in task.metadata.items() if value == answer}
+        changed = task.model_copy(update={"metadata": {**task.metadata, **wrong_fields, "answer": wrong}})
         outcome = await self._reward(changed, _to_output(wrong))
         if not isinstance(outcome, RowVerdict) and outcome[1]:
             log.warning(
@@ -145,6 +147,7 @@ class LlmVerifier:
     name: str = "llm"
     rubric: str | None = None
     calls: int = 1
+    needs_answer: bool = True
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         answer = answer_of(row)

@@ -35,6 +35,7 @@ class ProgramVerifier:
     seed: int = 0
     name: str = "code"
     calls: int = 1
+    needs_answer: bool = True
     unfenced: bool = False
     """Run without a sandbox if there is none."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))

@@ -41,6 +41,11 @@ class Verifier(Protocol):
         """Maximum number of replies per row, for estimates."""
         ...
 
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it compares the row's answer, so that a row without one can't pass."""
+        ...
+
     async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         """Checks a task row.
 
