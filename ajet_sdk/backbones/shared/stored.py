@@ -25,7 +25,7 @@ from ajet_sdk.errors import ConfigError, MissingResource, RequestRefused, TaskEr
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.tasks.jsonl import json_rows
-from ajet_sdk.tasks.lineage import same_tasks, seeds_of
+from ajet_sdk.tasks.lineage import Descent, descended, same_tasks
 from ajet_sdk.trace.reader import Trace, episodes, open_trace
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Call, Episode, Reward, Sample, Task, new_id, now
@@ -88,6 +88,7 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
     """
     val_ids = {task.task_id for task in val}
     rows: list[tuple[str, Task, Load]] = []
+    descents: list[Descent] = []
     held_out: list[Load] = []
     for row in json_rows(path):
         if not isinstance(row.values, Mapping):
@@ -95,9 +96,10 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
         if row.values.get("task_id") in val_ids:
             held_out += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
             continue
-        if of := seeds_of(row.values) & val_ids:
-            raise _leak(row.where, "was made from", min(of))
+        descents.append(Descent.named(row.values, str(row.values.get("task_id") or "")))
         rows.append((row.where, *_of_row(row.where, row.values, pairs)))
+    for index, held_out_index in descended(descents, [*map(Descent.of, val)]):
+        raise _leak(rows[index][0], "was made from", val[held_out_index].task_id)
     for index, same in same_tasks([task for _, task, _ in rows], val):
         raise _leak(rows[index][0], "has the same question as", same.task_id)
     return [load for _, _, load in rows], held_out

@@ -27,6 +27,7 @@ from ajet_tools.cli.dataset.options import (
     write_report,
 )
 from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
+from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
@@ -111,7 +112,7 @@ def decontaminate(
             url = os.environ.get("OPENAI_BASE_URL", "")
             endpoint = open_named(check_model, option="--check-model", base_url=url, cache=cache, budget=budget)
             leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, vectors=vectors, on_progress=bar.show))
-    write_kept(again(), set(leaks), len(texts), out, rows.tables(source))
+    write_kept(marked(again(), source, out), set(leaks), len(texts), out, rows.tables(source))
     if report:
         write_report(report, (_leak_row(*leak, texts, known) for leak in leaks.items()))
     _report_leaks(leaks, texts, known, rows, out, report, budget if check_model else None)

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +20,10 @@ import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
+from ajet_sdk.tasks.lineage import descended
 from ajet_sdk.tasks.questions import text_of, without_system
 from ajet_sdk.tasks.task_rows import to_task
+from ajet_tools.dataset.curation.descent import descent_of, has_lineage
 from ajet_tools.dataset.curation.facts import facts_of
 from ajet_tools.dataset.files.blocks import LineBlock, as_lines
 from ajet_tools.dataset.files.tables import read, read_blocks
@@ -119,6 +121,8 @@ def validate(
                 report.add(end, kind, name, message)
         else:
             report.add(end, "empty", name, "has no rows")
+    for row, message in tasks.grown_apart(mapping):
+        report.add((tasks.file_of(row), row, _ORDER.index("leakage")), "leakage", tasks.where(row), message)
     others = Counter[str]()
     for row, kind, message in tasks.problems(mapping, others):
         report.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
@@ -166,6 +170,7 @@ class Tasks:
         self._held: list[LineBlock] = []
         """Blocks of stdin."""
         self._has_made_ids = False
+        self._has_lineage = False
 
     def begin(self, name: str, path: str) -> None:
         self._files.append((name, path, self.rows))
@@ -187,6 +192,7 @@ class Tasks:
         self._places.append((self.rows, block.name, block.numbers))
         if self._files[-1][1] == "-":
             self._held.append(block)
+        self._has_lineage |= has_lineage(block)
         self.rows += len(block)
 
     def where(self, row: int) -> str:
@@ -195,6 +201,19 @@ class Tasks:
 
     def file_of(self, row: int) -> int:
         return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
+
+    def grown_apart(self, mapping: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
+        """Yields rows that were grown from a row of another file, over any number of generations."""
+        if not self._has_lineage or len(self._files) < 2:
+            return
+        rows = [descent_of(row.values) for _, path, _ in self._files for block in self._blocks(path, mapping)
+                for row in block.rows()]  # fmt: skip
+        bounds = [*(start for *_, start in self._files), self.rows]
+        for start, end in pairwise(bounds):
+            others = [place for place in range(len(rows)) if not start <= place < end]
+            for place, source in descended(rows[start:end], [rows[other] for other in others]):
+                message = f"was grown from {self._at(others[source], start + place)} (provenance)"
+                yield start + place, message
 
     def problems(self, mapping: Mapping[str, str] | None, others: Counter[str]) -> Iterator[tuple[int, str, str]]:
         """Yields row index, kind and message of the first problems of each kind; `others` counts the rest."""

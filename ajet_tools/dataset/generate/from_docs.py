@@ -20,7 +20,7 @@ from ajet_tools.dataset.curation.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.examples import Side, as_example, split_sides, splits_from
+from ajet_tools.dataset.generate.examples import Side, as_examples, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     NO_CHECKS,
@@ -252,7 +252,7 @@ class FromDocs(Generation[DocsAttempt]):
             raise ConfigError(f"{named} has the reserved field 'quote'; rename it (--map quote=metadata.quotation)")
         self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
-        examples = [as_example(row) for row in seeds]
+        examples = as_examples(seeds)
         fields = self.shape.describe() if self.shape is not None else ()
         super().__init__(config, endpoint, examples, checks, fields=fields)
         validation_share = corpus.share("validation")
@@ -346,6 +346,7 @@ class FromDocs(Generation[DocsAttempt]):
             "source": "from-docs",
             "document": {"name": chunk.document.name, "digest": chunk.document.digest},
             "seeds": [example.id for example in examples],
+            "roots": list(dict.fromkeys(root for example in examples for root in example.roots)),
             "splits": splits_from(examples, side.name),
         }
         parameters = {"kind": kind, **({"language": language} if language else {}), "chunk_size": config.chunk_size}
