@@ -240,7 +240,7 @@ def split_sides(
     )
     order = sorted(seeds, key=lambda seed: hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest())
     ids = _held_out_ids(order, apart)
-    if apart and not ids:
+    if apart > 0 and not ids:
         log.warning(
             "no validation rows are made: all seeds are of one family (provenance.roots), and a family is on one side. "
             "Make validation rows from tasks that these were not grown from"
