@@ -18,11 +18,13 @@ from ajet_sdk.types import Task
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
-from ajet_tools.trace.export import SUFFIXES, TRAINING, Exported, Format, export
+from ajet_tools.trace.export import IMITATED, SUFFIXES, TRAINING, Exported, Format, export
+from ajet_tools.trace.export.demonstrations import worthwhile_ids
 from ajet_tools.trace.export.job import refuse_trace
 from ajet_tools.trace.queries.base import rows
 
 INCLUDE = "--include-validation keeps them"
+KEEP = "--include-failures keeps them"
 _WHOLE = 1_000_000
 """A run of this many words is a whole question; phrases shared by tasks of one template don't count."""
 
@@ -92,16 +94,22 @@ def export_rows(
     run_id: str | None = None,
     *,
     include_validation: bool = False,
+    include_failures: bool = False,
     **how: Any,
 ) -> Exported:
     """Exports as `export`, without validation tasks and near copies if the format is for training.
 
+    Formats to imitate are without replies that were cut at their limit and without episodes that earned nothing.
     Considers the validation tasks of the run, or of all runs. Raises ConfigError if nothing is left, and as `export`
     does.
     """
     left_out = Counter[str]()
     if format in TRAINING and not include_validation:
         episode_ids, left_out = training_ids(reader, episode_ids, run_id)
+    if format in IMITATED and not include_failures:
+        episode_ids, failures = worthwhile_ids(reader, episode_ids, KEEP)
+        left_out += failures
+    how["keep_cut"] = include_failures
     if left_out and not episode_ids:
         raise ConfigError(f"nothing to export; left out: {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}")
     if isinstance(target, Path) and format in TRAINING and target.suffix.lower() not in (SUFFIXES[format], ""):
