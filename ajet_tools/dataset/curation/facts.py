@@ -18,7 +18,7 @@ import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.questions import SYSTEM, text_of, truth_of, without_system
-from ajet_sdk.tasks.row_names import INNER, is_answer
+from ajet_sdk.tasks.row_names import INNER, is_answer, is_reply
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away, normalize
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable
@@ -228,7 +228,7 @@ def _answers_elsewhere(structure: Structure) -> bool:
     for outer in INNER:
         inner = structure.get(outer)
         names += [(outer, name) for name in inner] if isinstance(inner, dict) else []
-    return any(is_answer(path[-1]) and path not in _ANSWERS for path in names)
+    return any((is_answer(path[-1]) or is_reply(path[-1])) and path not in _ANSWERS for path in names)
 
 
 def _asked_forms(block: LineBlock, forms: pl.Series) -> pl.Series:

@@ -16,6 +16,7 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.tasks.questions import answer_of, plain_question, text_of
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.curation.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
@@ -130,10 +131,12 @@ def _problem(
     if about:
         return "asks about the text", f"{about[0]!r}: the solver does not have the text"
     if attempt.kind == "knowledge" and (answer := answer_of(values)) is not None:
-        # figures in the answer must be in the quote, unless it spells them out
+        # figures in the answer must be in the quote, unless it may spell them out
         there = {figure.replace(",", "") for figure in _FIGURE.findall(span.text)}
         strange = [figure for figure in _FIGURE.findall(str(answer)) if figure.replace(",", "") not in there]
-        if there and strange:
+        if not there:
+            strange = [figure for figure in strange if not may_be_spelt(figure.replace(",", ""), span.text)]
+        if strange:
             return "answer not in the quote", f"{strange[0]} is in the answer and not in {_short(span.text)}"
     return None
 
@@ -215,6 +218,38 @@ def _plain(text: str) -> tuple[str, list[int]]:
             characters.append(char)
             places.append(place)
     return "".join(characters), places
+
+
+_SMALL = (
+    ("zero", "no", "none"), ("one", "first", "once", "single", "a"), ("two", "second", "twice", "pair", "both"),
+    ("three", "third", "thrice"), ("four", "fourth"), ("five", "fifth"), ("six", "sixth", "half"), ("seven", "seventh"),
+    ("eight", "eighth"), ("nine", "ninth"), ("ten", "tenth", "decade"), ("eleven", "eleventh"),
+    ("twelve", "twelfth", "dozen"), ("thirteen", "thirteenth"), ("fourteen", "fourteenth", "fortnight"),
+    ("fifteen", "fifteenth"), ("sixteen", "sixteenth"), ("seventeen", "seventeenth"), ("eighteen", "eighteenth"),
+    ("nineteen", "nineteenth"),
+)  # fmt: skip
+"""Words for 0 to 19."""
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_LARGE = (
+    *("hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
+    *("dozen", "dozens", "century"),
+)
+_PARTS = ("half", "halves", "third", "thirds", "quarter", "quarters", "point", "tenth", "tenths", "percent")
+
+
+def may_be_spelt(figure: str, quote: str) -> bool:
+    """Whether a quotation without figures may spell one out; other languages than English aren't read."""
+    if language_of(quote) != "en":
+        return True
+    words = set(re.findall(r"[a-z]+", quote.lower()))
+    if not figure.isdecimal():
+        return not words.isdisjoint(_PARTS)
+    value = int(figure)
+    if value < len(_SMALL):
+        return not words.isdisjoint(_SMALL[value])
+    if value < 100:
+        return any(word.startswith(_TENS[value // 10 - 2][:-1]) for word in words)
+    return not words.isdisjoint(_LARGE) or any(word in _TENS or word.endswith("teen") for word in words)
 
 
 ROW_TOKENS = 110
