@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import ConfigError, MissingExtra
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 from ajet_sdk.types import Task
 
 if TYPE_CHECKING:

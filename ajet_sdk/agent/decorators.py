@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar, get_origin, overload
 
 from ajet_sdk.agent.context import current_episode, observer
 from ajet_sdk.errors import SignatureError
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 from ajet_sdk.types import Task
 
 Kind = Literal["workflow", "judge"]

@@ -14,23 +14,15 @@ from ajet_sdk.agent.decorators import GROUP_NAMES, JUDGE_NAMES, spec_of
 from ajet_sdk.judges.cheats import Cheat
 from ajet_sdk.judges.code import REFERENCES, TESTS
 from ajet_sdk.judges.llm import LlmJudge
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.row_names import ANSWERS, QUERY_COLUMNS, REPLIES
 from ajet_sdk.types import Task
 
-ANSWERS = (
-    "answer", "expected_answer", "final_answer", "correct_answer", "answers", "expected", "expected_output",
-    "ground_truth", "gold", "label", "target", "reference", "output", "completion", "response", "chosen", "truth",
-    "solution",
-)  # fmt: skip
-"""Keys of a task's metadata that may hold its reference answer, the likeliest first."""
 _MOST_SEEN = 200
 """Answers of other tasks in one cheat."""
 
 
 def reference_names(judges: Sequence[object], task: Task) -> list[str]:
-    """Keys of the metadata that are the reference: those that judges take by name, else a usual
-    name.
-    """
+    """Keys of the metadata that are the reference: those that judges take by name, else a usual name."""
     known = JUDGE_NAMES | GROUP_NAMES | set(QUERY_COLUMNS)
     named: list[str] = []
     for judge in judges:
@@ -39,7 +31,7 @@ def reference_names(judges: Sequence[object], task: Task) -> list[str]:
         elif inspect.isfunction(judge) or hasattr(judge, "__wrapped__"):
             named += spec_of(judge, "judge").parameters
     taken = [name for name in dict.fromkeys(named) if name in task.metadata and name not in known]
-    return taken or [name for name in ANSWERS if name in task.metadata][:1]
+    return taken or [name for name in (*ANSWERS, *REPLIES) if name in task.metadata][:1]
 
 
 def cheats_of(task: Task, references: Collection[str], answers: Sequence[object]) -> list[Cheat]:

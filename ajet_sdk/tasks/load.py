@@ -20,7 +20,7 @@ from ajet_sdk.environments.client import task_ids
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.huggingface import path_rows, read_huggingface
 from ajet_sdk.tasks.jsonl import read_jsonl
-from ajet_sdk.tasks.lineage import HELD_OUT, same_tasks, seeds_of, splits_of
+from ajet_sdk.tasks.lineage import HELD_OUT, Descent, descended, same_tasks, seeds_of, splits_of
 from ajet_sdk.tasks.task_rows import Row, to_task
 from ajet_sdk.types import Json, JsonView, Task
 
@@ -205,10 +205,10 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
         return
     tasks, places = [task for task, _ in train], {task.task_id: where for task, where in val}
     shared = [(place, same.task_id, _how(tasks[place], same)) for place, same in same_tasks(tasks, (t for t, _ in val))]
-    for place, task in enumerate(tasks):
-        of = next((seed for seed in seeds_of(task.metadata) if seed in places), None)
-        if of is not None:
-            shared.append((place, of, "was made of it (provenance.seeds)"))
+    val_tasks = [task for task, _ in val]
+    if any(seeds_of(task.metadata) for task in tasks):
+        for place, held_out in descended([*map(Descent.of, tasks)], [*map(Descent.of, val_tasks)]):
+            shared.append((place, val_tasks[held_out].task_id, "was made of it (provenance)"))
     if shared:
         place, task_id, how = min(shared)
         different = len({seed for seed, _, _ in shared})

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView, Task
@@ -27,9 +28,6 @@ _TYPES = "ajet_sdk.types"
 """Loaded to create a task: pydantic's models take a tenth of a second, and commands on rows need none."""
 
 FIELDS = ("main_query", "init_messages", "task_id", "env_type", "metadata")
-
-QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instruction")
-"""Common names of the column with the question."""
 
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 """File names that determine the split in any directory."""

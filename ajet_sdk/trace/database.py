@@ -15,7 +15,7 @@ import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import NotATrace, TraceError, TraceLocked, TraceVersionError
-from ajet_sdk.trace.digests import amending, digests_of, seal
+from ajet_sdk.trace.digests import amending, keyed_digests, seal
 from ajet_sdk.trace.owner import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import (
@@ -258,7 +258,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table
                     connection.execute(f"DELETE FROM runs WHERE {replaced}")
             connection.execute(f"INSERT INTO {table} SELECT * FROM _batch")
             connection.unregister("_batch")
-        seal(connection, [digest for table, rows in tables.items() for digest in digests_of(table, rows)])
+        seal(connection, [digest for table, rows in tables.items() for digest in keyed_digests(table, rows)])
         connection.execute("UPDATE meta SET batch = ?", [batch])
 
 

@@ -24,10 +24,6 @@ _LLM_CALLS = (
     "Runner.run_sync", "ainvoke", "invoke", "run_sync", "kickoff", "chat.send", "ollama.chat",
 )  # fmt: skip
 """Ends of dotted names that call a model, in the SDKs and frameworks of docs/frameworks.md."""
-_ANSWERS = (
-    "answer", "expected", "expected_answer", "expected_output", "label", "target", "solution", "gold", "ground_truth",
-)  # fmt: skip
-"""Columns that may hold the expected output."""
 _GIVEN = ("model", "env", "self")
 """Parameters that ajet fills, not columns of a task."""
 _MOST_TASKS = 2_000
@@ -118,7 +114,7 @@ def job_files(
     held_out = rows[every - 1 :: every]
     train = [row for place, row in enumerate(rows) if place % every != every - 1]
     columns = set.intersection(*(set(row) for row in rows)) - {*agent.parameters}
-    answer = next((name for name in _ANSWERS if name in columns), None)
+    answer = next((name for name in (*ANSWERS, *REPLIES) if name in columns), None)
     answers = [] if answer is None else [row[answer] for row in rows]
     return {
         "job.py": _program(agent, folder, answer, answers),

@@ -16,11 +16,11 @@ from typing import Any
 from ajet_sdk.errors import TaskError
 from ajet_sdk.secret_keys import masked
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
+from ajet_sdk.tasks.questions import answer_of, readable, text_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.curation.forms import LEAST, Forms
 from ajet_tools.dataset.curation.stats import ordered
-from ajet_tools.dataset.files.blocks import text_of
-from ajet_tools.dataset.files.values import answer_of, as_text, value_at
+from ajet_tools.dataset.files.values import as_text, value_at
 
 NAME, OTHER_NAME = "README.md", "CARD.md"
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
@@ -68,7 +68,7 @@ class _Seen:
     """The rows with the smallest hash of their text: hash, text and answer."""
 
     def add(self, split: str, values: Mapping[str, Any]) -> None:
-        text, answer = text_of(values), answer_of(values)
+        text, answer = readable(text_of(values)), answer_of(values)
         self.questions.setdefault(split, array("I")).append(len(text))
         self.forms.add(text)
         if answer is not None:

@@ -23,9 +23,11 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.lineage import plain_text
+from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.curation.descent import descended_rows
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
@@ -231,6 +233,10 @@ def _check_apart(seeds: Path, validation: Path) -> None:
         held_out_at = held_out.get(plain_text(text_of(row.values)))
         if held_out_at is not None:
             raise TaskError(f"{row.where} is also a validation task ({held_out_at}); remove it from the seeds")
+    for seed, held_out_row in descended_rows(list(read(seeds)), list(read(validation))):
+        raise TaskError(
+            f"{seed.where} was grown from a validation task ({held_out_row.where}); remove it from the seeds"
+        )
 
 
 def job_rows(rows: Iterable[Row], mapping: Mapping[str, str]) -> Iterator[Row]:

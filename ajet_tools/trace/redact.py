@@ -93,6 +93,15 @@ def _international(match: re.Match[str]) -> bool:
     return 8 <= len(_digits(match[0])) <= 15 and not term and not (after and after in _OPERATORS)
 
 
+def _national(match: re.Match[str]) -> bool:
+    """Accept 030 1234567 or 06 12 34 56 78 as a phone number, and no date, clock time or sum."""
+    text, start, end = match.string, match.start(), match.end()
+    is_date = re.fullmatch(r"0\d[-/ ]\d\d[-/ ]\d{4}", match[0]) is not None
+    asked = _ARITHMETIC.search(text[max(0, start - 60) : start])
+    listed = re.search(r"\d[, ]+$", text[max(0, start - 4) : start]) or re.match(r"[, ]+\d", text[end : end + 4])
+    return 9 <= len(_digits(match[0])) <= 12 and not (is_date or asked or listed or _in_sum(match))
+
+
 _CARD_RANGES = (
     (re.compile(r"4\d*"), (13, 16, 19)),
     (re.compile(r"(5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720)\d*"), (16,)),
@@ -197,6 +206,8 @@ _KEY_HINTS = (
     "ya29.", "xox", "xapp-", "hf_", "gsk_", "xai-", "r8_", "pplx-", "nvapi-", "fw_", "tvly-", "k_live_", "k_test_",
     "whsec_", "sg.", "npm_", "pypi-", "dop_v1_",
 )  # fmt: skip
+_RANDOM = 3.5
+"""Bits per character of a key of letters only; `hf_xxxxxxxxxxxxxxxx` in an example has fewer."""
 _PEM = r"PRIVATE KEY(?: BLOCK)?-----"
 
 _p = re.compile
@@ -212,7 +223,28 @@ RULES: tuple[Rule, ...] = (
         "api key",
         _p(rf"(?<![A-Za-z0-9])(?:{'|'.join(_KEYS)})"),
         hints=_KEY_HINTS,
-        check=lambda m: bool(_digits(m[0])),
+        check=lambda m: bool(_digits(m[0])) or entropy(m[0]) > _RANDOM,
+    ),
+    Rule(
+        "aws secret",
+        _p(r"(?<![A-Za-z0-9/+=_-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_-])"),
+        hints=("aws", "akia", "asia", "secret"),
+        check=lambda m: looks_random(m[0]) and not m[0].islower() and not m[0].isupper() and entropy(m[0]) > _RANDOM,
+    ),
+    Rule(
+        "cookie",
+        _p(r"\b(?:set-)?cookie[\"']?\s*[:=]\s*[\"']?(?P<value>[\w.-]+=[^\r\n\"']{4,})", re.I),
+        hints=("cookie",),
+    ),
+    Rule(
+        "cookie",
+        _p(
+            r"\b(?:session(?:_?id)?|sess|sid|j?sessionid|phpsessid|connect\.sid|csrf_?token|xsrf-token)\s*=\s*"
+            r"(?P<value>[\w%.~+/:-]{12,}=*)",
+            re.I,
+        ),
+        hints=("sess", "sid", "csrf", "xsrf"),
+        check=lambda m: entropy(m["value"]) > 2.5 and bool(_digits(m["value"])),
     ),
     Rule(
         "bearer token",
@@ -266,6 +298,12 @@ RULES: tuple[Rule, ...] = (
         check=_brazilian_id,
         digits=True,
     ),
+    Rule(
+        "national id",
+        _p(r"(?<![\w.-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-]|\.\d)"),  # US social security
+        check=lambda m: not _in_sum(m) and not _ARITHMETIC.search(m.string[max(0, m.start() - 60) : m.start()]),
+        digits=True,
+    ),
     Rule("national id", _p(r"(?<!\w)(?:\d{8}|[XYZxyz]\d{7})[A-Za-z](?!\w)"), check=_spanish_id, digits=True),
     Rule(
         "national id",
@@ -282,7 +320,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "phone",
-        _p(r"(?<![\w.])(?:\+?1[ .-]?)?\([2-9]\d\d\) ?[2-9]\d\d[-. ]\d{4}(?!\w)"),
+        _p(r"(?<![\w.])(?:\+?1[ .-]?)?\([2-9]\d\d\) ?\d{3}[-. ]\d{4}(?!\w)"),
         hints=("(",),
         check=lambda m: not _in_sum(m),
         digits=True,
@@ -300,9 +338,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "phone",
-        _p(r"(?<![\w.])(?:1[-.])?[2-9]\d\d([-.])[2-9]\d\d\1\d{4}(?!\w|[.,]\d)"),
-        hints=("-", "."),
+        _p(
+            r"(?<![\w.])(?:1[-. ])?(?:[2-9]\d\d([-.])\d{3}\1\d{4}|(?:[2-9]\d\d [2-9]\d\d|555 \d{3}) \d{4})(?!\w|[.,]\d)"
+        ),
+        hints=("-", ".", " "),
         check=_north_american,
+        digits=True,
+    ),
+    Rule(
+        "phone",
+        _p(r"(?<![\w.,/+-])\(?0[1-9]\d{0,4}\)?(?:[ /-]\d{2,8}){1,5}(?!\w|[.,/-]\d)"),  # Europe, with the 0 of a trunk
+        check=_national,
         digits=True,
     ),
     Rule("ip", _p(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)"), hints=(".",), check=_ip, digits=True),

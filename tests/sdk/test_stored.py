@@ -77,6 +77,30 @@ def trace(place: Path, *scored: tuple[str, str, float]) -> str:
     return str(place / "earlier.duckdb")
 
 
+def test_of_a_trace_neither_cut_replies_nor_those_that_earned_nothing_are_learnt(tmp_path: Path) -> None:
+    path = trace(tmp_path, ("a", "cut", 1.0), ("b", "good", 1.0), ("c", "bad", 0.0))
+    with TraceWriter(Path(path)) as writer:
+        reply = {"choices": [{"message": {"role": "assistant", "content": "long"}}]}
+        call = Call(call_id="long", episode_id="long", request={"messages": said("Say d.")}, response=reply,
+                    finish_reason="length")  # fmt: skip
+        writer.put(call, Episode(episode_id="long", task=Task(main_query="d"), rewards=(Reward(value=1.0),)))
+    stored = open_stored(job({"adv_estimator": "sft", "data": path}))
+    assert stored is not None and len(stored) == 2
+    assert "1 with a reply cut" in stored.origin and "1 that earned nothing" in stored.origin
+    place = tmp_path / "worthless"
+    place.mkdir()
+    with pytest.raises(ConfigError):
+        open_stored(job({"adv_estimator": "sft", "data": trace(place, ("a", "one", 0.0), ("b", "two", 0.0))}))
+
+
+def test_of_a_file_it_is_said_what_is_cut_or_earned_nothing(tmp_path: Path) -> None:
+    good = {"messages": said("Say yes.", "yes"), "reward": 1.0}
+    cut = {"messages": said("Say no.", "n"), "reward": 1.0, "calls": [{"message": 1, "cut": True}]}
+    bad = {"messages": said("Say so.", "x"), "reward": 0.0}
+    stored = open_stored(job({"adv_estimator": "sft", "data": rows(tmp_path / "said.jsonl", good, cut, bad)}, batch=1))
+    assert stored is not None and "1 with a reply cut" in stored.origin and "1 with a reward of 0" in stored.origin
+
+
 def test_every_reply_of_a_conversation_is_learnt_with_its_end(tokenizer: HFTokenizer, tmp_path: Path) -> None:
     talk = {"messages": said("Say yes.", "yes", "Say no.", "no"), "reward": 0.5}
     of = job({"adv_estimator": "sft", "data": rows(tmp_path / "said.jsonl", talk)}, batch=1)

@@ -64,8 +64,77 @@ def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
         return [json.loads(line)["episode_id"] for line in Path(out).read_text().splitlines()]
 
     assert ids("--split", "val", "--run", "run-1") == ["e2"]
-    assert ids("--all-runs", VALIDATION) == ["e0", "e1", "e2"]
+    assert ids("--all-runs", VALIDATION) == ["e1", "e2"], "e0 earned nothing"
+    assert ids("--all-runs", VALIDATION, "--include-failures") == ["e0", "e1", "e2"]
     assert ids("--episode", "e2", "--episode", "e0", VALIDATION) == ["e2", "e0"]
+
+
+@pytest.fixture
+def cut_trace(tmp_path: Path) -> Path:
+    """Episodes of one reply each, by reward and finish reason, and one of two replies, the second cut."""
+    path = tmp_path / "cut.duckdb"
+    scored = {"good": (1.0, "stop"), "cut": (1.0, "length"), "vendor": (1.0, "max_tokens"), "zero": (0.0, "stop"),
+              "minus": (-1.0, "stop"), "none": (None, "stop")}  # fmt: skip
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="run", name="run", status="finished"))
+        for name, (value, reason) in scored.items():
+            asked = [{"role": "user", "content": f"Do {name}."}]
+            choice = {"message": {"role": "assistant", "content": f"did {name}"}, "finish_reason": reason}
+            writer.put(Call(call_id=f"c-{name}", episode_id=name, request={"messages": asked}, finish_reason=reason,
+                            response={"choices": [choice]}))  # fmt: skip
+            rewards = () if value is None else (Reward(value=value),)
+            task = Task(main_query=f"Do {name}.")
+            writer.put(Episode(episode_id=name, run_id="run", group_id="g", task=task, rewards=rewards))
+        asked = [{"role": "user", "content": "First."}]
+        for number, reason in enumerate(("stop", "length")):
+            message = {"role": "assistant", "content": f"reply {number}"}
+            writer.put(Call(call_id=f"two-{number}", episode_id="two", index=number, finish_reason=reason,
+                            request={"messages": [*asked]}, response={"choices": [{"message": message}]}))  # fmt: skip
+            asked += [message, {"role": "user", "content": "Next."}]
+        writer.put(Episode(episode_id="two", run_id="run", task=Task(main_query="two"), rewards=(Reward(value=1.0),)))
+    return path
+
+
+@pytest.mark.parametrize("format", ["messages", "sharegpt", "trl-prompt"])
+def test_what_is_cut_or_earned_nothing_is_no_example(cut_trace: Path, tmp_path: Path, format: str) -> None:
+    out = tmp_path / "o.jsonl"
+    told = json.loads(ajet("export", str(cut_trace), "--format", format, "-o", str(out), "--json").stdout)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {row["episode_id"] for row in rows} == {"good", "two"}
+    assert "reply 1" not in out.read_text() and "reply 0" in out.read_text()
+    assert sum(told["left_out"].values()) == 3 + 3  # replies that were cut; episodes of 0, -1 and without a reward
+    ajet("export", str(cut_trace), "--format", format, "-o", str(out), "--include-failures")
+    assert {json.loads(line)["episode_id"] for line in out.read_text().splitlines()} == {
+        *("good", "cut", "vendor", "zero", "minus", "none", "two")
+    }
+
+
+def test_a_cut_reply_is_neither_preferred_nor_rejected(cut_trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.jsonl"
+    with TraceWriter(cut_trace) as writer:
+        for name, value, reason in (("a", 1.0, "length"), ("b", 0.0, "stop"), ("c", 1.0, "stop"), ("d", 0.5, "length")):
+            choice = {"message": {"role": "assistant", "content": f"said {name}"}}
+            asked = [{"role": "user", "content": "Choose."}]
+            writer.put(Call(call_id=f"p-{name}", episode_id=name, request={"messages": asked}, finish_reason=reason,
+                            response={"choices": [choice]}))  # fmt: skip
+            writer.put(Episode(episode_id=name, run_id="run", group_id="pairs", task=Task(main_query="Choose."),
+                               rewards=(Reward(value=value),)))  # fmt: skip
+    ajet("export", str(cut_trace), "--format", "trl-preference", "-o", str(out))
+    [row] = [row for row in map(json.loads, out.read_text().splitlines()) if row["group_id"] == "pairs"]
+    assert (row["chosen_episode_id"], row["rejected_episode_id"]) == ("c", "b")
+
+
+def test_a_trace_without_rewards_is_exported(tmp_path: Path) -> None:
+    path = tmp_path / "plain.duckdb"
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="run", name="run", status="finished"))
+        reply = {"choices": [{"message": {"role": "assistant", "content": "hello"}}]}
+        writer.put(Call(call_id="c", episode_id="e", request={"messages": [{"role": "user", "content": "Hi"}]},
+                        response=reply))  # fmt: skip
+        writer.put(Episode(episode_id="e", run_id="run", task=Task(main_query="Hi")))
+    out = tmp_path / "o.jsonl"
+    ajet("export", str(path), "--format", "messages", "-o", str(out))
+    assert len(out.read_text().splitlines()) == 1
 
 
 def test_export_with_a_filter(trace: Path, tmp_path: Path) -> None:

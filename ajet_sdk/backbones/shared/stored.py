@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +26,7 @@ from ajet_sdk.errors import ConfigError, MissingResource, RequestRefused, TaskEr
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.tasks.jsonl import json_rows
-from ajet_sdk.tasks.lineage import same_tasks, seeds_of
+from ajet_sdk.tasks.lineage import Descent, descended, same_tasks
 from ajet_sdk.trace.reader import Trace, episodes, open_trace
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Call, Episode, Reward, Sample, Task, new_id, now
@@ -49,7 +50,10 @@ class Load:
 
 
 _SCORED = f"""
-    SELECT e.episode_id, e.task_id, sum(r.value * r.weight) AS reward FROM episodes e JOIN rewards r USING (episode_id)
+    SELECT e.episode_id, e.task_id, sum(r.value * r.weight) AS reward,
+      EXISTS (SELECT 1 FROM calls c WHERE c.episode_id = e.episode_id AND c.trainable AND c.finish_reason = 'length')
+        AS is_cut
+    FROM episodes e JOIN rewards r USING (episode_id)
     WHERE e.status = 'succeeded' AND NOT e.superseded AND NOT ({OF_VALIDATION}) GROUP BY ALL ORDER BY e.episode_id"""
 _TASKS = "SELECT task_id, any_value(task) AS task FROM episodes GROUP BY task_id ORDER BY task_id"
 
@@ -75,7 +79,7 @@ def open_stored(job: Job) -> StoredSteps | None:
         if not path.is_file():
             raise MissingResource(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
         loads, held_out = _of_file(path, pairs, job.val)
-        source = f"{len(loads):,} {'pairs' if pairs else 'conversations'} of {path}"
+        source = f"{len(loads):,} {'pairs' if pairs else 'conversations'} of {path}{_doubts(path)}"
     else:
         loads, source = _of_trace(job, path, pairs)
     if not loads:
@@ -98,6 +102,7 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
     """
     val_ids = {task.task_id for task in val}
     rows: list[tuple[str, Task, Load]] = []
+    descents: list[Descent] = []
     held_out: list[Load] = []
     for row in json_rows(path):
         if not isinstance(row.values, Mapping):
@@ -105,12 +110,28 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
         if row.values.get("task_id") in val_ids:
             held_out += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
             continue
-        if of := seeds_of(row.values) & val_ids:
-            raise _leak(row.where, "was made from", min(of))
+        descents.append(Descent.named(row.values, str(row.values.get("task_id") or "")))
         rows.append((row.where, *_of_row(row.where, row.values, pairs)))
+    for index, held_out_index in descended(descents, [*map(Descent.of, val)]):
+        raise _leak(rows[index][0], "was made from", val[held_out_index].task_id)
     for index, same in same_tasks([task for _, task, _ in rows], val):
         raise _leak(rows[index][0], "has the same question as", same.task_id)
     return [load for _, _, load in rows], held_out
+
+
+def _doubts(path: Path) -> str:
+    """Returns how many rows of an export were cut at their limit or earned nothing, for the log line."""
+    cut = worthless = 0
+    for row in json_rows(path):
+        if not isinstance(row.values, Mapping):
+            continue
+        calls = row.values.get("calls")
+        cut += any(isinstance(call, Mapping) and call.get("cut") is True for call in calls or ())
+        reward = row.values.get("reward")
+        worthless += isinstance(reward, int | float) and reward <= 0
+    parts = [f"{cut:,} with a reply cut at its limit"] if cut else []
+    parts += [f"{worthless:,} with a reward of 0 or less"] if worthless else []
+    return f", {' and '.join(parts)} among them" if parts else ""
 
 
 def _leak(where: str, how: str, task_id: str) -> TaskError:
@@ -190,23 +211,36 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
         [Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()] if job.val else []
     )
     held_out = {tasks[index].task_id for index, _ in same_tasks(tasks, job.val)}
-    rows = [row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out]
+    scored_rows = [row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out]
+    # a cut reply has no end; to imitate or to prefer it would teach one that was never sampled
+    rows = [row for row in scored_rows if not row["is_cut"]]
+    cut = len(scored_rows) - len(rows)
+    without = f", without {cut:,} with a reply cut at its limit" if cut else ""
     draw.shuffle(rows)
     by_task: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: -row["reward"]):
         by_task[row["task_id"]].append((row["reward"], row["episode_id"]))
     if pairs:
         chosen = [pair for scored in by_task.values() for pair in _pairs(scored)[: algorithm.per_task]]
-        origin = f"{len(chosen):,} pairs of {len(rows):,} scored episodes of {path}"
+        origin = f"{len(chosen):,} pairs of {len(rows):,} scored episodes of {path}{without}"
         return [_from_trace(reader, path, [better[1], worse[1]]) for better, worse in chosen], origin
-    values = sorted({row["reward"] for row in rows})[:2]
-    least = algorithm.min_reward if algorithm.min_reward is not None else values[-1] if values else 0.0
+    least = algorithm.min_reward if algorithm.min_reward is not None else _least_worth({row["reward"] for row in rows})
     best = [pair for scored in by_task.values() for pair in scored[: algorithm.per_task] if pair[0] >= least]
+    nothing = sum(row["reward"] <= 0 and row["reward"] < least for row in rows)
+    without += f", without {nothing:,} that earned nothing" if nothing else ""
     solved = len({task for task, scored in by_task.items() if set(scored) & set(best)})
-    origin = f"{len(best):,} of {len(rows):,} scored episodes of {path}, "
+    origin = f"{len(best):,} of {len(rows):,} scored episodes of {path}{without}, "
     origin += f"the best of {solved:,} of {len(by_task):,} tasks"
     origin += f", rewards {min(best)[0]:g} to {max(best)[0]:g}" if best else ""
     return [_from_trace(reader, path, [episode_id]) for _, episode_id in best], origin
+
+
+def _least_worth(rewards: Collection[float]) -> float:
+    """The second lowest reward, which is above that of a failure; the only one, if it is above 0."""
+    values = sorted(rewards)[:2]
+    if not values:
+        return 0.0
+    return values[-1] if len(values) > 1 or values[0] > 0 else math.inf
 
 
 def _pairs(scored: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], tuple[float, str]]]:

@@ -12,6 +12,8 @@ from typer import Option
 
 from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.reporting.output import ProgressBar
+from ajet_sdk.tasks.questions import readable
+from ajet_sdk.tasks.row_texts import strings_of
 from ajet_tools.cli.dataset.options import (
     Embeddings,
     Out,
@@ -25,7 +27,7 @@ from ajet_tools.cli.dataset.options import (
     write_report,
 )
 from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
-from ajet_tools.dataset.files.blocks import strings_of
+from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
@@ -110,7 +112,7 @@ def decontaminate(
             url = os.environ.get("OPENAI_BASE_URL", "")
             endpoint = open_named(check_model, option="--check-model", base_url=url, cache=cache, budget=budget)
             leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, vectors=vectors, on_progress=bar.show))
-    write_kept(again(), set(leaks), len(texts), out, rows.tables(source))
+    write_kept(marked(again(), source, out), set(leaks), len(texts), out, rows.tables(source))
     if report:
         write_report(report, (_leak_row(*leak, texts, known) for leak in leaks.items()))
     _report_leaks(leaks, texts, known, rows, out, report, budget if check_model else None)
@@ -125,8 +127,8 @@ def _leak_row(
         "kind": leak.kind,
         "similarity": round(leak.similarity, 4),
         "evidence": leak.evidence,
-        "text": texts[index][1],
-        "eval_text": known[leak.evaluation][1],
+        "text": readable(texts[index][1]),
+        "eval_text": readable(known[leak.evaluation][1]),
     }
 
 

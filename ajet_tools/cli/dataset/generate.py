@@ -239,6 +239,7 @@ def from_docs(
     chunk_size: int = DocsConfig.chunk_size,
     encoding: Annotated[str | None, Option(metavar="NAME")] = None,
     passes: Annotated[int, Option(min=1)] = DocsConfig.passes,
+    redact: Annotated[bool, Option("--redact/--no-redact")] = True,
     verify: VerifyHow = "llm",
     verifying: VerifyOptions,
     temperature: Temperature = DocsConfig.temperature,
@@ -259,6 +260,7 @@ def from_docs(
         chunk_size: Maximum characters of a document part in a prompt.
         encoding: Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1.
         passes: Maximum number of times that a part is asked to reach --count.
+        redact: Replace secrets and personal data in the documents with placeholders before a model sees them.
 
     \b
     ajet dataset from-docs handbook.pdf --out data/ \\
@@ -277,7 +279,7 @@ def from_docs(
     directory = None if writing.show_prompt else writing.directory()
     rows = writing.seeds(seeds) if seeds else []
     with ProgressBar("Reading documents") as bar:
-        corpus = read_corpus(paths, config, encoding=encoding, on_progress=bar.update)
+        corpus = read_corpus(paths, config, encoding=encoding, redact=redact, on_progress=bar.update)
     if directory is None:
         run = FromDocs(corpus, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows)
         show_prompts((run.preview(run.chunks[0], n), config.prompt(kind)) for n, kind in enumerate(config.kinds))

@@ -41,7 +41,7 @@ def view(
     With --sample the labels say how often the verifier is wrong (`ajet dataset stats FILE`): label train.jsonl and
     rejected.jsonl. Without it they are of the rows that you chose.
 
-    In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), `validate` and `diff`.
+    In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), and `validate`.
 
     Args:
         source: JSONL, Parquet, CSV or a Hugging Face directory (DIR:SPLIT for another split than train).

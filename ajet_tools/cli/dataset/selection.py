@@ -28,6 +28,7 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.dataset.curation.combine import blocks, parse_part, plan
+from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.curation.filter import parse
 from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.sql import Where, is_sql, select
@@ -103,7 +104,9 @@ def filter_(
     with Writer(out, tables=tables) as writer, others as aside, counting("filter") as passing:
         if aside is not None:
             keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason}, row.stored)
-        for block, indices in keep.of(passing(rows.blocks(source)), None if source == "-" else again):
+        for block, indices in keep.of(
+            passing(marked(rows.blocks(source), source, out)), None if source == "-" else again
+        ):
             writer.write_block(block, indices)
     _report_filter(keep, writer.rows, rows, out)
 

@@ -16,6 +16,8 @@ from typer import Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import ProgressBar
+from ajet_sdk.tasks.lineage import Descent, families
+from ajet_sdk.tasks.questions import readable
 from ajet_sdk.tasks.task_rows import SPLITS
 from ajet_tools.cli.dataset.options import (
     Embeddings,
@@ -30,14 +32,16 @@ from ajet_tools.cli.dataset.options import (
     write_kept,
     write_report,
 )
-from ajet_tools.dataset.curation.combine import Splitter, check_fractions, keys_of
+from ajet_tools.dataset.curation.combine import Splitter, check_fractions, is_held_out, keys_of
+from ajet_tools.dataset.curation.descent import descent_of, has_lineage, held_out_block, marked
 from ajet_tools.dataset.curation.filter import field_names, unknown_field
+from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.segments import Shape
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.dedup import Found, RowFacts
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
-from ajet_tools.dataset.similarity.near import OnProgress, together
+from ajet_tools.dataset.similarity.near import OnProgress, together, together_by
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.near import Vectors
@@ -112,7 +116,7 @@ def dedup(
             on_progress=bar.show,
         )
     gone = {duplicate.index for duplicate in result.duplicates}
-    write_kept(again(), gone, len(facts), out, rows.tables(source))
+    write_kept(marked(again(), source, out), gone, len(facts), out, rows.tables(source))
     if report:
         write_report(report, _duplicate_rows(facts, result))
     _report_dedup(facts, result, rows, out, report)
@@ -135,8 +139,8 @@ def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[st
             "kept": rows[each.kept].where,
             "kind": each.kind,
             "similarity": round(each.similarity, 4),
-            "text": rows[each.index].text,
-            "kept_text": rows[each.kept].text,
+            "text": readable(rows[each.index].text),
+            "kept_text": readable(rows[each.kept].text),
         }
         if each.via is not None:
             line["via"] = rows[each.via].where
@@ -175,6 +179,10 @@ def split(
 ) -> None:
     """Split a dataset so that rows keep their side when the file grows.
 
+    Rows that were grown from the same tasks (provenance.roots) are a family and go where its first row goes, with the
+    tasks themselves. Rows of a side besides train are marked as held out (provenance.splits), so that no command makes
+    training data of them under another name.
+
     A row's side is decided by a hash of what it asks, or of its group (--by): not by its place, and not by the other
     rows; a larger fraction keeps what a side had. With --stratify each value has its fractions exactly, and rows that
     are appended move none before them. With --near a cluster goes where its first row goes; an appended row that is
@@ -197,13 +205,16 @@ def split(
     splitter = Splitter(shares, by=by, stratify=stratify, seed=seed)
     with ProgressBar("reading") as bar, ExitStack() as stack:
         again = rows.rereadable(source)
-        keys: list[str] = []
+        keys = _family_keys(read_some(again(), source, bar), by)
         if near:
             texts: list[str] = []
+            first_keys: list[str] = []
             for block in read_some(again(), source, bar):
-                keys.extend(keys_of(block, by))
+                first_keys.extend(keys_of(block, by))
                 texts += block.texts.to_list()
-            keys = together(keys, texts, similarity, seed=seed, numbers=not ignore_numbers, on_progress=bar.show)
+            keys = together(
+                keys or first_keys, texts, similarity, seed=seed, numbers=not ignore_numbers, on_progress=bar.show
+            )
         shape, tables = Shape(), rows.tables(source)
         writers = {
             name: stack.enter_context(
@@ -215,15 +226,41 @@ def split(
         }
         number = 0
         for block in read_some(again(), source, bar):
-            block_keys = keys[number : number + len(block)] if near else keys_of(block, by)
+            block_keys = keys[number : number + len(block)] if keys else keys_of(block, by)
             sides = splitter.sides(block, block_keys)
             for name, writer in writers.items():
-                writer.write_block(block, np.flatnonzero(sides == name))
+                some = np.flatnonzero(sides == name)
+                if is_held_out(name, shares) and len(some):
+                    writer.write_block(held_out_block(block.take(some)))
+                else:
+                    writer.write_block(block, some)
             number += len(block)
         if stratify and splitter.strata == {"null"}:
             raise unknown_field(stratify, field_names(next(block.rows()).values))
     counts = {name: writer.rows for name, writer in writers.items()}
-    _report_split(counts, shares, out, suffix, rows)
+    _report_split(counts, shares, out, suffix, rows, one_family=len(keys) > 1 and len(set(keys)) == 1)
+
+
+def _family_keys(blocks: Iterable[Block], by: str | None) -> list[str]:
+    """Returns the key of each row, that of its family's first row; empty if no row was grown from another."""
+    keys: list[str] = []
+    descents: list[Descent] = []
+    waiting: list[Block] = []
+    for block in blocks:
+        waiting.append(block)
+        if not descents and not has_lineage(block):
+            continue
+        # the rows before the first grown one may be its sources
+        for earlier in waiting:
+            keys.extend(keys_of(earlier, by))
+            descents += [descent_of(row.values) for row in earlier.rows()]
+        waiting.clear()
+    if not any(descent.sources for descent in descents):
+        return []
+    for block in waiting:
+        keys.extend(keys_of(block, by))
+        descents += [descent_of(row.values) for row in block.rows()]
+    return [keys[place] for place in together_by(keys, families(descents))]
 
 
 def _check_place(out: Path, sides: Iterable[str], suffix: str) -> None:
@@ -253,7 +290,13 @@ def _fractions(text: str) -> dict[str, float]:
 
 
 def _report_split(
-    counts: Mapping[str, int], shares: Mapping[str, float], out: Path, suffix: str, rows: RowOptions
+    counts: Mapping[str, int],
+    shares: Mapping[str, float],
+    out: Path,
+    suffix: str,
+    rows: RowOptions,
+    *,
+    one_family: bool,
 ) -> None:
     total = sum(counts.values())
     summary = {"rows": total, "splits": dict(counts), "bad_rows": rows.bad.count, "path": str(out)}
@@ -262,5 +305,7 @@ def _report_split(
         lines.append(f"  {name}{suffix}: {counted(number, 'row')} ({100 * number / total:.1f} %)")
     empty = [name for name, number in counts.items() if not number and shares[name] > 0]
     if empty:
-        lines.append(f"  {' and '.join(empty)} got no rows (too few); try a larger fraction or another --seed")
+        cause = "one family of rows, which stays on one side" if one_family else "too few"
+        remedy = "expand each side's seeds instead" if one_family else "try a larger fraction or another --seed"
+        lines.append(f"  {' and '.join(empty)} got no rows ({cause}); {remedy}")
     rows.report({**summary, "empty": empty}, lines)

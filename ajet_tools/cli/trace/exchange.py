@@ -36,6 +36,7 @@ def export(
     episode: Annotated[list[str] | None, Option(metavar="ID")] = None,
     split: Literal["train", "val", "trial"] | None = None,
     include_validation: IncludeValidation = False,
+    include_failures: Annotated[bool, Option("--include-failures")] = False,
     margin: Annotated[float, Option(min=0)] = 0.0,
     redact: Annotated[bool, Option("--redact/--no-redact")] = True,
     as_json: AsJson = False,
@@ -43,7 +44,9 @@ def export(
     """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.
 
     Secrets and personal data are replaced and counted (--no-redact keeps them). Formats to train on leave out
-    validation tasks, and tasks that nearly repeat one. Episodes that a resume rolled back
+    validation tasks, and tasks that nearly repeat one, and replies that were cut at their limit. messages, sharegpt and
+    trl-prompt, whose replies are imitated, leave out episodes that earned nothing: a reward of 0 or less (without any
+    above 0, the lowest), or none in a run that has rewards. All are counted. Episodes that a resume rolled back
     are left out, except in native. Files are written whole or not at all.
 
     Args:
@@ -51,6 +54,7 @@ def export(
         filter: Only episodes that match, as in `ajet trace ls`.
         episode: Only this episode, by a unique prefix of its id; repeatable.
         split: Only these episodes. Default: all but trial.
+        include_failures: Also cut replies and episodes that earned nothing, as with --episode.
         margin: trl-preference: minimum difference between the rewards of a pair.
         redact: Replace secrets and personal data with placeholders.
 
@@ -84,6 +88,7 @@ def export(
                 target,
                 None if all_runs or episode else queries.find_run(reader, run),
                 include_validation=include_validation or split == "val",
+                include_failures=include_failures or bool(episode),  # whoever names an episode wants it
                 redact=redact,
                 margin=margin,
                 trace=where,

@@ -21,8 +21,10 @@ import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.questions import text_of
+from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.curation.filter import has_dotted_key
-from ajet_tools.dataset.files.blocks import Block, LineBlock, encodable, join, text_of
+from ajet_tools.dataset.files.blocks import Block, LineBlock, encodable, join
 from ajet_tools.dataset.files.lines import json_at
 from ajet_tools.dataset.files.tables import count_rows, read_blocks
 from ajet_tools.dataset.files.values import value_at
@@ -125,9 +127,9 @@ class _Drawn:
     def _rounds(self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None) -> Iterator[Block]:
         rounds, rest = divmod(share.take, share.rows)
         for _ in range(rounds):
-            yield from read_blocks(share.path, mapping=mapping)
+            yield from marked(read_blocks(share.path, mapping=mapping), share.path, "")
         chosen, number = np.sort(chance.choice(share.rows, rest, replace=False)), 0
-        for block in read_blocks(share.path, mapping=mapping) if rest else ():
+        for block in marked(read_blocks(share.path, mapping=mapping), share.path, "") if rest else ():
             start, end = np.searchsorted(chosen, [number, number + len(block)])
             yield block.take(chosen[start:end] - number)
             number += len(block)
@@ -143,6 +145,7 @@ class _Drawn:
         return taken
 
 
+_TRAINING = ("train", "training")
 _GOLDEN = 0.6180339887498949
 
 
@@ -153,6 +156,11 @@ def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
     if abs(sum(fractions.values()) - 1) > 1e-6:
         raise ConfigError(f"fractions must add up to 1 (got {sum(fractions.values()):g}: {dict(fractions)})")
     return dict(fractions)
+
+
+def is_held_out(side: str, sides: Iterable[str]) -> bool:
+    """Whether rows of a side are kept out of training: each besides train, where there is one."""
+    return side not in _TRAINING and any(name in _TRAINING for name in sides)
 
 
 def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a row") -> str:

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.lineage import ANSWERS
+from ajet_sdk.tasks.questions import SYSTEM, text_of, truth_of, without_system
+from ajet_sdk.tasks.row_names import INNER, is_answer, is_reply
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.forms import CUES, given_away, may_give_away, normalize
-from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable
 from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.prompts import repeated, wording
@@ -29,7 +30,8 @@ from ajet_tools.dataset.similarity.text import normals
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-_ANSWERS = [*(("metadata", name) for name in ANSWERS), *((name,) for name in ANSWERS)]
+_ANSWERS = [("metadata", "answer"), ("answer",)]
+"""Where answers are read by columns; a row with another is read as a whole."""
 WANTED = [*QUERIES, ("task_id",), *_ANSWERS]
 _PLAIN: Mapping[str, tuple[str, ...]] = {
     "main_query": ("text", "null"),
@@ -53,8 +55,8 @@ class BlockFacts:
     problems: list[tuple[int, str, str]]
     """Row index, kind of problem and message, in row order."""
     tasks: pl.DataFrame
-    """A frame with a row each: `text` (the normalized question with its context), `id` (the explicit task id) and
-    `answer`, each null if missing; `is_task` is false for an invalid task.
+    """A frame with a row each: `text` (the normalized question with its context), `asked` (the same without a system
+    prompt), `id` (the explicit task id) and `answer`, each null if missing; `is_task` is false for an invalid task.
     """
 
 
@@ -79,7 +81,7 @@ def facts_of(block: LineBlock) -> BlockFacts:
 def facts_of_rows(block: LineBlock) -> BlockFacts:
     """Collects the same facts from rows only."""
     kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
-    each, nothing = np.ones(len(block), bool), [_nothing(block) for _ in range(3)]  # changed in place
+    each, nothing = np.ones(len(block), bool), [_nothing(block) for _ in range(4)]  # changed in place
     return BlockFacts(kinds, *_read_rows(block, nothing, each, ~each, each))
 
 
@@ -128,12 +130,14 @@ class _Columns:
             if name not in blank:
                 blank[name] = _blank(self._columns[(name,)])
             self.unclear[indices] = blank[name][indices]
-            metadata = structure.get("metadata")
-            inner = isinstance(metadata, dict) and "answer" in metadata
+            inner = kind_at(structure, ("metadata", "answer")) != "null"
             kind = kind_at(structure, ("metadata", "answer") if inner else ("answer",))
             self._inner[indices] = inner
             self._signs[indices] = _SIGNS.get(kind, "")
-            self.answered_oddly[indices] = kind not in ("null", *_SIGNS)
+            self.answered_oddly[indices] = kind not in ("null", *_SIGNS) or _answers_elsewhere(structure)
+            if kind == "text":  # a blank one is none
+                column = self._columns[("metadata", "answer") if inner else ("answer",)]
+                self.answered_oddly[indices] |= _blank(column)[indices]
 
     def _is_plain(self, structure: Structure) -> bool:
         """Whether columns suffice to read the task and its answers."""
@@ -143,7 +147,7 @@ class _Columns:
         )
 
     def tasks(self) -> list[pl.Series]:
-        """Returns `text`, `id` and `answer` of the tasks that columns can represent."""
+        """Returns `text`, `asked`, `id` and `answer` of the tasks that columns can represent."""
         ids, inner, top = (self._columns.get(path) for path in (("task_id",), ("metadata", "answer"), ("answer",)))
         ids = _nothing(self._block) if ids is None else pl.select(pl.when(ids != "").then(ids)).to_series()
         if inner is None or top is None:
@@ -151,7 +155,12 @@ class _Columns:
         else:
             answer = pl.select(pl.when(pl.Series(self._inner)).then(inner).otherwise(top)).to_series()
         signs = pl.Series(self._signs)
-        return [self._forms, ids, pl.select(pl.when(signs != "").then(signs + answer)).to_series()]
+        return [
+            self._forms,
+            _asked_forms(self._block, self._forms),
+            ids,
+            pl.select(pl.when(signs != "").then(signs + answer)).to_series(),
+        ]
 
     def given_away(self) -> _Mask:
         """Marks rows that may contain their answer or repeat a prompt."""
@@ -165,7 +174,7 @@ class _Columns:
         some = marked.arg_true()
         suspects = suspects.scatter(some.filter(self._forms.gather(some).str.contains(wording_runs)), True)
         for structure, indices in self.groups:
-            if structure is None or not self._is_plain(structure):
+            if structure is None or not self._is_plain(structure) or _answers_elsewhere(structure):
                 suspects = suspects.scatter(indices, True)
         return suspects.to_numpy()
 
@@ -175,7 +184,7 @@ def _read_rows(
 ) -> tuple[list[tuple[int, str, str]], pl.DataFrame]:
     """Returns problems and tasks, after reading the masked rows for values that columns can't give."""
     problems: list[tuple[int, str, str]] = []
-    task_fields: list[tuple[str | None, str | None, str | None]] = []
+    task_fields: list[tuple[str | None, str | None, str | None, str | None]] = []
     is_task, odd = np.ones(len(block), bool), list[str | None]()
     indices = np.flatnonzero(tasks | answers | suspects)
     for index, row in zip(indices.tolist(), block.rows(indices), strict=True):
@@ -187,17 +196,17 @@ def _read_rows(
             task = _task(row)
             if not isinstance(task, tuple):
                 own_id = encodable(task.task_id) if row.values.get("task_id") not in (None, "") else None
-                task_fields.append((_asked(task, row.values), own_id, _answer(row.values)))
+                task_fields.append((*_asked(row.values), own_id, _answer(row.values)))
             else:
                 problems.append((index, *task))
                 is_task[index] = False
-                task_fields.append((None, None, None))
+                task_fields.append((*_asked(row.values), None, _answer(row.values)))
         elif answers[index]:
             odd.append(_answer(row.values))
     rows = np.flatnonzero(tasks)
     columns = [c.scatter(rows, pl.Series([f[i] for f in task_fields], dtype=pl.String)) for i, c in enumerate(known)]
-    columns[2] = columns[2].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
-    frame = pl.DataFrame(dict(zip(("text", "id", "answer"), columns, strict=True)))
+    columns[3] = columns[3].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
+    frame = pl.DataFrame(dict(zip(("text", "asked", "id", "answer"), columns, strict=True)))
     return problems, frame.with_columns(is_task=pl.Series(is_task))
 
 
@@ -213,18 +222,35 @@ def _task(row: Row) -> Task | tuple[str, str]:
     return task
 
 
-def _asked(task: Task, values: Mapping[str, object]) -> str | None:
-    """Returns the normalized question with its context."""
+def _answers_elsewhere(structure: Structure) -> bool:
+    """Whether an answer may be in other fields than `_ANSWERS`."""
+    names: list[tuple[str, ...]] = [(name,) for name in structure]
+    for outer in INNER:
+        inner = structure.get(outer)
+        names += [(outer, name) for name in inner] if isinstance(inner, dict) else []
+    return any((is_answer(path[-1]) or is_reply(path[-1])) and path not in _ANSWERS for path in names)
+
+
+def _asked_forms(block: LineBlock, forms: pl.Series) -> pl.Series:
+    """Returns the normalized questions without system prompts."""
+    some = block.texts.str.contains(SYSTEM, literal=True).arg_true()
+    if not len(some):
+        return forms
+    asked = [normalize(without_system(text)) for text in block.texts.gather(some)]
+    return forms.clone().scatter(some, pl.Series(asked, dtype=pl.String))
+
+
+def _asked(values: Mapping[str, object]) -> tuple[str | None, str | None]:
+    """Returns the normalized question with its context, and the same without a system prompt."""
     text = text_of(values)
-    before = task.init_messages if task.main_query else task.init_messages[:-1]
-    whole = f"{text}\n{json.dumps(before, default=str)}" if before else text
-    return encodable(normalize(whole)) if text.strip() else None
+    if not text.strip():
+        return None, None
+    return encodable(normalize(text)), encodable(normalize(without_system(text)))
 
 
 def _answer(values: Mapping[str, object]) -> str | None:
     """Returns the answer, prefixed with a letter for its kind."""
-    metadata = values.get("metadata")
-    value = (metadata if isinstance(metadata, Mapping) and "answer" in metadata else values).get("answer")
+    value = truth_of(values)
     if value is None:
         return None
     sign = _SIGNS.get(kind_of(value), _OTHER)

@@ -23,9 +23,10 @@ import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Row, TableBlock, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Row, TableBlock
 from ajet_tools.dataset.files.lines import Path
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at

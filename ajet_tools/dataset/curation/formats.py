@@ -24,7 +24,10 @@ from typing import Any, Literal
 import polars as pl
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.task_rows import FIELDS, QUERY_COLUMNS
+from ajet_sdk.tasks.questions import messages_of_reply, question_of, reply_of, truth_of
+from ajet_sdk.tasks.row_names import is_reply
+from ajet_sdk.tasks.row_texts import chat_of
+from ajet_sdk.tasks.task_rows import FIELDS
 from ajet_tools.dataset.curation.filter import task_id_of
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
 from ajet_tools.dataset.files.lines import Structure, as_json, asking, kind_at, kind_in, leaves, structures
@@ -34,7 +37,6 @@ OPENING = ("trl-prompt",)
 """Formats with the metadata as columns."""
 _FORMS = "ajet_tools.trace.export.conversations"
 """Loaded for `sharegpt` only: it reads traces."""
-_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _Values = Mapping[str, object]
 
 
@@ -78,7 +80,7 @@ def _trl_prompt(values: _Values) -> dict[str, object]:
 
 
 def _trl_preference(values: _Values) -> dict[str, object]:
-    chosen, rejected = _reply(values.get("chosen")), _reply(values.get("rejected"))
+    chosen, rejected = _whole_reply(values.get("chosen")), _whole_reply(values.get("rejected"))
     if not chosen or not rejected:
         raise Unfit("without a chosen and a rejected reply")
     if chosen == rejected:
@@ -104,19 +106,16 @@ def _trl_preference(values: _Values) -> dict[str, object]:
 def _conversation(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
     """Returns a chat that ends in a reply, and the columns it is built from."""
     for name in ("messages", "conversations"):
-        if messages := _chat(values.get(name)):
-            if messages[-1].get("role") != "assistant":
-                raise Unfit("whose last message is not the assistant's")
-            return messages, {name}
+        if (messages := chat_of(values.get(name))) and messages[-1].get("role") != "assistant":
+            raise Unfit("whose last message is not the assistant's")
     asked, used = _prompt_of(values)
     if asked[-1].get("role") == "assistant":
         return asked, used
-    for name in ("completion", "response", "output", "chosen"):
-        if reply := _reply(values.get(name)):
-            return [*asked, *reply], {*used, name}
-    metadata = values.get("metadata")
-    answer = values.get("answer", metadata.get("answer") if isinstance(metadata, Mapping) else None)
-    if answer is None or (isinstance(answer, str) and not answer.strip()):
+    reply = reply_of(values)
+    if reply is not None:
+        return [*asked, *map(dict, reply.messages)], {*used, reply.column}
+    answer = truth_of(values)
+    if answer is None:
         raise Unfit("without a reply or an answer")
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     return [*asked, {"role": "assistant", "content": text}], used
@@ -124,37 +123,15 @@ def _conversation(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
 
 def _prompt_of(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
     """Returns the prompt as messages, and the columns it is built from."""
-    query = next(((name, values[name]) for name in QUERY_COLUMNS if _is_text(values.get(name))), None)
-    for name in ("init_messages", "prompt"):
-        if messages := _chat(values.get(name)):
-            more = [{"role": "user", "content": query[1]}] if query and messages[-1].get("role") == "system" else []
-            return [*messages, *more], {name, *([query[0]] if query else [])}
-    if query:
-        return [{"role": "user", "content": query[1]}], {query[0], "init_messages"}
-    if messages := _chat(values.get("messages")):
-        cut = len(messages) - 1 if messages[-1].get("role") == "assistant" else len(messages)
-        if cut:
-            return messages[:cut], {"messages"}
-    raise Unfit("that ask nothing")
+    question = question_of(values)
+    if not question.messages:
+        raise Unfit("that ask nothing")
+    return [dict(message) for message in question.messages], {*question.columns, "init_messages"}
 
 
-def _chat(value: object) -> list[dict[str, object]]:
-    """Returns messages in OpenAI's or ShareGPT's format; empty if the value is no list of messages."""
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) for m in value):
-        return []
-    if all("role" in m for m in value):
-        return [dict(m) for m in value]
-    if all("from" in m and "value" in m for m in value):
-        return [{"role": _SHAREGPT_ROLES.get(m["from"], m["from"]), "content": m["value"]} for m in value]
-    return []
-
-
-def _reply(value: object) -> list[dict[str, object]]:
-    return [{"role": "assistant", "content": value}] if _is_text(value) else _chat(value)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+def _whole_reply(value: object) -> list[dict[str, object]]:
+    """Returns a reply that may begin with the prompt."""
+    return chat_of(value) or messages_of_reply(value)
 
 
 def _other_columns(values: _Values, used: set[str]) -> dict[str, object]:
@@ -165,11 +142,6 @@ def _other_columns(values: _Values, used: set[str]) -> dict[str, object]:
     return columns
 
 
-_CHATS = (
-    *("messages", "conversations", "init_messages", "tools"),
-    *("completion", "response", "output", "chosen", "env_type"),
-)
-"""Columns that may hold the reply or change the task, so that the row has to be read."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _Path = tuple[str, ...]
 _Part = str | pl.Series
@@ -216,13 +188,15 @@ def _is_plain(structure: Structure) -> bool:
         and isinstance(structure.get("metadata", {}), dict)
         and kind_in(structure.get("main_query", "null")) in ("text", "null")
         and kind_in(structure.get("prompt", "null")) in ("text", "null")
-        and not any(name in structure for name in _CHATS)
+        and not any(name in structure for name in ("tools", "env_type", "init_messages"))
+        and not any(is_reply(path[-1]) for path, _ in leaves(structure))
         and not any(kind in ("list", "number") for _, kind in leaves(structure))
     )
 
 
 def _answer_in(structure: Structure) -> _Path:
-    return ("answer",) if "answer" in structure else ("metadata", "answer")
+    inner = ("metadata", "answer")
+    return inner if kind_at(structure, inner) != "null" else ("answer",)
 
 
 def _lines(structure: Structure, values: Mapping[_Path, pl.Series]) -> pl.Series:

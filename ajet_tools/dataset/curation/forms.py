@@ -17,9 +17,8 @@ import numpy as np
 import polars as pl
 
 from ajet_sdk.judges.math import number
-from ajet_sdk.tasks.lineage import ANSWERS
+from ajet_sdk.tasks.questions import answer_of, text_of, truths_of
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import text_of
 from ajet_tools.dataset.similarity.text import normals
 
 _NUMBER = re.compile(
@@ -50,7 +49,7 @@ _NUMBERS = (
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
 )
 _CUE = re.compile(
-    r"(?:hint|correct (?:choice|option|value)|"
+    r"(?:hint|correct (?:choice|option|value)|total|sum|difference|product|quotient|remainder|"
     r"answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|resultado|risposta|resposta|"
     r"ответ|答案|答え|정답)(?:\s+(?:to|of|for)\s+(?:this|that|it|the)(?:\s+\w+)?)?\s*"
     r"(?:is|are|was|equals|ist|lautet|est|es|è|é|是|为|は|[=:：])[\s:]*(?:the\s+|an?\s+)?(?:\\boxed)?"
@@ -58,7 +57,7 @@ _CUE = re.compile(
     re.IGNORECASE,
 )
 CUES = (
-    r"hint|correct|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
+    r"hint|correct|total|sum|difference|product|quotient|remainder|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
     r"ответ|答案|答え|정답|=|\u0307"
 )
 """Occurs in the normal form of every text with a cue or a sum; U+0307 is left of a Turkish dotted I."""
@@ -241,14 +240,11 @@ def _cued(answer: str, question: str) -> str | None:
 
 
 def _answers(values: Mapping[str, object]) -> Iterator[str]:
-    metadata = values.get("metadata")
-    for mapping in (metadata if isinstance(metadata, Mapping) else {}, values):
-        for name in ANSWERS:
-            answer = mapping.get(name)
-            if isinstance(answer, str | int | float) and not isinstance(answer, bool):
-                text = str(answer).strip()
-                if 0 < len(text) <= _LONGEST:
-                    yield from _spellings(text)
+    for answer in (*truths_of(values), answer_of(values)):
+        if isinstance(answer, str | int | float) and not isinstance(answer, bool):
+            text = str(answer).strip()
+            if 0 < len(text) <= _LONGEST:
+                yield from _spellings(text)
 
 
 def _spellings(answer: str) -> Iterator[str]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.lineage import ANSWERS
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS, is_answer
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
@@ -173,7 +172,7 @@ def _refuse_strangers(path: str, rows: Sequence[tuple[str, Any]]) -> None:
 def _mark_constants(node: _Node, query: str | None, free_language: bool) -> None:
     """Unmarks constants that must be requested: question, answer, and values in lists."""
     for name, inner in node.fields.items():
-        asked = inner.path == query or name.lower() in ANSWERS or (free_language and name.lower() in LANGUAGE_FIELDS)
+        asked = inner.path == query or is_answer(name) or (free_language and name.lower() in LANGUAGE_FIELDS)
         if asked or name not in node.required:
             inner.is_constant = False
         if inner.path == query or (asked and len(inner.allowed) < 2):

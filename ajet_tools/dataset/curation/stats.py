@@ -11,10 +11,11 @@ from typing import Any
 
 import polars as pl
 
+from ajet_sdk.tasks.questions import answer_of, text_of
 from ajet_tools.dataset.curation.forms import Diversity, Forms
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.blocks import Block, text_of
-from ajet_tools.dataset.files.values import answer_of, kind_of, value_at
+from ajet_tools.dataset.files.blocks import Block
+from ajet_tools.dataset.files.values import kind_of, value_at
 from ajet_tools.dataset.similarity.text import normals
 
 _MOST_FIELDS = 500

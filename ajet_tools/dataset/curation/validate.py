@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,9 +20,12 @@ import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
+from ajet_sdk.tasks.lineage import descended
+from ajet_sdk.tasks.questions import text_of, without_system
 from ajet_sdk.tasks.task_rows import to_task
+from ajet_tools.dataset.curation.descent import descent_of, has_lineage
 from ajet_tools.dataset.curation.facts import facts_of
-from ajet_tools.dataset.files.blocks import LineBlock, as_lines, text_of
+from ajet_tools.dataset.files.blocks import LineBlock, as_lines
 from ajet_tools.dataset.files.tables import read, read_blocks
 from ajet_tools.dataset.similarity.near import NearIndex
 
@@ -118,6 +121,8 @@ def validate(
                 report.add(end, kind, name, message)
         else:
             report.add(end, "empty", name, "has no rows")
+    for row, message in tasks.grown_apart(mapping):
+        report.add((tasks.file_of(row), row, _ORDER.index("leakage")), "leakage", tasks.where(row), message)
     others = Counter[str]()
     for row, kind, message in tasks.problems(mapping, others):
         report.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
@@ -165,17 +170,19 @@ class Tasks:
         self._held: list[LineBlock] = []
         """Blocks of stdin."""
         self._has_made_ids = False
+        self._has_lineage = False
 
     def begin(self, name: str, path: str) -> None:
         self._files.append((name, path, self.rows))
 
     def add(self, block: LineBlock, tasks: pl.DataFrame) -> None:
         """Adds rows of the current file, with their `BlockFacts.tasks`."""
-        text, task_id, answer = pl.col("text"), pl.col("id"), pl.col("answer")
+        text, asked, task_id, answer = (pl.col(name) for name in ("text", "asked", "id", "answer"))
         self._has_made_ids |= bool(tasks.select(task_id.str.contains(_MADE_ID).any()).item())
         self._frames.append(
             tasks.with_columns(block.lines.alias("line")).select(
                 text=pl.when(text.is_not_null()).then(text.hash()),
+                asked=pl.when(asked.is_not_null()).then(asked.hash()),
                 id=pl.when(task_id.is_not_null()).then(task_id.hash()),
                 answer=answer.fill_null("").hash(),
                 line=pl.col("line").hash(),
@@ -185,6 +192,7 @@ class Tasks:
         self._places.append((self.rows, block.name, block.numbers))
         if self._files[-1][1] == "-":
             self._held.append(block)
+        self._has_lineage |= has_lineage(block)
         self.rows += len(block)
 
     def where(self, row: int) -> str:
@@ -194,6 +202,19 @@ class Tasks:
     def file_of(self, row: int) -> int:
         return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
 
+    def grown_apart(self, mapping: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
+        """Yields rows that were grown from a row of another file, over any number of generations."""
+        if not self._has_lineage or len(self._files) < 2:
+            return
+        rows = [descent_of(row.values) for _, path, _ in self._files for block in self._blocks(path, mapping)
+                for row in block.rows()]  # fmt: skip
+        bounds = [*(start for *_, start in self._files), self.rows]
+        for start, end in pairwise(bounds):
+            others = [place for place in range(len(rows)) if not start <= place < end]
+            for place, source in descended(rows[start:end], [rows[other] for other in others]):
+                message = f"was grown from {self._at(others[source], start + place)} (provenance)"
+                yield start + place, message
+
     def problems(self, mapping: Mapping[str, str] | None, others: Counter[str]) -> Iterator[tuple[int, str, str]]:
         """Yields row index, kind and message of the first problems of each kind; `others` counts the rest."""
         if not self._frames:
@@ -202,15 +223,19 @@ class Tasks:
         rows = rows.with_columns(file=pl.Series(np.searchsorted([n for *_, n in self._files], rows["row"], "right")))
         for row, first, name in self._of_two_contents(rows, mapping, others):
             yield row, "id", f"has the task_id {name!r} of another task, {self._at(first, row)}"
-        again = _repeated(rows, "text").with_columns(
-            kind=pl.when(pl.col("file") != pl.col("file_of_first"))
-            .then(pl.lit("leakage"))
-            .when(pl.col("answer") != pl.col("answer_of_first"))
+        # a system prompt makes no other question, unless a file asks the same under several
+        of_file = rows.group_by("file", "asked").agg(several=pl.col("text").n_unique() > 1)
+        several = of_file.filter(pl.col("several"))["asked"].implode()
+        rows = rows.with_columns(asked=pl.when(pl.col("asked").is_in(several)).then("text").otherwise("asked"))
+        leaks = _repeated(rows, "asked").filter(pl.col("file") != pl.col("file_of_first"))
+        again = _repeated(rows, "text").filter(pl.col("file") == pl.col("file_of_first"))
+        again = again.with_columns(
+            kind=pl.when(pl.col("answer") != pl.col("answer_of_first"))
             .then(pl.lit("contradiction"))
             .otherwise(pl.lit("duplicate"))
         )
         for kind, addition in ("leakage", ""), ("contradiction", ", but has a different answer"), ("duplicate", ""):
-            some = again.filter(pl.col("kind") == kind)
+            some = leaks if kind == "leakage" else again.filter(pl.col("kind") == kind)
             others[kind] += max(0, len(some) - _FIRST)
             for row, first in some.select("row", "row_of_first").head(_FIRST).iter_rows():
                 yield row, kind, f"asks the same as {self._at(first, row)}{addition}"
@@ -321,7 +346,7 @@ def _check_near_leakage(
 ) -> None:
     known, end = NearIndex(least), len(sources)
     for name, path in sources.items():
-        rows = [(row.where, text_of(row.values)) for row in read(path, mapping=mapping, skip_bad=True)]
+        rows = [(row.where, without_system(text_of(row.values))) for row in read(path, mapping=mapping, skip_bad=True)]
         for (where, _), match in zip(rows, known.find_all([text for _, text in rows]), strict=True):
             if match is not None and match.kind == "near":
                 report.add((end, 0, 0), "near leakage", where, f"is {match.similarity:.0%} similar to {match.key}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import logging
 import os
 import sys
 import unicodedata
@@ -26,9 +27,16 @@ SUFFIXES = {
     ".pdf": "pdf", ".docx": "docx", ".html": "html", ".htm": "html", ".xhtml": "html", ".md": "markdown",
     ".markdown": "markdown", ".txt": "text", ".text": "text", ".rst": "text",
 }  # fmt: skip
+_UNREAD = (
+    ".pptx", ".ppt", ".xlsx", ".xls", ".doc", ".odt", ".odp", ".ods", ".rtf", ".epub", ".pages", ".key", ".numbers",
+    ".csv", ".tsv", ".tex", ".ipynb", ".eml", ".msg", ".xml", ".json",
+)  # fmt: skip
+"""Documents that are not read; in a directory they are named, unlike pictures and programs."""
 LARGEST = 256 << 20
 """Size limit of a file, in bytes."""
+_NAMED = 10
 _SLICE = 1 << 20
+log = logging.getLogger("ajet.dataset")
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -72,7 +80,19 @@ def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
             documents[path] = ("stdin", path)
             continue
         if path.is_dir():
-            inside = list(_walk(path))
+            inside = []
+            unread: list[str] = []
+            for file in _walk(path):
+                if file.suffix.lower() in SUFFIXES:
+                    inside.append(file)
+                elif file.suffix.lower() in _UNREAD:
+                    unread.append(file.relative_to(path).as_posix())
+            if unread:
+                names = ", ".join(unread[:_NAMED]) + (", ..." if len(unread) > _NAMED else "")
+                log.warning(
+                    "%s: %d documents of formats that are not read are left out: %s. Save them as PDF, DOCX or text",
+                    *(named_path, len(unread), names),
+                )
             if not inside:
                 raise ConfigError(f"{named_path} contains no documents ({', '.join(SUFFIXES)})")
         elif path.is_file():
@@ -91,7 +111,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(files):
-            if not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES:
+            if not name.startswith("."):
                 yield Path(here) / name
 
 

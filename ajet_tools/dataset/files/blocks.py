@@ -18,7 +18,8 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.questions import text_of
+from ajet_sdk.tasks.row_names import INNER, QUERY_COLUMNS, asking_pattern, is_asking
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_tools.dataset.files.arrays import change, convert, infer, with_statistics
 from ajet_tools.dataset.files.lines import Path, Wanted, decode, read_columns, with_fields
@@ -30,6 +31,7 @@ QUERIES: Sequence[Path] = [(name,) for name in QUERY_COLUMNS]
 """The columns that `texts` reads."""
 _UNCLEAR = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
 """Matches text that may also be a list, an object, a number or a boolean."""
+_ASKING = asking_pattern()
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _ESCAPING = json.JSONEncoder(allow_nan=False)
 
@@ -311,52 +313,33 @@ def join(blocks: Sequence[Block], *, lines: bool) -> Block:
     return TableBlock(tables[0].name, to, (whole.to_batches() or data)[0])
 
 
-def text_of(values: Mapping[str, object]) -> str:
-    """Returns the question of a row: its query, else its last user message, else all its strings."""
-    for name in QUERY_COLUMNS:
-        value = values.get(name)
-        if isinstance(value, str) and value.strip():
-            return value
-    for name in ("init_messages", "messages", "prompt", "conversations"):
-        if text := _last_user(values.get(name)):
-            return text
-    return strings_of(values)
-
-
-def strings_of(values: Mapping[str, object]) -> str:
-    """Returns all strings of a row, except ids and provenance."""
-    return "\n".join(strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
-
-
-def _last_user(messages: object) -> str:
-    for message in reversed(messages if isinstance(messages, list) else []):
-        if isinstance(message, dict) and message.get("role", message.get("from")) in ("user", "human"):
-            return "\n".join(strings(message.get("content", message.get("value"))))
-    return ""
-
-
-def strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from strings(inner)
-
-
 def _texts(block: Block) -> pl.Series:
-    """Returns the first non-blank query of each row; reads the rows themselves where columns can't decide."""
+    """Returns the question of each row: from its only column, or from the row where several fields may ask."""
     try:
         columns = block.columns(QUERIES)
     except Irregular:
         return pl.Series("text", [encodable(text_of(row.values)) for row in block.rows()], pl.String)
     filled = [series for series in columns.values() if series.null_count() < len(series)]
     texts = filled[0] if filled else columns[QUERIES[0]]
+    several = _asked_by_several(block)
     if len(filled) > 1:
         texts = pl.select(pl.coalesce(filled)).to_series()
-    unclear = texts.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
-    if not len(unclear):
+        number = pl.select(pl.sum_horizontal([series.is_not_null().cast(pl.Int8) for series in filled])).to_series()
+        several = several | (number > 1)
+    unclear = texts.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True)
+    to_read = (unclear | several).arg_true()
+    if not len(to_read):
         return texts
-    return texts.clone().scatter(unclear, [encodable(text_of(row.values)) for row in block.rows(unclear)])
+    return texts.clone().scatter(to_read, [encodable(text_of(row.values)) for row in block.rows(to_read)])
+
+
+def _asked_by_several(block: Block) -> pl.Series:
+    """Marks the rows in which a field besides `QUERY_COLUMNS` may ask; in lines a text that looks like one may too."""
+    if isinstance(block, LineBlock):
+        return block.lines.str.contains(_ASKING)
+    names = [name for name in block.data.schema.names if name not in QUERY_COLUMNS]
+    for name in set(INNER).intersection(names):
+        kind = block.data.schema.field(name).type
+        names += [kind.field(index).name for index in range(kind.num_fields)] if pa.types.is_struct(kind) else [name]
+    is_several = any(is_asking(name) for name in names)
+    return pl.repeat(is_several, len(block), eager=True)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 
 _SNIFFED = 1 << 16
 """Bytes read to detect delimiter and quote."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.row_names import INNER, asks_by_one
 from ajet_tools.dataset.files.arrays import EXACT, batch_of, objects
 from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
 from ajet_tools.dataset.files.values import kind_of
@@ -52,8 +52,14 @@ def kind_at(structure: Structure, path: Sequence[str]) -> str:
 
 
 def asking(structure: Structure) -> str | None:
-    """Returns the column of the question."""
-    return next((name for name in QUERY_COLUMNS if kind_at(structure, (name,)) == "text"), None)
+    """Returns the column of the question, if it is text and no other field asks."""
+    filled = [name for name, inner in structure.items() if inner != "null"]
+    inner_names: list[str] = []
+    for name in INNER:
+        inner = structure.get(name)
+        inner_names += [key for key, kind in inner.items() if kind != "null"] if isinstance(inner, dict) else []
+    column = asks_by_one(filled, inner_names)
+    return column if column is not None and kind_at(structure, (column,)) == "text" else None
 
 
 def kinds_of(values: Mapping[str, object], kind: Callable[[object], str] = kind_of, before: str = "") -> dict[str, str]:

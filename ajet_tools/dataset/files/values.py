@@ -111,11 +111,3 @@ def find_at(values: object, steps: Sequence[str]) -> Any:
     if isinstance(values, str) and [*steps] == ["chars"]:
         return len(values)
     return ABSENT
-
-
-def answer_of(row: Mapping[str, object]) -> Any:
-    """Returns the reference answer: `metadata.answer`, else the column `answer`, or None."""
-    metadata = row.get("metadata")
-    answer = metadata.get("answer") if isinstance(metadata, Mapping) else None
-    answer = row.get("answer") if answer is None else answer
-    return None if isinstance(answer, str) and not answer.strip() else answer

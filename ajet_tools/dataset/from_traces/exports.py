@@ -84,7 +84,9 @@ class ConversationsJob(Job):
     corrections: Corrections = field(default_factory=Corrections)
     per_task: int = 1
     liked: bool = True
-    """Skip failed episodes, and disliked ones without a correction."""
+    """Skip failed episodes, disliked ones without a correction, and those that earned nothing and nobody liked."""
+    worthless: Mapping[str, str] = field(default_factory=dict)
+    """Episodes that earned nothing, with the reason."""
     duplicates: int = 0
     corrected: set[str] = field(default_factory=set)
     """Episodes with a corrected reply."""
@@ -110,6 +112,10 @@ class ConversationsJob(Job):
         failed = episode.status != "succeeded"
         if failed or "down" in record_opinion.kinds:
             self.left_out[f"episodes that {'failed' if failed else 'people gave a thumb down'}"] += 1
+            return False
+        reason = self.worthless.get(episode.episode_id)
+        if reason is not None and "up" not in record_opinion.kinds:
+            self.left_out[reason] += 1
             return False
         return True
 
@@ -137,7 +143,7 @@ class ConversationsJob(Job):
             return record
         message = {"role": "assistant", "content": correction.correction}
         response = {"choices": [{"index": 0, "message": message}]}
-        corrected = calls[len(before)].model_copy(update={"response": response})
+        corrected = calls[len(before)].model_copy(update={"response": response, "finish_reason": "stop"})
         self.corrected.add(record.episode.episode_id)
         return replace(record, episode=record.episode.model_copy(update={"calls": (*before, corrected)}))
 

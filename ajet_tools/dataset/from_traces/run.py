@@ -28,6 +28,7 @@ from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, reje
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace.export import tokens
 from ajet_tools.trace.export.conversations import write_messages
+from ajet_tools.trace.export.demonstrations import worthless
 from ajet_tools.trace.export.job import Job, opened
 from ajet_tools.trace.export.trl import write_preferences
 
@@ -260,10 +261,17 @@ class _RowBuilder:
             foreign_runs=self._sources.foreign_runs,
             corrections=self._corrections,
             per_task=self._options.per_task,
+            worthless=self._worthless(),
             liked=not self._choice.feedback and not self._choice.failures,
         )
         yield from self._lines(write_messages, job)
         self.made.duplicates = job.duplicates
+
+    def _worthless(self) -> dict[str, str]:
+        """Returns the chosen episodes that earned nothing; the grader's verdicts count where there are any."""
+        if self._verdicts:
+            return {}
+        return worthless({id: self._chosen.rewards.get(id) for id in self._chosen.ids})
 
     def _worth(self, episode_id: str) -> tuple[float, ...]:
         """Sorts the best episodes first: corrected, liked, rewarded; then the oldest."""

@@ -14,11 +14,11 @@ from typing import Any
 from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.lineage import plain_text
+from ajet_sdk.tasks.questions import plain_question
 from ajet_sdk.types import Episode, Feedback, Task
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.verify.agreement import final_of
-from ajet_tools.dataset.verify.verdict import question_of
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.redact import KINDS
@@ -305,7 +305,7 @@ class TaskPool:
     async def read_values(self, model: EpisodeGrader, progress: Callable[[int, int], None]) -> None:
         """Extracts answers from liked outputs with a model, where no rule finds one."""
         asked = [seen for seen in self._seen.values() if seen.settle_answer()[1] == "wording"]
-        pairs = [(question_of(seen.task.model_dump()), seen.answers["wording"]) for seen in asked]
+        pairs = [(plain_question(seen.task.model_dump()), seen.answers["wording"]) for seen in asked]
         numbers = count(1)
         values = await model.ask_all(model.value_of, pairs, lambda: progress(next(numbers), len(asked)))
         for seen, value in zip(asked, values, strict=True):

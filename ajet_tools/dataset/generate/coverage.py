@@ -22,11 +22,12 @@ import yaml
 
 from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.lineage import ANSWERS
+from ajet_sdk.tasks.questions import text_of
+from ajet_sdk.tasks.row_names import is_answer
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of
 from ajet_tools.dataset.curation.schema import LANGUAGE_FIELDS, OURS, query_of
-from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
 
 WINDOW = 100
@@ -129,7 +130,7 @@ def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
         inner = metadata.items() if isinstance(metadata, Mapping) else ()
         fields = [((name,), value) for name, value in row.items()]
         for path, value in [*fields, *((("metadata", name), value) for name, value in inner)]:
-            taken = path[-1].lower() in (*ANSWERS, *LANGUAGE_FIELDS, *OURS) or path[-1] == query_of(row)
+            taken = is_answer(path[-1]) or path[-1].lower() in (*LANGUAGE_FIELDS, *OURS) or path[-1] == query_of(row)
             if not taken and isinstance(value, str | int) and not isinstance(value, bool) and len(str(value)) <= 60:
                 counts.setdefault(path, Counter())[str(value)] += 1
     return [

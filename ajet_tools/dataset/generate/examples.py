@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
+from ajet_sdk.tasks.lineage import HELD_OUT, Descent, families, roots_of, split_named, splits_of
+from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.schema import OURS, query_of
-from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
 
@@ -95,6 +96,27 @@ def as_example(row: Row) -> Example:
     return Example.of(task_id_of(row.values), row.values)
 
 
+def as_examples(rows: Sequence[Row]) -> list[Example]:
+    """Returns the rows as examples; roots that are themselves grown rows among them are replaced by their roots."""
+    examples = [as_example(row) for row in rows]
+    roots_by_id = {example.id: example.roots for example in examples}
+    return [replace(example, roots=_first_roots(example, roots_by_id)) for example in examples]
+
+
+def _first_roots(example: Example, roots_by_id: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    roots: dict[str, None] = {}
+    seen: set[str] = set()
+    remaining = list(reversed(example.roots))
+    while remaining:
+        root = remaining.pop()
+        further = [name for name in roots_by_id.get(root, ()) if name != root and name not in seen]
+        if root in seen or not further:
+            roots[root] = None
+        seen.add(root)
+        remaining += reversed(further)
+    return tuple(roots)
+
+
 def _problem(row: Row) -> str | None:
     size = len(json.dumps(row.values, ensure_ascii=False, default=str))
     if size > LARGEST:
@@ -121,16 +143,25 @@ class Example:
     words: frozenset[str]
     seeds: tuple[str, ...]
     """The seeds it derives from; a seed derives from itself."""
+    roots: tuple[str, ...]
+    """The tasks that its family began with; a seed that was not grown begins one."""
     splits: frozenset[str] = frozenset()
     """The splits of its sources, if known."""
 
     @classmethod
     def of(
-        cls, id: str, values: Mapping[str, Any], seeds: Sequence[str] | None = None, splits: Iterable[str] | None = None
+        cls,
+        id: str,
+        values: Mapping[str, Any],
+        seeds: Sequence[str] | None = None,
+        splits: Iterable[str] | None = None,
+        roots: Sequence[str] | None = None,
     ) -> Example:
         words = frozenset(_WORD.findall(text_of(values).lower()))
         of = splits_of(values) if splits is None else frozenset(splits)
-        return cls(id, values, words, tuple(seeds) if seeds is not None else (id,), of)
+        if roots is None:
+            roots = sorted(roots_of(values) - {id}) or (id,)
+        return cls(id, values, words, tuple(seeds) if seeds is not None else (id,), tuple(roots), of)
 
 
 def splits_from(examples: Iterable[Example], side: str) -> list[str]:
@@ -201,14 +232,20 @@ class Side:
 def split_sides(
     seeds: Sequence[Example], config: CallSettings, share: float, result: GenerationResult, *, of_seeds: float
 ) -> dict[str, Side]:
-    """Returns both sides, or one if the validation share is 0; seeds are assigned by hash."""
+    """Returns both sides, or one if the validation share is 0; seeds are assigned by hash, families as a whole."""
     wanted = config.count or 0
     apart, target = (
         min(max(1, round(part * whole)), whole - 1) if share else 0
         for part, whole in ((of_seeds, len(seeds)), (share, wanted))
     )
     order = sorted(seeds, key=lambda seed: hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest())
-    ids = {seed.id for seed in order[:apart]}
+    ids = _held_out_ids(order, apart)
+    if apart > 0 and not ids:
+        log.warning(
+            "no validation rows are made: all seeds are of one family (provenance.roots), and a family is on one side. "
+            "Make validation rows from tasks that these were not grown from"
+        )
+        share, target = 0.0, 0
     targets = (None, None) if config.count is None else (wanted - target, target)
     train, validation = ([seed for seed in seeds if (seed.id in ids) is is_apart] for is_apart in (False, True))
     sides = [
@@ -216,6 +253,22 @@ def split_sides(
         Side(name="validation", share=share, target=targets[1], rows=result.validation, seeds=validation),
     ]
     return {side.name: side for side in sides if side.share}
+
+
+def _held_out_ids(order: Sequence[Example], count: int) -> set[str]:
+    """Returns the ids of the first seeds, by whole families; none if there is only one family."""
+    first = families([Descent(frozenset({seed.id}), roots=frozenset(seed.roots)) for seed in order])
+    members: dict[int, list[str]] = {}
+    for seed, family in zip(order, first, strict=True):
+        members.setdefault(family, []).append(seed.id)
+    ids: set[str] = set()
+    by_size = sorted(members.values(), key=len)
+    for family_ids in members.values():
+        if len(ids) + len(family_ids) <= count:
+            ids.update(family_ids)
+    if count and not ids and len(by_size) > 1:
+        ids.update(by_size[0])
+    return ids
 
 
 def alike(first: Example, second: Example) -> float:

@@ -9,11 +9,12 @@ from typing import Any
 
 from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.engines.client import ModelClient
+from ajet_sdk.tasks.questions import text_of
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.schema import Misfit, RowShape
-from ajet_tools.dataset.files.blocks import Row, text_of
+from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.coverage import axes_of
-from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides, splits_from
+from ajet_tools.dataset.generate.examples import Example, Side, as_examples, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     CIRCUMSTANCE,
@@ -48,8 +49,9 @@ class Expansion(Generation[WriterCall]):
         axes = axes_of(seeds, config.cells)
         for axis in axes:
             self.shape.allow(axis.path, axis.values)
-        examples = [as_example(row) for row in seeds]
-        there = {example.id: example for example in (*examples, *map(as_example, known))}.values()
+        every = as_examples([*seeds, *known])
+        examples = every[: len(seeds)]
+        there = {example.id: example for example in every}.values()
         super().__init__(config, endpoint, list(there), checks, axes=axes, fields=self.shape.describe())
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
         self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
@@ -109,6 +111,7 @@ class Expansion(Generation[WriterCall]):
         origin = {
             "source": "expand",
             "seeds": list(dict.fromkeys(seed_id for example in examples for seed_id in example.seeds)),
+            "roots": list(dict.fromkeys(root for example in examples for root in example.roots)),
             "examples": [example.id for example in examples],
             "splits": splits_from(examples, side.name),
         }
@@ -128,4 +131,4 @@ class Expansion(Generation[WriterCall]):
     def _record_decision(self, attempt: WriterCall, side: Side, candidate: Candidate, sound: bool) -> None:
         if sound:
             values, of = candidate.values, candidate.provenance
-            side.accepted.append(Example.of(values["task_id"], values, of["seeds"], of["splits"]))
+            side.accepted.append(Example.of(values["task_id"], values, of["seeds"], of["splits"], of["roots"]))

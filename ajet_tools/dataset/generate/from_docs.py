@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.engines.budget import tokens_of
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
+from ajet_sdk.tasks.questions import answer_of, plain_question, text_of
 from ajet_tools.dataset import prompts
+from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.curation.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
-from ajet_tools.dataset.files.blocks import Row, text_of
-from ajet_tools.dataset.files.values import answer_of
-from ajet_tools.dataset.generate.examples import Side, as_example, split_sides, splits_from
+from ajet_tools.dataset.files.blocks import Row
+from ajet_tools.dataset.generate.examples import Side, as_examples, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     NO_CHECKS,
@@ -32,7 +33,6 @@ from ajet_tools.dataset.generate.records import (
     Unusable,
     WriterCall,
 )
-from ajet_tools.dataset.verify.verdict import question_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
@@ -90,7 +90,7 @@ def read_question(
 
 def open_book(values: Mapping[str, object], passage: str) -> dict[str, object]:
     """Adds the chunk to the question, for verifiers that have to find the answer there."""
-    text = prompts.load("from-docs/open-book").render(passage=passage, question=question_of(values))
+    text = prompts.load("from-docs/open-book").render(passage=passage, question=plain_question(values))
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 
@@ -131,10 +131,12 @@ def _problem(
     if about:
         return "asks about the text", f"{about[0]!r}: the solver does not have the text"
     if attempt.kind == "knowledge" and (answer := answer_of(values)) is not None:
-        # figures in the answer must be in the quote, unless it spells them out
+        # figures in the answer must be in the quote, unless it may spell them out
         there = {figure.replace(",", "") for figure in _FIGURE.findall(span.text)}
         strange = [figure for figure in _FIGURE.findall(str(answer)) if figure.replace(",", "") not in there]
-        if there and strange:
+        if not there:
+            strange = [figure for figure in strange if not may_be_spelt(figure.replace(",", ""), span.text)]
+        if strange:
             return "answer not in the quote", f"{strange[0]} is in the answer and not in {_short(span.text)}"
     return None
 
@@ -218,6 +220,38 @@ def _plain(text: str) -> tuple[str, list[int]]:
     return "".join(characters), places
 
 
+_SMALL = (
+    ("zero", "no", "none"), ("one", "first", "once", "single", "a"), ("two", "second", "twice", "pair", "both"),
+    ("three", "third", "thrice"), ("four", "fourth"), ("five", "fifth"), ("six", "sixth", "half"), ("seven", "seventh"),
+    ("eight", "eighth"), ("nine", "ninth"), ("ten", "tenth", "decade"), ("eleven", "eleventh"),
+    ("twelve", "twelfth", "dozen"), ("thirteen", "thirteenth"), ("fourteen", "fourteenth", "fortnight"),
+    ("fifteen", "fifteenth"), ("sixteen", "sixteenth"), ("seventeen", "seventeenth"), ("eighteen", "eighteenth"),
+    ("nineteen", "nineteenth"),
+)  # fmt: skip
+"""Words for 0 to 19."""
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_LARGE = (
+    *("hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
+    *("dozen", "dozens", "century"),
+)
+_PARTS = ("half", "halves", "third", "thirds", "quarter", "quarters", "point", "tenth", "tenths", "percent")
+
+
+def may_be_spelt(figure: str, quote: str) -> bool:
+    """Whether a quotation without figures may spell one out; other languages than English aren't read."""
+    if language_of(quote) != "en":
+        return True
+    words = set(re.findall(r"[a-z]+", quote.lower()))
+    if not figure.isdecimal():
+        return not words.isdisjoint(_PARTS)
+    value = int(figure)
+    if value < len(_SMALL):
+        return not words.isdisjoint(_SMALL[value])
+    if value < 100:
+        return any(word.startswith(_TENS[value // 10 - 2][:-1]) for word in words)
+    return not words.isdisjoint(_LARGE) or any(word in _TENS or word.endswith("teen") for word in words)
+
+
 ROW_TOKENS = 110
 """Estimated tokens of a question with its answer and quotation."""
 _SAMPLE = 50
@@ -253,7 +287,7 @@ class FromDocs(Generation[DocsAttempt]):
             raise ConfigError(f"{named} has the reserved field 'quote'; rename it (--map quote=metadata.quotation)")
         self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
-        examples = [as_example(row) for row in seeds]
+        examples = as_examples(seeds)
         fields = self.shape.describe() if self.shape is not None else ()
         super().__init__(config, endpoint, examples, checks, fields=fields)
         validation_share = corpus.share("validation")
@@ -347,6 +381,7 @@ class FromDocs(Generation[DocsAttempt]):
             "source": "from-docs",
             "document": {"name": chunk.document.name, "digest": chunk.document.digest},
             "seeds": [example.id for example in examples],
+            "roots": list(dict.fromkeys(root for example in examples for root in example.roots)),
             "splits": splits_from(examples, side.name),
         }
         parameters = {"kind": kind, **({"language": language} if language else {}), "chunk_size": config.chunk_size}

@@ -53,6 +53,7 @@ class LearningValue:
 
     name: ClassVar[str] = "policy"
     calls: ClassVar[int] = 0
+    needs_answer: ClassVar[bool] = False
 
     policy: Policy
     model: str

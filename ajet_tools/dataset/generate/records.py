@@ -114,6 +114,11 @@ class GenerationConfig(CallSettings):
         if self.template is not None:
             object.__setattr__(self, "strategies", {"own": 1.0})
 
+    @property
+    def wording(self) -> frozenset[str]:
+        lists = [self.phrases(axis) for axis in CIRCUMSTANCE.values()]
+        return super().wording.union(*(prompts.runs_of_phrase(phrase) for some in lists for phrase in some))
+
     def phrases(self, axis: str) -> Sequence[str]:
         """Returns the values of `domain` or `persona`."""
         return (self.cells or {}).get(axis) or prompts.phrases(f"expand/{axis}s")

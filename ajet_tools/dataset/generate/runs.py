@@ -17,7 +17,7 @@ from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card import Facts
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
-from ajet_tools.dataset.documents.read import Unreadable, read_documents
+from ajet_tools.dataset.documents.read import Document, Unreadable, read_documents
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
@@ -29,6 +29,7 @@ from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import open_verification
 from ajet_tools.dataset.verify.combined import Check, Verify, checks_of
+from ajet_tools.trace.redact import Redactor
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.generate.learning import LearningValue
@@ -71,9 +72,12 @@ def read_corpus(
     config: DocsConfig,
     *,
     encoding: str | None = None,
+    redact: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Corpus:
     """Reads, splits and chunks the documents. Unreadable ones are skipped with a warning.
+
+    Secrets and personal data are replaced before a model sees them, with `redact`.
 
     Raises ConfigError for an invalid path, TaskError if no document can be read.
     """
@@ -84,16 +88,30 @@ def read_corpus(
                 log.warning("%s", read.problem)
             if on_progress is not None:
                 on_progress(done, of)
-            yield read
+            yield _redacted(read, counts) if redact and isinstance(read, Document) else read
 
+    counts = Counter[str]()
     corpus = prepare(warn_of_unreadable(), size=config.chunk_size, seed=config.seed, validation=config.validation)
     if not corpus.held:
         failed = "the document" if len(corpus.unreadable) == 1 else f"none of the {len(corpus.unreadable)} documents"
         verb = "cannot be read" if len(corpus.unreadable) == 1 else "can be read"
         raise TaskError(f"{failed} {verb}: {corpus.unreadable[0].problem}")
+    if counts:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
+        log.warning("redacted in the documents: %s; --no-redact keeps them", kinds)
     for name, original in corpus.copies:
         log.info("%s is a copy of %s and is left out", name, original)
     return corpus
+
+
+def _redacted(document: Document, counts: Counter[str]) -> Document:
+    redactor = Redactor()
+    blocks = tuple(
+        replace(block, text=redactor.text(block.text), heading=redactor.text(block.heading))
+        for block in document.blocks
+    )
+    counts.update(redactor.counts)
+    return replace(document, blocks=blocks)
 
 
 def make_tasks(
@@ -113,6 +131,8 @@ def make_tasks(
     Verifiers that ask a model get the passage too.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
+    if checks.verifier is not None:
+        checks.verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
     run = FromDocs(corpus, config, endpoint, checks, seeds=seeds)
     facts = {"source": "from-docs", "documents": corpus.digest, **_facts(run, seeds, evals)}
     parameters = {
@@ -289,6 +309,8 @@ def grow(
     first call; later errors are in `result.stopped`, except errors on writing the files.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
+    if checks.verifier is not None:
+        checks.verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
     checks = replace(checks, held_out=held_out)
     if value is not None:
         checks = replace(checks, verifier=value.after(checks.verifier))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ajet_sdk.tasks.lineage import plain_text
+from ajet_sdk.tasks.questions import question_of, text_of
+from ajet_sdk.tasks.row_texts import strings
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of, given_away
-from ajet_tools.dataset.files.blocks import strings, text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
 from ajet_tools.dataset.similarity.decontaminate import Leaks
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.near import Vectors
 
 _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
+_SHOWN = 120
 _SHORT = 3
 """Shorter lines about a field may occur in a row by chance: `answer: text`."""
 
@@ -83,6 +86,8 @@ class Screen:
             return "answer in the question", evidence
         if (evidence := prompts.repeated("\n".join(strings(values)), self._wording)) is not None:
             return "repeats the prompt", evidence
+        if (row := _row_in(values)) is not None:
+            return "a row as the question", row
         text, key = text_of(values), f"row {values['task_id']}"
         match = self._near.find(text)
         if match is None and self._meanings is not None and vector is not None:
@@ -100,3 +105,21 @@ class Screen:
         if self._meanings is not None and vector is not None:
             self._meanings.add(key, text, vector)
         return None
+
+
+def _row_in(values: Mapping[str, object]) -> str | None:
+    """Returns the start of a question that is a row as JSON, with the names of this row's fields."""
+    metadata = values.get("metadata")
+    names = {*values, *(metadata if isinstance(metadata, Mapping) else ())}
+    for part in question_of(values).parts:
+        text = part.strip().removeprefix("```json").removeprefix("```").strip()
+        if text[:1] not in ("{", "["):
+            continue
+        try:
+            row, _ = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            continue
+        first = row[0] if isinstance(row, list) and row else row
+        if isinstance(first, Mapping) and names & first.keys():
+            return text[:_SHOWN]
+    return None

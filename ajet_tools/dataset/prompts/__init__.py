@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _RUN = 6
+_PHRASE = 4
+"""Shorter phrases, such as a domain in one word, occur in tasks by themselves."""
 """Number of consecutive words that identify a sentence of a prompt."""
 _HEADING = 3
 _EDGES = " .,;:!?()"
@@ -106,7 +108,15 @@ def load_file(path: Path) -> Prompt:
 def wording() -> tuple[str, ...]:
     """Returns the word runs of all prompts for generating rows."""
     files = [path for kind in ("expand", "from-docs") for path in (_FOLDER / kind).glob("*.jinja")]
-    return tuple(sorted(set[str]().union(*(_runs(path.read_text(encoding="utf-8")) for path in files))))
+    lists = [runs_of_phrase(phrase) for name in ("personas", "domains") for phrase in phrases(f"expand/{name}")]
+    return tuple(sorted(set[str]().union(*(_runs(path.read_text(encoding="utf-8")) for path in files), *lists)))
+
+
+def runs_of_phrase(phrase: str) -> frozenset[str]:
+    """Returns the word runs of a persona or domain that no row may repeat: its start, without the article."""
+    words = plain_text(phrase).split()
+    words = words[1:] if words and words[0] in ("a", "an", "the") else words
+    return frozenset([" ".join(words[:_RUN]).strip(_EDGES)] if len(words) >= _PHRASE else ())
 
 
 def repeated(text: str, runs: Iterable[str]) -> str | None:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.questions import text_of
 from ajet_tools.dataset.curation.filter import task_id_of
 from ajet_tools.dataset.curation.schema import OURS
-from ajet_tools.dataset.files.blocks import Row, json_line, text_of
+from ajet_tools.dataset.files.blocks import Row, json_line
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 _TOGETHER = 256

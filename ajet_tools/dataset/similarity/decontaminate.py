@@ -20,9 +20,10 @@ import numpy as np
 from rapidfuzz.distance import LCSseq
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import strings_of, text_of
+from ajet_sdk.tasks.questions import PART, SYSTEM, question_of, text_of, without_system
+from ajet_sdk.tasks.row_texts import strings_of
 from ajet_tools.dataset.files.tables import read
-from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, Vectors
+from ajet_tools.dataset.similarity.near import Match, NearIndex, OnProgress, Vectors
 from ajet_tools.dataset.similarity.text import MARKED, normal
 
 LEAST_WORDS = 6
@@ -68,6 +69,7 @@ class Leaks:
 
     Args:
         known: the location and text of each evaluation row.
+        alone: the parts of each text that ask by themselves; a row may have one without the others.
         share: minimum share of a text's words that must occur in order, besides a run of `ngram` words.
         common: a run in more than this many texts, and in more than a twentieth, is an instruction.
 
@@ -78,6 +80,7 @@ class Leaks:
         self,
         known: Sequence[tuple[str, str]],
         *,
+        alone: Sequence[Sequence[str]] = (),
         threshold: float = 0.8,
         ngram: int = 13,
         share: float = 0.0,
@@ -89,12 +92,17 @@ class Leaks:
             raise ConfigError(f"--ngram must be at least {LEAST_WORDS} (got {ngram}); shorter runs occur everywhere")
         if not known:
             raise ConfigError("there are no evaluation rows: the files of --eval are empty")
-        self.known, self.share = known, share
+        self.known = list(zip((where for where, _ in known), _asked_texts([text for _, text in known]), strict=True))
+        self.share = share
         self._near = NearIndex(threshold, seed, numbers=numbers)
-        for number, (_, text) in enumerate(known):
+        for number, (_, text) in enumerate(self.known):
             if text.strip():
                 self._near.add(str(number), text)
-        self._words = [words(text) for _, text in known]
+        self._words = [words(text) for _, text in self.known]
+        self._alone = _distinct_parts(alone)
+        for number, parts in self._alone.items():
+            for part in parts:
+                self._near.add(str(number), part)
         self._common = max(common, _COMMON_SHARE * len(known))
         self._runs = self._known_runs(ngram)
         self._lengths: dict[tuple[str, ...], set[int]] = defaultdict(set)
@@ -108,8 +116,13 @@ class Leaks:
     @classmethod
     def of(cls, evals: Sequence[str | Path], *, skip_bad: bool = False, **options: Any) -> Leaks:
         """Returns a check against the rows of these files."""
-        rows = (row for path in evals for row in read(path, skip_bad=skip_bad))
-        return cls([(row.where, text_of(row.values)) for row in rows], **options)
+        known: list[tuple[str, str]] = []
+        alone: list[Sequence[str]] = []
+        for path in evals:
+            for row in read(path, skip_bad=skip_bad):
+                known.append((row.where, text_of(row.values)))
+                alone.append(question_of(row.values).asking)
+        return cls(known, alone=alone, **options)
 
     def _known_runs(self, size: int) -> dict[tuple[str, ...], int]:
         """Maps each run of words to the first evaluation row that has it."""
@@ -119,13 +132,15 @@ class Leaks:
         for index, row_words in enumerate(self._words):
             if first_of_text.setdefault(tuple(row_words), index) != index:  # a repeated question is not an instruction
                 continue
-            length = min(size, len(row_words))
-            if length < (LEAST_WITH_NUMBER if any(map(_is_figure, row_words)) else LEAST_WORDS):
-                continue
-            for run in {tuple(row_words[at : at + length]) for at in range(len(row_words) - length + 1)}:
+            runs = _runs_to_know(row_words, size)
+            for part in self._alone.get(index, ()):
+                runs |= _runs_to_know(words(part), size)
+            for run in runs:
                 rows_with[run] += 1
                 of.setdefault(run, index)
-        return {run: index for run, index in of.items() if rows_with[run] <= self._common}
+        # what all of a few rows have in common is an instruction too
+        most = min(self._common, max(1, len(first_of_text) - 1))
+        return {run: index for run, index in of.items() if rows_with[run] <= most}
 
     def _known_grams(self) -> dict[tuple[str, ...], list[tuple[int, int]]]:
         """Maps each run of four words to the evaluation rows that have it, with its position."""
@@ -155,7 +170,8 @@ class Leaks:
         """
         leaks: dict[int, Leak] = {}
         known = [text for _, text in self.known]
-        for index, match in enumerate(self._near.find_all(texts, on_progress)):
+        for index, match in enumerate(self._near.find_all([without_system(text) for text in texts], on_progress)):
+            match = match or self._match_with_system(texts[index]) or self._match_of_part(texts[index])
             if match is not None:
                 leaks[index] = Leak(int(match.key), match.kind, match.similarity, known[int(match.key)])
         for index, text in enumerate(everything):
@@ -166,6 +182,18 @@ class Leaks:
                 if index not in leaks and cosine >= meaning:
                     leaks[index] = Leak(number, "meaning", cosine, known[number])
         return dict(sorted(leaks.items()))
+
+    def _match_with_system(self, text: str) -> Match | None:
+        return self._near.find(text) if SYSTEM in text else None
+
+    def _match_of_part(self, text: str) -> Match | None:
+        """Returns the evaluation row that one part of a text is, such as the input of an instruction."""
+        asked = without_system(text)
+        parts = [part for part in asked.split(PART) if len(words(part)) >= LEAST_WITH_NUMBER] if PART in asked else []
+        for match in self._near.find_all(parts):
+            if match is not None and match.kind == "exact":
+                return match
+        return None
 
     def quoted(self, text: str) -> Leak | None:
         """Returns the longest run of words shared with an evaluation row, else an altered one."""
@@ -207,7 +235,8 @@ class Leaks:
 
     def __call__(self, values: Mapping[str, object]) -> str | None:
         """Returns the evidence that a row leaks a text, or None."""
-        match = self._near.find(text_of(values))
+        text = text_of(values)
+        match = self._near.find(without_system(text)) or self._match_with_system(text) or self._match_of_part(text)
         if match is not None:
             how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
             return f"{how} {self.known[int(match.key)][0]}"
@@ -230,6 +259,39 @@ class Leaks:
             return None
         [(index, cosine)] = nearest(vector[None], self.vectors, [text], [known for _, known in self.known])
         return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
+
+
+def _asked_texts(texts: Sequence[str]) -> list[str]:
+    """Returns the texts of evaluation rows without the system prompt, which hides no leak.
+
+    It stays where it makes the question: if another row asks the same under another one.
+    """
+    different: dict[str, set[str]] = defaultdict(set)
+    for text in texts:
+        different[normal(without_system(text))].add(text)
+    return [text if len(different[normal(without_system(text))]) > 1 else without_system(text) for text in texts]
+
+
+def _distinct_parts(alone: Sequence[Sequence[str]]) -> dict[int, list[str]]:
+    """Returns the parts, by row, that are long enough to ask by themselves and that no other row has.
+
+    A part that several rows have is an instruction or a passage.
+    """
+    rows_with = Counter(normal(part) for parts in alone if len(parts) > 1 for part in set(parts))
+    distinct: dict[int, list[str]] = {}
+    for index, parts in enumerate(alone):
+        own = [part for part in parts if rows_with[normal(part)] == 1 and _runs_to_know(words(part), LEAST_WORDS)]
+        if len(parts) > 1 and own:
+            distinct[index] = own
+    return distinct
+
+
+def _runs_to_know(row_words: Sequence[str], size: int) -> set[tuple[str, ...]]:
+    """Returns the runs of words of an evaluation row; none if it is too short to tell a leak from chance."""
+    length = min(size, len(row_words))
+    if length < (LEAST_WITH_NUMBER if any(map(_is_figure, row_words)) else LEAST_WORDS):
+        return set()
+    return {tuple(row_words[at : at + length]) for at in range(len(row_words) - length + 1)}
 
 
 def _runs_of(words_of_text: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import text_of
+from ajet_sdk.tasks.questions import answer_of, text_of
 from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.near import Clusters, OnProgress, Pair, check_threshold, close_pairs, near_pairs
 from ajet_tools.dataset.similarity.text import likeness, normal
@@ -37,8 +37,7 @@ class RowFacts:
     @classmethod
     def of(cls, where: str, values: Mapping[str, object], keep: str = "first") -> RowFacts:
         """Raises ConfigError for an unknown policy, or if the row lacks the number that it needs."""
-        text, answer = text_of(values), value_at(values, "metadata.answer")
-        answer = value_at(values, "answer") if answer is None else answer
+        text, answer = text_of(values), answer_of(values)
         shown = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True)
         return cls(where, text, shown, _rank(where, values, text, shown, keep))
 

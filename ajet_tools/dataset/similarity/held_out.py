@@ -12,17 +12,19 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.tasks.lineage import clash, question_of, same_tasks
+from ajet_sdk.tasks.lineage import clash, question_of_task, same_tasks
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Task
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
-from ajet_tools.trace.export import SUFFIXES, TRAINING, Exported, Format, export
+from ajet_tools.trace.export import IMITATED, SUFFIXES, TRAINING, Exported, Format, export
+from ajet_tools.trace.export.demonstrations import worthwhile_ids
 from ajet_tools.trace.export.job import refuse_trace
 from ajet_tools.trace.queries.base import rows
 
 INCLUDE = "--include-validation keeps them"
+KEEP = "--include-failures keeps them"
 _WHOLE = 1_000_000
 """A run of this many words is a whole question; phrases shared by tasks of one template don't count."""
 
@@ -31,11 +33,11 @@ def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[i
     """Returns pairs of indices of tasks and the held-out tasks they nearly repeat, ignoring answers."""
     index = NearIndex()
     for place, task in enumerate(held_out):
-        if text := question_of(task):
+        if text := question_of_task(task):
             index.add(str(place), text)
     if not len(index):
         return []
-    matches = index.find_all([question_of(task) for task in tasks])
+    matches = index.find_all([question_of_task(task) for task in tasks])
     return [
         (place, int(match.key))
         for place, match in enumerate(matches)
@@ -92,16 +94,22 @@ def export_rows(
     run_id: str | None = None,
     *,
     include_validation: bool = False,
+    include_failures: bool = False,
     **how: Any,
 ) -> Exported:
     """Exports as `export`, without validation tasks and near copies if the format is for training.
 
+    Formats to imitate are without replies that were cut at their limit and without episodes that earned nothing.
     Considers the validation tasks of the run, or of all runs. Raises ConfigError if nothing is left, and as `export`
     does.
     """
     left_out = Counter[str]()
     if format in TRAINING and not include_validation:
         episode_ids, left_out = training_ids(reader, episode_ids, run_id)
+    if format in IMITATED and not include_failures:
+        episode_ids, failures = worthwhile_ids(reader, episode_ids, KEEP)
+        left_out += failures
+    how["keep_cut"] = include_failures
     if left_out and not episode_ids:
         raise ConfigError(f"nothing to export; left out: {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}")
     if isinstance(target, Path) and format in TRAINING and target.suffix.lower() not in (SUFFIXES[format], ""):
@@ -128,7 +136,7 @@ def _export_table(
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:
     """Returns a check for rows that repeat a held-out question, also altered; None without such questions."""
-    known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of(task))]
+    known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of_task(task))]
     return Leaks(known, ngram=_WHOLE) if known else None
 
 

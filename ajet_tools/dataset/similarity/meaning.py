@@ -15,6 +15,7 @@ from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
+from ajet_sdk.tasks.questions import readable
 from ajet_tools.dataset.model.open import local_url
 from ajet_tools.dataset.similarity.near import ROUNDING, Match, Vectors, numbers_of
 from ajet_tools.dataset.similarity.text import normal
@@ -55,7 +56,7 @@ async def embed(
     for start in range(0, len(texts), _PART):
         if on_progress:
             on_progress("embedding", start, len(texts))
-        part = texts[start : start + _PART]
+        part = [readable(text) for text in texts[start : start + _PART]]
         batches = [part[at : at + BATCH] for at in range(0, len(part), BATCH)]
         for encoded in await asyncio.gather(*map(endpoint.embed, batches)):
             rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in encoded]

@@ -226,6 +226,15 @@ class NearIndex:
             self._sorted.append(Postings.joined(last[::-1]).sorted())
 
 
+def together_by(keys: Sequence[str], groups: Sequence[int]) -> list[int]:
+    """Returns for each row the position of the first row with which it shares a key or a group, transitively."""
+    clusters, first = Clusters(len(keys)), dict[str, int]()
+    for index, (key, group) in enumerate(zip(keys, groups, strict=True)):
+        clusters.join(index, first.setdefault(key, index))
+        clusters.join(index, group)
+    return [clusters.find(index) for index in range(len(keys))]
+
+
 def together(
     keys: Sequence[str],
     texts: Sequence[str],

@@ -13,7 +13,7 @@ import numpy as np
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.model import JudgeModel, object_schema
-from ajet_tools.dataset.files.blocks import text_of
+from ajet_sdk.tasks.questions import readable, text_of
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.similarity.decontaminate import Leak, words
 from ajet_tools.dataset.similarity.near import OnProgress, Vectors
@@ -34,7 +34,7 @@ class Paraphrases:
     The nearest rows share the most words, weighted by their rarity in the evaluation set.
     """
 
-    name, calls = "paraphrase", 1
+    name, calls, needs_answer = "paraphrase", 1, False
 
     def __init__(self, known: Sequence[tuple[str, str]]) -> None:
         """`known` has the location and question of each evaluation row."""
@@ -63,8 +63,8 @@ class Paraphrases:
         """Compares a task with these evaluation rows."""
         if not near:
             return RowVerdict(True, "shares no word with the evaluation set")
-        prompt = load("verify/paraphrase")
-        known_texts = [self.known[index][1] for index in near]
+        prompt, task = load("verify/paraphrase"), readable(task)
+        known_texts = [readable(self.known[index][1]) for index in near]
         text = prompt.render(task=task, known=known_texts)
 
         def read(reply: Mapping[str, Any]) -> tuple[int, str]:
@@ -83,7 +83,7 @@ class Paraphrases:
         if not same:
             return RowVerdict(True, "no paraphrase of an evaluation row", {"grade": reason, "prompt": prompt.label})
         where, known = self.known[near[same - 1]]
-        details = {"evaluation": where, "text": known, "grade": reason, "prompt": prompt.label}
+        details = {"evaluation": where, "text": readable(known), "grade": reason, "prompt": prompt.label}
         return RowVerdict(False, IN_EVALUATION, details)
 
 

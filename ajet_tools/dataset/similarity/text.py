@@ -12,7 +12,8 @@ alike, which are common in datasets:
 A text of at least 100 characters is also similar to one with the same parts in another order, and to one that contains
 it: at 0.8, if it has at least half of that one's length (`_shared_parts`).
 
-The markup of Markdown and HTML is ignored.
+The markup of Markdown and HTML is ignored. Questions of several parts, such as passage and question, are similar if
+each part is.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import html
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
+
+from ajet_sdk.tasks.questions import PART, SYSTEM
 
 FULL = 100
 """Below this length, the threshold gets stricter."""
@@ -37,6 +40,7 @@ _FULLWIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _QUOTES = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
 _UNSEEN = dict.fromkeys((0x00AD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
 _FORMS = {**_FULLWIDTH, **_QUOTES, **_UNSEEN}
+_SEPARATORS = re.compile(f"[{PART}{SYSTEM}]")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _MARK = re.compile(r"\d+(?:[.,]\d+)*|(?<![^\W\d_])[-+*/×÷^=<>%](?![^\W\d_])")
 _MARKUP = re.compile(
@@ -64,15 +68,25 @@ _LONGER = 2.5
 
 
 def normal(text: str) -> str:
-    """Returns the form in which texts are compared. Mathematical characters are kept: `2²` differs from `22`."""
+    """Returns the form in which texts are compared, with `PART` between its parts.
+
+    Mathematical characters are kept: `2²` differs from `22`.
+    """
+    if _SEPARATORS.search(text):
+        parts = map(normal, _SEPARATORS.split(text))
+        return PART.join(filter(None, parts))
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.translate(_FORMS))
     return " ".join(text.casefold().split())
 
 
 def normals(texts: pl.Series, form: Callable[[str], str] = normal) -> pl.Series:
-    """Returns the normal forms of a series. `form` is applied to non-ASCII texts; for ASCII all forms agree."""
+    """Returns the normal forms of a series.
+
+    `form` is applied to non-ASCII texts and to those of several parts; for all others the forms agree.
+    """
     plain = texts.str.len_bytes() == texts.str.len_chars()
+    plain = plain & ~texts.str.contains(_SEPARATORS.pattern)
     spaced = texts.str.contains("  ", literal=True) | texts.str.starts_with(" ") | texts.str.ends_with(" ")
     spaced = (plain & (spaced | _has_control(texts))).arg_true()
     non_ascii = (~plain).arg_true()
@@ -103,6 +117,8 @@ def marks(text: str) -> list[str]:
 
 def unmarked(text: str) -> str:
     """Removes Markdown and HTML markup from a text in normal form: `**bold**`, `<b>bold</b>`, `## title`."""
+    if PART in text:
+        return PART.join(map(unmarked, text.split(PART)))
     if "&" in text and _ENTITY.search(text):
         text = html.unescape(text)
     if not any(sign in text for sign in "*<_`#[~-+•>"):
@@ -135,8 +151,31 @@ def likeness(first: str, second: str, threshold: float, *, numbers: bool = True)
     """Returns the share of characters that two similar texts in normal form have in common, else None.
 
     It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters; for texts with the same
-    parts the share of characters in these parts, for a contained text its own share.
+    parts the share of characters in these parts, for a contained text its own share. For questions of several parts it
+    is the mean of theirs; with other parts they are similar only if the whole texts are equal.
     """
+    parts = first.split(PART)
+    other_parts = second.split(PART)
+    if len(parts) == len(other_parts) > 1:
+        return _likeness_of_parts(parts, other_parts, threshold, numbers)
+    if len(parts) != len(other_parts):  # one text in another form, or a question with more context than the other
+        return 1.0 if " ".join(parts) == " ".join(other_parts) else None
+    return _likeness(first, second, threshold, numbers)
+
+
+def _likeness_of_parts(
+    parts: Sequence[str], other_parts: Sequence[str], threshold: float, numbers: bool
+) -> float | None:
+    similar = 0.0
+    for part, other in zip(parts, other_parts, strict=True):
+        share = _likeness(part, other, threshold, numbers)
+        if share is None:
+            return None
+        similar += share * len(part)
+    return similar / sum(map(len, parts))
+
+
+def _likeness(first: str, second: str, threshold: float, numbers: bool) -> float | None:
     first, second = unmarked(first), unmarked(second)
     if first == second:
         return 1.0

@@ -10,14 +10,15 @@ from fractions import Fraction
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.math import final_answer, math, number
-from ajet_tools.dataset.files.values import answer_of
+from ajet_sdk.tasks.questions import answer_of, plain_question
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent
 
 LONGEST = 400
 """Maximum characters of a reply without a marked answer that counts as an answer."""
 _MARKED = re.compile(r"^[\s*_`#>]*ANSWER\s*[*_`]*\s*:[ \t]*[*_`]*[ \t]*(\S.*?)\s*$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?(?![\w.]*\d)\s*(?:\\?%)?")
+_NEGATION = re.compile(r"\b(?:not?|never|cannot|nicht|kein\w*|pas|non)\b|n['’]t\b", re.IGNORECASE)
 _OPEN, _CLOSE = "\"'“”‘’`*_([{", "\"'“”‘’`*_)]}.,;:!"
 
 
@@ -64,6 +65,23 @@ def final_of(reply: str, *, numeric: bool = False) -> str | None:
     return answer
 
 
+def stated_answer(reference: str, question: str) -> str:
+    """Returns the answer in a row's reference: marked, or the only number of a sentence that the question lacks."""
+    final = final_of(reference)
+    is_marked = final is not None and _normal(final) != _normal(reference)
+    if final is not None and (is_marked or number(final) is not None):
+        return final
+    if _NEGATION.search(reference) is None:
+        asked = {number(numeral) for numeral in _NUMBER.findall(question)}
+        stated = {number(numeral): numeral for numeral in _NUMBER.findall(reference)}
+        new: list[str] = [
+            numeral.strip() for value, numeral in stated.items() if value is not None and value not in asked
+        ]
+        if len(new) == 1:
+            return new[0]
+    return final or reference
+
+
 @dataclass(frozen=True)
 class Votes:
     """The largest group of equal answers. `margin` is its lead over the second, as a share of all asked."""
@@ -101,21 +119,23 @@ def votes(answers: Sequence[str | None]) -> Votes:
 
 
 class AgreementVerifier:
-    """Requires a majority of K independent answers to equal the row's answer.
+    """Requires a majority of K independent answers to equal the row's answer; a row without one is refused unasked."""
 
-    A row without an answer passes if there is a majority, whose answer is in `details["answer"]`.
-    """
+    needs_answer = True
 
     def __init__(self, k: int = 3, seed: int = 0) -> None:
         self.name, self.calls, self._seed = f"agreement:{k}", k, seed
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
-        reference = None if (row_answer := answer_of(row)) is None else str(row_answer)
+        answer = answer_of(row)
+        if answer is None:
+            return RowVerdict(False, "no answer to compare")
+        question = plain_question(row)
+        right = stated_answer(str(answer), question)
         asked = load("verify/answer")
-        text = asked.render(question=question_of(row))
+        text = asked.render(question=question)
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
-        right = None if reference is None else final_of(reference) or reference
-        numeric = right is not None and number(right) is not None
+        numeric = number(right) is not None
         answers = [final_of(reply, numeric=numeric) for reply in replies]
         counted = votes([*answers, *[None] * (self.calls - len(answers))])
         details = {
@@ -126,6 +146,6 @@ class AgreementVerifier:
             return RowVerdict(False, "no independent answer could be read", details, failed=True)
         if not counted.majority:
             return RowVerdict(False, "independent answers disagree", details)
-        if right is not None and not same(counted.answer, right):
+        if not same(counted.answer, right):
             return RowVerdict(False, "independent answers agree on a different answer", details)
         return RowVerdict(True, f"{counted.count} of {self.calls} independent answers agree", details)

@@ -11,7 +11,10 @@ from typing import Any
 from ajet_sdk.engines.budget import Budget, Price, Usage
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.tasks.questions import answer_of
+from ajet_sdk.tasks.row_names import ANSWERS
 from ajet_tools.dataset.model.open import open_named
+from ajet_tools.dataset.verify.consistency import inconsistency
 from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 KINDS = ("agreement", "judge", "code", "llm", "none")
@@ -106,6 +109,7 @@ class CombinedVerifier:
 
     name: str
     groups: Sequence[Sequence[VerifierPart]]
+    """Any of a group, of each group."""
     parts: list[VerifierPart] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,9 +119,31 @@ class CombinedVerifier:
     def calls(self) -> int:
         return sum(part.verifier.calls for part in self.parts)
 
+    @property
+    def needs_answer(self) -> bool:
+        return any(all(part.verifier.needs_answer for part in group) for group in self.groups)
+
+    def refuse_unanswered(self, rows: Sequence[Mapping[str, Any]], source: str) -> None:
+        """Raises ConfigError if it compares answers, and none of these rows has a field that is known as one."""
+        if not rows or not self.needs_answer or any(answer_of(row) is not None for row in rows):
+            return
+        columns = sorted({path for row in rows for path in _fields(row)})
+        raise ConfigError(
+            f"--verify {self.name} compares answers, but no row of {source} has a known answer: the fields are "
+            f"{', '.join(columns)}, and an answer is named {', '.join(ANSWERS[:3])}, solution, label, output, ... "
+            "Name the field with --map FIELD=metadata.answer, or pass --verify none"
+        )
+
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         if not self.parts:
             return RowVerdict(True, "not verified")
+        verdict = await self._ask(row, endpoint)
+        if verdict.ok and any(part.kind in KINDS for part in self.parts):
+            # a writer and a checker make the same mistakes; a calculation makes none
+            return inconsistency(row) or verdict
+        return verdict
+
+    async def _ask(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         if len(self.parts) == 1:
             return await self.parts[0].verifier.check(row, self.parts[0].endpoint or endpoint)
         records: list[dict[str, object]] = []
@@ -138,6 +164,14 @@ class CombinedVerifier:
         """Returns the endpoints that differ from the writer's, by verifier, or None."""
         models = {p.verifier.name: [p.endpoint.base_url, p.endpoint.model] for p in self.parts if p.endpoint}
         return {name: at for name, at in models.items() if at != [writer.base_url, writer.model]} or None
+
+
+def _fields(row: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        if name == "metadata" and isinstance(value, Mapping):
+            yield from (f"metadata.{inner}" for inner in value)
+        elif name != "provenance":
+            yield name
 
 
 def endpoints_of(verifier: Verifier | None) -> list[ModelClient]:

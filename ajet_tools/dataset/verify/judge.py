@@ -20,11 +20,12 @@ from ajet_sdk.judges.model import JudgeModel
 from ajet_sdk.judges.rewards import judged
 from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.threads import Workers
+from ajet_sdk.tasks.questions import answer_of, plain_question
 from ajet_sdk.tasks.task_rows import Row, to_task
 from ajet_sdk.types import Episode, Task
-from ajet_tools.dataset.files.values import answer_of, as_text
+from ajet_tools.dataset.files.values import as_text
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of, required
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent, required
 
 log = logging.getLogger("ajet")
 _HANGING = 8
@@ -43,6 +44,7 @@ class JudgeVerifier:
 
     def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0) -> None:
         self.name, self.calls = spec, k
+        self.needs_answer = k == 0
         self._judge, self._seed = judge, seed
         if is_group_judge(judge):  # also raises SignatureError for a workflow
             raise ConfigError(f"--verify {spec}: a group judge compares answers, but a row has only one")
@@ -73,7 +75,7 @@ class JudgeVerifier:
 
     async def _independent(self, row: Mapping[str, object], task: Task, endpoint: ModelClient | None) -> RowVerdict:
         asked = load("verify/answer")
-        text = asked.render(question=question_of(row))
+        text = asked.render(question=plain_question(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         outcomes = await asyncio.gather(*(self._reward(task, _last_line(reply)) for reply in replies))
         first = next((outcome for outcome in outcomes if isinstance(outcome, RowVerdict)), None)
@@ -87,7 +89,8 @@ class JudgeVerifier:
 
     async def _probe(self, task: Task, answer: object) -> None:
         wrong = _other_answer(answer)
-        changed = task.model_copy(update={"metadata": {**task.metadata, "answer": wrong}})
+        wrong_fields = {name: wrong for name, value in task.metadata.items() if value == answer}
+        changed = task.model_copy(update={"metadata": {**task.metadata, **wrong_fields, "answer": wrong}})
         outcome = await self._reward(changed, _to_output(wrong))
         if not isinstance(outcome, RowVerdict) and outcome[1]:
             log.warning(
@@ -144,6 +147,7 @@ class LlmVerifier:
     name: str = "llm"
     rubric: str | None = None
     calls: int = 1
+    needs_answer: bool = True
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         answer = answer_of(row)
@@ -156,7 +160,7 @@ class LlmVerifier:
             model=JudgeModel(required(endpoint, self.name), max_tokens=2048, retries=1),
             prompt=asked.render(question="{query}", answer="{answer}", rubric="{rubric}"),
         )
-        verdict = await graded(judge, Material(question_of(row), as_text(answer)), 1.0, details)
+        verdict = await graded(judge, Material(plain_question(row), as_text(answer)), 1.0, details)
         if verdict.failed:
             return verdict
         reason = f"the grader finds it {'right' if verdict.ok else 'wrong'}"

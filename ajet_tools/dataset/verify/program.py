@@ -11,10 +11,10 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.judges.code import TESTS, code_in, run_tests
 from ajet_sdk.judges.math import number
 from ajet_sdk.sandbox.run import ProgramLimits, Ran, run_code
-from ajet_tools.dataset.files.values import answer_of
+from ajet_sdk.tasks.questions import answer_of, plain_question
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
-from ajet_tools.dataset.verify.verdict import RowVerdict, independent, question_of
+from ajet_tools.dataset.verify.verdict import RowVerdict, independent
 
 SOLUTIONS = ("solution", "canonical_solution")
 PROGRAMS = ("program", "code")
@@ -35,6 +35,7 @@ class ProgramVerifier:
     seed: int = 0
     name: str = "code"
     calls: int = 1
+    needs_answer: bool = True
     unfenced: bool = False
     """Run without a sandbox if there is none."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
@@ -76,7 +77,7 @@ class ProgramVerifier:
 
     async def _write_program(self, row: Mapping[str, object], answer: str, endpoint: ModelClient | None) -> RowVerdict:
         asked = load("verify/program")
-        text = asked.render(question=question_of(row))
+        text = asked.render(question=plain_question(row))
         replies = await independent(endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name)
         reply = replies[0] if replies else ""
         code = code_in(reply)

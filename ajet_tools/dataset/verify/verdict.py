@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,11 @@ class Verifier(Protocol):
         """Maximum number of replies per row, for estimates."""
         ...
 
+    @property
+    def needs_answer(self) -> bool:
+        """Whether it compares the row's answer, so that a row without one can't pass."""
+        ...
+
     async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         """Checks a task row.
 
@@ -50,19 +53,6 @@ class Verifier(Protocol):
         endpoint.
         """
         ...
-
-
-def question_of(row: Mapping[str, Any]) -> str:
-    """Returns a row's question: its query, or its messages as a transcript."""
-    for name in QUERY_COLUMNS:
-        if isinstance(row.get(name), str) and row[name].strip():
-            return str(row[name])
-    messages = row.get("init_messages") or row.get("messages") or []
-    filled_messages = [m for m in messages if isinstance(m, Mapping) and m.get("content")]
-    parts = [parts_of({"role": "user", **message}) for message in filled_messages]
-    if len(parts) == 1:
-        return parts[0].content
-    return "\n\n".join(f"{message.role}: {message.content}" for message in parts)
 
 
 def required(endpoint: ModelClient | None, what: str) -> ModelClient:

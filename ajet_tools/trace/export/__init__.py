@@ -16,6 +16,8 @@ Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"
 FORMATS: tuple[Format, ...] = get_args(Format)
 TRAINING: tuple[Format, ...] = ("tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens")
 """Training data; other formats are for people, other tools, and copies of a trace."""
+IMITATED: tuple[Format, ...] = ("messages", "sharegpt", "trl-prompt")
+"""Training data whose replies are imitated, so that episodes worth nothing are left out."""
 SUFFIXES: dict[Format, str] = {**dict.fromkeys(FORMATS, ".jsonl"), "tokens": ".parquet", "html": ".html"}
 """File suffix of each format."""
 
@@ -56,6 +58,7 @@ def export(
     *,
     redact: bool = True,
     margin: float = 0.0,
+    keep_cut: bool = False,
     trace: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
@@ -67,6 +70,7 @@ def export(
         format: one of FORMATS.
         target: a path or an open binary stream.
         redact: replace secrets and personal data by placeholders (see `ajet_tools.trace.redact`).
+        keep_cut: also write replies that were cut at their limit, which formats to imitate leave out.
         margin: least difference of rewards for a pair of `trl-preference`.
         trace: path of the trace, from which `html` looks for the tokenizer.
         progress: called with the numbers of finished episodes and of all.
@@ -81,7 +85,7 @@ def export(
         raise ConfigError(f"{format} is written as *{SUFFIXES[format]}, not as {target.name}; name the file so")
     module, name = _WRITERS[format]
     write: Callable[[Job, object], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, trace)
+    job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, trace, keep_cut)
     with opened(target) as file:
         write(job, file)
     return Exported(

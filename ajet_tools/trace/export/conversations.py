@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from ajet_sdk.dialects.message_parts import content_text, reply_of
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
+from ajet_tools.trace.export.demonstrations import is_cut
 from ajet_tools.trace.export.job import Job, json_line
 
 Message = Mapping[str, object]
@@ -108,22 +109,47 @@ def about(episode: Episode, agent: str | None = None, call_id: str | None = None
 def write_messages(job: Job, file: BinaryIO) -> None:
     """Write a line per conversation, with `messages`, `tools`, and the calls of its replies in `calls`."""
     for record in job.records():
-        index = {call.call_id: call.index for call in record.episode.calls}
+        call_by_id = {call.call_id: call for call in record.episode.calls}
         rows = []
-        for conversation in conversations(record.episode):
-            calls = [{"call_id": c, "index": index[c], "message": i} for c, i in conversation.turns]
+        whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
+        for conversation in whole:
+            calls = [_turn(call_by_id[c], i) for c, i in conversation.turns]
             row = {"messages": conversation.messages, "tools": conversation.tools}
             rows.append({**row, **about(record.episode, conversation.agent), "calls": calls})
-        job.write(file, record, rows)
+        job.write(file, record, rows, cut=cut)
+
+
+def _turn(call: Call, place: int) -> dict[str, object]:
+    turn: dict[str, object] = {"call_id": call.call_id, "index": call.index, "message": place}
+    return {**turn, "cut": True} if is_cut(call) else turn
+
+
+def whole_conversations(episode: Episode, *, keep_cut: bool = False) -> tuple[list[Conversation], int]:
+    """Return the conversations up to their first cut reply, and the number of cut replies left out.
+
+    One whose first reply is cut is left out; what followed a cut reply goes with it.
+    """
+    result: list[Conversation] = []
+    every = conversations(episode)
+    cut_ids = set() if keep_cut else {call.call_id for call in episode.calls if is_cut(call)}
+    cut = {call_id for conversation in every for call_id, _ in conversation.turns} & cut_ids
+    for conversation in every:
+        first = next((n for n, (call_id, _) in enumerate(conversation.turns) if call_id in cut), None)
+        if first is None:
+            result.append(conversation)
+        elif first > 0:
+            end = conversation.turns[first - 1][1] + 1
+            shorter = replace(conversation, messages=conversation.messages[:end], turns=conversation.turns[:first])
+            result.append(shorter)
+    return result, len(cut)
 
 
 def write_sharegpt(job: Job, file: BinaryIO) -> None:
     """Write a line per conversation in ShareGPT's format, as read by LLaMA-Factory and Axolotl."""
     for record in job.records():
-        rows = (
-            {**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in conversations(record.episode)
-        )
-        job.write(file, record, rows)
+        whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
+        rows = ({**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in whole)
+        job.write(file, record, rows, cut=cut)
 
 
 _ROLES = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt", "tool": "observation"}

@@ -19,6 +19,7 @@ from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.records import Record, records_of
 from ajet_tools.trace.redact import Redactor
 
+CUT = "replies cut at their limit"
 _CHUNK = 64
 """Episodes in memory."""
 _LOOKUP = 5_000
@@ -37,6 +38,8 @@ class Job:
     progress: Callable[[int, int], None] | None = None
     trace: Path | None = None
     """Path of the trace, to look for the tokenizer of a run."""
+    keep_cut: bool = False
+    """Also write replies that were cut at their limit."""
     written: set[str] = field(default_factory=set)
     rows: int = 0
     redacted: Counter[str] = field(default_factory=Counter)
@@ -47,16 +50,17 @@ class Job:
         self.written.add(record.episode.episode_id)
         self.rows += rows
 
-    def write(self, file: BinaryIO, record: Record, rows: Iterable[object]) -> None:
-        """Write the rows of an episode as JSON lines; an episode without rows has no chat."""
+    def write(self, file: BinaryIO, record: Record, rows: Iterable[object], *, cut: int = 0) -> None:
+        """Write the rows of an episode as JSON lines; an episode without rows, none of them cut, has no chat."""
         lines = 0
         for row in rows:
             file.write(json_line(row))
             lines += 1
         if lines:
             self.wrote(record, lines)
-        else:
+        elif not cut:
             self.left_out["episodes without a chat reply"] += 1
+        self.left_out[CUT] += cut
 
     def records(self, *, whole: bool = False) -> Iterator[Record]:
         """Yield the records in order; `whole` reads all parts of a record, and unfinished episodes too."""

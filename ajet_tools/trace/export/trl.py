@@ -10,7 +10,8 @@ from typing import BinaryIO
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
 from ajet_tools.trace.export.conversations import Conversation, Exchange, about, conversations, exchanges
-from ajet_tools.trace.export.job import Job, json_line
+from ajet_tools.trace.export.demonstrations import is_cut
+from ajet_tools.trace.export.job import CUT, Job, json_line
 from ajet_tools.trace.queries.records import Record
 
 _KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
@@ -23,19 +24,23 @@ def write_prompts(job: Job, file: BinaryIO) -> None:
     """
     for record in job.records():
         rows = []
+        cut = 0
         for exchange in exchanges(record.episode):
             call = exchange.call
+            if is_cut(call) and not job.keep_cut:
+                cut += 1
+                continue
             row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
             of = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
             rows.append({**row, "tools": _tools(exchange.tools), **of})
-        job.write(file, record, rows)
+        job.write(file, record, rows, cut=cut)
 
 
 def write_preferences(job: Job, file: BinaryIO) -> None:
     """Write a line per pair: a better and a worse attempt of a group, or a user's correction and the reply."""
     for group in job.groups(feedback=True):
         by_id = {record.episode.episode_id: record for record in group}
-        for row in pairs_of_group([r.episode for r in group], job.margin, job.left_out):
+        for row in pairs_of_group([r.episode for r in group], job.margin, job.left_out, keep_cut=job.keep_cut):
             file.write(json_line(row))
             job.wrote(by_id[str(row["chosen_episode_id"])])
             job.wrote(by_id[str(row["rejected_episode_id"])], rows=0)
@@ -45,7 +50,9 @@ def write_preferences(job: Job, file: BinaryIO) -> None:
                 job.wrote(record)
 
 
-def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter[str]) -> Iterator[dict[str, object]]:
+def pairs_of_group(
+    episodes: Sequence[Episode], margin: float, left_out: Counter[str], *, keep_cut: bool = False
+) -> Iterator[dict[str, object]]:
     """Pair the best attempt with the worst, the second best with the second worst, and so on, for each agent.
 
     An attempt is in one pair at most. The rewards of a pair differ by more than `margin`.
@@ -56,7 +63,13 @@ def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter
             left_out["attempts without success"] += 1
             continue
         longest: dict[str, Conversation] = {}
-        for conversation in conversations(episode):
+        cut_ids = set() if keep_cut else {call.call_id for call in episode.calls if is_cut(call)}
+        every = conversations(episode)
+        cut = {call_id for conversation in every for call_id, _ in conversation.turns} & cut_ids
+        if cut:  # a pair of it would prefer or reject an end that was never sampled
+            left_out[CUT] += len(cut)
+            continue
+        for conversation in every:
             known = longest.get(conversation.agent)
             if known is None or len(conversation.turns) > len(known.turns):
                 longest[conversation.agent] = conversation

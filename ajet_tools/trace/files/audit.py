@@ -332,9 +332,18 @@ def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
         last = _ids((row["output_ids"] or [])[-1:]).tolist()
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
+        plain |= {_before_stop(reply, _object(row["request"])) for reply in plain}
         return None if content in plain or (is_bare and not text.removesuffix(ended).strip()) else repr(content)
     parts = [content, reasoning, *(str(_called(call)[0]) for call in calls)]
     return next((repr(part) for part in parts if isinstance(part, str) and part.strip() not in text), None)
+
+
+def _before_stop(text: str, request: JsonView) -> str:
+    """Return a text up to the first of the request's stop strings, which end a reply and are no part of it."""
+    stop = request.get("stop")
+    strings = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    ends = [text.find(end) for end in strings if isinstance(end, str) and end and end in text]
+    return text[: min(ends)] if ends else text
 
 
 def _message(row: _Row) -> dict[str, object] | None:
@@ -364,13 +373,18 @@ def _wrong_calls(call: _Call, text: str, known: Vocabulary, request: JsonView) -
         probed = _EVERY if known.template is None else _format(known.template, (end,) if end else ())
         for form in (probed, *(ReplyFormat(forms, probed.reasoning) for forms in PARSERS.values())):
             parses = (form.parse(reply, prompt=prompt, tools=tools).calls for reply in (text.removesuffix(end), text))
-            read += [[(name, json.loads(arguments)) for name, arguments in calls] for calls in parses if calls]
+            # models write control characters as they are
+            read += [[(name, _arguments(arguments)) for name, arguments in calls] for calls in parses if calls]
             if stored in read:
                 return
     if read:
         yield "texts", f"calls {json.dumps(read[0], ensure_ascii=False)}", json.dumps(stored, ensure_ascii=False)
     else:
         yield _UNREAD, "", ""
+
+
+def _arguments(text: str) -> object:
+    return json.loads(text, strict=False)
 
 
 _EVERY = ReplyFormat(tuple(form for forms in PARSERS.values() for form in forms))
@@ -384,7 +398,7 @@ def _called(call: object) -> tuple[object, object]:
         return repr(call), None
     arguments = function.get("arguments")
     with suppress(ValueError):
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        arguments = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
     return function.get("name"), arguments
 
 

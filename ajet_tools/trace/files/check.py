@@ -13,7 +13,7 @@ import numpy as np
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.prefixes import common_prefix
-from ajet_sdk.trace.digests import digested
+from ajet_sdk.trace.digests import digested, key_of, keyed_digests, table_of
 from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import calls_of, ledger_balance, open_trace, trace_files
@@ -63,7 +63,7 @@ def check(path: Path, *more: Path) -> list[Broken]:
 
 
 def edited(path: Path, *more: Path) -> Broken | None:
-    """Detect rows that were changed or deleted since ajet wrote them, or return None.
+    """Detect rows that were changed, added or deleted since ajet wrote them, or return None.
 
     Files being written are skipped.
     """
@@ -73,30 +73,56 @@ def edited(path: Path, *more: Path) -> Broken | None:
     for file in sorted(set(files) - settled_owners(files).keys()):
         with duckdb.connect() as connection:
             if attach(connection, {0: file})[file]:
-                changed, left = _edited(connection)
+                changed, missing = _edited(connection)
                 ids += changed
-                gone += max(0, left - len(changed))  # an edited row also leaves its former digest
+                gone += missing
     shown = [*ids[: _NAMED - 1], *([f"{counted(gone, 'row')} more were written and are gone"] if gone else [])]
     return Broken("edited", "edited after it was written", len(ids) + gone, tuple(shown)) if shown else None
 
 
 def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
-    """Return the rows of the file `t0` without a digest, and the number of digests without a row."""
+    """Return the rows of the file `t0` that are not as written, and the number of rows that are gone."""
     left: Counter[int] = Counter()
     with suppress(duckdb.CatalogException):  # the whole table was dropped
         left.update(digest for (digest,) in connection.execute("SELECT digest FROM t0.digests").fetchall())
-    ids = []
+    ids: list[str] = []
+    unknown: list[int] = []
+    has_old = False
     for table in TABLES:
-        for batch, digests in digested(connection, table, schema="t0."):
-            for i, digest in enumerate(digests):
-                left[digest] -= 1
-                if left[digest] < 0:
-                    row = batch.slice(i, 1).to_pylist()[0]
-                    names = (next(name for name in _IDS if row.get(name) or name == "run_id"), *_KEYS)
-                    ids.append(" ".join([table, *(str(row[name]) for name in names if row.get(name) is not None)]))
-    return ids, sum(count for count in left.values() if count > 0)
+        for batch, old_digests in digested(connection, table, schema="t0."):
+            for i, digest in enumerate(keyed_digests(table, batch)):
+                if left[digest] > 0:
+                    left[digest] -= 1
+                    continue
+                if left[old_digests[i]] > 0:
+                    left[old_digests[i]] -= 1
+                    has_old = True
+                    continue
+                unknown.append(digest)
+                row = batch.slice(i, 1).to_pylist()[0]
+                names = (next(name for name in _IDS if row.get(name) or name == "run_id"), *_KEYS)
+                ids.append(" ".join([table, *(str(row[name]) for name in names if row.get(name) is not None)]))
+    remaining = left.total()
+    if has_old:  # their digests don't tell which row they are of: each changed row is taken to leave one
+        return ids, max(0, remaining - len(ids))
+    gone = [digest for digest, count in left.items() for _ in range(count)]
+    keys_gone = Counter(map(key_of, gone))
+    tables_gone = Counter(map(table_of, gone))
+    added: list[int] = []
+    for place, digest in enumerate(unknown):
+        if keys_gone[key_of(digest)]:
+            keys_gone[key_of(digest)] -= 1
+            tables_gone[table_of(digest)] -= 1
+        else:
+            added.append(place)
+    for place in added:
+        if tables_gone[table_of(unknown[place])]:
+            tables_gone[table_of(unknown[place])] -= 1
+            ids[place] += _REPLACES
+    return ids, tables_gone.total()
 
 
+_REPLACES = " (in place of a row with another id, which is gone)"
 _IDS = ("feedback_id", "call_id", "episode_id", "run_id")
 """Id columns, most specific first; a row is named by its first id and by `_KEYS`."""
 _KEYS = ("outcome", "name", "step")

@@ -19,7 +19,7 @@ import duckdb
 from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.database import explain, open_to_write
-from ajet_sdk.trace.digests import digested
+from ajet_sdk.trace.digests import every_digest
 from ajet_sdk.trace.limits import bytes_of, log_of
 from ajet_sdk.trace.owner import process_started, retract, settled_owner
 from ajet_sdk.trace.reader import trace_files
@@ -129,12 +129,9 @@ def prune(path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None
         )
         for name in ("runs", "episodes", "calls", "ledger"):
             connection.execute(f"DROP VIEW temp.{name}")
-        dropped = [
-            digest
-            for table, gone in _GONE.items()
-            for _, digests in digested(connection, table, gone, schema="source.")
-            for digest in digests
-        ]
+        dropped: list[int] = []
+        for table, gone in _GONE.items():
+            dropped += every_digest(connection, table, gone, schema="source.")
         for table in TABLES:
             on_stage(f"copying {table}")
             _copy_rows(connection, table, f"NOT coalesce({_GONE[table]}, false)")

@@ -103,8 +103,25 @@ TABLES = (
     SELECT run_id, step, group_id, role, episode_id, avg(value) AS value, avg(value ** 2) AS square, sum(n) AS tokens,
         min(earned) AS low, max(earned) AS high
     FROM outcomes WHERE outcome IS NULL GROUP BY ALL""",
+    # attempts that made no call to train count in the baseline of each role of their group
+    """INSERT INTO peers
+    WITH roles AS (SELECT DISTINCT run_id, step, group_id, role FROM peers),
+    callless AS (
+        SELECT e.*, r.failure_reward FROM episodes e JOIN runs r USING (run_id)
+        WHERE e.learnt AND (e.status = 'succeeded' OR e.given) AND r.estimator IN ('grpo', 'rloo', 'opo')
+            AND e.episode_id NOT IN (
+                SELECT episode_id FROM outcomes WHERE outcome IS NULL OR outcome = 'zero_advantage')),
+    worth AS (
+        SELECT c.run_id, c.step, c.group_id, roles.role, c.episode_id, if(any_value(c.given),
+            any_value(c.failure_reward), sum(w.weight * w.value)) AS value
+        FROM callless c JOIN roles USING (run_id, step, group_id) LEFT JOIN s_rewards w
+            ON w.episode_id = c.episode_id AND w.call_id IS NULL AND (w.agent IS NULL OR w.agent = roles.role)
+        GROUP BY ALL)
+    SELECT run_id, step, group_id, role, episode_id, value, value ** 2, 0, value, value FROM worth
+    WHERE value IS NOT NULL""",
     """CREATE TABLE groups AS
-    SELECT run_id, step, group_id, role, count(*) AS size, avg(value) AS mean, max(high) - min(low) < 1e-9 AS flat,
+    SELECT run_id, step, group_id, role, count(*) AS size, avg(value) AS mean,
+        count(*) = 1 OR max(high) - min(low) < 1e-9 AS flat, -- one attempt is compared with none
         sqrt(greatest(avg(square) - avg(value) ** 2, 0) * size / (size - 1)) AS deviation,
         sum(value) AS total, max(value) AS best, min(value) AS worst,
         sum(value * tokens) / sum(tokens) AS mean_by_length FROM peers GROUP BY ALL""",

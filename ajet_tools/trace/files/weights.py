@@ -85,10 +85,15 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
     differences, compared = list[_Difference](), 0
     for row in whole:
         sampling: Mapping[str, object] = json.loads(row["sampling"] or "{}")
-        if row["prompt_ids"] and all(sampling.get(name, plain) == plain for name, plain in _PLAIN.items()):
+        if row["prompt_ids"] and _is_plain(sampling):
             compared += 1
             differences += _call(model, run, row["call_id"], row, float(str(sampling.get("temperature", 1))))
     return differences, compared
+
+
+def _is_plain(sampling: Mapping[str, object]) -> bool:
+    """Whether a call was sampled from the model's own distribution, at any temperature."""
+    return all((sampling.get(name) or plain) == plain for name, plain in _PLAIN.items())
 
 
 _BEGAN = "SELECT epoch(min(c.started_at)) AS at FROM calls c JOIN episodes USING (episode_id) WHERE run_id = ?"
@@ -98,7 +103,7 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
     """Return the step that began with these weights, and its computed and logged gradient norms.
 
     None without such a step, for an initial adapter, for losses other than clipped policy gradient and likelihood, for
-    several updates per step, and in 16 bits. Raises the errors of `differing`.
+    several updates per step, calls sampled with limits (top_p, a grammar), and in 16 bits. Raises as `differing`.
     """
     steps = rows(reader, _STEP, run, weights.version, weights.adapter is not None)
     if not steps:
@@ -106,10 +111,13 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
     import torch
 
     step, size = steps[0]["step"], steps[0]["size"]
+    trained = reader.query(_TRAINED, [run, step]).to_pylist()
+    if not all(_is_plain(json.loads(row["sampling"] or "{}")) for row in trained):
+        return None
     model = _load(weights, trains=True)
     if model.dtype != torch.float32:
         return None
-    for row in reader.query(_TRAINED, [run, step]).to_pylist():
+    for row in trained:
         _backward(model, row, steps[0]["low"], steps[0]["high"], size)
     squares = [float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None]
     return step, sum(squares) ** 0.5, steps[0]["norm"]
@@ -130,7 +138,8 @@ WHERE run_id = ? AND before = ? AND (config->>'$.ajet.model.lora.enabled' = 'tru
     AND (estimator = 'sft' OR {CLIPPED}) AND config->>'$.ajet.trainer_common.mini_batch_num' = '1'
     AND config->>'$.ajet.trainer_common.ppo_epochs' = '1' ORDER BY step LIMIT 1"""
 _TRAINED = """
-SELECT prompt_ids, output_ids, c.logprobs, t.advantages, coalesce((sampling->>'$.temperature')::DOUBLE, 1) AS heat
+SELECT prompt_ids, output_ids, c.logprobs, t.advantages, coalesce((sampling->>'$.temperature')::DOUBLE, 1) AS heat,
+    sampling::VARCHAR AS sampling
 FROM trained t JOIN calls_full c USING (call_id) WHERE t.run_id = ? AND t.step = ? ORDER BY call_id"""
 
 

@@ -14,9 +14,10 @@ from textual.widgets import Label, Static, TextArea
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
+from ajet_sdk.tasks.questions import answer_of
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 from ajet_tools.dataset.curation.schema import OURS
-from ajet_tools.dataset.files.values import answer_of, value_at
+from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.tui.base import Dialog
 

@@ -16,8 +16,8 @@ from textual.widgets import Static
 
 from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.tasks.task_rows import QUERY_COLUMNS
-from ajet_tools.dataset.files.values import answer_of
+from ajet_sdk.tasks.questions import answer_of
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.text.clean import drop_zero_width
 from ajet_tools.tui.dataset.table import RowsTable

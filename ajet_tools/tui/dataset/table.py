@@ -11,8 +11,8 @@ from typing import ClassVar, TypedDict
 from rich.text import Text
 from textual.binding import Binding, BindingType
 
-from ajet_tools.dataset.files.blocks import text_of
-from ajet_tools.dataset.files.values import answer_of, value_at
+from ajet_sdk.tasks.questions import answer_of, text_of
+from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.review.review import Only, Review
 from ajet_tools.text.clean import one_line
 from ajet_tools.tui.widgets.lines import PartsLine

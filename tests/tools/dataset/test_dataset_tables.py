@@ -25,7 +25,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.dataset.files.blocks import text_of
+from ajet_sdk.tasks.questions import text_of
 from ajet_tools.dataset.files.frames import read as frame
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.tables import count_rows, read, read_blocks, tables_of
@@ -365,7 +365,7 @@ def test_a_gzip_of_json_lines_is_one(tmp_path: Path) -> None:
         ({"main_query": "q", "messages": [{"role": "user", "content": "m"}]}, "q"),
         ({"question": "q"}, "q"),
         ({"messages": [{"role": "user", "content": "first"}, {"role": "assistant", "content": "a"}]}, "first"),
-        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]}, "text\nparts"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]}, "parts"),
         ({"conversations": [{"from": "human", "value": "h"}, {"from": "gpt", "value": "g"}]}, "h"),
         ({"title": "t", "body": {"x": ["y", 3]}, "task_id": "7"}, "t\ny"),
     ],

@@ -129,9 +129,104 @@ def test_unreadable_replies_count_against_a_majority(model_server: Server) -> No
     assert not none.ok and none.failed and none.reason == "no independent answer could be read"
 
 
-def test_a_row_without_an_answer_gets_the_majoritys(model_server: Server) -> None:
-    verdict = check("agreement:3", {"main_query": "6 * 7?"}, model_server(lambda body, n: ["42", "42.0", "42"]))
-    assert verdict.ok and verdict.details["answer"] == "42"
+def test_a_row_without_an_answer_is_refused_unasked(model_server: Server) -> None:
+    server = model_server(lambda body, n: ["42", "42.0", "42"])
+    verdict = check("agreement:3", {"main_query": "6 * 7?"}, server)
+    assert not verdict.ok and not server.requests
+
+
+def stating(answer: str) -> dict[str, dict[str, Any]]:
+    """Rows of every shape, with an answer that is not computed from the question."""
+    question = "How many legs have the cows of the farm, if each of the eleven has all of its legs?"
+    user = {"role": "user", "content": question}
+    return {
+        "answer": {"question": question, "answer": answer},
+        "metadata": {"main_query": question, "metadata": {"solution": answer}},
+        "final": {"main_query": question, "metadata": {"final_answer": answer}},
+        "alpaca": {"instruction": "Answer.", "input": question, "output": answer},
+        "prose": {"instruction": question, "output": f"All of them together have {answer} legs."},
+        "response": {"prompt": question, "response": answer},
+        "completion": {"prompt": [user], "completion": [{"role": "assistant", "content": answer}]},
+        "chosen": {"prompt": question, "chosen": answer, "rejected": "13"},
+        "messages": {"messages": [user, {"role": "assistant", "content": answer}]},
+        "sharegpt": {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]},
+        "label": {"text": question, "label": answer},
+        "number": {"problem": question, "target": int(answer)},
+        "gold": {"query": question, "gold": answer},
+        "verl": {"prompt": [user], "reward_model": {"ground_truth": answer}},
+        "list": {"question": question, "answers": {"text": [answer]}},
+        "marked": {"question": question, "answer": f"11 cows have 4 legs each.\n#### {answer}"},
+    }
+
+
+@pytest.mark.parametrize("shape", stating("44"))
+@pytest.mark.parametrize("spec", ["agreement:3", "code"])
+def test_a_wrong_answer_is_refused_and_a_right_one_kept_in_every_shape(
+    shape: str, spec: str, model_server: Server
+) -> None:
+    if spec == "code" and shape == "prose":
+        pytest.skip("the answer of a sentence is not read")
+    server = model_server(lambda body, n: "```python\nprint(44)\n```" if spec == "code" else ["44", "44", "44"])
+    more = {"unfenced": True} if spec == "code" else {}
+    wrong = check(spec, stating("45")[shape], server, **more)
+    assert not wrong.ok and not wrong.failed
+    assert check(spec, stating("44")[shape], server, **more).ok
+
+
+@pytest.mark.parametrize(
+    ("question", "right", "wrong"),
+    [
+        ("What is 12 plus 30?", "42", "43"), ("12 + 30 =", "42", "737"), ("Compute 3 * (4 + 5).", "27", "17"),
+        ("What is the product of six and seven?", "42", "41"), ("What is 1,000 - 1?", "999", "1,001"),
+        ("What is 15% of 80?", "12", "13"), ("What is 10 divided by 4?", "2.5", "2"),
+        ("What's 100 / 7?", "14.29", "14.4"),
+        ("Was ist 12 mal 3?", "36", "35"), ("Subtract 5 from 9.", "4", "14"), ("What is 2^10?", "1024", "20"),
+    ],
+)  # fmt: skip
+def test_a_mistake_that_writer_and_checker_share_is_no_agreement(
+    question: str, right: str, wrong: str, model_server: Server
+) -> None:
+    for answer, ok in ((right, True), (wrong, False)):
+        server = model_server(lambda body, n, answer=answer: [answer] * 3)
+        for values in (
+            {"question": question, "answer": answer},
+            {"instruction": question, "input": "", "output": answer},
+            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": f"It is {answer}."}]},
+        ):
+            assert check("agreement:3", values, server).ok is ok
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How many digits has 12 * 30?", "Is 12 + 30 even? Give 1 for yes.", "Tom has 3 + 2 apples. How many?",
+        "What is 42?", "Evaluate 9^9^9", "What is 4 / 0?", "The product of 3 and 4 minus 5?",
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_calculation_is_left_to_the_checker(question: str, model_server: Server) -> None:
+    server = model_server(lambda body, n: ["7", "7", "7"])
+    assert check("agreement:3", {"question": question, "answer": "7"}, server).ok
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"question": "How old is she?", "answer": "42", "solution": "She was born in May, so she is 43."},
+        {"messages": [{"role": "user", "content": "How old?"}, {"role": "assistant", "content": "43"}], "answer": "42"},
+        {"main_query": "How old?", "output": "43", "metadata": {"answer": "42"}},
+    ],
+)
+def test_a_row_that_states_two_answers_is_refused(values: dict[str, Any], model_server: Server) -> None:
+    assert not check("agreement:3", values, model_server(lambda body, n: ["42", "42", "42"])).ok
+
+
+@pytest.mark.parametrize(
+    ("reference", "ok"),
+    [("12 plus 30 cows are 42 cows.", True), ("They are not 42.", False), ("Either 42 or 43.", False)],
+)
+def test_the_answer_in_a_sentence(reference: str, ok: bool, model_server: Server) -> None:
+    values = {"question": "There are 12 red cows and 30 black ones. How many are there?", "output": reference}
+    assert check("agreement:3", values, model_server(lambda body, n: ["42", "42", "42"])).ok is ok
 
 
 def test_a_server_that_ignores_n_is_asked_again_with_another_seed(model_server: Server) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.prefixes import PrefixIndex
-from ajet_sdk.trace.digests import digested
+from ajet_sdk.trace.digests import digested, digests_of
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.schema import COLUMNS, TABLES
 from ajet_sdk.trace.writer import TraceWriter
@@ -199,6 +199,38 @@ def test_rows_that_were_added_or_deleted_are_told(path: Path, table: str) -> Non
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"DELETE FROM {table}")
     assert (gone := edited(path)) is not None and "written and are gone" in gone.ids[0]
+
+
+def test_a_row_that_was_added_hides_none_that_was_deleted(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DELETE FROM rewards WHERE rowid = (SELECT max(rowid) FROM rewards)")
+        connection.execute("INSERT INTO metrics SELECT * REPLACE ('new' AS name) FROM metrics LIMIT 1")
+    assert (broken := edited(path)) is not None and broken.count == 2
+    assert any(id.startswith("metrics ") for id in broken.ids) and any("gone" in id for id in broken.ids)
+
+
+@pytest.mark.parametrize("table", ["calls", "feedback", "metrics", "ledger"])
+def test_a_row_in_place_of_another_is_told_from_one_that_was_changed(path: Path, table: str) -> None:
+    column = {"calls": "call_id", "feedback": "feedback_id", "metrics": "name", "ledger": "outcome"}[table]
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"INSERT INTO {table} SELECT * REPLACE ('other' AS {column}) FROM {table} LIMIT 1")
+        connection.execute(f"DELETE FROM {table} WHERE rowid = 0")
+    assert (broken := edited(path)) is not None and broken.count == 1 and "gone" in broken.ids[0]
+
+
+def test_a_file_of_before_keeps_its_digests(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        old = [
+            digest for table in TABLES for digest in digests_of(table, connection.sql(f"FROM {table}").to_arrow_table())
+        ]
+        connection.execute("DELETE FROM digests")
+        connection.execute("INSERT INTO digests SELECT unnest(?::UBIGINT[])", [old])
+    assert edited(path) is None
+    give(path, Feedback(episode_id="e", comment="well done"))
+    assert edited(path) is None
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DELETE FROM rewards WHERE rowid = (SELECT max(rowid) FROM rewards)")
+    assert (broken := edited(path)) is not None and broken.count == 1
 
 
 def test_a_file_without_its_digests_is_told(path: Path) -> None:

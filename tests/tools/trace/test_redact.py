@@ -188,3 +188,33 @@ def test_a_long_text_is_redacted_in_time_proportional_to_it() -> None:
         started = time.perf_counter()
         Redactor().text(evil)
         assert time.perf_counter() - started < 10, evil[:10]
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("token hf_AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGh", "hf_AbC"),
+        ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalr"),
+        ("aws: AKIAIOSFODNN7EXAMPLE wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalr"),
+        ("My SSN is 123-45-6789.", "123-45"),
+        ("ring 030 1234567", "1234567"), ("Tel 06 12 34 56 78", "34 56"), ("It is 555 123 4567", "123 4567"),
+        ("at 555-123-4567", "123-4567"), ("(555) 123-4567", "123-4567"), ("020 7946 0958", "7946"),
+        ("Cookie: sessionid=abc123def456ghi; theme=dark", "abc123"),
+        ("Set-Cookie: sid=deadbeef12345678; Path=/", "deadbeef"),
+        ("url?JSESSIONID=0A1B2C3D4E5F67890A1B", "0A1B2C"),
+    ],
+)  # fmt: skip
+def test_keys_of_letters_cookies_and_numbers_of_people_are_replaced(text: str, secret: str) -> None:
+    assert secret not in Redactor().text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx", "What is 123-45-6789?", "It was 01-02-2024", "a cookie: chocolate",
+        "values 012 345 678, 013 222 111", "on 2024-01-02 at 03:04", "1 + 234 567 8901", "the sid of 12",
+        "aws commit 0123456789abcdef0123456789abcdef01234567", "0.5 1.25 3.5",
+    ],
+)  # fmt: skip
+def test_ordinary_text_stays(text: str) -> None:
+    assert Redactor().text(text) == text

@@ -1,0 +1,65 @@
+"""Which episodes and replies are worth imitating: whole replies of episodes that earned something.
+
+A reply that was cut at its limit (`max_tokens`) has no end; a conversation of it teaches an end that was never sampled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ajet_sdk.dialects.finish import finish_of
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.types import Call
+from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.filters import REWARD
+
+NOTHING = "episodes that earned nothing"
+UNREWARDED = "episodes without a reward"
+_LOOKUP = 5_000
+
+
+def is_cut(call: Call) -> bool:
+    """Whether a reply was cut at its maximum length."""
+    reason: object = call.finish_reason
+    choices = call.response.get("choices")
+    if reason is None and isinstance(choices, list) and choices and isinstance(choices[0], Mapping):
+        reason = choices[0].get("finish_reason")
+    return finish_of(reason) == "length"
+
+
+def worthless(rewards: Mapping[str, float | None]) -> dict[str, str]:
+    """Returns the episodes that are no example to follow, each with the reason; none if nothing was rewarded.
+
+    Nothing was earned with a reward of 0 or less; if no reward is above 0 (as with penalties), with the lowest.
+    """
+    known = [reward for reward in rewards.values() if reward is not None]
+    if not known:
+        return {}
+    lowest, highest = min(known), max(known)
+    reasons: dict[str, str] = {}
+    for episode_id, reward in rewards.items():
+        if reward is None:
+            reasons[episode_id] = UNREWARDED
+        elif reward <= 0 and (highest > 0 or reward == lowest):
+            reasons[episode_id] = NOTHING
+    return reasons
+
+
+def worthwhile_ids(reader: TraceReader, ids: Sequence[str], keep: str) -> tuple[list[str], Counter[str]]:
+    """Returns the episodes to imitate, and the number of the others by reason; `keep` says how to keep them.
+
+    The episodes of each run are compared among themselves: another run's judge has another scale.
+    """
+    sql = f"""
+        SELECT e.episode_id, e.run_id, {REWARD} AS reward FROM episodes e
+        WHERE e.episode_id IN (SELECT unnest(?::VARCHAR[]))"""
+    by_run: dict[str, dict[str, float | None]] = {}
+    for start in range(0, len(ids), _LOOKUP):
+        for row in rows(reader, sql, list(ids[start : start + _LOOKUP])):
+            by_run.setdefault(row["run_id"], {})[row["episode_id"]] = row["reward"]
+    reasons: dict[str, str] = {}
+    for rewards in by_run.values():
+        reasons |= worthless(rewards)
+    left_out = Counter(f"{reason}; {keep}" for reason in reasons.values())
+    return [episode_id for episode_id in ids if episode_id not in reasons], left_out
