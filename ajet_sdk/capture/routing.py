@@ -322,7 +322,10 @@ def active_episode(fallback: Fallback) -> ActiveEpisode | None:
     """
     active = current_episode.get()
     if active is None or active.recorder.is_over(active.phase):
-        active = fallback() or outside_of_episodes(active)
+        if active is None or active.observed:
+            active = outside_of_episodes(None) or fallback()
+        else:
+            active = outside_of_episodes(active)
     return None if active is not None and active.in_client else active
 
 

@@ -217,10 +217,14 @@ def check_items(body: JsonView) -> None:
     count = 0
     for name in ("messages", "input", "contents", "tools"):
         items = body.get(name)
-        if isinstance(items, list):
-            count += len(items)
-            parts = (value for item in items if isinstance(item, dict) for value in item.values())
-            count += sum(len(part) for part in parts if isinstance(part, list))
+        if not isinstance(items, list):
+            continue
+        count += len(items)
+        for item in items:
+            if isinstance(item, dict):
+                for value in item.values():
+                    if isinstance(value, list):
+                        count += len(value)
     if count > MOST_ITEMS:
         message = f"the request has {count:,} messages, tools and parts of them; the limit is {MOST_ITEMS:,}"
         raise HTTPError(413, f"{message}; shorten the conversation", "request_too_large")

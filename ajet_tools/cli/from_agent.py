@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ajet_sdk.config.model_source import NAMED_MODELS, NamedModel
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.tasks.row_names import ANSWERS, REPLIES
 from ajet_tools.cli.readiness import gpus
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.run import task_rows

@@ -387,7 +387,7 @@ def test_an_infrastructure_fault_is_tried_again_as_a_new_episode() -> None:
     assert first.episode_id != second.episode_id and first.group_id != "" and first.attempt == second.attempt
     assert first.metrics.get(RETRY) is None and second.metrics[RETRY] == 1
     assert any("1 of 1 attempts" in message for message in failure_messages([episode]))
-    assert "train/retry" not in episode_metrics("train", [episode])
+    assert "train/retry" not in episode_metrics("train", [episode], None)
 
 
 def test_retries_end() -> None:

