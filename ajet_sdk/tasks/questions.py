@@ -356,7 +356,7 @@ class _Reader:
         texts = [text_of_message(message) for message in said]
         if len(said) == 1:
             return texts[0]
-        return "\n\n".join(f"{m.get('role')}: {text}" for m, text in zip(said, texts, strict=True) if text.strip())
+        return "\n\n".join(text for text in texts if text.strip())  # names of roles would make all dialogues alike
 
     def _prompt(
         self, *, system: Sequence[str], before: Sequence[str], questions: Sequence[str], choices: Sequence[str]
