@@ -27,6 +27,7 @@ from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.sandbox.fence import fenced
 from ajet_sdk.sandbox.run import ProgramLimits, Ran, run_code
+from ajet_sdk.sandbox.tester import PROGRAM_MODULE
 from ajet_sdk.types import Reward, Task
 
 if TYPE_CHECKING:
@@ -213,7 +214,8 @@ async def _run_case(
 
 async def _missing_packages(texts: Sequence[str], limits: ProgramLimits, *, unfenced: bool) -> list[str]:
     """Packages that texts import and the sandbox lacks."""
-    names = sorted({name for text in texts for name in _imports(text)} - sys.stdlib_module_names)
+    imported = {name for text in texts for name in _imports(text)}
+    names = sorted(imported - sys.stdlib_module_names - {PROGRAM_MODULE})
     if not names:
         return []
     code = f"import importlib.util\nprint(*[n for n in {names!r} if importlib.util.find_spec(n) is None])"

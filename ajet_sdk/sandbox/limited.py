@@ -35,6 +35,7 @@ PROCESSOR_SECONDS = 2.0
 """Limit of a call. Comparing two formulas takes some 50 ms."""
 MEMORY = 2 << 30
 """Limit of the process's address space, in bytes."""
+_MOST_WORKERS = 16
 _POLL_SECONDS = 5.0
 _OF_THE_TEXT = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL")
 """Signals by which a parser ends that runs out of stack."""
@@ -85,7 +86,7 @@ def call(function: str, arguments: Sequence[Any], *, seconds: float = PROCESSOR_
 def _workers(pid: int) -> queue.LifoQueue[subprocess.Popen[bytes] | None]:
     """The processes of process `pid` that are free; None: one that has not been started."""
     workers: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
-    for _ in range(max(1, os.cpu_count() or 1)):
+    for _ in range(min(_MOST_WORKERS, os.cpu_count() or 1)):
         workers.put(None)
     return workers
 

@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import traceback
+import types
 from typing import Any
 
 from ajet_sdk.sandbox.collect import Collected, is_assertion
@@ -29,6 +30,26 @@ MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")}
 """Modules that tests may use without an import, regardless of the program's names."""
 COMPARING = ("abs", "all", "any", "len", "set", "sorted", "list", "tuple", "round", "isinstance", "print")
 """Built-in functions that tests call around the program's."""
+
+
+PROGRAM_MODULE = "solution"
+"""The module that tests import the program from, in KodCode's dataset and others."""
+
+
+class ProgramModule(types.ModuleType):
+    """The program, as a module of the tests."""
+
+    def __init__(self, peer: Peer) -> None:
+        super().__init__(PROGRAM_MODULE)
+        self._peer = peer
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self._peer.ask("name", name, grade=self._peer.grade_of(name))
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 def serve(code: str) -> None:
@@ -213,6 +234,8 @@ def run(tests: str, entry: str, peer: Peer) -> str:
         if module in tests and importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
     names = Names(peer, tree, entry)
+    if importlib.util.find_spec(PROGRAM_MODULE) is None:
+        sys.modules[PROGRAM_MODULE] = ProgramModule(peer)
     peer.with_assertions = {
         node.lineno
         for node in ast.walk(tree)

@@ -54,6 +54,8 @@ RUN = {
     "a skipped test beside another": f"{CASES}    @unittest.skip('slow')\n    def test_a(self): self.assertEqual(f(2), 5)\n    def test_b(self): self.assertEqual(f(2), 4)",
     "a test that skips itself for a result": f"{CASES}    def test_a(self):\n        if f(2) != 4: self.skipTest('no')",
     "a module that is set up": "def setUpModule():\n    global x\n    x = 2\ndef test_a():\n    assert f(x) == 4",
+    "an import of the program": "from solution import f\ndef test_a():\n    assert f(2) == 4",
+    "the program as a module": "import solution\ndef test_a():\n    assert solution.f(2) == 4",
     "an optional import": "try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\nassert f(2) == 4",
 }  # fmt: skip
 FAULTS = {
@@ -96,6 +98,12 @@ def judge(code: str, **metadata: Any) -> float:
 def test_a_task_that_no_program_can_solve_here_has_no_reward(metadata: dict[str, Any]) -> None:
     with pytest.raises(NoReward):
         judge("import nowhere" if "nowhere" in str(metadata) else RIGHT, **metadata)
+
+
+@pytest.mark.slow
+def test_a_name_that_the_program_lacks_cannot_be_imported_from_it() -> None:
+    for tests in ("from solution import g\nassert g(2) == 4", "import solution\nassert solution.g(2) == 4"):
+        assert judge(RIGHT, tests=tests) == 0.0
 
 
 @pytest.mark.slow
