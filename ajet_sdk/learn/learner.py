@@ -65,6 +65,11 @@ class Learner:
         """Write the model as a Hugging Face checkpoint. Raises CheckpointError if it isn't the trained model."""
         return checkpoint.export(run / "model", self.trainer.model, self.tokenizer.hf)
 
+    @property
+    def service_name(self) -> str:
+        """Name of the service that trains; empty, as it is this process."""
+        return ""
+
     def metrics(self) -> Mapping[str, float]:
         """Additional metrics of the last step."""
         return {}

@@ -49,17 +49,25 @@ def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, in
     return dict(sums)
 
 
-def gap_message(parts: Mapping[str, tuple[float, int]]) -> str:
-    """Describes a step's gap: its mean, the shares of causes and turns, and advice on the largest cause."""
+def gap_message(parts: Mapping[str, tuple[float, int]], service: str = "") -> str:
+    """Describes a step's gap: its mean, the shares of causes and turns, and advice on the largest cause.
+
+    `service` is the name of the service that samples and trains, whose numerics no setting here changes.
+    """
     causes = {name: part for name, part in parts.items() if name in _ADVICE}
     total, tokens = (sum(column) for column in zip(*causes.values(), strict=True))
     ordered = sorted(causes, key=lambda name: -causes[name][0])
     shares = ", ".join(f"{causes[name][0] / total:.0%} {name} ({_mean(causes[name]):.2f})" for name in ordered)
     turns = [f"{_mean(parts[name]):.2f}" for name in sorted(set(parts) - set(causes))]
     by_turn = f"; by turn {', '.join(turns)}" if len(turns) > 1 else ""
+    advice = _ADVICE[ordered[0]]
+    if service and ordered[0] == "numerics":
+        advice = f"{service} samples and trains with other probabilities: report it to whoever runs the service"
+    else:
+        advice = f"{advice[0].upper()}{advice[1:]}"
     return (
         f"log-probabilities of sampler and trainer differ by {total / tokens:.2f} per token, so ratios are wrong: "
-        f"{shares}{by_turn}. {_ADVICE[ordered[0]][0].upper()}{_ADVICE[ordered[0]][1:]}"
+        f"{shares}{by_turn}. {advice}"
     )
 
 

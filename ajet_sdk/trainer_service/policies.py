@@ -307,7 +307,9 @@ _SESSIONS = "sessions"
 _KEPT = 16
 """Number of sampling sessions per policy whose weights are kept."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_PATH = re.compile(rf"tinker://([^/]+)/({'|'.join([*_PARTS.values(), _SESSIONS])})/({_NAME.pattern})")
+_POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}:train:[0-9]{1,16}")
+"""Ids of policies. They name directories, so nothing else may be one, whoever asks."""
+_PATH = re.compile(rf"tinker://({_POLICY.pattern})/({'|'.join([*_PARTS.values(), _SESSIONS])})/({_NAME.pattern})")
 
 
 class Checkpoints:
@@ -317,6 +319,9 @@ class Checkpoints:
         self.state = state
 
     def directory(self, policy_id: str) -> Path:
+        """The directory of a policy. Raises RequestRefused for what is no id."""
+        if not _POLICY.fullmatch(policy_id):
+            raise RequestRefused(f"{policy_id!r:.100} is no id of a model; use the id from create_model", "model_id")
         return self.state / policy_id.replace(":", "_")
 
     def keep(self, policy_id: str, seq: int, policy: Policy) -> Path:

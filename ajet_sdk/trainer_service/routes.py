@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import shutil
 import tarfile
@@ -25,10 +26,11 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, RequestRefused
+from ajet_sdk.trainer_service import fields
 from ajet_sdk.trainer_service.data import pass_address
 from ajet_sdk.trainer_service.policies import EXPORT, SAVE, SNAPSHOT, read_lora
 from ajet_sdk.trainer_service.service import CREATE, LOAD, PASS, STEP, Ended, Service, Unknown
@@ -38,12 +40,46 @@ _POLL = 30.0
 """Seconds that `retrieve_future` waits; the SDK waits for 45."""
 _LINK = 24 * 3600
 """Seconds for which a link to a file is valid."""
+_MOST_BYTES = 64 * 2**20
+"""Largest body of a request; the SDK sends the data of a pass in parts of about 5 MB."""
 _KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
 
 
 def application(service: Service, api_key: str | None = None, poll: float = _POLL) -> ASGIApp:
     """Builds the ASGI application; with `api_key` it answers only requests with this key."""
-    return _keyed(_Routes(service, poll).app(), api_key) if api_key else _Routes(service, poll).app()
+    app = _limited(_Routes(service, poll).app(), _MOST_BYTES)
+    return _keyed(app, api_key) if api_key else app
+
+
+def _limited(app: ASGIApp, most: int) -> ASGIApp:
+    """Refuse bodies above `most` bytes with 413, without reading them to their end."""
+
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        refusal = JSONResponse({"detail": f"the request has more than {most} bytes; send its data in parts"}, 413)
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if not announced.isdigit() or int(announced) > most:
+            await refusal(scope, receive, send)
+            return
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > most:
+                raise TooLarge(f"the request has more than {most} bytes; send its data in parts")
+            return message
+
+        await app(scope, counted, send)
+
+    return limited
+
+
+class TooLarge(RequestRefused):
+    """A body above the limit."""
 
 
 def _keyed(app: ASGIApp, api_key: str) -> ASGIApp:
@@ -116,7 +152,7 @@ class _Routes:
         return JSONResponse({"type": "create_session", "session_id": new_id()})
 
     async def heartbeat(self, request: Request) -> Response:
-        self.service.check_session((await _json(request))["session_id"])
+        self.service.check_session(fields.session_id(await _json(request)))
         return JSONResponse({"type": "session_heartbeat"})
 
     async def finish(self, request: Request) -> Response:
@@ -129,7 +165,7 @@ class _Routes:
         return JSONResponse({"supported_models": [model]})
 
     async def get_info(self, request: Request) -> Response:
-        return JSONResponse({"type": "get_info", **self.service.about((await _json(request))["model_id"])})
+        return JSONResponse({"type": "get_info", **self.service.about(fields.text(await _json(request), "model_id"))})
 
     # Requests to a policy
 
@@ -142,14 +178,21 @@ class _Routes:
         return self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
 
     def _create(self, kind: str, body: Json) -> Response:
-        return _promise(self.service.create(kind, body["session_id"], body["model_seq_id"], body))
+        fields.check_model(body)
+        number = fields.whole(body, "model_seq_id")
+        return _promise(self.service.create(kind, fields.session_id(body), number, body))
 
     async def numbered(self, request: Request) -> Response:
         return self._accept(request.url.path.rpartition("/")[2], await _json(request))
 
     def _accept(self, kind: str, parameters: Json) -> Response:
+        if kind == LOAD:
+            fields.check_model(parameters)
+        else:
+            fields.check_numbered(parameters)
+        number = fields.optional_whole(parameters, "seq_id")
         body = json.dumps(parameters).encode()
-        return _promise(self.service.accept(kind, parameters["model_id"], parameters.get("seq_id"), body))
+        return _promise(self.service.accept(kind, fields.text(parameters, "model_id"), number, body))
 
     async def forward_backward(self, request: Request) -> Response:
         body = await request.body()
@@ -157,7 +200,7 @@ class _Routes:
 
     async def retrieve_future(self, request: Request) -> Response:
         """A result, or 408 if there is none yet, on which the SDK retries."""
-        promise = (await _json(request))["request_id"]
+        promise = fields.text(await _json(request), "request_id")
         try:
             reply = await self.service.reply(promise, self._poll)
         except Unknown as error:  # on 410 the SDK samples again; training must not be repeated
@@ -175,18 +218,23 @@ class _Routes:
     async def create_sampling_session(self, request: Request) -> Response:
         body = await _json(request)
         sampler = self.service.open_sampler(
-            body["session_id"], body["sampling_session_seq_id"], body.get("base_model"), body.get("model_path")
+            fields.session_id(body),
+            fields.whole(body, "sampling_session_seq_id"),
+            fields.optional_text(body, "base_model"),
+            fields.optional_text(body, "model_path"),
         )
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def sample(self, request: Request) -> Response:
         body = await _json(request)
-        promise = self.service.sample(body["sampling_session_id"], body["seq_id"], body)
-        ids = [f"{promise}:{i}" for i in range(int(body.get("num_samples") or 1))]
+        fields.check_sample(body)
+        sampler, number = fields.text(body, "sampling_session_id"), fields.whole(body, "seq_id")
+        promise = self.service.sample(sampler, number, body)
+        ids = [f"{promise}:{i}" for i in range(body.get("num_samples") or 1)]
         return _promise(promise, sample_sequence_ids=ids)
 
     async def cancel_future(self, request: Request) -> Response:
-        self.service.cancel((await _json(request))["request_id"])
+        self.service.cancel(fields.text(await _json(request), "request_id"))
         return Response(status_code=204)
 
     async def sampler(self, request: Request) -> Response:
@@ -197,9 +245,7 @@ class _Routes:
     # Checkpoints
 
     async def runs(self, request: Request) -> Response:
-        begin, limit = (
-            int(request.query_params.get(name, default)) for name, default in (("offset", 0), ("limit", 20))
-        )
+        begin, limit = _query_number(request, "offset", 0), _query_number(request, "limit", 20)
         ids = self.service.policies()[::-1]
         runs = [self._run(id_) for id_ in ids[begin : begin + limit]]
         cursor = {"offset": begin, "limit": limit, "total_count": len(ids)}
@@ -219,7 +265,7 @@ class _Routes:
         return JSONResponse({"checkpoints": [_checkpoint(path, directory) for path, directory in named.items()]})
 
     async def weights_info(self, request: Request) -> Response:
-        lora = read_lora(self.service.checkpoints.find((await _json(request))["tinker_path"]))
+        lora = read_lora(self.service.checkpoints.find(fields.text(await _json(request), "tinker_path")))
         kinds = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
         return JSONResponse({"base_model": self.service.name, "is_lora": True, "lora_rank": lora.rank, **kinds})
 
@@ -247,7 +293,7 @@ class _Routes:
 
     async def file(self, request: Request) -> Response:
         """Serve a link: a file, or a directory as a tar archive."""
-        name, end = request.path_params["file"], int(request.query_params.get("expires", 0))
+        name, end = request.path_params["file"], _query_number(request, "expires", 0)
         if end < time.time() or not hmac.compare_digest(
             self._signature(name, end), request.query_params.get("signature", "")
         ):
@@ -295,6 +341,14 @@ def _constant(**value: object) -> Callable[[Request], Awaitable[Response]]:
     return answer
 
 
+def _query_number(request: Request, name: str, default: int) -> int:
+    """A number in the query. Raises RequestRefused."""
+    value = request.query_params.get(name, str(default))
+    if not re.fullmatch(r"[0-9]{1,15}", value):
+        raise RequestRefused(f"{name} must be a whole number (got {value!r:.100})", name)
+    return int(value)
+
+
 def _promise(promise: str, **more: object) -> Response:
     return JSONResponse({"request_id": promise, **more})
 
@@ -302,7 +356,7 @@ def _promise(promise: str, **more: object) -> Response:
 async def _json(request: Request) -> Json:
     try:
         body = json.loads(await request.body())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestRefused(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestRefused("the request must be a JSON object")
@@ -315,7 +369,10 @@ async def _no_route(request: Request) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    status = 410 if isinstance(error, Ended) else 404 if isinstance(error, Unknown) else 400
+    status = 400
+    for kind, code in ((Ended, 410), (Unknown, 404), (TooLarge, 413)):
+        if isinstance(error, kind):
+            status = code
     return JSONResponse({"detail": str(error)}, status)
 
 

@@ -21,6 +21,7 @@ import torch
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, EngineUnavailable, RequestRefused
 from ajet_sdk.trainer_service.data import messages, pass_result, read_batch
+from ajet_sdk.trainer_service.fields import LARGEST
 from ajet_sdk.trainer_service.journal import Entry, Journal, Reply
 from ajet_sdk.trainer_service.policies import SNAPSHOT, BaseModel, Checkpoints, Lora, Policy, adam_of, read_lora
 from ajet_sdk.trainer_service.sampling import Samplers
@@ -105,6 +106,8 @@ class Service:
         self.check_session(run.session_id)
         if seq is None:
             raise RequestRefused("the request has no seq_id; use the SDK (tinker 0.25 or later)", "seq_id")
+        if not 0 <= seq <= LARGEST:
+            raise RequestRefused(f"seq_id must be a whole number from 0 to {LARGEST} (got {seq})", "seq_id")
         known = self.journal.kind(policy_id, seq)
         if known is not None and known != kind:
             raise RequestRefused(f"request {seq} of {policy_id} was {known} and can't be {kind} now", "seq_id")
@@ -120,6 +123,7 @@ class Service:
     def create(self, kind: str, session_id: str, number: int, body: Json) -> str:
         self.check_session(session_id)
         policy_id = f"{session_id}:train:{number}"
+        self.checkpoints.directory(policy_id)  # refuses what is no id, before anything is stored
         if policy_id not in self._runs:
             about: dict[str, object] = {"user_metadata": body.get("user_metadata")}
             self.journal.add_policy(policy_id, session_id, about)

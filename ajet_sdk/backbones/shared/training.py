@@ -249,7 +249,7 @@ class TrainingRun:
             if learnt.get("logprob_gap_mean", 0.0) > LARGE_GAP:
                 self.writer.flush()
                 rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
-                self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows))}")
+                self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows), self.learner.service_name)}")
         else:
             self._begin_next_batch(step + 1, 0)
             if self.has_samples:  # of successive steps without samples, only the first is explained

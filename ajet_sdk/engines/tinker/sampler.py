@@ -43,6 +43,7 @@ class TinkerSampler:
         self._current: tuple[SdkWeights, int | None] = (weights, self.policy_version)
         self._tokenizer, self._costs = tokenizer, costs
         self._publish, self._close = publish, close
+        self._vocabulary = len(tokenizer.hf) if isinstance(tokenizer, HFTokenizer) else None
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
@@ -67,7 +68,7 @@ class TinkerSampler:
         replies = await weights.sample(
             prompt_ids, sampling.n, max_tokens=min(room, sampling.max_tokens or room),
             temperature=max(0.0, sampling.temperature), top_p=sampling.top_p, top_k=sampling.top_k,
-            seed=sampling.seed, stop=stop,
+            seed=sampling.seed, stop=stop, vocabulary=self._vocabulary,
         )  # fmt: skip
         self._costs.sampled(len(prompt_ids), [len(reply.output_ids) for reply in replies], replies[0].cached)
         return [self._cut(reply, sampling, frozenset(ids), version) for reply in replies]

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,7 @@ from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.schema import Prices
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.engines.loop_calls import in_thread
+from ajet_sdk.engines.tinker.answers import WrongAnswer, check_logprobs, check_sample
 from ajet_sdk.engines.tinker.service import Adam, Continued, Datum, Loss, wait
 from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra, TrainingError
 from ajet_sdk.types import Floats
@@ -75,6 +77,8 @@ class Session:
             raise MissingExtra(str(error.name), "tinker") from error
         self.tinker: ModuleType = tinker
         logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # its errors are raised, and reported
+        self._warnings = _Warnings()
+        logging.getLogger("tinker").addHandler(self._warnings)
         self.lost = ""
         """The service's error if the session, its model, or one of its requests is gone."""
         self._reach()
@@ -109,11 +113,16 @@ class Session:
         """The service's name for messages."""
         return public(self.url) if self.url else "the hosted service"
 
+    @property
+    def reason(self) -> str:
+        """The newest warning of the SDK, which pauses for example while an account has a billing issue (402)."""
+        return f": {self._warnings.newest}" if self._warnings.newest else ""
+
     def call(self, action: str, function: Callable[[], object]) -> Any:
         """Call the SDK and wait, in a context without an episode, as its requests are not an agent's."""
         started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}")
         try:
-            return wait(started, self.stall, action)
+            return wait(started, self.stall, action, self)
         except TrainingError:
             raise
         except Exception as error:  # the SDK's errors have no common class
@@ -126,6 +135,8 @@ class Session:
         def done(future: Future[Any]) -> None:
             try:
                 outcome.set_result(read(future.result()))
+            except WrongAnswer as error:
+                outcome.set_exception(error)
             except Exception as error:  # noqa: BLE001  raised where it is waited for
                 outcome.set_exception(self.failed(action, error))
 
@@ -203,12 +214,24 @@ class Session:
 
     def close(self) -> None:
         """End the session; errors are ignored."""
+        logging.getLogger("tinker").removeHandler(self._warnings)
         close = getattr(self.client, "close", None)  # not in older SDKs
         if close is not None:
             try:
                 self.call("finishing the session", lambda: close("success"))
             except TrainingError:
                 return
+
+
+class _Warnings(logging.Handler):
+    """Keeps the newest warning of the SDK, which retries without an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.newest = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.newest = record.getMessage()[:500]
 
 
 class SdkService:
@@ -228,10 +251,21 @@ class SdkService:
         create = session.client.create_lora_training_client
         self._training: TrainingClient = session.call("create_model", lambda: create(**adapter))
 
+    @property
+    def name(self) -> str:
+        """The service's name for messages."""
+        return self._session.name
+
+    @property
+    def reason(self) -> str:
+        """Why it may not answer; see `Session.reason`."""
+        return self._session.reason
+
     def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
         """Compute the log-probabilities of each datum's targets."""
         batch = [self._datum(datum, "cross_entropy") for datum in data]
-        return self._session.send("forward", lambda: self._training.forward(batch, "cross_entropy"), _logprobs)
+        read = partial(_logprobs, self.name, "forward", data)
+        return self._session.send("forward", lambda: self._training.forward(batch, "cross_entropy"), read)
 
     def forward_backward(
         self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
@@ -240,8 +274,9 @@ class SdkService:
         batch = [self._datum(datum, loss) for datum in data]
         settings: dict[str, float] | None
         settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)) if bounds else None
+        read = partial(_logprobs, self.name, "forward_backward", data)
         return self._session.send(
-            "forward_backward", lambda: self._training.forward_backward(batch, loss, settings), _logprobs
+            "forward_backward", lambda: self._training.forward_backward(batch, loss, settings), read
         )
 
     def optim_step(self, adam: Adam) -> Future[Mapping[str, float]]:
@@ -353,7 +388,7 @@ class SdkWeights:
 
     async def sample(
         self, prompt_ids: Sequence[int], count: int, *, max_tokens: int, temperature: float, top_p: float, top_k: int,
-        seed: int | None, stop: Sequence[str] | Sequence[int],
+        seed: int | None, stop: Sequence[str] | Sequence[int], vocabulary: int | None = None,
     ) -> list[Continued]:  # fmt: skip
         """`count` continuations. Raises EngineUnavailable."""
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in prompt_ids])
@@ -370,7 +405,8 @@ class SdkWeights:
             answer = await asyncio.wait_for(asyncio.wrap_future(_future(future)), session.stall)
         except (asyncio.TimeoutError, TimeoutError) as error:
             raise EngineUnavailable(
-                f"{session.name} has not answered a sample request for {session.stall:g} s (tinker.stall_timeout)"
+                f"{session.name} has not answered a sample request for {session.stall:g} s "
+                f"(tinker.stall_timeout){session.reason}"
             ) from error
         except Exception as error:
             if _is_lost("sampling", error):
@@ -378,12 +414,15 @@ class SdkWeights:
             raise EngineUnavailable(session.describe("sampling", error)) from error
         cached = int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)
         sequences = answer.sequences
-        if any(sequence.logprobs is None or len(sequence.logprobs) != len(sequence.tokens) for sequence in sequences):
-            raise EngineUnavailable(f"{session.name} sent a sample without a log-probability for each token")
         if len(sequences) != count:
             raise EngineUnavailable(f"{session.name} sent {len(sequences)} samples of {count}")
         if odd := {sequence.stop_reason for sequence in sequences} - {"stop", "length"}:
             raise EngineUnavailable(f"{session.name} ended a sample for {', '.join(map(repr, odd))}, which is no end")
+        try:
+            for s in sequences:
+                check_sample(session.name, s.tokens, s.logprobs or (), longest=max_tokens, vocabulary=vocabulary)
+        except WrongAnswer as error:
+            raise EngineUnavailable(str(error)) from error
         return [Continued(list(s.tokens), list(s.logprobs), s.stop_reason == "stop", cached) for s in sequences]
 
     def _renew(self) -> None:
@@ -396,8 +435,15 @@ class SdkWeights:
         """Compute the log-probabilities of all tokens but the first, length T - 1, at temperature 1."""
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
 
-        def read(values: Sequence[float | None]) -> Floats:  # some servers omit the first value, which is None
-            return np.array(list(values)[-(len(token_ids) - 1) :], np.float32)
+        size = len(token_ids) - 1
+
+        def read(values: Sequence[float | None]) -> Floats:
+            listed = list(values)
+            if len(listed) == len(token_ids):  # some servers omit the first value, which is None
+                listed = listed[1:]
+            logprobs = np.array([np.nan if value is None else value for value in listed], np.float32)
+            check_logprobs(self._session.name, "compute_logprobs", [logprobs], [size])
+            return logprobs
 
         return self._session.send("compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read)
 
@@ -414,8 +460,14 @@ def _future(value: Any) -> Future[Any]:
     return outcome
 
 
-def _logprobs(answer: tinker.ForwardBackwardOutput) -> list[Floats]:
-    return [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in answer.loss_fn_outputs]
+def _logprobs(service: str, action: str, data: Sequence[Datum], answer: tinker.ForwardBackwardOutput) -> list[Floats]:
+    """The log-probabilities of each datum's targets. Raises WrongAnswer."""
+    outputs = [getattr(output.get("logprobs"), "to_numpy", None) for output in answer.loss_fn_outputs]
+    if None in outputs:
+        raise WrongAnswer(f"{service} answered {action} without log-probabilities")
+    values = [np.asarray(read(), np.float32) for read in outputs if read is not None]
+    check_logprobs(service, action, values, [len(datum.token_ids) - 1 for datum in data])
+    return values
 
 
 def _is_lost(action: str, error: Exception) -> bool:

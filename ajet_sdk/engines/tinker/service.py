@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.types import Floats
@@ -57,16 +57,28 @@ class Continued:
     """Prompt tokens charged as hits of the service's prefix cache."""
 
 
-def wait(future: Future[T], seconds: float, action: str) -> T:
-    """Wait for a future's result. Raises TrainingError that names `action` after `seconds`."""
+class NamedService(Protocol):
+    """A service as messages name it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reason(self) -> str:
+        """Why it may not answer, as far as its SDK says: empty, or a text that begins with a colon."""
+        ...
+
+
+def wait(future: Future[T], seconds: float, action: str, service: NamedService) -> T:
+    """Wait for a future's result. Raises TrainingError that names `service` and `action` after `seconds`."""
     try:
         return future.result(seconds)
     except FutureTimeout as error:
         if future.done():  # a time-out of the service
-            raise TrainingError(f"the service failed at {action}: {error}") from error
+            raise TrainingError(f"{service.name} failed at {action}: {error}") from error
         raise TrainingError(
-            f"the service has not answered {action} for {seconds:g} s (tinker.stall_timeout); look at its status, and "
-            "continue with --resume: the run goes on from its newest checkpoint"
+            f"{service.name} has not answered {action} for {seconds:g} s (tinker.stall_timeout){service.reason}; look "
+            "at its status, and continue with --resume: the run goes on from its newest checkpoint"
         ) from error
 
 

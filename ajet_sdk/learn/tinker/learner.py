@@ -60,6 +60,11 @@ class TinkerLearner:
     costs: Costs
     say: Callable[[str], None]
 
+    @property
+    def service_name(self) -> str:
+        """Name of the service that trains."""
+        return self.service.name
+
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
         """Number of episodes; their cost is known after the first step."""
         stored = config.trainer_common.algorithm.stored
@@ -125,7 +130,7 @@ class TinkerLearner:
         model = load_model(adapter, device="cpu", dtype="float32")
         gaps = []
         for ids, future in zip(texts, futures, strict=True):
-            theirs = torch.from_numpy(wait(future, self.trainer.seconds, "log-probabilities"))
+            theirs = torch.from_numpy(wait(future, self.trainer.seconds, "log-probabilities", self.service))
             with torch.no_grad():
                 logits = model(torch.tensor([ids])).logits[0, :-1].float()
             gaps.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[1:, None])[:, 0] - theirs)

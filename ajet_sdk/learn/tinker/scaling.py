@@ -74,12 +74,12 @@ def _rises(trial: SdkService, ids: Sequence[int], pull: float, scaling: Scaling,
             for ids_T, advantage, factor in zip(sequences, advantages, factors, strict=True)
         ]
 
-    before = float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][position])
+    before = float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass", trial)[0][position])
     learnt = trial.forward_backward(data([1.0, -pull], before), "importance_sampling")
     applied = trial.optim_step(_SIGN_STEP)
-    wait(learnt, seconds, "forward_backward of the probe")
-    wait(applied, seconds, "optim_step of the probe")
-    return float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][position]) > before
+    wait(learnt, seconds, "forward_backward of the probe", trial)
+    wait(applied, seconds, "optim_step of the probe", trial)
+    return float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass", trial)[0][position]) > before
 
 
 def _averages(trial: SdkService, ids: Sequence[int], scaling: Scaling, seconds: float) -> bool:
@@ -90,8 +90,8 @@ def _averages(trial: SdkService, ids: Sequence[int], scaling: Scaling, seconds: 
     norms = []
     for data in ([pulled], [pulled, idle]):
         learnt, applied = trial.forward_backward(data, "importance_sampling"), trial.optim_step(_NO_STEP)
-        wait(learnt, seconds, "forward_backward of the probe")
-        norms.append(grad_norm(wait(applied, seconds, "optim_step of the probe")))
+        wait(learnt, seconds, "forward_backward of the probe", trial)
+        norms.append(grad_norm(wait(applied, seconds, "optim_step of the probe", trial)))
     first, second = norms
     return first is not None and second is not None and second < 0.75 * first
 

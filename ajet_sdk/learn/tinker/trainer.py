@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ajet_sdk.engines.tinker.answers import WrongAnswer, check_agreement
 from ajet_sdk.engines.tinker.service import Adam, Costs, Datum, Loss, wait
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.batches import collate, trained_positions
@@ -153,7 +154,9 @@ class TinkerTrainer:
     def _forward(self, share: _Share) -> list[Floats]:
         data = [share.datum(i, np.ones(len(at), np.float32)) for i, at in enumerate(share.at)]
         self.costs.add(prefilled=sum(share.targets))
-        return _trained(share, wait(self.service.forward(data), self.seconds, f"forward of update {self.updates + 1}"))
+        return _trained(
+            share, wait(self.service.forward(data), self.seconds, f"forward of update {self.updates + 1}", self.service)
+        )
 
     def _update(self, share: _Share, old: list[Floats] | None, tally: Tally, *, first: bool) -> torch.Tensor:
         """Makes an optimizer update. Returns the log-probabilities of the trained tokens before it."""
@@ -179,15 +182,29 @@ class TinkerTrainer:
         settings = self.settings
         adam = Adam(settings.lr_after(self.updates), settings.betas, settings.weight_decay, settings.grad_clip)
         applied = self.service.optim_step(adam)  # sent before the gradient is ready
-        scored = _trained(share, wait(learnt, self.seconds, f"forward_backward of update {self.updates + 1}"))
+        scored = _trained(
+            share, wait(learnt, self.seconds, f"forward_backward of update {self.updates + 1}", self.service)
+        )
         if logprobs is None:
             logprobs = scored
             self._measure(share, logprobs, old, tally, first=first)
-        norm = grad_norm(wait(applied, self.seconds, f"optim_step of update {self.updates + 1}"))
+        if first and self.settings.loss.objective == "policy":
+            self._check_agreement(share, logprobs)
+        norm = grad_norm(wait(applied, self.seconds, f"optim_step of update {self.updates + 1}", self.service))
+        if norm is not None and not math.isfinite(norm):
+            raise WrongAnswer(f"{self.service.name} reports {norm} as the norm of a gradient")
         if norm is not None:
             tally.add("grad_norm", torch.tensor([norm]))
         self.updates += 1
         return torch.from_numpy(np.concatenate(logprobs))
+
+    def _check_agreement(self, share: _Share, logprobs: list[Floats]) -> None:
+        """Raise TrainingError if the service scores far otherwise what the same weights sampled there."""
+        versions = [sample.timeline.policy_version for sample in share.samples]
+        fresh = [i for i, version in enumerate(versions) if version == self.updates]
+        if fresh:
+            sampled = np.concatenate([share.samples[i].timeline.logprobs[share.at[i]] for i in fresh])
+            check_agreement(self.service.name, sampled, np.concatenate([logprobs[i] for i in fresh]))
 
     def _measure(
         self, share: _Share, logprobs: list[Floats], old: list[Floats] | None, tally: Tally, *, first: bool
@@ -219,7 +236,7 @@ class TinkerTrainer:
         self.costs.add(prefilled=sum(share.targets))
         ids = [s.timeline.token_ids[: size + 1] for s, size in zip(share.samples, share.targets, strict=True)]
         futures = [self._base.logprobs(ids_T.tolist()) for ids_T in ids]
-        scored = [wait(each, self.seconds, "log-probabilities of the reference") for each in futures]
+        scored = [wait(each, self.seconds, "log-probabilities of the reference", self.service) for each in futures]
         return torch.from_numpy(np.concatenate(_trained(share, scored)))
 
     @cached_property

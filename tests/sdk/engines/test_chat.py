@@ -133,8 +133,10 @@ def test_the_text_before_a_call_is_content() -> None:
     "text",
     [
         '<tool_call>\n{"name": "calc", "arguments": {"a": }}\n</tool_call>',
+        '<tool_call>\n{"name": "calc", "arguments": {"a": 1}',
         '<tool_call>\n{"name": 5, "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": "calc", "arguments": [1]}\n</tool_call>',
+        '<tool_call>\n{"name": "calc", "arguments": {}} and then some\n</tool_call>',
         "<tool_call>",
         "</tool_call>",
         '{"name": "calc", "arguments": {}}',

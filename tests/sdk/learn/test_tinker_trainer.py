@@ -48,6 +48,8 @@ class TorchService:
     weigh: Callable[[Sequence[torch.Tensor]], torch.Tensor] = plain_sum
     tells_norm: bool = True
     max_model_len: int | None = None
+    name: str = "the test's service"
+    reason: str = ""
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.AdamW(trainable_parameters(self.model))
@@ -261,4 +263,4 @@ def test_the_first_model_scores_alike_here_and_at_a_service() -> None:
 
 def test_a_request_that_hangs_is_named() -> None:
     with pytest.raises(TrainingError, match=r"optim_step of update 3 for 0\.01 s .*--resume"):
-        wait(Future(), 0.01, "optim_step of update 3")
+        wait(Future(), 0.01, "optim_step of update 3", TorchService(adapted()))
