@@ -72,7 +72,7 @@ def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     assert json.loads(trace("show", named, "--json").stdout)["run_id"] == "0cafe"
     assert json.loads(trace("ls", "--run", named, "--json").stdout)["run_id"] == "0cafe"
     assert json.loads(trace("ledger", "--run", named, "--json").stdout)["run_id"] == "0cafe"
-    whole = trace("export", "--run", named, "--include-validation")
+    whole = trace("export", "--run", named, "--include-validation", "--include-failures")
     exported = [json.loads(line) for line in whole.stdout.splitlines()]
     assert {row["run_id"] for row in exported} == {"0cafe"}
     found = json.loads(trace("diff", named, "launcher_record/two", "--json").stdout)
