@@ -7,7 +7,7 @@ system prompt. The judge is compared by its rewards of equal answers to equal ta
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,16 @@ def setup_changes(
     reader: TraceReader, run_id: str, split: str, decoding: str | None, before: int, step: int
 ) -> Iterator[Finding]:
     """Yields a finding for each aspect of an agent's requests that has other values at a step than before."""
-    earlier, later = (_values(reader, run_id, split, decoding, at) for at in (before, step))
+    earlier, later = (request_values(reader, run_id, split, decoding, at) for at in (before, step))
+    yield from differing_values(earlier, later)
+
+
+Values = Mapping[tuple[str, str], set[str]]
+"""JSON values by agent and aspect."""
+
+
+def differing_values(earlier: Values, later: Values) -> Iterator[Finding]:
+    """Yields a finding for each aspect of an agent's requests whose values are others; both sides have the agent."""
     for agent, aspect in sorted(later.keys() & earlier.keys()):
         old, new = earlier[agent, aspect], later[agent, aspect]
         gone, added = sorted(old - new), sorted(new - old)
@@ -65,16 +74,17 @@ def setup_changes(
         yield Finding("setup", text)
 
 
-def _values(
-    reader: TraceReader, run_id: str, split: str, decoding: str | None, step: int
+def request_values(
+    reader: TraceReader, run_id: str, split: str | None, decoding: str | None, step: int | None
 ) -> dict[tuple[str, str], set[str]]:
-    """Returns the values of each agent and aspect, as JSON."""
+    """Returns the values of each agent and aspect in a run's episodes of a kind (None: any)."""
     listed = ", ".join(f'list(DISTINCT ({sql})::VARCHAR) AS "{name}"' for name, sql in ASPECTS.items())
     found: list[dict[str, Any]] = rows(
         reader,
         f"""
         SELECT agent, {listed} FROM calls c JOIN episodes e USING (episode_id)
-        WHERE e.run_id = $1 AND e.split = $2 AND ($3::VARCHAR IS NULL OR e.decoding = $3) AND e.step = $4
+        WHERE e.run_id = $1 AND ($2::VARCHAR IS NULL OR e.split = $2)
+          AND ($3::VARCHAR IS NULL OR e.decoding = $3) AND ($4::INTEGER IS NULL OR e.step = $4)
           AND NOT coalesce(e.superseded, false) AND phase = 'rollout' GROUP BY agent""",
         run_id,
         split,

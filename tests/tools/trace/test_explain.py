@@ -19,6 +19,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, LedgerEntry, Metric, Reward, Run, Task, Trained
 from ajet_tools.cli.app import app
+from ajet_tools.trace.compare.diff import diff_runs
 from ajet_tools.trace.compare.explain import StepChange, explain, lines_of
 from tests.tiny_models import save_tiny
 from tests.tools.conftest import reply
@@ -445,3 +446,13 @@ def test_a_training_that_games_its_judge(tmp_path: Path) -> None:
     assert "the held-out judge strict (weight 0) went from 0.75 to 0" in held_out["text"]
     shown = CliRunner().invoke(app, ["trace", "show", same["episodes"][0][:12], str(path)])
     assert shown.exit_code == 0 and "Certainly correct." in shown.stdout
+
+
+def test_two_steps_of_a_run_are_compared_by_their_requests(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "trace.duckdb",
+        [lambda t, a: replace(varied(t, a), tools=("search",)), lambda t, a: replace(varied(t, a), tools=("lookup",))],
+    )
+    with open_trace(path) as reader:
+        found = diff_runs((reader, "run"), (reader, "run"), steps=(1, 2))
+    assert found.changes[0].kind == "setup" and "lookup" in found.changes[0].text
