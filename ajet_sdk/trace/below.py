@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ajet_sdk.errors import NotATrace, TraceError, TraceVersionError
+from ajet_sdk.errors import NotATrace, TraceError, TraceLocked, TraceVersionError
 from ajet_sdk.trace.database import unborn
 from ajet_sdk.trace.owner import Owner
 
@@ -60,7 +60,7 @@ def readable(
     `looked` has the runs of each file at rest, or its error. The files `trace.duckdb` and `trace-*.duckdb` of a
     directory are parts of its runs. A run that occurs again is a copy and counted once: where it was recorded, else
     where it was last written; live runs are no copies. Other databases are ignored unless named. Raises TraceError if
-    no file is left, or if one of `named`, or of `near` (in a named directory), is a broken trace.
+    no file is left, if one of `named` is a broken trace, or one of `near` (in a named directory) is locked.
     """
     files_read: list[Path] = []
     skipped: dict[Path, str] = {}
@@ -90,7 +90,9 @@ def readable(
             if not isinstance(ids, TraceError):
                 runs[file] = ids
                 continue
-            if file in close and not isinstance(ids, TraceVersionError):
+            # a broken file hides no other; one that is asked for by its name, or that may open in a moment, is an error
+            is_asked = file in named and not isinstance(ids, TraceVersionError)
+            if is_asked or (file in close and isinstance(ids, TraceLocked)):
                 raise ids
             failure = failure or ids
             if not isinstance(ids, NotATrace) or file in named or path != file:

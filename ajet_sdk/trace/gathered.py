@@ -23,11 +23,12 @@ AT_ONCE = 32
 """Number of files attached at once: each slows down all statements, and open files are limited."""
 _ROWS = 20_000
 """Largest table to copy, in rows."""
-_TOGETHER = frozenset({"runs", "episodes", "rewards", "calls"})
-"""Tables for lists of episodes, copied together: attaching the files takes longer than copying a table."""
+_TOGETHER = frozenset({"runs", "episodes", "rewards", "calls", "metrics", "ledger"})
+"""Tables for lists of runs and episodes, copied together: attaching the files takes longer than copying a table."""
 _SMALL = frozenset({"VARCHAR", "INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"})
 _COPIED = {table: [name for name, kind in columns.items() if kind in _SMALL] for table, columns in COLUMNS.items()} | {
-    "calls": ["call_id", "episode_id", "agent", "phase", "trainable", "policy_version", "started_at"]
+    "calls": ["call_id", "episode_id", "agent", "phase", "trainable", "policy_version", "started_at"],
+    "runs": list(COLUMNS["runs"]),  # a row or two a file, whose config every list of runs reads
 }
 
 Stamp = tuple[int, ...]

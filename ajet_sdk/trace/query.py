@@ -24,6 +24,9 @@ from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.schema import COLUMNS, create_statements
 
 TIMEOUT = 30.0
+"""Seconds of processor time of a query. On a busy machine it may take longer."""
+_WAITS = 10
+"""A query is stopped after this many times its limit by the clock, such as one that waits for a disk."""
 
 RESULT_BYTES = 512 << 20
 
@@ -59,7 +62,8 @@ def select(
     """Run exactly one SELECT or EXPLAIN on a cursor of `root`, in a read-only transaction.
 
     `prepare` can create temporary views on the cursor for this query. Raises QueryError for another statement, after
-    `timeout` seconds, if canceled by `stop`, for an error, or if the result is larger than `most_bytes`.
+    `timeout` seconds of processor time, if canceled by `stop`, for an error, or if the result is larger than
+    `most_bytes`.
     """
     stop = stop or Stop()
     try:
@@ -68,22 +72,25 @@ def select(
         raise QueryError(f"the trace was closed: {error}") from error
     try:
         statement = only_statement(cursor, sql)
+        limit = _Limit(timeout)
         late = threading.Event()
+        ended = threading.Event()
 
-        def interrupt() -> None:
-            late.set()
-            cursor.interrupt()
+        def watch() -> None:
+            while not ended.wait(limit.pause()):
+                if limit.is_over():
+                    late.set()
+                    cursor.interrupt()
+                    return
 
-        timer = threading.Timer(timeout, interrupt)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=watch, name="ajet-query-limit", daemon=True).start()
         try:
             with stop.by(cursor.interrupt):
                 cursor.execute("SET TimeZone = 'UTC'")
                 if prepare:
                     prepare(cursor)
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
-                return _collect(cursor, statement, parameters, time.monotonic() + timeout, stop, most_bytes)
+                return _collect(cursor, statement, parameters, limit, stop, most_bytes)
         except (duckdb.Error, pa.ArrowException, MemoryError) as error:
             if stop.is_set:
                 raise _stopped() from error
@@ -95,9 +102,27 @@ def select(
                 raise QueryError(f"{QueryError.TOO_MUCH}; {narrower} ({detail})") from error
             raise QueryError(f"the query failed: {error}") from error
         finally:
-            timer.cancel()
+            ended.set()
     finally:
         cursor.close()
+
+
+class _Limit:
+    """A limit of processor time, of this process: other processes of a busy machine don't count."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._began = time.monotonic()
+        self._used = time.process_time()
+
+    def is_over(self) -> bool:
+        passed = time.monotonic() - self._began
+        used = time.process_time() - self._used
+        return passed >= self.seconds and (used >= self.seconds or passed >= _WAITS * self.seconds)
+
+    def pause(self) -> float:
+        """Seconds until the limit can be over at the earliest."""
+        return max(self.seconds - (time.monotonic() - self._began), min(0.1, self.seconds / 4))
 
 
 def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
@@ -132,7 +157,7 @@ def _collect(
     cursor: duckdb.DuckDBPyConnection,
     statement: duckdb.Statement,
     parameters: Sequence[object],
-    deadline: float,
+    limit: _Limit,
     stop: Stop,
     most_bytes: int,
 ) -> pa.Table:
@@ -147,13 +172,16 @@ def _collect(
             raise QueryError(f"the result is larger than {most_bytes >> 20} MiB; select fewer columns or add a LIMIT")
         if stop.is_set:
             raise _stopped()
-        if time.monotonic() > deadline:
-            raise _too_slow(TIMEOUT)
+        if limit.is_over():
+            raise _too_slow(limit.seconds)
     return pa.Table.from_batches(batches, reader.schema)
 
 
 def _too_slow(timeout: float) -> QueryError:
-    return QueryError(f"the query was stopped after {timeout:g} s; narrow it (by run_id or episode_id) or add a LIMIT")
+    return QueryError(
+        f"the query was stopped after {timeout:g} s of processor time; narrow it (by run_id or episode_id) or add a "
+        "LIMIT"
+    )
 
 
 def _stopped() -> QueryError:

@@ -7,8 +7,8 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -101,6 +101,8 @@ class Trace(AbstractContextManager["Trace"]):
         self._deep: list[Path] = []
         self._looked = -math.inf
         self._readable: tuple[Mapping[Path, Stamp], list[Path]] | None = None
+        self._held: tuple[list[Path], dict[Path, Owner], Mapping[Path, Stamp]] | None = None
+        self._is_steady = False
         self.skipped = {}
         # Also at interpreter exit: DuckDB aborts if a daemon thread closes it then.
         weakref.finalize(self, self._attached.end)
@@ -115,14 +117,27 @@ class Trace(AbstractContextManager["Trace"]):
             try:
                 return self._query(sql, parameters, stop)
             except _Gone:
+                self._held = None
                 if time.monotonic() - started > _PATIENCE:
                     raise
             except TraceLocked:  # a process may have opened the file briefly after the check for an owner
+                self._held = None
                 at, owners = time.monotonic(), [owner for owner in map(owner_of, self.files()) if owner]
                 if any(not owner.brief for owner in owners) or at - seen > _RACE or at - started > _PATIENCE:
                     raise
                 seen = at if owners else seen
             time.sleep(0.02)
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Within the block, files are looked for once: a command of many queries reads one state of many files."""
+        self._is_steady = self._attached.is_steady = True
+        try:
+            yield
+        finally:
+            self._is_steady = self._attached.is_steady = False
+            self._held = None
+            self.close()
 
     def episodes(self) -> TraceTable:
         """A row per episode, oldest first."""
@@ -134,7 +149,14 @@ class Trace(AbstractContextManager["Trace"]):
 
     def files(self) -> list[Path]:
         """The current files, except for unnamed ones that are no traces, or copies."""
-        return self._look()[0]
+        return self._current()[0]
+
+    def _current(self) -> tuple[list[Path], dict[Path, Owner], Mapping[Path, Stamp]]:
+        if not self._is_steady:
+            return self._look()
+        if self._held is None:
+            self._held = self._look()
+        return self._held
 
     def _look(self) -> tuple[list[Path], dict[Path, Owner], Mapping[Path, Stamp]]:
         """The files, their settled owners, and the stamps of all checked files."""
@@ -158,7 +180,7 @@ class Trace(AbstractContextManager["Trace"]):
         return files, {file: owned[file] for file in files if file in owned} if owned else {}, stamps
 
     def _query(self, sql: str, parameters: Sequence[object], stop: Stop | None) -> pa.Table:
-        files, owned, stamps = self._look()
+        files, owned, stamps = self._current()
         if owned and len(files) > 1:
             files = [file for file in files if file not in owned or not _opening(owned[file])]
             owned = {file: owner for file, owner in owned.items() if file in files}

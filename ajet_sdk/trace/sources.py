@@ -51,6 +51,8 @@ class Attached:
 
     def __init__(self, ask: AskOwner) -> None:
         self._ask = ask
+        self.is_steady = False
+        """Files at rest stay open between the queries of a command, too."""
         self._free = threading.Condition(threading.RLock())  # a finalizer may run in the thread that holds it
         self._following = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
@@ -149,7 +151,10 @@ class Attached:
                 self._users -= 1
                 if self._release:
                     self._release.cancel()
-                self._release = threading.Timer(_LINGER if len(owned) < len(files) else _LINGER_LIVE, self.close)
+                has_rest = len(owned) < len(files)
+                self._release = threading.Timer(
+                    _LINGER if has_rest and not self.is_steady else _LINGER_LIVE, self.close
+                )
                 self._release.daemon = True
                 self._release.start()
                 self._free.notify_all()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import duckdb
 import pytest
 from typer.testing import CliRunner, Result
 
+from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.cli.app import app
@@ -68,7 +72,7 @@ def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     assert json.loads(trace("show", named, "--json").stdout)["run_id"] == "0cafe"
     assert json.loads(trace("ls", "--run", named, "--json").stdout)["run_id"] == "0cafe"
     assert json.loads(trace("ledger", "--run", named, "--json").stdout)["run_id"] == "0cafe"
-    whole = trace("export", "--run", named, "--include-validation")
+    whole = trace("export", "--run", named, "--include-validation", "--include-failures")
     exported = [json.loads(line) for line in whole.stdout.splitlines()]
     assert {row["run_id"] for row in exported} == {"0cafe"}
     found = json.loads(trace("diff", named, "launcher_record/two", "--json").stdout)
@@ -84,3 +88,40 @@ def test_a_mistyped_path_is_named(record: Path, arguments: list[str]) -> None:
 @pytest.mark.slow
 def test_check_looks_at_each(record: Path) -> None:
     assert trace("check").stdout.count(": no violations") == 5
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show"], ["sql", "SELECT count(*) AS n FROM episodes"]])
+@pytest.mark.parametrize("broken", ["truncated", "unreadable"])
+def test_a_broken_trace_hides_no_other(record: Path, tmp_path: Path, command: list[str], broken: str) -> None:
+    folder = Path(shutil.copytree(record / "one", tmp_path / "one"))
+    data = (folder / "trace.duckdb").read_bytes()
+    bad = folder / "zz.duckdb"
+    bad.write_bytes(data[: len(data) * 2 // 3] if broken == "truncated" else b"\0" * 20_000)
+    done = trace(*command, str(folder))
+    assert done.exit_code == 0, done.output
+    assert "zz.duckdb" in done.stderr
+    named = trace("ls", str(bad))
+    assert named.exit_code != 0
+
+
+def test_pandas_is_left_out(tmp_path: Path) -> None:
+    package = tmp_path / "pandas"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from ajet_tools.cli.pandas_import import leave_pandas_out\n"
+        "leave_pandas_out()\n"
+        "import pyarrow as pa\n"
+        "pa.array([1]); assert 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+def test_a_command_of_many_queries_looks_for_files_once(record: Path, tmp_path: Path) -> None:
+    with open_trace(shutil.copytree(record, tmp_path / "record")) as reader, reader.steady():
+        before = reader.query("SELECT count(*) AS n FROM runs").to_pylist()
+        files = reader.files()
+        Path(files[0]).with_name("later.duckdb").write_bytes(Path(files[0]).read_bytes())
+        assert reader.query("SELECT count(*) AS n FROM runs").to_pylist() == before
+        assert reader.files() == files

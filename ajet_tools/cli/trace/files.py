@@ -169,7 +169,7 @@ def check(
         deeply = {"audits": [{"trace": str(where), **asdict(entry)} for where, entry in audits.items()]} if deep else {}
         print_json({"traces": len(traces), "sound": sound, "broken": listed, **deeply})
     for where, violations in () if as_json else broken.items():
-        if not violations:
+        if not violations and not (where in audits and audits[where].differs):
             echo(f"{where}: no violations ({len(INVARIANTS) + 3} invariants hold)")
         for entry in violations:
             prefix = f"{where}: " if len(traces) > 1 else ""

@@ -18,6 +18,7 @@ from ajet_sdk.reporting.output import ProgressBar, visible
 from ajet_sdk.trace.reader import ledger_balance
 from ajet_sdk.types import Call
 from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.pandas_import import leave_pandas_out
 from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line, short_ids
@@ -75,8 +76,9 @@ def ls(
     """
     parts = [f"({filter})" if filter and status else filter, f'status="{status}"' if status else None]
     fits = parse(filter or "") if not status else parse(" ".join(part for part in parts if part))
+    leave_pandas_out()
     reader, where, run = open_named(run, path)
-    with reader:
+    with reader, reader.steady():
         runs = queries.overview(reader)
         words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
         judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]

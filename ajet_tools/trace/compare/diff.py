@@ -19,6 +19,7 @@ from ajet_sdk.types import Episode
 from ajet_tools.text.clean import flat_keys
 from ajet_tools.trace.compare.attempts import ComparedMessage, compared_messages
 from ajet_tools.trace.compare.changes import Finding, by_task, changes_of_tasks, failures, measures, rewards
+from ajet_tools.trace.compare.setup import differing_values, request_values
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes
 
@@ -209,6 +210,10 @@ def diff_runs(
     before, after = (side.facts for side in sides)
     readers = list(dict.fromkeys((a[0], b[0])))
     parted = [change for change in changes_of_tasks(readers, before, after) if change.kind == "task"]
+    values = [
+        request_values(*run, side.split, side.decoding, side.step) for run, side in zip((a, b), sides, strict=True)
+    ]
+    setup = list(differing_values(*values))
     config_a, config_b = (dict(flat_keys(recorded_config(*side))) for side in (a, b))
     keys = sorted({*config_a, *config_b}.difference(_IDENTITY))
     config = [(key, config_a.get(key), config_b.get(key)) for key in keys]
@@ -219,7 +224,7 @@ def diff_runs(
         len(means[0]) - len(shared),
         len(means[1]) - len(shared),
         paired([after - before for _, before, after in tasks]) if tasks else None,
-        (*parted, *failures(before, after), *measures(before, after)),
+        (*setup, *parted, *failures(before, after), *measures(before, after)),
         tuple(entry for entry in config if entry[1] != entry[2]),
     )
 

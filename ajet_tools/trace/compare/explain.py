@@ -27,6 +27,7 @@ from ajet_tools.trace.compare.changes import (
     measures,
     rewards,
 )
+from ajet_tools.trace.compare.setup import headline, judge_change, setup_changes
 from ajet_tools.trace.compare.suspects import pushed, suspects
 from ajet_tools.trace.queries.base import grouped
 from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes, trained_calls
@@ -59,6 +60,8 @@ class StepChange:
     step: int
     before: int
     findings: tuple[Finding, ...]
+    headline: str
+    """The most likely causes, and what did not change."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def lines_of(explanation: Explanation) -> list[str]:
     for change in explanation.changes:
         kind = "training" if change.split == "train" else f"validation, {change.decoding or 'unknown decoding'}"
         lines += ["", f"{kind}: step {change.step} against step {change.before}"]
+        lines.append(f"  {change.headline}")
         lines += finding_lines(change.findings)
         if not change.findings:
             lines.append("  nothing changed")
@@ -143,13 +147,23 @@ def _change(
     if split == "train":
         findings += [*_metrics(reader, run_id, metrics, earlier, step), *_ledger(reader, run_id, earlier, step)]
     findings += suspects(start, after, first)
+    setup = list(setup_changes(reader, run_id, split, decoding, earlier, step))
+    judge = judge_change(reader, run_id, split, step)
+    has_moved = differ(rewards(before), rewards(after))
+    summary = headline(setup, judge, findings, step, has_moved)
+    if judge.is_evident:
+        text = f"the judge: {counted(judge.changed, 'answer')} got another reward than an equal answer before"
+        setup.insert(0, Finding("judge", text, 0.0, float(judge.changed), judge.episodes))
+    findings = [*setup, *findings]
     if split == "train":
         history = {name: {at: value for at, value in of.items() if at <= step} for name, of in metrics.items()}
         for name, text in {**warning_signs(history), **unstable(history)}.items():
             suspect = name.startswith(("train/held_out", "train/phrase", "train/answer"))
+            if setup and not suspect:
+                continue  # these signs blame the update, and something else changed
             findings.append(Finding("suspect" if suspect else "notice", text))
         findings += pushed(trained_calls(reader, run_id, step))
-    return StepChange(split, decoding, step, earlier, tuple(findings))
+    return StepChange(split, decoding, step, earlier, tuple(findings), summary)
 
 
 def _reward(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:

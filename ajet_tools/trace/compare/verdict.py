@@ -15,6 +15,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
 from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.text.clean import counted
+from ajet_tools.trace.compare.setup import judge_change, setup_changes
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_by_step, metric_points
 
@@ -157,9 +158,26 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
     best, last = verdict.best, verdict.last
     if best and last and best["mean"] - last["mean"] > _SURE * math.sqrt(best["square_error"] + last["square_error"]):
         texts.append(f"{verdict.kind} was best at step {best['step']}: {best['mean']:.3f}")
-    if verdict.word == "collapsed" and history.get("train/lr"):
+    changed = _setup_changed(reader, run["run_id"], verdict)
+    texts += changed
+    if verdict.word == "collapsed" and history.get("train/lr") and not changed:
         texts.append(f"try a lower trainer_common.optim.lr (steps had up to {max(history['train/lr'].values()):.3g})")
     return texts
+
+
+def _setup_changed(reader: TraceReader, run_id: str, verdict: Verdict) -> list[str]:
+    """Return what else changed between the best and the last step, so that the updates are not blamed for it."""
+    best, last = verdict.best, verdict.last
+    if not best or not last or best["step"] == last["step"]:
+        return []
+    texts: list[str] = []
+    for split in ("train", "val"):
+        judge = judge_change(reader, run_id, split, last["step"])
+        if judge.is_evident:
+            texts.append(f"the judge changed: {counted(judge.changed, 'equal answer')} got other rewards")
+        for finding in setup_changes(reader, run_id, split, None, best["step"], last["step"]):
+            texts.append(f"changed between steps {best['step']} and {last['step']}: {finding.text}")
+    return list(dict.fromkeys(texts))
 
 
 def _steps(steps: Sequence[int]) -> str:

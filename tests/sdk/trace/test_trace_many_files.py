@@ -207,13 +207,16 @@ def test_of_many_files_what_is_left_out_is_in_no_answer(tmp_path: Path) -> None:
             assert reader.query(booked).to_pylist() == whole.query(booked).to_pylist() != []
 
 
-def test_a_broken_file_among_many_in_a_directory_is_an_error(tmp_path: Path) -> None:
+def test_a_broken_file_among_many_in_a_directory_hides_no_other(tmp_path: Path) -> None:
     for node in range(2, FEW + 4):
         write_node(tmp_path / f"trace-{node:02}.duckdb", node)
     write_node(tmp_path / "trace-99.duckdb", 1)
     os.truncate(tmp_path / "trace-99.duckdb", (tmp_path / "trace-99.duckdb").stat().st_size // 2)
+    with open_trace(tmp_path) as reader:
+        assert [file.name for file in reader.skipped] == ["trace-99.duckdb"]
+        assert len(reader.files()) == FEW + 2
     with pytest.raises(TraceError, match=r"trace-99\.duckdb"):
-        open_trace(tmp_path)
+        open_trace(tmp_path / "trace-99.duckdb")
 
 
 def test_a_run_that_begins_below_is_seen(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, LedgerEntry, Metric, Reward, Run, Task, Trained
 from ajet_tools.cli.app import app
+from ajet_tools.trace.compare.diff import diff_runs
 from ajet_tools.trace.compare.explain import StepChange, explain, lines_of
 from tests.tiny_models import save_tiny
 from tests.tools.conftest import reply
@@ -41,6 +42,8 @@ class Attempt:
     """A second call, whose history is not that of the first."""
     advantage: float = 0.0
     asked: str = "What is six times seven?"
+    tools: tuple[str, ...] = ()
+    sampling: dict[str, Any] | None = None
 
 
 Says = Callable[[int, int], Attempt]
@@ -58,7 +61,10 @@ def write(
                 does, id = says(task, attempt), f"{split}{step}-{task}-{attempt}"
                 ask = [{"role": "user", "content": does.asked}]
                 response = {"choices": [does.message or {"message": {"role": "assistant", "content": does.says}}]}
-                said = {"response": response, "finish_reason": does.finish}
+                said = {"response": response, "finish_reason": does.finish, "sampling": does.sampling or {}}
+                if does.tools:
+                    tools = [{"type": "function", "function": {"name": name}} for name in does.tools]
+                    said["request"] = {"messages": ask, "tools": tools}
                 calls = [reply(f"{id}c", id, 0, ask, does.says).model_copy(update=said)]
                 if does.rewritten:
                     history = [{"role": "user", "content": "Quite another question?"}]
@@ -108,6 +114,59 @@ def test_what_did_not_change_is_left_out(tmp_path: Path) -> None:
     assert changes(path, 2) == {}
     with open_trace(path) as reader:
         assert lines_of(explain(reader, "run", 2))[-1] == "  nothing changed"
+
+
+def only_change(path: Path) -> StepChange:
+    with open_trace(path) as reader:
+        [change] = explain(reader, "run", 2).changes
+    return change
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "words"),
+    [
+        ({"tools": ("search",)}, {"tools": ("lookup",)}, ("tools", "search", "lookup")),
+        ({"sampling": {"temperature": 1.0}}, {"sampling": {"temperature": 0.2}}, ("temperature", "1.0", "0.2")),
+        ({"sampling": {"top_p": 1.0}}, {"sampling": {"top_p": 0.5}}, ("top_p",)),
+    ],
+)
+def test_what_is_no_message_is_compared_first(
+    tmp_path: Path, earlier: dict[str, Any], later: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    metrics = [{"train/grad_norm": 0.3, "train/lr": 0.1}, {"train/grad_norm": 9.0, "train/lr": 0.1}]
+    path = write(
+        tmp_path / "trace.duckdb",
+        [lambda t, a: replace(varied(t, a), **earlier), lambda t, a: Attempt(0.0, f"No {t}.", **later)],
+        metrics,
+    )
+    change = only_change(path)
+    assert change.findings[0].kind == "setup"
+    assert all(word in change.findings[0].text and word in change.headline for word in words)
+    assert not [finding for finding in change.findings if finding.kind == "notice"], "no sign that blames the update"
+
+
+def test_a_judge_that_changed_is_told_by_equal_answers(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: replace(varied(t, a), reward=0.25)])
+    change = only_change(path)
+    assert change.findings[0].kind == "judge" and change.findings[0].after == 32
+    assert "judge changed at step 2" in change.headline and "tools no" in change.headline
+    assert len(change.findings[0].episodes) == 32
+
+
+def test_a_judge_that_disagrees_with_itself_is_not_said_to_have_changed(tmp_path: Path) -> None:
+    def noisy(task: int, attempt: int) -> Attempt:
+        return Attempt(float(attempt % 2), "The same answer.")
+
+    change = only_change(write(tmp_path / "trace.duckdb", [noisy, noisy]))
+    assert not [finding for finding in change.findings if finding.kind in ("judge", "setup")]
+
+
+def test_an_update_is_blamed_only_where_nothing_else_changed(tmp_path: Path) -> None:
+    metrics = [{"train/kl": 0.01}, {"train/kl": 0.5}]
+    worse = [varied, lambda t, a: Attempt(0.0, f"No {t}.")]
+    assert "the update" in only_change(write(tmp_path / "a.duckdb", worse, metrics)).headline
+    changed = [lambda t, a: replace(varied(t, a), tools=("x",)), lambda t, a: Attempt(0.0, f"No {t}.", tools=("y",))]
+    assert "the update" not in only_change(write(tmp_path / "b.duckdb", changed, metrics)).headline
 
 
 def test_a_fall_is_told_by_task_with_its_interval_and_the_token(tmp_path: Path) -> None:
@@ -387,3 +446,13 @@ def test_a_training_that_games_its_judge(tmp_path: Path) -> None:
     assert "the held-out judge strict (weight 0) went from 0.75 to 0" in held_out["text"]
     shown = CliRunner().invoke(app, ["trace", "show", same["episodes"][0][:12], str(path)])
     assert shown.exit_code == 0 and "Certainly correct." in shown.stdout
+
+
+def test_two_steps_of_a_run_are_compared_by_their_requests(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "trace.duckdb",
+        [lambda t, a: replace(varied(t, a), tools=("search",)), lambda t, a: replace(varied(t, a), tools=("lookup",))],
+    )
+    with open_trace(path) as reader:
+        found = diff_runs((reader, "run"), (reader, "run"), steps=(1, 2))
+    assert found.changes[0].kind == "setup" and "lookup" in found.changes[0].text
