@@ -9,11 +9,12 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.workflow import check_signature
@@ -92,6 +93,7 @@ def train(
         TraceLocked: another run is writing to the experiment's directory.
         TrainingError: the run stopped, or its ledger does not balance.
     """
+    check_config(config)
     backbone = _backbone(config.backbone)
     sets = load_tasks(config, tasks, val_tasks)
     if workflow is not None or config.rollout.user_workflow or sets.val or not config.trainer_common.algorithm.stored:
@@ -134,6 +136,14 @@ async def train_async(config: Config, **options: Any) -> TunedModel:
         As `train`.
     """
     return await call_to_end(partial(train, config, **options))
+
+
+def check_config(config: object) -> None:
+    """Raises ConfigError for settings that were not read as a config, such as a dict or the path of a file."""
+    if not isinstance(config, Mapping | str | Path):
+        return
+    call = "ajet.load_config(values=...)" if isinstance(config, Mapping) else "ajet.load_config(PATH)"
+    raise ConfigError(f"config must be a Config, which {call} reads and checks (got {type(config).__name__})")
 
 
 def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[object, None, TunedModel]]:
@@ -212,6 +222,7 @@ def run(
         TaskError: the tasks cannot be read.
         TraceLocked: another run is writing to the experiment's directory.
     """
+    check_config(config)
     sets = load_tasks(config, tasks)
     return score_tasks(
         config,

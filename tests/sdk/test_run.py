@@ -399,3 +399,10 @@ def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
     assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "interrupted"}]
     states = rows(tmp_path / "experiment", "SELECT DISTINCT status, cause FROM episodes")
     assert states == [{"status": "aborted", "cause": "Aborted"}]
+
+
+@pytest.mark.parametrize("config", [{"ajet": {"backbone": "local"}}, "job.yaml", Path("job.yaml")])
+@pytest.mark.parametrize("start", [ajet.run, ajet.train])
+def test_settings_that_are_no_config_are_refused(config: Any, start: Any) -> None:
+    with pytest.raises(ConfigError, match="load_config"):
+        start(config)
