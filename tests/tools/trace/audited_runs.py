@@ -63,8 +63,8 @@ def job(place: Path, model: Path, *, rollout: Any = None, data: Any = None, **tr
     )  # fmt: skip
 
 
-def trained(place: Path, model: Path, *, resume: bool = False, **settings: Any) -> Path:
+def trained(place: Path, model: Path, *, resume: bool = False, workflow: Any = discuss, **settings: Any) -> Path:
     """The directory of a finished training."""
     config = job(place, model, **settings)
-    train(config, workflow=discuss, resume=resume)
+    train(config, workflow=workflow, resume=resume)
     return config.directory

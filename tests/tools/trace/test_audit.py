@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from ajet_sdk.run import train
+from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_tools.cli.app import app
 from ajet_tools.trace.files.audit import audit
@@ -396,10 +398,22 @@ def test_demonstrations_pairs_and_a_teacher_are_audited(tmp_path: Path, model: P
 
 
 _KILLED = """
-import sys
+import asyncio, sys
 from pathlib import Path
-from tests.tools.trace.audited_runs import discuss, job, trained
-trained(Path(sys.argv[1]), Path(sys.argv[2]), resume=len(sys.argv) > 3, total_steps=4, save_freq=2, val_pass_n=0)
+import ajet
+from tests.tools.trace.audited_runs import discuss, trained
+
+resume = len(sys.argv) > 3
+started = []
+
+async def held_at_step_4(question: str, model: ajet.Model):
+    started.append(question)
+    if not resume and len(started) > 26:  # three steps of eight episodes, two validations of one
+        await asyncio.Event().wait()
+    return await discuss(question, model)
+
+trained(Path(sys.argv[1]), Path(sys.argv[2]), workflow=held_at_step_4,
+        resume=resume, total_steps=4, save_freq=2, val_pass_n=0)
 """
 
 
@@ -410,6 +424,9 @@ def test_a_run_that_was_killed_and_resumed_passes(tmp_path: Path, model: Path) -
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
         assert run.stdout is not None
         assert any(line.startswith("step 3/4") for line in run.stdout)
+        with open_trace(tmp_path / "experiment") as trace:
+            while not trace.query("SELECT 1 FROM ledger WHERE step = 3").num_rows:
+                time.sleep(0.1)
         run.send_signal(signal.SIGKILL)
     directory = tmp_path / "experiment"
     interrupted = audit(directory)
