@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.code import CodeJudge
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.sandbox.fence import NoFence, fence
@@ -290,6 +291,14 @@ HONEST: dict[str, tuple[str, str]] = {
         "class Vec:\n    def __init__(s, x, y): s.x=x; s.y=y\n    def __abs__(s): return (s.x**2 + s.y**2) ** .5\n    def __sub__(s, o): return Vec(s.x-o.x, s.y-o.y)",
         "assert abs(Vec(3, 4)) == 5.0 and abs(Vec(3, 4) - Vec(3, 4)) < 1e-9",
     ),
+    "a program that runs its examples": (
+        "def f(n): return n + 1\nif __name__ == '__main__':\n    import unittest\n    print(f(int(input())))\n    unittest.main()",
+        "assert f(1) == 2",
+    ),
+    "arguments changed by statements of each kind": (
+        "def pop(xs): return xs.pop()",
+        "xs = [1, 2]\nlast: int = pop(xs)\nlast += pop(xs)\nassert last == 3 and xs == []",
+    ),
     "a file in memory": (
         "import csv\ndef rows(f): return list(csv.reader(f))\ndef upper(f, g): g.write(f.read().upper())",
         "import io\nassert rows(io.StringIO('a,b')) == [['a', 'b']]\nout = io.StringIO()\nupper(io.StringIO('ab'), out)\nassert out.getvalue() == 'AB'",
@@ -353,3 +362,22 @@ def test_a_long_output_is_compared_whole() -> None:
 def test_the_verdict_says_that_a_result_is_no_plain_data() -> None:
     verdict = judge("class T:\n    def __eq__(self, other): return True\ndef f(x): return T()", "assert f(1) == 1")
     assert "plain data" in str(verdict.rewards[0].reason) and "T" in str(verdict.rewards[0].reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", [
+    '[{"input": "2", "output": "4"}]', '{"inputs": ["2", "3"], "outputs": ["4", "6"]}',
+    {"inputs": [["2"], ["3"]], "outputs": [["4"], ["6"]]}, [{"input": ["2", "1"], "output": ["4"]}],
+])  # fmt: skip
+def test_inputs_and_outputs_as_datasets_have_them(tests: Any) -> None:
+    assert reward("print(2 * int(input()))", tests) == 1.0
+    assert reward("print(3 * int(input()))", tests) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", [
+    [{"input": [2], "output": 4, "fn_name": "f"}], {"inputs": [[2]], "outputs": [4], "fn_name": "f"},
+])  # fmt: skip
+def test_arguments_of_a_function_are_no_input(tests: Any) -> None:
+    with pytest.raises(NoReward):
+        judge("def f(x): return 2 * x", tests)
