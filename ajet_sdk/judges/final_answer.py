@@ -69,9 +69,10 @@ _BETWEEN = r"(?:or|and/or|to|through)|\.\.+|[–—~±]|\\pm|\\text\{[ ]?or[ ]?\
 """What stands between two answers, or the ends of a range."""
 _GUESS = r"(?:or|else|otherwise|alternatively|possibly|maybe|perhaps|if not)"
 _OTHERS_AFTER = re.compile(
-    rf"(?:[ ]?[A-Za-z%°]+)?[?,;]?[ (]+{_GUESS},?[ ](?:(?:maybe|perhaps|possibly|even)[ ])?[-+−]?(?:{_PLAIN})\b"
+    rf"(?P<unit>[ ]?[A-Za-z%°]+)?[?,;]?[ (]+{_GUESS},?[ ](?:(?:maybe|perhaps|possibly|even)[ ])?"
+    rf"[-+−]?(?:{_PLAIN})\b(?(unit)(?:(?P=unit)\b|[ .,)!?]*$))"  # "3 hours or 180 minutes" is one answer
     r"(?![ ]*(?:decimal|significant|digit|place|d\.?p\b|s\.?f\b|or (?:more|less|fewer)))|"
-    r"[ ]*[|:][ ]?\d|"
+    r"[ ]*\|[ ]?\d|:\d|"
     rf"[ $*]*(?:{_BETWEEN})[ $*]*[-+−]?(?:{_PLAIN})\b"
     r"(?![ ]*(?:decimal|significant|digit|place|d\.?p\b|s\.?f\b))|"
     r"[ ]*or (?:more|less|fewer|so|even|possibly|maybe|perhaps)\b|[ ]?-[ ]?\d",
@@ -90,7 +91,7 @@ _LIST_AFTER = re.compile(
 _LIST_BEFORE = re.compile(rf"(?:{_PLAIN})[ $*]*[,;][ $*]*(?:{_PLAIN})[ $*]*(?:,|;|,?[ ]*and)[ $*]*$", re.IGNORECASE)
 _LIST_ONLY = re.compile(r"\b(?:or|and)\b|[\s,;:.|/()\[\]{}-]")
 _OPERATOR_AFTER = re.compile(
-    r"[ ]?(?:[π√²³]|\\pi\b)|[xyznikM]\b|"
+    r"[ ]?(?:[π√²³]|\\pi\b)|(?:[yznikM]\b|x\b(?![ ]+[A-Za-z]{2}))|"
     r"[ ]?(?:[+×·÷^*]|\*\*|\\(?:times|cdot|div|pm|sqrt))[ ]?[\d({\\]|"
     r"[ ]?(?:squared|cubed|factorial)\b|"
     r"[ ]+(?:hundred|thousand|million|billion|trillion|dozen)\b|"

@@ -61,7 +61,8 @@ GIVEN = [
     ("The answer is 1.2 x 10^-3", "0.0012"), ("The answer is 10^6 m", "1000000"), (r"\boxed{\approx 3.14}", "3.14"),
     ("It is not hard to see that the answer is 7.", "7"), ("As x cannot be negative, the answer is 7", "7"),
     ("We cannot divide so the answer is 7", "7"), ("The answer is 0.5 or 1/2", "0.5"),
-    ("The answer is 5 m", "5"), ("The answer is 5 kg, or so I think", "5"),
+    ("The answer is 3.5 hours or 210 minutes.", "3.5"), ("The answer is 12: 5 from her and 7 from him", "12"),
+    ("The answer is 3x as many", "3"), ("The answer is 5 m", "5"), ("The answer is 5 kg, or so I think", "5"),
     ("The answer is 5 for 3 or more people", "5"),
     (r"x cannot be negative so \boxed{5}", "5"), (r"\boxed{\left\{5\right.} so \boxed{5}", "5"),
 ]  # fmt: skip
