@@ -92,7 +92,7 @@ _LIST_BEFORE = re.compile(rf"(?:{_PLAIN})[ $*]*[,;][ $*]*(?:{_PLAIN})[ $*]*(?:,|
 _LIST_ONLY = re.compile(r"\b(?:or|and)\b|[\s,;:.|/()\[\]{}-]")
 _OPERATOR_AFTER = re.compile(
     r"[ ]?(?:[π√²³]|\\pi\b)|(?:[yznikM]\b|x\b(?![ ]+[A-Za-z]{2}))|"
-    r"[ ]?(?:[+×·÷^*]|\*\*|\\(?:times|cdot|div|pm|sqrt))[ ]?[\d({\\]|"
+    r"[ ]?(?:[+×·÷^*x]|\*\*|\\(?:times|cdot|div|pm|sqrt))[ ]?[\d({\\]|"
     r"[ ]?(?:squared|cubed|factorial)\b|"
     r"[ ]+(?:hundred|thousand|million|billion|trillion|dozen)\b|"
     r"[ ]+(?:plus|minus|times|divided by|to the power)\b",
