@@ -32,7 +32,8 @@ SEVERAL = [
 OTHERS = [
     "The answer is minus 5", "The answer is negative 5", "The answer is 5^2", "The answer is 5 million",
     "The answer is 5 + 3", "The answer is 5 times 2", "The answer is 5 squared", "The answer is 5e3", "2^5",
-    "The answer is 5x", "The answer is 5 x 10", "The answer is 5x + 3", "The answer is 5i", "The answer is 5π", r"The answer is 5\pi",
+    "The answer is 5x", "The answer is 5 x 10", "The answer is 5x + 3", "The answer is 5i", "The answer is 5π",
+    r"The answer is 5\pi",
     "The answer is 5√2", "The answer is √5", r"The answer is $\sqrt{5}$", r"The answer is \log 5", "The answer is 5²",
     "The answer is x - 5", "The answer is twice 5", "The answer is half of 5", "The answer is 5:3", "The answer is 5M",
     "The answer is –5", r"\boxed{5 \text{ million}}", r"\boxed{5 \text{ is wrong}}",
