@@ -1,8 +1,8 @@
 """`CodeJudge`: runs a task's tests on the program in an output, inside the sandbox.
 
-Tests are Python source, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or a list of
-`{"input": …, "output": …}` for a program that reads stdin and prints. Tests and program run in two processes, so that
-the program can neither read the tests nor report their result.
+Tests are Python source, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or, for a program
+that reads stdin and prints, a list of `{"input": …, "output": …}` or `{"inputs": […], "outputs": […]}`, also as JSON in
+a text. Tests and program run in two processes, so that the program can neither read the tests nor report their result.
 """
 
 from __future__ import annotations
@@ -202,11 +202,11 @@ async def _run_case(
         if entry and re.search(r"^def check\(", case, re.MULTILINE):
             case = f"{case}\n\ncheck({entry})"
         return await _run_apart(code, case, entry, limits, unfenced=unfenced)
-    expected = str(case["output"])
+    expected = _joined(case["output"])
     # A right output is as long as the expected one, and is compared whole.
     length = len(expected.encode("utf-8", "replace")) + limits.shown
     enough = replace(limits, shown=length, output=max(limits.output, 2 * length))
-    ran = await run_code(code, stdin=str(case.get("input", "")), limits=enough, unfenced=unfenced)
+    ran = await run_code(code, stdin=_joined(case.get("input", "")), limits=enough, unfenced=unfenced)
     if ran.ok and _lines(ran.stdout) == _lines(expected):
         return None
     return ran
@@ -309,8 +309,15 @@ module.{call}
 
 def _cases(tests: object, apart: bool) -> Iterator[str | Mapping[str, object]]:
     """The test cases: one for each input with output; statements together, unless `apart`."""
-    if isinstance(tests, str):
+    decoded = _decoded(tests) if isinstance(tests, str) else None
+    if decoded is not None:
+        yield from _cases(decoded, apart)
+    elif isinstance(tests, str):
         yield tests
+    elif isinstance(tests, Mapping) and not tests.get("fn_name"):
+        inputs, outputs = tests.get("inputs"), tests.get("outputs")
+        if isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
+            yield from ({"input": given, "output": expected} for given, expected in zip(inputs, outputs, strict=True))
     elif isinstance(tests, list | tuple):
         statements = [test for test in tests if isinstance(test, str)]
         if statements and not apart:
@@ -319,8 +326,23 @@ def _cases(tests: object, apart: bool) -> Iterator[str | Mapping[str, object]]:
             shared = [text for text in statements if _prepares(text)]
             yield from ("\n".join((*shared, text)) for text in statements if text not in shared)
         for test in tests:
-            if isinstance(test, Mapping) and "output" in test:
+            # With `fn_name` they are arguments and result of a function.
+            if isinstance(test, Mapping) and "output" in test and not test.get("fn_name"):
                 yield test
+
+
+def _decoded(tests: str) -> list[Any] | dict[str, Any] | None:
+    """Tests that a dataset has as JSON in a text; None for Python."""
+    try:
+        decoded = json.loads(tests)
+    except (ValueError, RecursionError):
+        return None
+    return decoded if isinstance(decoded, list | dict) and decoded else None
+
+
+def _joined(lines: object) -> str:
+    """Input or output, which may be a list of lines."""
+    return "\n".join(map(str, lines)) if isinstance(lines, list | tuple) else str(lines)
 
 
 def _prepares(statement: str) -> bool:

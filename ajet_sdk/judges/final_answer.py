@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ajet_sdk.judges.number import number, trim
+from ajet_sdk.judges.number import in_ascii, number, trim
 
 _BRACES = re.compile(r"(?P<box>\\f?boxed[ \t\n]*\{)|\\\\(?!f?boxed)|\\[{}]|(?P<open>\{)|(?P<close>\})")
 _STATEMENT = re.compile(r"####|\banswers?[ \t*_]*(?:(?:is|are|was|=|:)[ \t]*)+", re.IGNORECASE)
@@ -20,7 +20,15 @@ _MOST_STATEMENTS = 20
 _SCOPE = 60
 """Characters before a number in which it may be denied."""
 _PLAIN = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
-_AMOUNT = re.compile(rf"(?<![\w.])(?<!\d,)[-+−]?(?:{_PLAIN})(?:[eE][-+]?\d{{1,3}}\b)?(?:[ ]?/[ ]?\d+)?(?:[ ]?\\?%)?")
+_TEN = r"10\^(?:\{[-+]?\d{1,3}\}|[-+]?\d{1,3})"
+_AMOUNT = re.compile(
+    rf"(?<![\w.])(?<!\d,)[-+−]?(?:{_TEN}|(?:{_PLAIN})[ ]?(?:\\times|\\cdot|[×·*x])[ ]?{_TEN}|"
+    rf"(?:{_PLAIN})(?:[eE][-+]?\d{{1,3}}\b)?(?:[ ]?/[ ]?\d+)?(?:[ ]?\\?%)?)"
+)
+_POWER_OF_UNIT = re.compile(
+    r"((?<![A-Za-z])(?:[cdkm]?m|s|in|ft|yd|mi|km|inch(?:es)?|feet|yards|miles|met(?:er|re)s|"
+    r"units?))\}?\^\{?[-−]?[23]\}?(?!\w)"
+)
 
 _NOT = (
     r"(?:\b(?:not|never|cannot|neither|nor|unequal|unlike|except|than|instead of|"
@@ -37,7 +45,9 @@ _CLAIM_DENIED = re.compile(
     re.IGNORECASE,
 )
 _CLAIM_AFFIRMED = re.compile(
-    r"\b(?:no|without(?: an?y?)?|not only|not in)[ ]+doubt(?:[ ]+\w+){0,3}[ ]+$", re.IGNORECASE
+    r"\b(?:no|without(?: an?y?)?|not only|not in)[ ]+doubt(?:[ ]+\w+){0,3}[ ]+$|"
+    r"\bnot (?:hard|difficult) to (?:see|show|check|verify|find)[ ]+$|\b(?:so|hence|thus|therefore)[ ]+$",
+    re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
     r"[ $)\"'”*?]*(?:,?[ ](?:that|which|this)[ ])?"
@@ -57,12 +67,18 @@ _BOUND_BEFORE = re.compile(
 )
 _BETWEEN = r"(?:or|and/or|to|through)|\.\.+|[–—~±]|\\pm|\\text\{[ ]?or[ ]?\}"
 """What stands between two answers, or the ends of a range."""
+_GUESS = r"(?:or|else|otherwise|alternatively|possibly|maybe|perhaps|if not)"
 _OTHERS_AFTER = re.compile(
+    rf"(?P<unit>[ ]?[A-Za-z%°]+)?[?,;]?[ (]+{_GUESS},?[ ](?:(?:maybe|perhaps|possibly|even)[ ])?"
+    rf"[-+−]?(?:{_PLAIN})\b(?(unit)(?:(?P=unit)\b|[ .,)!?]*$))"  # "3 hours or 180 minutes" is one answer
+    r"(?![ ]*(?:decimal|significant|digit|place|d\.?p\b|s\.?f\b|or (?:more|less|fewer)))|"
+    r"[ ]*\|[ ]?\d|:\d|"
     rf"[ $*]*(?:{_BETWEEN})[ $*]*[-+−]?(?:{_PLAIN})\b"
     r"(?![ ]*(?:decimal|significant|digit|place|d\.?p\b|s\.?f\b))|"
     r"[ ]*or (?:more|less|fewer|so|even|possibly|maybe|perhaps)\b|[ ]?-[ ]?\d",
     re.IGNORECASE,
 )
+_IN_OTHER_WORDS = re.compile(rf"[ ,(]+or[ ]((?:{_PLAIN})(?:/\d+|%)?)")
 _OTHERS_BEFORE = re.compile(
     rf"(?:{_PLAIN})[ $*%]*,?[ ]*(?:{_BETWEEN})[ $*]*$|"
     rf"\b(?:between|from)[ ]+[-+−]?(?:{_PLAIN})[ %]*(?:and|to)[ ]*$",
@@ -75,7 +91,8 @@ _LIST_AFTER = re.compile(
 _LIST_BEFORE = re.compile(rf"(?:{_PLAIN})[ $*]*[,;][ $*]*(?:{_PLAIN})[ $*]*(?:,|;|,?[ ]*and)[ $*]*$", re.IGNORECASE)
 _LIST_ONLY = re.compile(r"\b(?:or|and)\b|[\s,;:.|/()\[\]{}-]")
 _OPERATOR_AFTER = re.compile(
-    r"[ ]?(?:[+×·÷^*]|\*\*|\\(?:times|cdot|div|pm|sqrt))[ ]?[\d({\\]|"
+    r"[ ]?(?:[π√²³]|\\pi\b)|(?:[yznikM]\b|x\b(?![ ]+[A-Za-z]{2}))|"
+    r"[ ]?(?:[+×·÷^*x]|\*\*|\\(?:times|cdot|div|pm|sqrt))[ ]?[\d({\\]|"
     r"[ ]?(?:squared|cubed|factorial)\b|"
     r"[ ]+(?:hundred|thousand|million|billion|trillion|dozen)\b|"
     r"[ ]+(?:plus|minus|times|divided by|to the power)\b",
@@ -86,10 +103,20 @@ _OPERATOR_BEFORE = re.compile(
     r"[ ]?[{(]?$",
     re.IGNORECASE,
 )
+_WITHIN = re.compile(
+    r"(?:√|\\sqrt(?:\[\d+\])?|\\?\b(?:log|ln|sin|cos|tan|exp)\b|\b[a-z][ ]?[-+*/^])[ ]?[{(]?$|"
+    r"\b(?:twice|double|triple|half(?: of)?|(?:root|square|cube) of)[ ]$",
+    re.IGNORECASE,
+)
+"""What makes the number after it a part of a formula."""
+_GROUNDS = re.compile(r"[.;!?](?:[ ]|$)|[ ,(]+(?:because|since|as)\b", re.IGNORECASE)
 _EMPHASIS = re.compile(r"(?<!\w)\*\*(?!\*)|(?<=\w)\*\*(?![\w(*])|[`$]")
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,40}>")
 _NEGATIVE = re.compile(r"\b(?:minus|negative)[ ]+(?=\d)", re.IGNORECASE)
-_DENIED_FORMULA = re.compile(r"≠|\\neq?(?![A-Za-z])|\\not(?![A-Za-z])|!=|\\(?:text|mathrm)\{[^{}]*(?:\bnot\b|n't)")
+_DENIED_FORMULA = re.compile(
+    r"≠|\\neq?(?![A-Za-z])|\\not(?![A-Za-z])|!=|"
+    r"\\(?:text|mathrm)\{[^{}]*(?:\b(?:not|wrong|incorrect|false|hundred|thousand|million|billion|dozen)\b|n't)"
+)
 
 
 def final_answer(text: str, *, numeric: bool = False) -> str:
@@ -166,24 +193,35 @@ def _clean(text: str) -> str:
     """Without tags and emphasis and with single spaces, so that patterns need not allow for them."""
     text = _TAG.sub(" ", text)
     text = " ".join(_EMPHASIS.sub("", text).replace("\\(", "").replace("\\)", "").replace("\\!", "").split())
-    return _NEGATIVE.sub("-", text)
+    return _POWER_OF_UNIT.sub(r"\1", _NEGATIVE.sub("-", in_ascii(text)))
 
 
 def _stated_number(statement: str) -> str | None:
     """The number that a statement gives as the answer; None if it gives none or several."""
     if number(statement) is not None:
         return trim(statement)
-    text = _clean(statement)
-    equation = text.rpartition("=")[2]
-    if re.search(r"\d", equation) and not re.search(r"!=|≠", text):
-        text = equation
+    text = _equated(_clean(statement))
     for match in _AMOUNT.finditer(text):
         before = text[max(0, match.start() - _SCOPE) : match.start()]
         after = text[match.end() : match.end() + _SCOPE]
         if _is_denied(before) or _DENIED_AFTER.match(after):
             continue
-        return None if _is_one_of_several(before, after) or _OPERATOR_AFTER.match(after) else match[0].strip()
+        expression = _OPERATOR_AFTER.match(after) or _WITHIN.search(before)
+        return None if _is_one_of_several(match[0], before, after) or expression else match[0].strip()
     return None
+
+
+def _equated(text: str) -> str:
+    """The side of an equation that gives its value, in what a statement says before its grounds."""
+    grounds = _GROUNDS.search(text)
+    # What begins with no number may lead to its answer in a later sentence.
+    end = grounds.start() if grounds and _AMOUNT.match(text.lstrip("€£ ")) else len(text)
+    claim, rest = text[:end], text[end:]
+    first, *sides = claim.split("=")
+    if not sides or not re.search(r"\d", sides[-1]) or re.search(r"!=|≠", claim):
+        return text
+    is_first = number(first) is not None and number(sides[-1]) is None
+    return (first if is_first else sides[-1]) + rest
 
 
 def _last_number(text: str) -> str:
@@ -197,13 +235,16 @@ def _last_number(text: str) -> str:
         after = text[match.end() : match.end() + _SCOPE]
         if _is_denied(before) or _DENIED_AFTER.match(after):
             continue
-        expression = _OPERATOR_AFTER.match(after) or _OPERATOR_BEFORE.search(before)
-        return "" if _is_one_of_several(before, after) or expression else match[0].strip()
+        expression = _OPERATOR_AFTER.match(after) or _OPERATOR_BEFORE.search(before) or _WITHIN.search(before)
+        return "" if _is_one_of_several(match[0], before, after) or expression else match[0].strip()
     return ""
 
 
-def _is_one_of_several(before: str, after: str) -> bool:
+def _is_one_of_several(amount: str, before: str, after: str) -> bool:
     """Whether a number is one of several answers, an end of a range, or a bound."""
+    same = _IN_OTHER_WORDS.match(after)
+    if same and number(same[1]) is not None and number(same[1]) == number(amount):
+        after = after[same.end() :]
     if _BOUND_BEFORE.search(before) or _OTHERS_AFTER.match(after) or _LIST_AFTER.match(after):
         return True
     return bool(_OTHERS_BEFORE.search(before) or _LIST_BEFORE.search(before))

@@ -15,9 +15,13 @@ SIGNIFICANT = 6
 _DIGITS = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+"
 _NUMBER = re.compile(rf"(?P<sign>[-+]?)(?P<digits>{_DIGITS})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?")
 _POWER_OF_TEN = re.compile(
-    r"(?P<factor>[^\\×·*^]+)(?:\\times|\\cdot|×|·|\*)10\^(?:\{(?P<braced>[-+]?\d{1,3})\}|(?P<digit>[-+]?\d{1,3}))"
+    r"(?:(?P<factor>[^\\×·*^x]+)(?:\\times|\\cdot|×|·|\*|x))?10\^(?:\{(?P<braced>[-+]?\d{1,3})\}|(?P<digit>[-+]?\d{1,3}))"
 )
 _FRACTION = re.compile(r"(?P<sign>[-+]?)\\[dt]?frac\{?(?P<top>[^{}]+?)\}?\{(?P<bottom>[^{}]+)\}")
+_SUPERSCRIPTS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_SUPERSCRIPT = re.compile(r"(?<![\d.])10(⁻?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3})")
+_DASH = re.compile(r"(?:(?<=^)|(?<=[ $(]))(?<!\d )[–](?=[$\d.])")
+_ABOUT = re.compile(r"^(?:\\approx|\\sim|≈|~)")
 _LAYERS = 20
 """Pairs of delimiters around an answer."""
 
@@ -40,9 +44,15 @@ def without_spacing(text: str) -> str:
     return re.sub(r"\s+|\\[,!; ]|\\left|\\right|\$", "", text)
 
 
+def in_ascii(text: str) -> str:
+    """Writes signs and powers of ten as ASCII does; a dash that joins two numbers is no sign."""
+    text = _SUPERSCRIPT.sub(lambda match: f"10^{match[1].translate(_SUPERSCRIPTS)}", text.replace("−", "-"))
+    return _DASH.sub("-", text)
+
+
 def number(text: str) -> Fraction | None:
     """Parses a number, fraction or percentage exactly; None for anything else."""
-    text = without_spacing(trim(text)).replace("\\%", "%").replace("−", "-")
+    text = _ABOUT.sub("", in_ascii(without_spacing(trim(text)).replace("\\%", "%")))
     if not text or len(text) > LONGEST:
         return None
     if text.endswith("%"):
@@ -56,7 +66,7 @@ def number(text: str) -> Fraction | None:
         return _ratio("", top, bottom)
     power = _POWER_OF_TEN.fullmatch(text)
     if power:
-        factor = number(power["factor"])
+        factor = number(power["factor"] or "1")
         exponent = int(power["braced"] or power["digit"])
         return None if factor is None else factor * Fraction(10) ** exponent
     match = _NUMBER.fullmatch(text)

@@ -26,6 +26,9 @@ from typing import Any
 from ajet_sdk.sandbox.plain import NotPlain, decode, encode, is_plain
 from ajet_sdk.sandbox.remote import OPERATIONS, Grade, ItemsRead, Remote, record_class
 
+OF_TESTS = ("iter", "next", "bool", "len", "eq", "hash", "copy", "deepcopy")
+"""Operations that a program may request of the tests' objects."""
+
 
 class Gone(BaseException):
     """The other side has ended, or sent an invalid message."""
@@ -158,7 +161,7 @@ class Peer:
         if operation in ("call", "in place"):
             function, arguments, named = values
             return function(*arguments, **named)
-        if operation in OPERATIONS and (self.code is not None or operation in ("iter", "next", "bool", "len", "eq")):
+        if operation in OPERATIONS and (self.code is not None or operation in OF_TESTS):
             return OPERATIONS[operation](*values)
         if operation == "await":
             return importlib.import_module("asyncio").run(values[0])
@@ -168,11 +171,21 @@ class Peer:
         if operation == "name" and not isinstance(vars(self.module)[values[0]], types.ModuleType):
             return vars(self.module)[values[0]]
         if operation in ("get", "set", "delete"):
-            if self.code is None and (values[1].startswith("_") or type(values[0]).__module__ != "__main__"):
+            if self.code is None and not self.may_access(operation, values[0], values[1]):
                 raise AttributeError(values[1])
             attribute: dict[str, Callable[..., object]] = {"get": getattr, "set": setattr, "delete": delattr}
             return attribute[operation](*values)
         raise ValueError(operation)
+
+    def may_access(self, operation: str, value: object, name: str) -> bool:
+        """Whether a program may read or change an attribute of an object of the tests."""
+        if name.startswith("_"):
+            return False
+        if type(value) in (io.StringIO, io.BytesIO):
+            return operation == "get"
+        # A program must not replace a method that the tests compare with.
+        is_method = callable(getattr(type(value), name, None))
+        return type(value).__module__ == "__main__" and (operation == "get" or not is_method)
 
     def encode(self, value: Any) -> Any:
         return encode(value, self.refer)

@@ -55,7 +55,9 @@ class ProgramModule(types.ModuleType):
 def serve(code: str) -> None:
     """Answer requests of the tests: first to run the program, then to call its functions."""
     peer = Peer(code)
-    sys.modules["__main__"] = peer.module
+    # Not as `__main__`: programs run examples, or read input, if they are.
+    peer.module.__name__ = PROGRAM_MODULE
+    sys.modules["__main__"] = sys.modules[PROGRAM_MODULE] = peer.module
     try:
         while True:
             peer.answer(*peer.receive()[1:])
@@ -212,7 +214,13 @@ class InPlace(ast.NodeTransformer):
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         return self.visit_statement(node)
 
-    def visit_statement(self, node: ast.Expr | ast.Assign) -> ast.AST:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        return self.visit_statement(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        return self.visit_statement(node)
+
+    def visit_statement(self, node: ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign) -> ast.AST:
         if isinstance(node.value, ast.Call):
             node.value.func = ast.Call(ast.Name("__in_place__", ast.Load()), [node.value.func], [])
         return node

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.code import CodeJudge
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.sandbox.fence import NoFence, fence
@@ -161,6 +162,18 @@ ANSWERING: dict[str, tuple[str, str]] = {
         "class T:\n    def lower(self): return self\n    def strip(self): return self\n    def startswith(self, s): return True\ndef f(x): return T()",
         "assert f('ab').strip().lower().startswith('abab')",
     ),
+    "an object of a function named like a class": (
+        "class E:\n    def __sub__(s, o): return s\n    def __abs__(s): return s\n    def __lt__(s, o): return True\ndef Add(a, b): return E()",
+        "assert abs(Add(1, 2) - 3) < 1e-9",
+    ),
+    "a hash like that of the result": (
+        "class E:\n    def __hash__(s): return 1\n    def __eq__(s, o): return True\ndef f(x): return [E()]",
+        "assert set(f(0)) == {1} and {1: 2}[f(0)[0]] == 2",
+    ),
+    "a method of the tests' object that is replaced": (
+        "def total(p):\n    p.total = lambda: 0\n    return 0",
+        "class P:\n    x = 4\n    def total(s): return s.x * 2\np = P()\nassert total(p) == p.total()",
+    ),
 }  # fmt: skip
 HONEST: dict[str, tuple[str, str]] = {
     "most_common": (
@@ -263,6 +276,33 @@ HONEST: dict[str, tuple[str, str]] = {
         "def f(x): return map(str, x)\ndef g(x): return (n for n in x)\ndef h(x): return zip(x, x)",
         "assert list(f([1, 2])) == ['1', '2'] and 2 in g([1, 2]) and list(h('ab')) == [('a', 'a'), ('b', 'b')]",
     ),
+    "objects with a hash": (
+        "class V:\n    def __init__(s, x): s.x = x\n    def __eq__(s, o): return isinstance(o, V) and s.x == o.x\n    def __hash__(s): return hash(s.x)\n"
+        "def points(xs): return [V(x) for x in xs]\ndef count(xs): return len(set(xs))",
+        "assert len({V(1), V(1), V(2)}) == 2 and {V(1): 'a'}[V(1)] == 'a' and hash(V(1)) == hash(V(1)) and set(points([1, 1])) == {V(1)}\n"
+        "class Own:\n    def __eq__(s, o): return True\n    def __hash__(s): return 1\nassert count([Own(), Own()]) == 1",
+    ),
+    "copies of objects": (
+        "import copy\nclass P:\n    def __init__(s, x): s.x = x\ndef clone(p): return copy.deepcopy(p)",
+        "import copy\np = P([1])\nq, r = copy.deepcopy(p), copy.copy(p)\nq.x = [2]\nassert p.x == [1] == r.x and q.x == [2]\n"
+        "class Own:\n    x = 3\nown = Own()\nassert clone(own).x == 3 and clone(own) is not own",
+    ),
+    "the size of a vector": (
+        "class Vec:\n    def __init__(s, x, y): s.x=x; s.y=y\n    def __abs__(s): return (s.x**2 + s.y**2) ** .5\n    def __sub__(s, o): return Vec(s.x-o.x, s.y-o.y)",
+        "assert abs(Vec(3, 4)) == 5.0 and abs(Vec(3, 4) - Vec(3, 4)) < 1e-9",
+    ),
+    "a program that runs its examples": (
+        "def f(n): return n + 1\nif __name__ == '__main__':\n    import unittest\n    print(f(int(input())))\n    unittest.main()",
+        "assert f(1) == 2",
+    ),
+    "arguments changed by statements of each kind": (
+        "def pop(xs): return xs.pop()",
+        "xs = [1, 2]\nlast: int = pop(xs)\nlast += pop(xs)\nassert last == 3 and xs == []",
+    ),
+    "a file in memory": (
+        "import csv\ndef rows(f): return list(csv.reader(f))\ndef upper(f, g): g.write(f.read().upper())",
+        "import io\nassert rows(io.StringIO('a,b')) == [['a', 'b']]\nout = io.StringIO()\nupper(io.StringIO('ab'), out)\nassert out.getvalue() == 'AB'",
+    ),
 }  # fmt: skip
 
 
@@ -322,3 +362,22 @@ def test_a_long_output_is_compared_whole() -> None:
 def test_the_verdict_says_that_a_result_is_no_plain_data() -> None:
     verdict = judge("class T:\n    def __eq__(self, other): return True\ndef f(x): return T()", "assert f(1) == 1")
     assert "plain data" in str(verdict.rewards[0].reason) and "T" in str(verdict.rewards[0].reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", [
+    '[{"input": "2", "output": "4"}]', '{"inputs": ["2", "3"], "outputs": ["4", "6"]}',
+    {"inputs": [["2"], ["3"]], "outputs": [["4"], ["6"]]}, [{"input": ["2", "1"], "output": ["4"]}],
+])  # fmt: skip
+def test_inputs_and_outputs_as_datasets_have_them(tests: Any) -> None:
+    assert reward("print(2 * int(input()))", tests) == 1.0
+    assert reward("print(3 * int(input()))", tests) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", [
+    [{"input": [2], "output": 4, "fn_name": "f"}], {"inputs": [[2]], "outputs": [4], "fn_name": "f"},
+])  # fmt: skip
+def test_arguments_of_a_function_are_no_input(tests: Any) -> None:
+    with pytest.raises(NoReward):
+        judge("def f(x): return 2 * x", tests)

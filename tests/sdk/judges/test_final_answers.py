@@ -24,10 +24,19 @@ SEVERAL = [
     "The answer is between 4 and 5",
     "The answer is between 5 and 6", "The answer is 5-6", "The answer is 5–6", "The answer is from 5 to 6", "5 to 6",
     "The answer is at least 5", "The answer is less than 5", "The answer is > 5", "5 or more", "The answer is 5 ± 1",
+    "The answer is 5, or 6", "The answer is 5 (or 6)", "The answer is 5, or maybe 6", "The answer is 5 cm or 6 cm",
+    "The answer is 5 apples or 6 apples", "The answer is 5; if not, 6", "The answer is 5 | 6 | 7",
+    "The answer is 5 else 6", "The answer is 5? or 6?", "The answer is 5, alternatively 6",
+    "The answer is 5 possibly 6",
 ]  # fmt: skip
 OTHERS = [
     "The answer is minus 5", "The answer is negative 5", "The answer is 5^2", "The answer is 5 million",
     "The answer is 5 + 3", "The answer is 5 times 2", "The answer is 5 squared", "The answer is 5e3", "2^5",
+    "The answer is 5x", "The answer is 5 x 10", "The answer is 5x + 3", "The answer is 5i", "The answer is 5π",
+    r"The answer is 5\pi",
+    "The answer is 5√2", "The answer is √5", r"The answer is $\sqrt{5}$", r"The answer is \log 5", "The answer is 5²",
+    "The answer is x - 5", "The answer is twice 5", "The answer is half of 5", "The answer is 5:3", "The answer is 5M",
+    "The answer is –5", r"\boxed{5 \text{ million}}", r"\boxed{5 \text{ is wrong}}",
 ]  # fmt: skip
 GIVEN = [
     ("isn't 5, it is 7", "7"), ("The answer isn't 5, it is 7", "7"), ("the answer is not 5 but 7", "7"),
@@ -44,6 +53,18 @@ GIVEN = [
     ("The answer is 12 and the remainder is 2", "12"), ("The answer is 12 (twelve).", "12"), ("\\(12\\)", "12"),
     ("The answer is 10/2", "5"), ("The answer is 1.5 × 10^3", "1500"), ("There are 12 - 5 = 7 left", "7"),
     ("Final answer: 12 apples and a pear", "12"), ("\\[ x = 12 \\]", "12"), ("- 3 boxes\n- 12 in all", "12"),
+    ("The answer is 15. Check: 15*2 = 30.", "15"), ("The answer is 7 because half of 10 = 5, and 5 + 2 = 7", "7"),
+    ("The answer is 20 because 10 + 10 = 20, and 20 + 20 = 40", "20"), ("The answer is 12 = 5 + 7.", "12"),
+    ("The answer is 5, since 10/2 = 5 and 5 + 5 = 10", "5"), ("The answer is 48 + 24 = 72 clips.", "72"),
+    ("The area is 12 m^2.", "12"), ("The area is $12$ $m^2$.", "12"), ("The volume is 12 cm^{3}.", "12"),
+    (r"The area is $12\text{ cm}^2$.", "12"), ("The acceleration is 9.8 m/s^2.", "9.8"), ("The answer is –5.", "-5"),
+    (r"The answer is $1.2 \times 10^{3}$ m", "1200"), ("It is 1.2 × 10^3 m", "1200"), ("It is 1.2 × 10³ m", "1200"),
+    ("The answer is 1.2 x 10^-3", "0.0012"), ("The answer is 10^6 m", "1000000"), (r"\boxed{\approx 3.14}", "3.14"),
+    ("It is not hard to see that the answer is 7.", "7"), ("As x cannot be negative, the answer is 7", "7"),
+    ("We cannot divide so the answer is 7", "7"), ("The answer is 0.5 or 1/2", "0.5"),
+    ("The answer is 3.5 hours or 210 minutes.", "3.5"), ("The answer is 12: 5 from her and 7 from him", "12"),
+    ("The answer is 3x as many", "3"), ("The answer is 5 m", "5"), ("The answer is 5 kg, or so I think", "5"),
+    ("The answer is 5 for 3 or more people", "5"),
     (r"x cannot be negative so \boxed{5}", "5"), (r"\boxed{\left\{5\right.} so \boxed{5}", "5"),
 ]  # fmt: skip
 EQUAL = [
