@@ -136,11 +136,11 @@ def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
 def test_diff_of_episodes(demo: Path) -> None:
     a, b = first_episode(WHERE), first_episode("launcher_record/second")
     same = ajet("trace", "diff", a, a, WHERE)
-    assert "Identical: all 3 messages." in same
+    assert "Identical messages: all 3." in same
     listed = json.loads(ajet("trace", "ls", WHERE, "--json"))["episodes"]
     other = max(listed, key=lambda e: str(e["task_id"]))["episode_id"]
     said = ajet("trace", "diff", a, other, WHERE)
-    assert "First difference after 1 message:\nuser\n-  What is" in said
+    assert "First difference of the messages after 1 message:\nuser\n-  What is" in said
     assert "1 more message in A and 1 more message in B replaced by each other" in said
     found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
     assert found["a"]["task_id"] == found["b"]["task_id"] and found["rewards"][0]["reward"] == "exact"
@@ -162,12 +162,27 @@ def test_diff_of_agents_that_talk_at_once_and_of_hostile_text(tmp_path: Path) ->
             writer.put(Episode(episode_id=episode, run_id="r"))
         writer.put(Call(episode_id="cc", request={"input": EVIL}, response={"output": EVIL}))
     said = ajet("trace", "diff", "aa", "bb", str(tmp_path))
-    assert "First difference after 5 messages:\nassistant (wolf)\n-  same\n" in said
+    assert "First difference of the messages after 5 messages:\nassistant (wolf)\n-  same\n" in said
     assert "+  [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
     said = ajet("trace", "diff", "aa", "cc", str(tmp_path))
     assert "+   [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
     cut = json.loads(ajet("trace", "diff", "aa", "cc", str(tmp_path), "--json"))
     assert cut["b"]["cause"] is None and cut["shared_tokens"] is None and cut["same_messages"] == 0
+
+
+def test_diff_of_episodes_names_what_is_no_message(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    response = {"choices": [{"message": {"role": "assistant", "content": "ho"}}]}
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(Run(run_id="r"))
+        for episode, tool in (("aa", "search"), ("bb", "find")):
+            tools = [{"type": "function", "function": {"name": tool}}]
+            request = {"messages": messages, "tools": tools, "temperature": 1.0}
+            writer.put(Call(episode_id=episode, model="policy", request=request, response=response))
+            writer.put(Episode(episode_id=episode, run_id="r"))
+    assert "The first requests differ in tools." in ajet("trace", "diff", "aa", "bb", str(tmp_path))
+    found = json.loads(ajet("trace", "diff", "aa", "bb", str(tmp_path), "--json"))
+    assert found["other_settings"] == ["tools"] and found["same_messages"] == 2
 
 
 def test_a_difference_deep_in_a_long_message_is_shown(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def _episodes_json(result: EpisodeDiff) -> dict[str, object]:
         "parts": [{"same": part.same, "a": part.a, "b": [] if part.same else part.b} for part in result.parts],
         "rewards": result.rewards(),
         "shared_tokens": result.shared_tokens,
+        "other_settings": result.other_settings,
     }
 
 
@@ -139,14 +140,19 @@ def _print_episodes(result: EpisodeDiff) -> None:
     ]
     rows += [{"": f"reward {one_line(r['reward'])}", "A": _cell(r["a"]), "B": _cell(r["b"])} for r in result.rewards()]
     out.print(render.table(rows, out.width))
+    out.print()
+    if result.other_settings:
+        out.print(f"The first requests differ in {', '.join(map(one_line, result.other_settings))}.")
     if result.shared_tokens is not None:
-        out.print(f"\nIdentical start of their first timelines: {render.counted(result.shared_tokens, 'token')}")
+        rendered = " (what is no message is rendered, too)" if "tools" in result.other_settings else ""
+        tokens = render.counted(result.shared_tokens, "token")
+        out.print(f"Identical start of their first timelines: {tokens}{rendered}")
     first = result.first_difference
     if first is None:
-        out.print(f"Identical: all {render.counted(result.same_messages, 'message')}.")
+        out.print(f"Identical messages: all {result.same_messages:,}.")
         return
     before = sum(len(part.a) for part in result.parts[: result.parts.index(first)])
-    out.print(f"First difference after {render.counted(before, 'message')}:")
+    out.print(f"First difference of the messages after {render.counted(before, 'message')}:")
     _print_apart(first)
     apart = sum(not part.same for part in result.parts)
     if apart > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -15,7 +15,7 @@ from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.samples.prefixes import common_prefix, common_start
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import calls_of, episodes
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Call, Episode
 from ajet_tools.text.clean import flat_keys
 from ajet_tools.trace.compare.attempts import ComparedMessage, compared_messages
 from ajet_tools.trace.compare.changes import Finding, by_task, changes_of_tasks, failures, measures, rewards
@@ -54,6 +54,12 @@ class EpisodeDiff:
     def same_messages(self) -> int:
         return sum(len(part.a) for part in self.parts if part.same)
 
+    @property
+    def other_settings(self) -> list[str]:
+        """Names of what is no message and differs between the first requests of both, such as `tools`."""
+        requests = [_settings(side.calls) for side in (self.a, self.b)]
+        return sorted(name for name in {*requests[0], *requests[1]} if requests[0].get(name) != requests[1].get(name))
+
     def rewards(self) -> list[dict[str, object]]:
         """Return the total rewards of both, by name and agent."""
         totals: dict[str, dict[str, float]] = {}
@@ -63,6 +69,15 @@ class EpisodeDiff:
                 of = totals.setdefault(name, {})
                 of[side] = of.get(side, 0.0) + reward.value * reward.weight
         return [{"reward": name, "a": of.get("a"), "b": of.get("b")} for name, of in totals.items()]
+
+
+def _settings(calls: Sequence[Call]) -> dict[str, object]:
+    """Return what a first request of the agent holds besides messages; empty without requests."""
+    first = next((call for call in calls if call.phase == "rollout"), None)
+    if first is None:
+        return {}
+    request = {name: value for name, value in first.request.items() if name != "messages"}
+    return {**request, "model": first.model}
 
 
 def episode_at(reader: TraceReader, episode_id: str) -> Episode:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, get_character_cell_size, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
@@ -83,7 +84,8 @@ class LongText(LineView, can_focus=True):
         """Show another text from its beginning."""
         self.text = drop_zero_width(visible(text)).expandtabs(4)
         self._lines = self.text.split("\n")
-        self._plain = self.text.isascii() or all(cell_len(character) == 1 for character in {*self.text} - {"\n"})
+        self._starts: list[Sequence[int]] = [range(1)] * len(self._lines)
+        """Per line, the columns where its rows start."""
         self._firsts: list[int] = [0]
         self._needle: re.Pattern[str] | None = None
         self._found: list[tuple[int, int]] = []
@@ -96,16 +98,11 @@ class LongText(LineView, can_focus=True):
     def on_resize(self) -> None:
         self._wrap()
 
-    @property
-    def _width(self) -> int:
-        """Characters of a row."""
-        cells = max(4, self.scrollable_content_region.width)
-        return cells if self._plain else cells // 2
-
     def _wrap(self) -> None:
         line = self._row(self.scroll_offset.y)[0]
-        width = self._width
-        self._firsts = [0, *accumulate(max(1, -(-len(text) // width)) for text in self._lines)]
+        cells = max(4, self.scrollable_content_region.width)
+        self._starts = [_row_starts(text, cells) for text in self._lines]
+        self._firsts = [0, *accumulate(map(len, self._starts))]
         self.virtual_size = Size(self.size.width, self._firsts[-1])
         self.scroll_to(y=self._firsts[line])
         self.refresh()
@@ -135,7 +132,7 @@ class LongText(LineView, can_focus=True):
         if self._found:
             self._at = (self._at + by) % len(self._found)
             line, column = self._found[self._at]
-            row = self._firsts[min(line, len(self._firsts) - 1)] + column // self._width
+            row = self._firsts[min(line, len(self._firsts) - 1)] + bisect_right(self._starts[line], column) - 1
             if not self.scroll_offset.y <= row < self.scroll_offset.y + self.size.height:
                 self.scroll_to(y=max(0, row - self.size.height // 3))
         self.refresh()
@@ -152,7 +149,8 @@ class LongText(LineView, can_focus=True):
     def on_click(self, event: Click) -> None:
         """Make a clicked match the current one."""
         line, part = self._row(event.y + self.scroll_offset.y)
-        column = part * self._width + event.x - self.gutter.left
+        start = self._starts[line][part]
+        column = start + _characters(self._lines[line][start:], event.x - self.gutter.left)
         for at, (number, start) in enumerate(self._found):
             if number == line and start <= column < start + len(self._match(number, start)):
                 self._at = at
@@ -164,8 +162,9 @@ class LongText(LineView, can_focus=True):
         if line >= self._firsts[-1]:
             return None
         number, part = self._row(line)
-        at = start = part * self._width
-        end, text, segments = start + self._width, self._lines[number], list[Segment]()
+        starts, text, segments = self._starts[number], self._lines[number], list[Segment]()
+        at = start = starts[part]
+        end = starts[part + 1] if part + 1 < len(starts) else len(text)
         match_style = self.get_component_rich_style("long-text--found")
         reach = 0 if self._needle is None else len(self._needle.pattern)
         for match in self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ():
@@ -177,6 +176,33 @@ class LongText(LineView, can_focus=True):
                 at = last
         segments.append(Segment(text[at:end], Style.null()))
         return Strip(segments, cell_len(text[start:end]))
+
+
+def _row_starts(text: str, width: int) -> Sequence[int]:
+    """Return the columns where the rows of a line start, with at most `width` cells each."""
+    if text.isascii() or all(map(_is_narrow, {*text})):
+        return range(0, max(1, len(text)), width)
+    starts, cells = [0], 0
+    for column, character in enumerate(text):
+        size = get_character_cell_size(character)
+        if cells + size > width:
+            starts.append(column)
+            cells = 0
+        cells += size
+    return starts
+
+
+def _is_narrow(character: str) -> bool:
+    return get_character_cell_size(character) == 1
+
+
+def _characters(text: str, cells: int) -> int:
+    """Return the number of characters that end within the first cells of a text."""
+    for column, character in enumerate(text):
+        cells -= get_character_cell_size(character)
+        if cells < 0:
+            return column
+    return len(text)
 
 
 class FindInText:

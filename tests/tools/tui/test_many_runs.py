@@ -236,6 +236,18 @@ async def test_a_long_line_is_folded_where_the_window_ends(letter: str, rows: in
         assert [len(row) for row in shown if row] == [2 * width // rows] * rows
 
 
+async def test_one_wide_letter_narrows_no_line() -> None:
+    app, width = App[None](), 36
+    text = LongText("a" * 2 * width + "\n" + "你" + "b" * 2 * width)
+    async with app.run_test(size=(width + 2, 10)) as pilot:  # with the scroll bar
+        await app.mount(text)
+        await settled(pilot)
+        shown = [text.render_line(y).text.strip() for y in range(10)]
+        assert [row for row in shown if row] == [
+            "a" * width, "a" * width, "你" + "b" * (width - 2), "b" * width, "bb",
+        ]  # fmt: skip
+
+
 def row_of(task: int, run: str, step: int, reward: float, attempts: int) -> TaskReward:
     return {"task_id": f"t{task}", "task": f"task {task}", "run_id": run, "step": step, "split": "val",
             "decoding": "sampled", "reward": reward, "attempts": attempts}  # fmt: skip
