@@ -16,7 +16,7 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
-from ajet_tools.text.clean import counted
+from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.compare.changes import (
     Finding,
     apart,
@@ -30,7 +30,14 @@ from ajet_tools.trace.compare.changes import (
 from ajet_tools.trace.compare.setup import headline, judge_change, setup_changes
 from ajet_tools.trace.compare.suspects import pushed, suspects
 from ajet_tools.trace.queries.base import grouped
-from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes, trained_calls
+from ajet_tools.trace.queries.episodes import (
+    StepEpisode,
+    Steps,
+    rewards_by_step,
+    step_episodes,
+    task_totals,
+    trained_calls,
+)
 from ajet_tools.trace.queries.runs import ledger_by_step, metric_points
 from ajet_tools.trace.splits import by_cause, splits_of
 
@@ -49,6 +56,8 @@ _METRICS = {
 }
 """Names and minimal changes of metrics."""
 _RELATIVE = 0.2
+_TASKS_NAMED = 3
+_TASK_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,11 @@ class Explanation:
     chosen: str
     """Reason for the choice of the step; empty if the user chose it."""
     changes: tuple[StepChange, ...]
+    tasks: int
+    """Training tasks with an attempt that counts, up to the step; of these `unsolved` never earned anything."""
+    unsolved: tuple[str, ...]
+    tokens: int
+    """Sampled tokens of the training, up to the step."""
 
 
 def lines_of(explanation: Explanation) -> list[str]:
@@ -84,7 +98,21 @@ def lines_of(explanation: Explanation) -> list[str]:
         lines += finding_lines(change.findings)
         if not change.findings:
             lines.append("  nothing changed")
-    return lines
+    return [*lines, *_totals(explanation)]
+
+
+def _totals(explanation: Explanation) -> Iterator[str]:
+    """Format what holds for all steps so far."""
+    if explanation.tasks:
+        unsolved = len(explanation.unsolved)
+        named = ", ".join(f'"{one_line(task, _TASK_SHOWN)}"' for task in explanation.unsolved[:_TASKS_NAMED])
+        more = f" and {unsolved - _TASKS_NAMED:,} more" if unsolved > _TASKS_NAMED else ""
+        listed = f": {named}{more}" if unsolved else ""
+        tasks = counted(explanation.tasks, "training task")
+        yield ""
+        yield f"up to this step {unsolved:,} of {tasks} never earned anything{listed}"
+    if explanation.tokens:
+        yield f"up to this step {counted(explanation.tokens, 'token')} sampled for training"
 
 
 def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Path | None = None) -> Explanation:
@@ -107,7 +135,11 @@ def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Pa
         raise QueryError(
             f"run {run_id} has nothing at step {step} and before it to compare ({has}); `ajet trace diff` compares runs"
         )
-    return Explanation(run_id, step, chosen, tuple(changes))
+    totals = task_totals(reader, run_id, step)
+    judged = [row for row in totals if row["solved"] is not None]
+    unsolved = tuple(row["task"] for row in judged if not row["solved"])
+    tokens = sum(row["tokens"] for row in totals)
+    return Explanation(run_id, step, chosen, tuple(changes), len(judged), unsolved, tokens)
 
 
 def _of_kind(by_step: Steps, split: str, decoding: str | None) -> Mapping[int, float | None]:

@@ -160,6 +160,32 @@ def rewards_by_step(reader: TraceReader, run_id: str) -> Steps:
     return by_step
 
 
+class TaskTotals(TypedDict):
+    """The attempts at a training task, from the start of a run to a step."""
+
+    task: str
+    solved: bool | None
+    """Whether an attempt that counts earned more than 0, or was a success; None if no attempt counts."""
+    tokens: int
+    """Sampled tokens of all attempts, of calls with ids."""
+
+
+def task_totals(reader: TraceReader, run_id: str, step: int) -> list[TaskTotals]:
+    """Return the totals of each training task that has finished attempts, in the order of the ids."""
+    sql = f"""
+        WITH chosen AS (
+            SELECT episode_id, task_id, task, is_success, reward
+            FROM episodes JOIN {COUNTED} counted USING (episode_id)
+            WHERE run_id = $1 AND NOT superseded AND split = 'train' AND step <= $2),
+        sampled AS (
+            SELECT episode_id, sum(len(output_ids))::BIGINT AS tokens FROM calls
+            WHERE phase = 'rollout' AND episode_id IN (SELECT episode_id FROM chosen) GROUP BY episode_id)
+        SELECT coalesce(any_value(task->>'$.main_query'), task_id) AS task,
+          bool_or(coalesce(is_success, reward > 0)) AS solved, coalesce(sum(tokens), 0)::BIGINT AS tokens
+        FROM chosen LEFT JOIN sampled USING (episode_id) GROUP BY task_id ORDER BY task_id"""
+    return rows(reader, sql, run_id, step)
+
+
 class StepEpisode(TypedDict):
     """A finished episode of a step."""
 

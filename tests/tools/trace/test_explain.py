@@ -113,7 +113,7 @@ def test_what_did_not_change_is_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.duckdb", [varied, varied], [{"train/entropy": 0.5}, {"train/entropy": 0.51}])
     assert changes(path, 2) == {}
     with open_trace(path) as reader:
-        assert lines_of(explain(reader, "run", 2))[-1] == "  nothing changed"
+        assert "  nothing changed" in lines_of(explain(reader, "run", 2))
 
 
 def only_change(path: Path) -> StepChange:
@@ -354,6 +354,21 @@ def test_the_command(tmp_path: Path) -> None:
     assert document["step"] == 4 and document["changes"][0]["findings"] == []
     wrong = CliRunner().invoke(app, ["trace", "explain", "run", str(path), "--step", "1"])
     assert wrong.exit_code == 2 and "its steps are 1 to 4" in wrong.stderr
+
+
+def test_tasks_that_never_earned_anything_are_a_line_of_the_run(tmp_path: Path) -> None:
+    def late(task: int, attempt: int) -> Attempt:
+        return Attempt(float(task > 2), "No.") if task else Attempt(None)
+
+    path = write(tmp_path / "trace.duckdb", [late, late, varied])
+    with open_trace(path) as reader:
+        found = explain(reader, "run", 2)
+        assert (found.tasks, found.unsolved) == (7, ("Q1?", "Q2?")), "nothing is known of the one that failed"
+        [tokens] = reader.query("SELECT sum(len(output_ids)) AS n FROM calls WHERE call_id LIKE 'train_-%'").to_pylist()
+        at_3 = explain(reader, "run", 3)
+        assert (at_3.tasks, at_3.unsolved, at_3.tokens) == (8, (), int(tokens["n"]))
+        assert found.tokens < at_3.tokens
+    assert lines_of(found)[-2].endswith('2 of 7 training tasks never earned anything: "Q1?", "Q2?"')
 
 
 def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:
