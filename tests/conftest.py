@@ -6,6 +6,7 @@ import os
 import signal
 import ssl
 from collections.abc import Generator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -60,3 +61,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.set_threshold(20_000, 20, 20)  # of 700 it takes a twelfth of the suite's time
         gc.enable()
         atexit.register(gc.unfreeze)  # and no earlier: pytest collects five times when it ends
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Generator[None]:
+    """After a test, `ajet trace check --deep` of each trace that it left below `tmp_path` finds nothing."""
+    yield
+    from ajet_tools.trace.files.audit import audit
+    from ajet_tools.trace.files.check import check
+
+    for file in sorted(tmp_path.rglob("trace.duckdb")):
+        assert audit(file.parent).differs == (), file
+        assert not check(file), file

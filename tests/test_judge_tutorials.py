@@ -20,6 +20,8 @@ from ajet_sdk.types import Task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.held_out import near_copies
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 ROOT = Path(__file__).parents[1]
 RUBRIC = ROOT / "tutorial" / "example_rubric_judge"
 

@@ -15,6 +15,8 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Run
 from tests.tiny_models import save_tiny
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 TUTORIALS = Path(__file__).parents[1] / "tutorial"
 DISTILLATION, LORA, FLYWHEEL = (TUTORIALS / f"example_{name}" for name in ("distillation", "lora", "flywheel"))
 

@@ -23,6 +23,8 @@ from ajet_sdk.types import Task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.held_out import near_copies
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 HERE = Path(__file__).parents[1] / "tutorial" / "example_text_to_sql"
 MODULES = (
     "families",

@@ -19,6 +19,8 @@ from ajet_sdk.types import Episode
 from ajet_tools.cli.app import app
 from tests.sdk.environments.test_service import hosted, say
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 FOLDER = Path(__file__).parents[1] / "tutorial" / "example_appworld"
 
 CODE = """token = apis.shop.login(apis.supervisor.show_password())

@@ -21,6 +21,8 @@ from ajet_sdk.run import train
 from tests.sdk.environments.test_service import hosted, say
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 FOLDER = Path(__file__).parents[1] / "tutorial" / "example_frozenlake"
 TARGET = f"{FOLDER / 'gym_lake.py'}:GymLake"
 on_call: list[Callable[[], None]] = []

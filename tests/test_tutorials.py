@@ -20,6 +20,8 @@ from ajet_sdk.tasks.lineage import same_tasks
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Task
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 TUTORIALS = Path(__file__).parents[1] / "tutorial"
 MATH, LAKE = TUTORIALS / "example_math_agent", TUTORIALS / "example_frozenlake"
 

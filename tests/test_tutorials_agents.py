@@ -21,6 +21,8 @@ from ajet_sdk.protocols import Ask
 from ajet_sdk.run import run, train
 from ajet_sdk.types import Episode, Reward
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 TUTORIALS = Path(__file__).parents[1] / "tutorial"
 MATH, WOLVES, COUNTDOWN = (TUTORIALS / f"example_{name}" for name in ("math_agent", "werewolves", "countdown"))
 

@@ -16,6 +16,8 @@ from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.trace.reader import open_trace
 
+pytestmark = pytest.mark.usefixtures("audited")
+
 AGENT = """
 import ajet
 
