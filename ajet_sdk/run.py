@@ -175,7 +175,7 @@ def _find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> Any:
 
 
 def _fetch_model(config: Config) -> Config:
-    with ProgressBar("Fetching the model") as bar:
+    with ProgressBar("Fetching the model", lines=True) as bar:
         return with_fetched_model(config, bar.show)
 
 

@@ -108,11 +108,14 @@ def _console_class() -> type[Console]:
 
 
 class ProgressBar:
-    """Within the block, a bar on stderr if that is a terminal; else a named stage prints a line at each quarter."""
+    """Within the block, a bar on stderr if that is a terminal.
 
-    def __init__(self, title: str, total: int | None = None, *, quiet: bool = False) -> None:
+    lines: elsewhere, print a line at each quarter of a named stage.
+    """
+
+    def __init__(self, title: str, total: int | None = None, *, quiet: bool = False, lines: bool = False) -> None:
         self._bar: Progress | None = None
-        self._quiet = quiet
+        self._lines = lines and not quiet
         self._printed = ""
         """The last line of a named stage."""
         if quiet or not sys.stderr.isatty():
@@ -145,7 +148,7 @@ class ProgressBar:
         """`update` for a named stage."""
         if self._bar:
             self._bar.update(self._task, description=stage, completed=done, total=total or None)
-        elif not self._quiet and total:
+        elif self._lines and total:
             line = f"{stage}: {done * 4 // total * 25} % of {total}"
             if line != self._printed:
                 echo(line, err=True)

@@ -46,7 +46,7 @@ def fetch(
     ajet model fetch Qwen/Qwen2.5-0.5B-Instruct
     ajet model fetch ./model.Q4_K_M.gguf --out ./model
     """
-    with ProgressBar("Fetching", quiet=as_json) as bar:
+    with ProgressBar("Fetching", quiet=as_json, lines=True) as bar:
         place = fetch_model(source, out, bar.show)
     if as_json:
         print_json({"model": source, "path": str(place)})

@@ -386,7 +386,9 @@ def test_sessions_that_end_again_and_again_end_the_run(tmp_path: Path, server: S
 
     with pytest.raises(TrainingError, match="was finished"):
         train(config, workflow=ending, judge=length)
-    assert values(config, "train/policy_version") == {1: 1.0}
+    # If no reply of step 2 arrived before the end of its session, the step has metrics, and no update.
+    versions = values(config, "train/policy_version")
+    assert versions[1] == 1.0 and set(versions.values()) == {1.0}
     train(config, workflow=talk, judge=length, resume=True)
     assert updates(server, states(config)[2]) == {2}
 

@@ -233,8 +233,8 @@ def test_import_skips_bad_rows_only_where_asked(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
     where = str(trace)
-    assert "'csv' is not one of 'tasks'," in ajet("export", where, "--format", "csv", code=2).output
-    assert "'test' is not one of 'train', 'val'," in ajet("export", where, "--split", "test", code=2).output
+    assert "there is no 'csv'; choose one of" in ajet("export", where, "--format", "csv", code=2).output
+    assert "there is no 'test'; choose one of" in ajet("export", where, "--split", "test", code=2).output
     assert "is a trace, which" in ajet("export", where, "--out", where, code=2).output
     assert "no run 'zz'" in ajet("export", where, "--run", "zz", code=2).output
     refused = ajet("export", where, "--run", "old", "--split", "val", code=2).output

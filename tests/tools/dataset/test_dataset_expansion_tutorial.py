@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,19 @@ def test_eight_seeds_become_500_right_tasks_although_the_teacher_errs(tmp_path: 
     assert sum("question" in row and not is_right(row) for row in refused) > 30
 
 
-def test_an_independent_verifier_sees_what_a_biased_teacher_does_not(tmp_path: Path) -> None:
-    wrong = []
+def test_a_biased_teachers_products_are_refused_by_calculation_or_by_another_model(tmp_path: Path) -> None:
+    reasons = []
     for name, more in ("own", ()), ("other", ("--verify-model", f"scripted:{HERE / 'checker.py'}:reply")):
         arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "200", "--out", str(tmp_path / name), "--scripted",
                      f"{HERE / 'teacher.py'}:biased", "--strategy", "same-style", "--verify", "agreement:3", *more,
                      "--validation", "0"]  # fmt: skip
         assert CliRunner().invoke(app, ["dataset", *arguments]).exit_code == 0
-        wrong.append(sum(not is_right(row) for row in rows_of(tmp_path / name / "train.jsonl")))
-    assert wrong[0] > 20 and wrong[1] == 0
+        assert all(is_right(row) for row in rows_of(tmp_path / name / "train.jsonl"))
+        reasons.append(Counter(row["rejected"]["reason"] for row in rows_of(tmp_path / name / "rejected.jsonl")))
+    calculated = "the answer is not the result of the calculation"
+    agreed = "independent answers agree on a different answer"
+    assert reasons[0][calculated] > 20, "the teacher agrees with itself on them"
+    assert reasons[1][calculated] == 0 and reasons[1][agreed] > 20
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

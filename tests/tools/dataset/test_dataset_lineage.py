@@ -223,9 +223,11 @@ def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(comm
 @pytest.mark.slow
 def test_what_is_left_out_is_counted(trace: Path) -> None:
     said = ajet("trace", "export", trace, "--out", "out.jsonl").output
+    assert "4 episodes" in said and "left out: 4 episodes that earned nothing; --include-failures keeps them" in said
+    said = ajet("trace", "export", trace, "--out", "out.jsonl", "--include-failures").output
     assert "8 episodes" in said and "left out: 2 validation episodes; --include-validation keeps them" in said
     assert "left out: 2 episodes whose task nearly repeats a validation task" in said
-    assert ajet("trace", "export", trace, "--split", "val", "--out", "out.jsonl").output.startswith("2 episodes")
+    assert ajet("trace", "export", trace, "--split", "val", "--out", "out.jsonl").output.startswith("1 episode,")
     refused = ajet("trace", "export", trace, "--episode", "e5-0", "--out", "none.jsonl", code=2).output
     assert "nothing to export; left out: 1 validation episodes" in " ".join(refused.split())
     assert not Path("none.jsonl").exists()
