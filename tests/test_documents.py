@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench._record import PAGES, filled_in
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -19,6 +21,12 @@ def test_there_are_two_setup_commands_and_no_more() -> None:
         'pip install -e ".[local]" && ajet --conf tutorial/example_math_agent/math_agent.yaml\n',
         'pip install -e ".[dev]" && just test\n',
     ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_measured_tables_are_what_the_records_say(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "<!-- figures: " in text and filled_in(text) == text
 
 
 def pages() -> dict[Path, str]:
