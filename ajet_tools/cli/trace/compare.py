@@ -153,7 +153,7 @@ def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
 
 
 def explain_(
-    run: Annotated[str, Argument(metavar="RUN", help="A run, by its id, name or path.")],
+    run: Annotated[str, Argument(metavar="RUN", help="A run, by its id, name or path.")] = ".",
     path: Where = None,
     step: Annotated[int | None, Option(min=0, help="Default: largest change of reward.", show_default=False)] = None,
     no_pager: NoPager = False,

@@ -155,11 +155,18 @@ def headline(setup: Sequence[Finding], judge: JudgeChange, others: Sequence[Find
         ruled_out += ["tools no", "sampling no", "model no"]
     failed = [finding.text for finding in others if finding.kind == "failures"]
     causes += failed
-    updates = [finding.text for finding in others if finding.kind in ("kl", "entropy", "grad_norm", "clip_share")]
+    updates = [finding.text for finding in others if _blames_update(finding)] if moved else []
     if updates and not causes:
         causes += [f"the update: {text}" for text in updates]
-    elif not updates:
+    elif moved and not updates:
         ruled_out.append("update no")
     if not causes:
         causes = ["nothing that was checked" if moved else "no change that chance does not explain"]
     return " · ".join([f"most likely: {'; then '.join(causes)}", *ruled_out])
+
+
+def _blames_update(finding: Finding) -> bool:
+    """Whether a metric moved in the direction of an update that was too large."""
+    if finding.kind == "grad_norm":
+        return (finding.after or 0.0) > (finding.before or 0.0)
+    return finding.kind in ("kl", "entropy", "clip_share")

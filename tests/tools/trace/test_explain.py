@@ -169,6 +169,22 @@ def test_an_update_is_blamed_only_where_nothing_else_changed(tmp_path: Path) -> 
     assert "the update" not in only_change(write(tmp_path / "b.duckdb", changed, metrics)).headline
 
 
+def test_what_chance_explains_has_no_cause(tmp_path: Path) -> None:
+    def slightly_worse(task: int, attempt: int) -> Attempt:
+        return Attempt(0.0) if (task, attempt) == (0, 1) else varied(task, attempt)
+
+    metrics = [{"train/kl": 0.01}, {"train/kl": 0.5}]
+    change = only_change(write(tmp_path / "trace.duckdb", [varied, slightly_worse], metrics))
+    assert {finding.kind for finding in change.findings} >= {"reward", "kl"}
+    assert "chance" in change.headline and "update" not in change.headline
+
+
+def test_a_gradient_that_shrinks_is_no_cause(tmp_path: Path) -> None:
+    metrics = [{"train/grad_norm": 9.0}, {"train/grad_norm": 0.3}]
+    change = only_change(write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"No {t}.")], metrics))
+    assert "grad_norm" in {finding.kind for finding in change.findings} and "update no" in change.headline
+
+
 def test_a_fall_is_told_by_task_with_its_interval_and_the_token(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"Answer {t} wrong.")])
     found = changes(path)
