@@ -119,6 +119,11 @@ _DENIED_FORMULA = re.compile(
 )
 
 
+_CHOICE = re.compile(r"(?:(?i:option|choice|letter|answer) )?(?P<letter>[A-J])(?=$|[.,;:]| (?![=+*/^<>-]))")
+_OTHER_CHOICE = re.compile(r"(?<![\w'])(?:[B-HJ]|[AI](?![ '][a-z]))(?![\w'])")
+"""A letter of another option; an article or a pronoun is none."""
+
+
 def final_answer(text: str, *, numeric: bool = False) -> str:
     """Extracts the final answer of a text. `numeric`: it must be a number.
 
@@ -141,6 +146,21 @@ def final_answer(text: str, *, numeric: bool = False) -> str:
         return ""
     whole = trim(text)
     return whole if number(whole) is not None else _last_number(whole)
+
+
+def stated_choice(answer: str) -> str:
+    r"""The letter that a final answer chooses: `B`, `(B) Paris`, `\textbf{(B)}\ 12`, `option B because ...`.
+
+    Empty if it chooses none, denies its choice, or names another option, too.
+    """
+    plain = " ".join(re.sub(r"\\(?:text|mathrm|textbf|mathbf)\b|\\[ ,;!]|[{}$*()\[\]]", " ", answer).split())
+    match = _CHOICE.match(plain)
+    if match is None:
+        return ""
+    rest = plain[match.end() :]
+    if _DENIED_AFTER.match(rest) or _OTHER_CHOICE.search(rest):
+        return ""
+    return match["letter"]
 
 
 def last_boxed(text: str) -> tuple[int, str] | None:

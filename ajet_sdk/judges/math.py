@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import MissingExtra, NoReward
 from ajet_sdk.judges.final_answer import final_answer as final_answer
-from ajet_sdk.judges.final_answer import is_denial
+from ajet_sdk.judges.final_answer import is_denial, stated_choice
 from ajet_sdk.judges.number import LONGEST, same_number, without_spacing
 from ajet_sdk.judges.number import number as number
 from ajet_sdk.judges.text import text_of
@@ -36,7 +36,8 @@ def math(output: object, answer: object) -> bool:
 
     The final answer is the last `\boxed{}`, else the text after the last `####` or `answer is`,
     else (if a number is expected) the last number, else the whole output. A number that the output
-    denies, or gives as one of several, is no answer. `answer` may itself be a worked solution that
+    denies, or gives as one of several, is no answer. If `answer` is the letter of an option (A to
+    J), it may be followed by the option's text or by grounds. `answer` may itself be a worked solution that
     ends this way. Raises NoReward if `answer` cannot be parsed: an error of the dataset, not of the
     agent.
     """
@@ -49,6 +50,8 @@ def math(output: object, answer: object) -> bool:
         return True
     if not answer_text or is_denial(answer_text, right):
         return False
+    if stated_choice(right) == right and stated_choice(answer_text) == right:
+        return True
     if is_numeric and number(answer_text) is not None:
         return same_number(answer_text, right)
     return _verify(answer_text, right)

@@ -131,3 +131,21 @@ def test_the_answer_of_a_long_text_is_found_in_time_in_proportion_to_it(name: st
     for numeric in (True, False):
         final_answer(LONG[name], numeric=numeric)
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["B", "(B)", r"\boxed{B}", r"\boxed{\textbf{(B)}\ 12}", r"\boxed{B. 12}", "The answer is B because x is even.",
+     "Answer: B) Paris", "#### (B), since it is even", "The answer is option B.", "The answer is B. A dog barks."],
+)  # fmt: skip
+def test_an_options_letter_may_have_its_text_and_grounds(output: str) -> None:
+    assert math(output, "B")
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["C", "The answer is B or C.", "The answer is (A), (B)", r"\boxed{A, B}", "The answer is B is wrong", "B, C, D",
+     "The answer is not B.", "The answer is Bob", r"\boxed{B = 3}", "The answer is C because B is odd.", ""],
+)  # fmt: skip
+def test_another_option_denials_and_hedges_are_no_choice(output: str) -> None:
+    assert not math(output, "B")
