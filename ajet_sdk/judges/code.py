@@ -275,10 +275,10 @@ async def _run_apart(
         finally:
             program.cancel()
             await asyncio.gather(program, return_exceptions=True)
-    if not verdict["asked"] or (verdict["passed"] and verdict["asked"] == 1):  # the first request loads it
-        return "unused"
     if verdict["passed"] and verdict["fault"]:
         return Fault(verdict["fault"])
+    if not verdict["asked"] or (verdict["passed"] and verdict["asked"] == 1):  # the first request loads it
+        return "unused"
     if verdict["passed"]:
         return None
     return replace(tested, code=tested.code or 1, stderr=verdict["why"])

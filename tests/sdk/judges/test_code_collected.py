@@ -59,6 +59,7 @@ RUN = {
     "an optional import": "try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\nassert f(2) == 4",
 }  # fmt: skip
 FAULTS = {
+    "a fixture alone": "def test_a(capsys):\n    assert f(2) == 4",
     "a required parameter": "def test_a(x):\n    assert f(x) == 4\nassert f(0) == 0",
     "a method with a parameter": "class TestF:\n    def test_a(self, x):\n        assert f(x) == 4\nassert f(0) == 0",
     "two tests of one name": "def test_a():\n    assert f(2) == 4\ndef test_a():\n    assert f(0) == 0",
