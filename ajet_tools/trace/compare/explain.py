@@ -173,6 +173,8 @@ def _change(
     moved = list(measures(before, after))
     if split == "train" and (moved or differ(rewards(before), rewards(after))):
         findings += _update(metrics, earlier)
+    if split == "val" and differ(rewards(before), rewards(after)):
+        findings += _updates(metrics, earlier, step)
     findings += changes_of_tasks([reader], attempted, after) if attempted else apart(reader, after)
     findings += [*(_signal(before, after) if split == "train" else ())]
     findings += [*failures(before, after), *moved, *_split_causes(reader, before, after, trace)]
@@ -218,6 +220,14 @@ def _update(metrics: _Metrics, before: int) -> Iterator[Finding]:
     ]
     if listed:
         yield Finding("update", f"the update in between is that of step {before}: {', '.join(listed)}")
+
+
+def _updates(metrics: _Metrics, before: int, step: int) -> Iterator[Finding]:
+    """Count the steps with updates between two validations."""
+    trained = [at for at in metrics.get("train/grad_norm", {}) if before < at <= step]
+    if trained:
+        last = f" to {trained[-1]}" if len(trained) > 1 else ""
+        yield Finding("updates", f"{counted(len(trained), 'step')} with updates in between: {trained[0]}{last}")
 
 
 def _signal(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:

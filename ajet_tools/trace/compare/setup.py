@@ -155,11 +155,13 @@ def headline(setup: Sequence[Finding], judge: JudgeChange, others: Sequence[Find
         ruled_out += ["tools no", "sampling no", "model no"]
     failed = [finding.text for finding in others if finding.kind == "failures"]
     causes += failed
-    updates = [finding.text for finding in others if _blames_update(finding)] if moved else []
-    if updates and not causes:
-        causes += [f"the update: {text}" for text in updates]
-    elif moved and not updates:
-        ruled_out.append("update no")
+    if not causes and moved:
+        causes += [f"the update: {finding.text}" for finding in others if _blames_update(finding)]
+        kinds = {finding.kind for finding in others}
+        if not causes and "update" in kinds:
+            causes.append("the update in between, or other tasks")
+        if not causes and "updates" in kinds:
+            causes.append("the updates in between")
     if not causes:
         causes = ["nothing that was checked" if moved else "no change that chance does not explain"]
     return " · ".join([f"most likely: {'; then '.join(causes)}", *ruled_out])

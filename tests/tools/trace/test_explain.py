@@ -179,10 +179,26 @@ def test_what_chance_explains_has_no_cause(tmp_path: Path) -> None:
     assert "chance" in change.headline and "update" not in change.headline
 
 
+def test_validations_name_the_updates_in_between(tmp_path: Path) -> None:
+    metrics = [{"train/grad_norm": 0.3}, {"train/grad_norm": 0.3}]
+    fell = [varied, lambda t, a: Attempt(0.0, f"No {t}.")]
+    change = only_change(write(tmp_path / "trace.duckdb", fell, metrics, split="val", decoding="sampled"))
+    assert "most likely: the updates in between" in change.headline
+    assert [f.text for f in change.findings if f.kind == "updates"] == ["1 step with updates in between: 2"]
+
+
 def test_a_gradient_that_shrinks_is_no_cause(tmp_path: Path) -> None:
     metrics = [{"train/grad_norm": 9.0}, {"train/grad_norm": 0.3}]
     change = only_change(write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"No {t}.")], metrics))
-    assert "grad_norm" in {finding.kind for finding in change.findings} and "update no" in change.headline
+    assert "grad_norm" in {finding.kind for finding in change.findings} and "gradient" not in change.headline
+    assert "the update in between, or other tasks" in change.headline, "nothing exonerates it"
+
+
+def test_an_update_after_which_nothing_was_trained_is_not_exonerated(tmp_path: Path) -> None:
+    """A collapse leaves no metrics of the step after it."""
+    metrics = [{"train/grad_norm": 0.36, "train/lr": 0.01, "train/kl": 0.01}, {}]
+    change = only_change(write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"No {t}.")], metrics))
+    assert "the update in between" in change.headline and "update no" not in change.headline
 
 
 def test_a_fall_is_told_by_task_with_its_interval_and_the_token(tmp_path: Path) -> None:
