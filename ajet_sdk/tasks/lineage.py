@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_sdk.tasks.questions import question_of, without_system
-from ajet_sdk.tasks.row_names import is_answer
+from ajet_sdk.tasks.row_names import is_answer, squashed
 from ajet_sdk.tasks.task_rows import SHARD, SPLITS
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _NAMES = {name: "train" if name in ("train", "training") else HELD_OUT for name 
 """Common names of splits, with their names in traces."""
 _MEASURED = frozenset({"provenance", "difficulty", "pass_rate", "split"})
 """Metadata that isn't part of the task."""
+_IDENTIFIERS = frozenset({"id", "uid", "uuid", "guid", "idx", "index", "row", "line", "number"})
+_IDENTIFIED = ("row", "task", "question", "problem", "sample", "example", "item", "unique")
 
 
 def splits_of(values: Mapping[str, object]) -> frozenset[str]:
@@ -166,9 +168,20 @@ def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tupl
 
 
 def clash(task: Task, val_task: Task, *, by_answer: bool = True) -> bool:
-    """Whether metadata distinguishes two tasks with equal questions, as a seed does for mazes."""
+    """Whether metadata distinguishes two tasks with equal questions, as a seed does for mazes.
+
+    An identifier of the row doesn't if both have the same answer; without answers it may choose what to do.
+    """
     mine, theirs = task.metadata, val_task.metadata
     shared = mine.keys() & theirs.keys() - _MEASURED
-    if not by_answer:
-        shared = {name for name in shared if not is_answer(name)}
-    return any(plain_text(str(mine[name])) != plain_text(str(theirs[name])) for name in shared)
+    differing = {name for name in shared if plain_text(str(mine[name])) != plain_text(str(theirs[name]))}
+    answers = {name for name in shared if is_answer(name)}
+    if answers and not answers & differing:
+        return not all(map(_is_identifier, differing))
+    return bool(differing if by_answer else differing - answers)
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether a field of this name numbers the rows of a file: `id`, `_id`, `question_id`, `rowIndex`."""
+    plain = squashed(name)
+    return plain in _IDENTIFIERS or any(plain == of + kind for of in _IDENTIFIED for kind in _IDENTIFIERS)

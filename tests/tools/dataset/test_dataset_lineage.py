@@ -288,6 +288,10 @@ def ask(question: str, **more: Any) -> dict[str, Any]:
     [
         (ask("what is  3+5?", task_id="a"), "asks what a validation task asks"),
         (ask("What is 3+5?", metadata={"pass_rate": 0.5}), "asks what a validation task asks"),
+        (
+            ask("What is 3+5?", metadata={"answer": "8", "id": 7, "Question_ID": "q7"}),
+            "asks what a validation task asks",
+        ),
         (ask("Anything", provenance={"seeds": ["held"], "splits": ["train"]}), "was made of it"),
         (ask("Anything", task_id="held"), "is a validation task"),
     ],
@@ -297,7 +301,8 @@ def test_a_job_refuses_a_training_task_that_meets_its_validation(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TaskError, match=r"training and validation share 1 task.*train.jsonl line 2") as error:
-        load_tasks(job([ask("What is 3+6?"), row], [ask("What is 3+5?", task_id="held")]))
+        held_out = ask("What is 3+5?", task_id="held", metadata={"answer": "8", "id": 1, "Question_ID": "q1"})
+        load_tasks(job([ask("What is 3+6?"), row], [held_out]))
     assert says in str(error.value) and "validation.jsonl line 1" in str(error.value)
 
 
@@ -306,8 +311,8 @@ def test_tasks_of_one_template_and_mazes_of_one_query_are_tasks_of_their_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     train = [ask(f"What is 3+{n}?", metadata={"answer": str(n + 3)}) for n in range(20)]
-    train += [ask("Walk to the goal.", metadata={"seed": n}) for n in range(20)]
-    val = [ask("What is 3+21?", metadata={"answer": "24"}), ask("Walk to the goal.", metadata={"seed": 99})]
+    train += [ask("Walk to the goal.", metadata={"seed": n, "id": n}) for n in range(20)]
+    val = [ask("What is 3+21?", metadata={"answer": "24"}), ask("Walk to the goal.", metadata={"seed": 99, "id": 99})]
     assert len(load_tasks(job(train, val)).train) == 40 and not caplog.records
     assert len(load_tasks(job([*train, ask(ALTERED)], [*val, ask(HELD_OUT)])).train) == 41
     assert "1 of 41 training tasks nearly repeat a validation task" in caplog.text
