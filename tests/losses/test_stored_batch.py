@@ -115,6 +115,11 @@ def stored_batch(module: Any) -> tuple[list[Sample], Stored]:
 def of_local(place: Place, samples: list[Sample], settings: TrainerSettings) -> tuple[float, torch.Tensor]:
     module = place.module()
     trainer = Trainer(module, settings)
+    if trainer.reference is not None:  # the model that a run at the service starts from, without an adapter
+        with torch.no_grad():
+            for name, parameter in trainer.reference.named_parameters():
+                if "lora_B" in name:
+                    parameter.zero_()
     loss = trainer.step(samples)["loss"]
     return loss, torch.cat([trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainable_parameters(module)])
 
