@@ -119,7 +119,11 @@ _DENIED_FORMULA = re.compile(
 )
 
 
-_CHOICE = re.compile(r"(?:(?i:option|choice|letter|answer) )?(?P<letter>[A-J])(?=$|[.,;:]| (?![=+*/^<>-]))")
+_CHOICE = re.compile(
+    r"(?:(?i:option|choice|letter|answer) )?(?P<letter>[B-HJ]|[AI](?!['’]| (?!because\b|since\b|as\b)[a-z]))"
+    r"(?=$|[.,;:]| (?![=+*/^<>-]))"
+)
+"""An article or a pronoun before a word is no choice."""
 _OTHER_CHOICE = re.compile(r"(?<![\w'])(?:[B-HJ]|[AI](?![ '][a-z]))(?![\w'])")
 """A letter of another option; an article or a pronoun is none."""
 

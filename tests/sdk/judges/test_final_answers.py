@@ -149,3 +149,16 @@ def test_an_options_letter_may_have_its_text_and_grounds(output: str) -> None:
 )  # fmt: skip
 def test_another_option_denials_and_hedges_are_no_choice(output: str) -> None:
     assert not math(output, "B")
+
+
+@pytest.mark.parametrize(
+    ("output", "letter"),
+    [("A triangle has three sides.", "A"), ("I don't know.", "I"), ("I think so", "I"), ("The answer is a dog", "A")],
+)
+def test_an_article_and_a_pronoun_are_no_choice(output: str, letter: str) -> None:
+    assert not math(output, letter)
+
+
+@pytest.mark.parametrize("output", ["A", "(A) Paris", "The answer is A because it is even.", "A. It is even."])
+def test_the_letter_of_the_article_is_a_choice_where_it_stands_alone(output: str) -> None:
+    assert math(output, "A")
