@@ -121,10 +121,11 @@ _PATHS = {
     "ajet.utils.robust_dashscope": "agent.agentscope",
     "ajet.workflow": "agent.workflow",
 }
-"""Import paths of AgentJet, each with the module that has its names here, so that programs for AgentJet run unchanged.
+"""Import paths of AgentJet, each with the module that has its names here, so that programs for
+AgentJet run unchanged.
 
-They are registered as modules without a file: the attribute `ajet.workflow` stays the decorator, while
-`from ajet.workflow import Workflow` works.
+They are registered as modules without a file: the attribute `ajet.workflow` stays the decorator,
+while `from ajet.workflow import Workflow` works.
 """
 
 __version__ = "0.1.0"

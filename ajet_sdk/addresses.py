@@ -1,6 +1,7 @@
 """Finds passwords and keys in URLs and DSNs, and removes them from texts.
 
-Connections use addresses unchanged; everything written, logged, raised or exported goes through `public`.
+Connections use addresses unchanged; everything written, logged, raised or exported goes through
+`public`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _BEGIN = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://"
 _ADDRESS = re.compile(rf"(?<![A-Za-z0-9+.-]){_BEGIN}(?:(?!{_BEGIN})[^\s\"'<>`])*")
 _PORT = re.compile(r"(?:[^:\[\]]*|\[[^\]]*\])(?::\d*)?")
 _PARAMETER = re.compile(r"(?P<name>[^?&;#=]*)=(?P<value>[^&;#]*)|(?P<bare>[^?&;#=]+)")
-_WITHOUT_SCHEME = re.compile(r"(?<![^\s\"'(=,])(?P<user>[^\s/@:\"'(=,]+:[^\s/@\"']+)@[\w.-]+(?P<port>:\d+)?(?:/\S*)?")
+_WITHOUT_SCHEME = re.compile(
+    r"(?<![^\s\"'(=,])(?P<user>[^\s/@:\"'(=,]+:[^\s/@\"']+)@[\w.-]+(?P<port>:\d+)?(?:/\S*)?"
+)
 _ASSIGNMENT = re.compile(
     r"(?<![\w.-])(?P<name>[A-Za-z][\w .-]{0,40}?)\s*=\s*(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&,\"']+)"
 )
@@ -55,7 +58,11 @@ def public(text: str, by: str = "***") -> str:
     if "://" in text:
         text = _replaced(text, secrets_in(text), by)
     if "@" in text:
-        logins = (m.span("user") for m in _WITHOUT_SCHEME.finditer(text) if m["port"] or m[0] == text.strip())
+        logins = (
+            m.span("user")
+            for m in _WITHOUT_SCHEME.finditer(text)
+            if m["port"] or m[0] == text.strip()
+        )
         text = _replaced(text, logins, by)
     if "=" in text:
         text = _replaced(text, _assigned(text, by), by)
@@ -75,13 +82,19 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
         ends = [at for at in (address.find(c, authority) for c in "/?#\\") if at >= 0]
         end = min(ends, default=len(address))
         at = address.rfind("@", authority, end)
-        if at < 0 and not _PORT.fullmatch(address, authority, end):  # a password with an unencoded `/` or `#`
+        if at < 0 and not _PORT.fullmatch(
+            address, authority, end
+        ):  # a password with an unencoded `/` or `#`
             at = address.rfind("@")
         if at > authority:
             yield start + authority, start + at
         first = max(at, authority)
-        query = min((i for i in (address.find(c, first) for c in "?#;") if i >= 0), default=len(address))
-        yield from ((start + begin, start + stop) for begin, stop in _in_path(address, first, query))
+        query = min(
+            (i for i in (address.find(c, first) for c in "?#;") if i >= 0), default=len(address)
+        )
+        yield from (
+            (start + begin, start + stop) for begin, stop in _in_path(address, first, query)
+        )
         for parameter in _PARAMETER.finditer(address, query):
             name, value = parameter["name"], parameter["value"]
             which = "bare" if name is None else "value"
@@ -90,7 +103,8 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _in_path(address: str, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Spans of keys in the path of an address: after `key/` or `token/`, in a known webhook, or random-looking."""
+    """Spans of keys in the path of an address: after `key/` or `token/`, in a known webhook, or
+    random-looking."""
     webhook = _WEBHOOK.search(address, 0, end)
     if webhook is not None and webhook.end() >= first:
         if address[webhook.end() : end] not in ("", "***"):
@@ -114,7 +128,8 @@ def below(base: str, route: str) -> str:
 
 
 def looks_random(text: str) -> bool:
-    """Whether a text looks like a key: 16 or more letters and digits with at least 3.3 bits per character."""
+    """Whether a text looks like a key: 16 or more letters and digits with at least 3.3 bits per
+    character."""
     mixed = any(c.isdigit() for c in text) and any(c.isalpha() for c in text)
     return mixed and len(text) >= 16 and entropy(text) >= 3.3
 
@@ -136,7 +151,8 @@ def _plain(name: str) -> str:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a URL parameter is a secret, judging by its name, its value, or an address in the value."""
+    """Whether a URL parameter is a secret, judging by its name, its value, or an address in the
+    value."""
     plain, meant = _plain(unquote_plus(name)), unquote_plus(value)
     if not value or meant == "***":
         return False
@@ -146,7 +162,9 @@ def _is_secret(name: str, value: str) -> bool:
     return nested or (plain.rpartition("_")[2] not in _HARMLESS and looks_random(meant))
 
 
-_HARMLESS = frozenset(("version", "model", "deployment", "name", "path", "file", "date", "url", "uri"))
+_HARMLESS = frozenset(
+    ("version", "model", "deployment", "name", "path", "file", "date", "url", "uri")
+)
 """Parameters whose values may have letters and digits."""
 
 

@@ -29,7 +29,8 @@
     ├── TrainingError        (RuntimeError)  a run stops: too few sound episodes, a ledger that does not balance
     └── CheckpointError      (RuntimeError)  a checkpoint is incomplete or belongs to another config
 
-An infrastructure fault (`infrastructure` is true) is worth another try; a fault of the agent's own code is data.
+An infrastructure fault (`infrastructure` is true) is worth another try; a fault of the agent's own
+code is data.
 """
 
 from __future__ import annotations
@@ -44,11 +45,14 @@ from ajet_sdk.addresses import public
 
 def first_line(error: BaseException) -> str:
     """The first nonblank line of an error's message, or else the name of its class."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 def place_of(error: BaseException) -> str:
-    """The location where an exception was raised, as ` (agent.py line 12)`; empty without a traceback."""
+    """The location where an exception was raised, as ` (agent.py line 12)`; empty without a
+    traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
@@ -56,7 +60,8 @@ def place_of(error: BaseException) -> str:
 class AjetError(Exception):
     """Base of every error raised on purpose; its message says what, where and what to do next.
 
-    Addresses in a message lose their passwords and keys. `metrics` are recorded with the episode that fails.
+    Addresses in a message lose their passwords and keys. `metrics` are recorded with the episode
+    that fails.
     """
 
     infrastructure: ClassVar[bool] = False
@@ -71,7 +76,8 @@ class ConfigError(AjetError, ValueError):
 
 
 class MissingResource(ConfigError):
-    """A file, a service or a key named in the config does not exist here; the config may be right elsewhere."""
+    """A file, a service or a key named in the config does not exist here; the config may be right
+    elsewhere."""
 
 
 class SignatureError(AjetError, TypeError):
@@ -85,13 +91,18 @@ class TaskError(AjetError, ValueError):
 class MissingExtra(AjetError, ImportError):
     """An optional dependency is absent; the message is the line that installs it.
 
-    `extra` is an extra of ajet; those that pip cannot resolve (trinity, verl, vllm) are installed by an `ajet` command.
+    `extra` is an extra of ajet; those that pip cannot resolve (trinity, verl, vllm) are installed
+    by an `ajet` command.
     """
 
     def __init__(self, package: str, extra: str) -> None:
         stack = _STACKS.get(extra)
         line = f"ajet install {stack}" if stack else f'pip install "ajet[{extra}]"'
-        cpu = f"; on Linux without a GPU first: {CPU_TORCH}" if package == "torch" and not stack else ""
+        cpu = (
+            f"; on Linux without a GPU first: {CPU_TORCH}"
+            if package == "torch" and not stack
+            else ""
+        )
         super().__init__(f"{package} is not installed. Install it with: {line}{cpu}")
 
 
@@ -130,9 +141,12 @@ class EngineError(AjetError, RuntimeError):
 
 
 class RequestRefused(EngineError):
-    """The request is invalid (HTTP 400); `parameter` names the unsupported one, and clients read `code`."""
+    """The request is invalid (HTTP 400); `parameter` names the unsupported one, and clients read
+    `code`."""
 
-    def __init__(self, message: str, parameter: str | None = None, *, code: str = "unsupported_parameter") -> None:
+    def __init__(
+        self, message: str, parameter: str | None = None, *, code: str = "unsupported_parameter"
+    ) -> None:
         super().__init__(message)
         self.parameter = parameter
         self.code = code
@@ -143,10 +157,11 @@ class ContextOverflow(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine did not answer: connection lost, 429 or 5xx after every retry, or an invalid reply.
+    """The engine did not answer: connection lost, 429 or 5xx after every retry, or an invalid
+    reply.
 
-    `status` is the HTTP status of the last answer, if any, and `retry_after` its header. `refused`: nothing listens at
-    the address. `retryable`: the request may be sent again.
+    `status` is the HTTP status of the last answer, if any, and `retry_after` its header. `refused`:
+    nothing listens at the address. `retryable`: the request may be sent again.
     """
 
     infrastructure: ClassVar[bool] = True
@@ -168,14 +183,16 @@ class EngineUnavailable(EngineError):
 
 
 class EndpointMisconfigured(EngineError, ConfigError):
-    """Key, URL or model of an endpoint is wrong (HTTP 401 to 405, 407, 410, 418, 451), so that all requests fail.
+    """Key, URL or model of an endpoint is wrong (HTTP 401 to 405, 407, 410, 418, 451), so that all
+    requests fail.
 
     In an episode it ends the run.
     """
 
 
 class EnvironmentUnavailable(AjetError, RuntimeError):
-    """An environment service did not answer, or sent an invalid response; `status` is its HTTP status, if any."""
+    """An environment service did not answer, or sent an invalid response; `status` is its HTTP
+    status, if any."""
 
     infrastructure: ClassVar[bool] = True
 
@@ -193,7 +210,8 @@ class EpisodeTimeout(EpisodeError, TimeoutError):
 
 
 class ProgramFailed(EpisodeError):
-    """A program did not start, or ended with an error; `result` is its output, None if it did not start."""
+    """A program did not start, or ended with an error; `result` is its output, None if it did not
+    start."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
@@ -207,11 +225,13 @@ class WorkerLost(EpisodeError):
 
 
 class UncapturedTraffic(EpisodeError):
-    """The agent calls a known model host on an unsupported route, or through a client that is not hooked."""
+    """The agent calls a known model host on an unsupported route, or through a client that is not
+    hooked."""
 
 
 class UnattributedCall(EpisodeError):
-    """An LLM request came from a thread, task or process of which no single episode is known. It ends the run."""
+    """An LLM request came from a thread, task or process of which no single episode is known. It
+    ends the run."""
 
 
 class ModelAmbiguous(EpisodeError):
@@ -219,7 +239,8 @@ class ModelAmbiguous(EpisodeError):
 
 
 class NoCalls(EpisodeError):
-    """A workflow in training ended without an LLM call, so there is nothing to train on its reward."""
+    """A workflow in training ended without an LLM call, so there is nothing to train on its
+    reward."""
 
     infrastructure: ClassVar[bool] = True
 

@@ -39,8 +39,8 @@ class AjetJob:
         job.set_data(type="hf", dataset_path="openai/gsm8k")
         tuned = job.tune()
 
-    Every setting is a key of the config; `set` sets any other key. Invalid values raise ConfigError when the config is
-    built by `config`, `dump_job_as_yaml` or `tune`.
+    Every setting is a key of the config; `set` sets any other key. Invalid values raise ConfigError
+    when the config is built by `config`, `dump_job_as_yaml` or `tune`.
 
     Args:
         model: a directory in the format of transformers, or a name on the hub.
@@ -92,12 +92,17 @@ class AjetJob:
         return self._set_object("rollout.user_workflow", "_workflow", workflow)
 
     def set_judge(self, judge: Judge | BaseJudge | str, *, pattern: str | None = None) -> AjetJob:
-        """Set the judge: a decorated function, `BaseJudge` class, class path, or `exact`, `math`, `regex`, `llm:FILE`.
+        """Set the judge: a decorated function, `BaseJudge` class, class path, or `exact`, `math`,
+        `regex`, `llm:FILE`.
 
         `pattern` is the regular expression of `regex`; see `task_judge.pattern`.
         """
         named = f"regex:{pattern}" if judge == "regex" and pattern is not None else judge
-        section = judge_section(named) if isinstance(named, str) and named != "regex" else {"judge_type": named}
+        section = (
+            judge_section(named)
+            if isinstance(named, str) and named != "regex"
+            else {"judge_type": named}
+        )
         if isinstance(judge, str) and section["judge_type"] != "customized_protocol":
             self._judge = None
             for key, value in section.items():
@@ -121,11 +126,14 @@ class AjetJob:
         validation_split: str | None = None,
         validation_path: str | Path | None = None,
     ) -> AjetJob:
-        """Set the tasks: `hf` (a Hugging Face name or a directory) with splits, or `jsonl` with files for training and
-        validation."""
+        """Set the tasks: `hf` (a Hugging Face name or a directory) with splits, or `jsonl` with
+        files for training and validation."""
         kind = _DATA_TYPES.get(type)
         if kind is None:
-            raise ConfigError(f"set_data(type={type!r}) is unknown; there are {', '.join(sorted(set(_DATA_TYPES)))}")
+            raise ConfigError(
+                f"set_data(type={type!r}) is unknown; there are"
+                f" {', '.join(sorted(set(_DATA_TYPES)))}"
+            )
         self.set("task_reader.type", kind)
         path = None if dataset_path is None else str(dataset_path)
         if kind == "jsonl_dataset_file":
@@ -148,15 +156,17 @@ class AjetJob:
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the job as a config file: `ajet --conf FILE` then does what `tune` does.
 
-        Raises ConfigError if workflow or judge cannot be imported by a class path: a lambda, a nested function, a
-        definition in a notebook or at a prompt, a name that now means another object.
+        Raises ConfigError if workflow or judge cannot be imported by a class path: a lambda, a
+        nested function, a definition in a notebook or at a prompt, a name that now means another
+        object.
         """
         for key, value in (("workflow", self._workflow), ("judge", self._judge)):
             if value is not None and not _is_importable(value):
                 raise ConfigError(
-                    f"the {key} {getattr(value, '__name__', value)!r} has no name that a config file could refer to "
-                    "(it is a lambda, nested, defined in a notebook or at a prompt, or its name in its module means "
-                    "something else); define it under its own name in a .py file, and import it"
+                    f"the {key} {getattr(value, '__name__', value)!r} has no name that a config"
+                    " file could refer to (it is a lambda, nested, defined in a notebook or at a"
+                    " prompt, or its name in its module means something else); define it under its"
+                    " own name in a .py file, and import it"
                 )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +179,10 @@ class AjetJob:
         self._file, self._values = Path(path), {"experiment_name": config.experiment_name}
         if config.rollout.user_workflow:
             self._workflow = None
-        if config.task_judge.judge_protocol or config.task_judge.judge_type != "customized_protocol":
+        if (
+            config.task_judge.judge_protocol
+            or config.task_judge.judge_type != "customized_protocol"
+        ):
             self._judge = None
         return self
 
@@ -182,7 +195,8 @@ class AjetJob:
         debug_tags: tuple[str, ...] = (),
         ray: str | None = None,
     ) -> TunedModel:
-        """Train, and return the model's path and metrics. The arguments and what is raised are as in `ajet.train`."""
+        """Train, and return the model's path and metrics. The arguments and what is raised are as
+        in `ajet.train`."""
         return train(
             self.config,
             workflow=self._workflow,
@@ -200,7 +214,8 @@ AstunerJob = AjetJob
 
 
 def _class_path(value: object) -> str | None:
-    """`module->Name`, or `file.py->Name` for objects of the main program; None without such a name."""
+    """`module->Name`, or `file.py->Name` for objects of the main program; None without such a
+    name."""
     name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None)
     if not name or not module or "<" in name:
         return None
@@ -221,7 +236,11 @@ def _is_importable(value: Any) -> bool:
         return False
     if value.__module__ != "__main__":
         return True
-    file = getattr(sys.modules["__main__"], "__file__", "")  # the code of a notebook cell is in another
+    file = getattr(
+        sys.modules["__main__"], "__file__", ""
+    )  # the code of a notebook cell is in another
     members = vars(value).values() if isinstance(value, type) else (value,)
-    codes = (getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member))
+    codes = (
+        getattr(inspect.unwrap(member), "__code__", None) for member in members if callable(member)
+    )
     return all(Path(code.co_filename).name == Path(file).name for code in codes if code is not None)

@@ -1,8 +1,8 @@
 """Protocols with two or more implementations, and the data that they exchange.
 
-An `Engine` answers requests; a `Sampler` continues token ids (`engines.chat.TokenEngine` makes it an engine); a
-`Tokenizer` encodes and decodes exactly; a `Client` waits for a reply; a `TraceReader` queries a trace; a `Judge` scores
-an output. A backbone runs a `Job`.
+An `Engine` answers requests; a `Sampler` continues token ids (`engines.chat.TokenEngine` makes it
+an engine); a `Tokenizer` encodes and decodes exactly; a `Client` waits for a reply; a `TraceReader`
+queries a trace; a `Judge` scores an output. A backbone runs a `Job`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Sampling:
     ignore_eos: bool = False
     """End-of-turn ids do not end the reply."""
     grammar: str = ""
-    """Grammar of the reply (`tokens.grammars`), which the engine derives from the request and returns in its
-    `Answer`."""
+    """Grammar of the reply (`tokens.grammars`), which the engine derives from the request and
+    returns in its `Answer`."""
     top_logprobs: int = 0
     """Number of most likely tokens to return for each sampled token."""
 
@@ -67,7 +67,8 @@ class Sampling:
 
     @property
     def plain(self) -> bool:
-        """Whether the recorded log-probabilities are those of the plain model: at temperature 1, or greedy."""
+        """Whether the recorded log-probabilities are those of the plain model: at temperature 1, or
+        greedy."""
         limited = self.temperature != 1 or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
         return not self.processed and (self.temperature <= 0 or not limited)
 
@@ -75,7 +76,9 @@ class Sampling:
     def as_dict(self) -> Mapping[str, object]:
         """The parameters as JSON; rare ones only if they are set."""
         recorded = dict[str, object]()
-        for (name, default), value in zip(_SAMPLING_DEFAULTS.items(), _values_of(self), strict=True):
+        for (name, default), value in zip(
+            _SAMPLING_DEFAULTS.items(), _values_of(self), strict=True
+        ):
             if value != default or name in _ALWAYS:
                 recorded[name] = list(value) if isinstance(value, tuple) else value
         return recorded
@@ -83,18 +86,27 @@ class Sampling:
     @staticmethod
     def of(recorded: Mapping[str, object]) -> Sampling:
         """The inverse of `as_dict`; unknown parameters are left out."""
-        known: dict[str, Any] = {name: value for name, value in recorded.items() if name in _SAMPLING_DEFAULTS}
+        known: dict[str, Any] = {
+            name: value for name, value in recorded.items() if name in _SAMPLING_DEFAULTS
+        }
         for name, value in known.items():
             if isinstance(value, list):
-                known[name] = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+                known[name] = tuple(
+                    tuple(item) if isinstance(item, list) else item for item in value
+                )
         return Sampling(**known)
 
 
 _ALWAYS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "n")
 _PROCESSED = (
-    "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "bad_words", "min_tokens",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "bad_words",
+    "min_tokens",
     "grammar",
-)  # fmt: skip
+)
 _SAMPLING_DEFAULTS: dict[str, object] = {field_.name: field_.default for field_ in fields(Sampling)}
 _values_of = attrgetter(*_SAMPLING_DEFAULTS)
 _logits_of = attrgetter(*_PROCESSED)
@@ -114,7 +126,8 @@ class Ask:
     """Text or token ids to continue."""
     tools: object = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """All other parameters by their names in OpenAI's API: tool_choice, logprobs, chat_template_kwargs, …"""
+    """All other parameters by their names in OpenAI's API: tool_choice, logprobs,
+    chat_template_kwargs, …"""
     named: Mapping[str, object] = field(default_factory=dict)
     """Model, streaming and sampling parameters as the client sent them; engines use `sampling`."""
     route: Route = "chat/completions"
@@ -131,13 +144,16 @@ class Ask:
 
     def digest(self) -> str:
         """Hash of the conversation and its tools, the same in every process."""
-        text = json.dumps([self.messages, self.prompt, self.tools], default=str, separators=(",", ":"))
+        text = json.dumps(
+            [self.messages, self.prompt, self.tools], default=str, separators=(",", ":")
+        )
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A reply: `message` for chat, `text` for completions. Ids are None if the engine doesn't know them."""
+    """A reply: `message` for chat, `text` for completions. Ids are None if the engine doesn't know
+    them."""
 
     message: dict[str, Any] | None
     text: str | None
@@ -149,13 +165,15 @@ class Choice:
     stop: str | None = None
     """The stop string that ended it."""
     of_policy: bool = True
-    """Whether `logprobs` are those of the distribution sampled from; others are sent to the client but not recorded."""
+    """Whether `logprobs` are those of the distribution sampled from; others are sent to the client
+    but not recorded."""
     top: Sequence[Sequence[tuple[bytes, float]]] | None = None
     """The most likely tokens at each position and their log-probabilities, if requested."""
     cut_tokens: int = 0
     """Tokens sampled after `output_ids` and cut off."""
     unread: bool = False
-    """Whether it contains an unparsable tool call: an invalid or a truncated one (see `finish_reason`)."""
+    """Whether it contains an unparsable tool call: an invalid or a truncated one (see
+    `finish_reason`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +185,8 @@ class Answer:
     prompt_ids: Sequence[int] | None = None
     policy_version: int | None = None
     usage: Mapping[str, int | float] = field(default_factory=dict)
-    """prompt_tokens, completion_tokens, total_tokens; `cost` in money, of a provider that reports it."""
+    """prompt_tokens, completion_tokens, total_tokens; `cost` in money, of a provider that reports
+    it."""
     new_ids: array[int] | None = None
     """The new part of `prompt_ids`, shared with the engine's cache to save memory."""
     grammar: str = ""
@@ -181,8 +200,9 @@ class Engine(Protocol):
     """The model's name in requests."""
 
     async def answer(self, ask: Ask) -> Answer:
-        """Answer a request. Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees its
-        resources, and raises SamplingCancelled if the number of sampled tokens is known."""
+        """Answer a request. Raises RequestRefused (400), ContextOverflow, EngineUnavailable.
+        Cancelling frees its resources, and raises SamplingCancelled if the number of sampled tokens
+        is known."""
 
     async def count(self, ask: Ask) -> int:
         """Number of prompt tokens. Raises as `answer`."""
@@ -196,7 +216,8 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens sampled after a prompt. `output_ids` ends with the end-of-turn token if it was sampled."""
+    """Tokens sampled after a prompt. `output_ids` ends with the end-of-turn token if it was
+    sampled."""
 
     output_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -205,7 +226,8 @@ class Sampled:
     text: str | None = None
     """The text before the stop string, if one ended the reply."""
     top: Sequence[Sequence[tuple[int, float]]] | None = None
-    """The most likely tokens at each position and their log-probabilities, if `top_logprobs` requests them."""
+    """The most likely tokens at each position and their log-probabilities, if `top_logprobs`
+    requests them."""
 
 
 class SamplingCancelled(asyncio.CancelledError):
@@ -222,8 +244,11 @@ class Sampler(Protocol):
     model: str
     max_model_len: int
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """Sample `sampling.n` continuations. Prompts of a `session` tend to extend each other: its KV may be cached.
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
+        """Sample `sampling.n` continuations. Prompts of a `session` tend to extend each other: its
+        KV may be cached.
 
         A cancellation raises SamplingCancelled if the number of sampled tokens is known.
         """
@@ -257,7 +282,8 @@ class Tokenizer(Protocol):
 
 
 class Client(Protocol):
-    """The client of a request, to decide whether its reply was delivered. Used in the gateway's event loop."""
+    """The client of a request, to decide whether its reply was delivered. Used in the gateway's
+    event loop."""
 
     gone: asyncio.Future[None]
     """Done when the client goes away."""
@@ -265,7 +291,8 @@ class Client(Protocol):
     """Whether it reads even a response that is not a stream in parts, and may stop halfway."""
 
     async def taken(self, whole: bool = False) -> bool:
-        """Wait until the client has read what was sent (with `whole`, to the last byte); False if it disconnected."""
+        """Wait until the client has read what was sent (with `whole`, to the last byte); False if
+        it disconnected."""
 
     def unread(self) -> int:
         """Bytes sent that the client has not read."""
@@ -278,15 +305,18 @@ class TraceReader(Protocol):
     def spent(self) -> float:
         """CPU seconds that live runs have spent on this reader's queries."""
 
-    def query(self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None) -> pa.Table:
-        """One SELECT or EXPLAIN, read-only, interrupted after 30 s or when `stop` is set. Raises QueryError."""
+    def query(
+        self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None
+    ) -> pa.Table:
+        """One SELECT or EXPLAIN, read-only, interrupted after 30 s or when `stop` is set. Raises
+        QueryError."""
 
     def close(self) -> None: ...
 
 
 Judge = Callable[..., object]
-"""A function, sync or async. Its parameters are filled by name (`output`, `task`, `episode`, `model`, `env`, keys
-of the metadata)."""
+"""A function, sync or async. Its parameters are filled by name (`output`, `task`, `episode`,
+`model`, `env`, keys of the metadata)."""
 
 
 class Growth(Protocol):
@@ -298,7 +328,8 @@ class Growth(Protocol):
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
     ) -> tuple[str, dict[str, float]]:
-        """Add tasks, or restore those that the run added here before it was resumed. Returns a log line and metrics.
+        """Add tasks, or restore those that the run added here before it was resumed. Returns a log
+        line and metrics.
 
         `attempt` runs attempts with the current policy.
         """
@@ -329,7 +360,8 @@ class Job:
 
 
 class Stop:
-    """Cancels `TraceReader.query` from another thread: once `set`, the query ends with QueryError."""
+    """Cancels `TraceReader.query` from another thread: once `set`, the query ends with
+    QueryError."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

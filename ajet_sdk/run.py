@@ -1,6 +1,7 @@
 """`train()` and `run()`: open a run, dispatch on the backbone's name, and close it.
 
-A run owns `launcher_record/{experiment_name}/`: `config.yaml trace.duckdb logs/ metrics/ checkpoint/`.
+A run owns `launcher_record/{experiment_name}/`:
+`config.yaml trace.duckdb logs/ metrics/ checkpoint/`.
 """
 
 from __future__ import annotations
@@ -96,7 +97,12 @@ def train(
     check_config(config)
     backbone = _backbone(config.backbone)
     sets = load_tasks(config, tasks, val_tasks)
-    if workflow is not None or config.rollout.user_workflow or sets.val or not config.trainer_common.algorithm.stored:
+    if (
+        workflow is not None
+        or config.rollout.user_workflow
+        or sets.val
+        or not config.trainer_common.algorithm.stored
+    ):
         workflow = _find_workflow(config, workflow)
         check_models(config, workflow, training=config.backbone != "debug")
     judge = _find_judge(config, judge)
@@ -105,7 +111,9 @@ def train(
         config = _fetch_model(config)
     if debug_tags and config.rollout.runner == "ray":
         log.warning("With breakpoints the agent runs in this process; rollout.runner is ignored")
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"runner": "thread"})})
+        config = config.model_copy(
+            update={"rollout": config.rollout.model_copy(update={"runner": "thread"})}
+        )
     with Session(config, resume=resume, ray=ray, code=(workflow, judge)) as session:
         job = Job(
             config=config,
@@ -126,7 +134,8 @@ def train(
 
 
 async def train_async(config: Config, **options: Any) -> TunedModel:
-    """Awaitable `train`, which doesn't block the caller's event loop. Cancelling it stops the run as Ctrl-C does.
+    """Awaitable `train`, which doesn't block the caller's event loop. Cancelling it stops the run
+    as Ctrl-C does.
 
     Args:
         config: as of `train`.
@@ -139,29 +148,42 @@ async def train_async(config: Config, **options: Any) -> TunedModel:
 
 
 def check_config(config: object) -> None:
-    """Raises ConfigError for settings that were not read as a config, such as a dict or the path of a file."""
+    """Raises ConfigError for settings that were not read as a config, such as a dict or the path of
+    a file."""
     if not isinstance(config, Mapping | str | Path):
         return
-    call = "ajet.load_config(values=...)" if isinstance(config, Mapping) else "ajet.load_config(PATH)"
-    raise ConfigError(f"config must be a Config, which {call} reads and checks (got {type(config).__name__})")
+    call = (
+        "ajet.load_config(values=...)" if isinstance(config, Mapping) else "ajet.load_config(PATH)"
+    )
+    raise ConfigError(
+        f"config must be a Config, which {call} reads and checks (got {type(config).__name__})"
+    )
 
 
-def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[object, None, TunedModel]]:
+def _backbone(
+    name: str,
+) -> Callable[[Job, Gateway, TraceWriter], Coroutine[object, None, TunedModel]]:
     module, _, function = _BACKBONES[name].rpartition(".")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read as torch loads: page-aligned blocks leave smaller gaps
+    os.environ.setdefault(
+        "THP_MEM_ALLOC_ENABLE", "1"
+    )  # read as torch loads: page-aligned blocks leave smaller gaps
     try:
         return getattr(import_module(module), function)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("ajet_sdk", "ajet"):
             raise
-        raise MissingExtra(str(error.name), {"verl": "trinity", "debug": "local"}.get(name, name)) from error
+        raise MissingExtra(
+            str(error.name), {"verl": "trinity", "debug": "local"}.get(name, name)
+        ) from error
 
 
 def _find_workflow(config: Config, workflow: Callable[..., object] | None) -> Callable[..., object]:
     if workflow is not None:
         return workflow
     if not config.rollout.user_workflow:
-        raise ConfigError("no agent is named: set rollout.user_workflow (file.py->name), or pass workflow=")
+        raise ConfigError(
+            "no agent is named: set rollout.user_workflow (file.py->name), or pass workflow="
+        )
     loaded: Callable[..., object] = config.load(config.rollout.user_workflow)
     return loaded
 
@@ -182,8 +204,12 @@ def _fetch_model(config: Config) -> Config:
 def _check_signatures(
     workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task], config: Config
 ) -> None:
-    """Check against a task of each shape, so that a missing key is reported before the first episode."""
-    shapes = {(frozenset(task.metadata), bool(task.main_query), task.env_type): task for task in reversed(tasks)}
+    """Check against a task of each shape, so that a missing key is reported before the first
+    episode."""
+    shapes = {
+        (frozenset(task.metadata), bool(task.main_query), task.env_type): task
+        for task in reversed(tasks)
+    }
     for task in shapes.values() if workflow is not None else ():
         check_signature(workflow, judge, task, config)
 
@@ -256,7 +282,9 @@ def score_tasks(
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
     if k > 1 and config.is_set("rollout.temperature") and config.rollout.temperature == 0:
-        raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
+        raise ConfigError(
+            f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0"
+        )
     on_episode = on_episode or progress_in_cell(len(tasks) * k)
     with open_run(config, workflow, judge, tasks, ray=ray, of_validation=of_validation) as opened:
         opened.wrap = wrap or opened.wrap
@@ -272,12 +300,16 @@ def score_tasks(
     for episode in episodes:
         episode.is_traced_in(config.directory)
     failure_reward = config.rollout.failure_reward
-    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k]), failure_reward) for i, task in enumerate(tasks))
+    by_task = tuple(
+        TaskScore(task, tuple(episodes[i * k : i * k + k]), failure_reward)
+        for i, task in enumerate(tasks)
+    )
     return Report(opened.run_id, config.directory, by_task, k)
 
 
 async def run_async(config: Config, **options: Any) -> Report:
-    """Awaitable `run`, which doesn't block the caller's event loop. Cancelling it stops the run as Ctrl-C does.
+    """Awaitable `run`, which doesn't block the caller's event loop. Cancelling it stops the run as
+    Ctrl-C does.
 
     Args:
         config: as of `run`.
@@ -294,7 +326,9 @@ def _attempts(config: Config, tasks: Sequence[Task], k: int) -> list[Attempt]:
     for position, task in enumerate(tasks):
         group_id, group_seed = new_id(), seed_of(config.trainer_common.seed, position)
         for attempt in range(k):
-            digest = hashlib.blake2b(f"{config.trainer_common.seed}/{position}/{attempt}".encode(), digest_size=4)
+            digest = hashlib.blake2b(
+                f"{config.trainer_common.seed}/{position}/{attempt}".encode(), digest_size=4
+            )
             seed = int.from_bytes(digest.digest(), "big") if config.is_seeded else None
             attempts.append(Attempt(task, "", group_id, attempt, 0, "val", seed, group_seed))
     return attempts
@@ -325,7 +359,9 @@ def open_run(
         _check_signatures(workflow, judge, tasks, config)
         check_models(config, workflow, training=False)
         config = _fetch_model(config)
-        with Session(config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation) as session:
+        with Session(
+            config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation
+        ) as session:
             yield OpenRun(session, workflow, judge, tasks)
             session.check_ledger()
 
@@ -334,15 +370,23 @@ class OpenRun:
     """An agent with its judge and model; call `aclose` in the event loop of the attempts."""
 
     def __init__(
-        self, session: Session, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
+        self,
+        session: Session,
+        workflow: Callable[..., object] | None,
+        judge: object,
+        tasks: Sequence[Task],
     ) -> None:
         self.session, self._workflow, self._judge, self._tasks = session, workflow, judge, tasks
         self.wrap: Callable[[Engine], Engine] = lambda engine: engine
         """Replaces the opened engine."""
         rollout = session.config.rollout
-        names = [n for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")]
+        names = [
+            n for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")
+        ]
         sampling = {name: getattr(rollout, name) for name in names}
-        self._sampling = SamplingOverride(**sampling) if sampling and rollout.sampling == "run" else None
+        self._sampling = (
+            SamplingOverride(**sampling) if sampling and rollout.sampling == "run" else None
+        )
         self._opening: asyncio.Task[Engine] | None = None
 
     @property
@@ -372,7 +416,8 @@ class OpenRun:
         )
 
     async def check(self) -> None:
-        """Open the model before the first attempt, in the same event loop. Raises as `open_engine`."""
+        """Open the model before the first attempt, in the same event loop. Raises as
+        `open_engine`."""
         await self._engine()
 
     async def _engine(self) -> Engine:
@@ -381,7 +426,9 @@ class OpenRun:
         return await self._opening
 
     async def _open(self) -> Engine:
-        engine = open_engine(await with_model(self.session.config, (self._workflow, self._judge, self._tasks)))
+        engine = open_engine(
+            await with_model(self.session.config, (self._workflow, self._judge, self._tasks))
+        )
         try:
             await ready(engine)
             return self.wrap(engine)

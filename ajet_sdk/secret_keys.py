@@ -12,7 +12,8 @@ LEAVES = frozenset((str, int, float, bool, type(None)))
 
 
 def is_secret(key: object, beside: Mapping[object, object] | None = None) -> bool:
-    """Whether a key names a secret. `beside` is its mapping: a `token` next to a `logprob` is part of a reply."""
+    """Whether a key names a secret. `beside` is its mapping: a `token` next to a `logprob` is part
+    of a reply."""
     sampled = key == "token" and beside is not None and "logprob" in beside
     return isinstance(key, str) and names_secret(key) and not sampled
 
@@ -20,8 +21,8 @@ def is_secret(key: object, beside: Mapping[object, object] | None = None) -> boo
 def masked(value: object, by: str, address: Callable[[str, str], str] = public) -> Any:
     """Replace secrets in a value by `by`.
 
-    Secrets are texts and lists of texts under secret keys, and whatever `address` replaces in other texts: by default
-    passwords and keys of addresses.
+    Secrets are texts and lists of texts under secret keys, and whatever `address` replaces in other
+    texts: by default passwords and keys of addresses.
     """
     if type(value) is str:
         return address(value, by)
@@ -59,4 +60,6 @@ def _hidden(value: object, by: str, address: Callable[[str, str], str]) -> Any:
         return by if value else value
     if isinstance(value, list | tuple):
         return [_hidden(item, by, address) for item in value]
-    return masked(value, by, address)  # such as the schema of a password, whose texts are no secrets
+    return masked(
+        value, by, address
+    )  # such as the schema of a password, whose texts are no secrets

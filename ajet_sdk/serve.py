@@ -1,4 +1,5 @@
-"""`serve()`: a checkpoint as an OpenAI-compatible endpoint. Each request is recorded as an episode."""
+"""`serve()`: a checkpoint as an OpenAI-compatible endpoint. Each request is recorded as an
+episode."""
 
 from __future__ import annotations
 
@@ -74,7 +75,12 @@ def serve(
     """
     config = config or load_config()
     model = config.model.model_copy(
-        update={"path": str(checkpoint), "name": name or config.model.name, "base_url": None, "scripted": None}
+        update={
+            "path": str(checkpoint),
+            "name": name or config.model.name,
+            "base_url": None,
+            "scripted": None,
+        }
     )
     _listener(host, port, api_key).close()  # errors come before the model is loaded
     engine = open_engine(config.model_copy(update={"model": model}))
@@ -102,10 +108,13 @@ def wait_for_server(host: str = "127.0.0.1", port: int = 8000, *, seconds: float
             if reply.is_success:
                 return
             if reply.status_code == httpx.codes.NOT_FOUND:
-                raise EngineUnavailable(f"http://{host}:{port} is not answered by `ajet serve`; choose another --port")
+                raise EngineUnavailable(
+                    f"http://{host}:{port} is not answered by `ajet serve`; choose another --port"
+                )
         if time.monotonic() > end:
             raise EngineUnavailable(
-                f"nothing answers at http://{host}:{port} after {seconds:g} s; see the output of `ajet serve`"
+                f"nothing answers at http://{host}:{port} after {seconds:g} s; see the output of"
+                " `ajet serve`"
             )
         time.sleep(0.2)
 
@@ -122,39 +131,52 @@ def serve_environment(
 ) -> None:
     """Host an environment at `http://HOST:PORT` until Ctrl-C; jobs request it by `name`.
 
-    Instances are processes of the interpreter `python`. With `api_key`, which is required if other machines can
-    connect, only requests with it are answered (clients send AJET_ENV_KEY).
+    Instances are processes of the interpreter `python`. With `api_key`, which is required if other
+    machines can connect, only requests with it are answered (clients send AJET_ENV_KEY).
 
-    Raises ConfigError if the environment cannot be loaded or a key is missing, OSError if the port is taken.
+    Raises ConfigError if the environment cannot be loaded or a key is missing, OSError if the port
+    is taken.
     """
     run_to_end(_serve_environment(Instances(spec, limits, python), name, host, port, api_key))
 
 
-async def _serve_environment(instances: Instances, name: str, host: str, port: int, api_key: str | None) -> None:
+async def _serve_environment(
+    instances: Instances, name: str, host: str, port: int, api_key: str | None
+) -> None:
     import uvicorn
 
     with _listener(host, port, api_key, "AJET_ENV_KEY") as listener:
         await instances.start()
         app = service_app(instances, name, api_key)
         settings = server_config(
-            app, own_name=host, keyed=bool(api_key), lifespan="on", timeout_graceful_shutdown=5, timeout_keep_alive=300
+            app,
+            own_name=host,
+            keyed=bool(api_key),
+            lifespan="on",
+            timeout_graceful_shutdown=5,
+            timeout_keep_alive=300,
         )
         output.echo(f"Serving {name} at http://{host}:{listener.getsockname()[1]} (Ctrl-C stops)")
         await uvicorn.Server(settings).serve(sockets=[listener])
 
 
-def _listener(host: str, port: int, api_key: str | None, variable: str = "AJET_SERVE_KEY") -> socket.socket:
+def _listener(
+    host: str, port: int, api_key: str | None, variable: str = "AJET_SERVE_KEY"
+) -> socket.socket:
     listener = listening_socket(host, port)
     if not api_key and not is_loopback(listener):
         listener.close()
         raise ConfigError(
-            f"other machines can connect to {host or 'an empty host'}, and whoever does would be answered: give a key "
-            f"(export {variable}=…, or name another variable by --api-key-env), or listen on 127.0.0.1"
+            f"other machines can connect to {host or 'an empty host'}, and whoever does would be"
+            f" answered: give a key (export {variable}=…, or name another variable by"
+            " --api-key-env), or listen on 127.0.0.1"
         )
     return listener
 
 
-async def _serve(engine: Engine, host: str, port: int, trace: Path | None, api_key: str | None) -> None:
+async def _serve(
+    engine: Engine, host: str, port: int, trace: Path | None, api_key: str | None
+) -> None:
     with ExitStack() as stack:
         try:
             listener = stack.enter_context(_listener(host, port, api_key))
@@ -162,7 +184,9 @@ async def _serve(engine: Engine, host: str, port: int, trace: Path | None, api_k
             writer, run = _record(trace, engine, stack)
             gateway = stack.enter_context(Gateway(writer))
             service = _Service(engine, gateway, writer, run.run_id, api_key)
-            settings = server_config(service.app, own_name=host, keyed=bool(api_key), timeout_graceful_shutdown=5)
+            settings = server_config(
+                service.app, own_name=host, keyed=bool(api_key), timeout_graceful_shutdown=5
+            )
             url = f"http://{host}:{listener.getsockname()[1]}/v1"
             output.echo(f"Serving {engine.model} at {url} (Ctrl-C stops)")
             await serve_until_signal(settings, listener)
@@ -197,15 +221,22 @@ class _Service:
             return
         method, path = scope["method"], scope["path"].rstrip("/")
         query = scope.get("query_string", b"").decode("latin-1")
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
         place = locate(path, query, headers)
         route = place.endpoint.route
         try:
             if method == "GET" and path == "/health":
                 await respond(send, 200, {"status": "ok"})
-            elif self.api_key and not hmac.compare_digest(place.key.encode(), self.api_key.encode()):
+            elif self.api_key and not hmac.compare_digest(
+                place.key.encode(), self.api_key.encode()
+            ):
                 raise HTTPError(
-                    401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`", "invalid_api_key"
+                    401,
+                    "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
+                    "invalid_api_key",
                 )
             elif method == "GET" and is_of_models(route):
                 await respond(send, 200, models(route, [self.engine.model], place.speaks))
@@ -220,20 +251,31 @@ class _Service:
         except ClientGone:
             pass  # the client is gone; its call, if any, is recorded as undelivered
 
-    async def _answer(self, body: dict[str, object], place: RequestTarget, scope: Scope, send: Send) -> None:
+    async def _answer(
+        self, body: dict[str, object], place: RequestTarget, scope: Scope, send: Send
+    ) -> None:
         model = body.get("model") or getattr(place.endpoint.dialect, "name", None)
         if model and model != self.engine.model:
-            message = f"The model {model!r} does not exist; this server answers to {self.engine.model!r}."
+            message = (
+                f"The model {model!r} does not exist; this server answers to {self.engine.model!r}."
+            )
             raise HTTPError(404, message, "model_not_found", "model")
-        opened, started = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine)), now()
+        opened, started = (
+            self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine)),
+            now(),
+        )
         connection = scope["state"][CONNECTION]
         endpoint = place.endpoint
-        request = Request(endpoint.route, endpoint.dialect, body, AgentIdentity(), "rollout", connection)
+        request = Request(
+            endpoint.route, endpoint.dialect, body, AgentIdentity(), "rollout", connection
+        )
         try:
             if endpoint.counter is not None:
                 return await respond(send, 200, await count(opened, request, endpoint.counter))
             await send_reply(await answer(opened, request), scope, send)
-            await connection.taken(whole=True)  # the episode ends once the client has read its reply or is gone
+            await connection.taken(
+                whole=True
+            )  # the episode ends once the client has read its reply or is gone
         finally:
             calls = await opened.finish()
             if self.writer is not None and calls:
@@ -246,7 +288,11 @@ class _Service:
                     Episode(
                         episode_id=opened.episode_id,
                         run_id=self.run_id,
-                        task=Task(main_query=query if isinstance(query, str) else str(asked.get("prompt") or "")),
+                        task=Task(
+                            main_query=(
+                                query if isinstance(query, str) else str(asked.get("prompt") or "")
+                            )
+                        ),
                         output=choice.get("text") or (choice.get("message") or {}).get("content"),
                         calls=calls,
                         status="failed" if error else "succeeded",

@@ -40,21 +40,30 @@ log = logging.getLogger("ajet")
 def open_cluster(config: Config, ray: str | None, *objects: Any) -> Iterator[RayCluster | None]:
     """The cluster that runs workflow and judge (`objects`); None if threads do.
 
-    `ray` is as in `Job`; by default RAY_ADDRESS, which Ray's job launcher sets, else a new local Ray. Raises as
-    `cluster`.
+    `ray` is as in `Job`; by default RAY_ADDRESS, which Ray's job launcher sets, else a new local
+    Ray. Raises as `cluster`.
     """
     if config.rollout.runner != "ray" or config.backbone not in ("debug", "local"):
         yield None  # other backbones distribute the agents themselves
         return
     address = ray or os.environ.get("RAY_ADDRESS") or LOCAL
     if ray is None and address == LOCAL:
-        log.warning("rollout.runner: ray without --with-ray-cluster: starting a Ray on this machine, for this run")
+        log.warning(
+            "rollout.runner: ray without --with-ray-cluster: starting a Ray on this machine, for"
+            " this run"
+        )
     beside = [config.source.parent] if config.source is not None else []
     package = package_code(*objects, beside=beside, leave_out=[config.directory])
     with cluster(address, package=package) as joined:
         nodes = [node for node in joined.nodes() if node.alive]
         cpus = sum(node.cpus for node in nodes)
-        log.info("Ray at %s: %d CPUs on %d node%s", joined.address, cpus, len(nodes), "s" if len(nodes) > 1 else "")
+        log.info(
+            "Ray at %s: %d CPUs on %d node%s",
+            joined.address,
+            cpus,
+            len(nodes),
+            "s" if len(nodes) > 1 else "",
+        )
         yield joined
 
 
@@ -88,13 +97,15 @@ class Session:
     def __enter__(self) -> Session:
         directory = self.config.directory
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts, replies and rewards are private
+            directory.mkdir(
+                parents=True, exist_ok=True, mode=0o700
+            )  # prompts, replies and rewards are private
             for name in ("logs", "metrics", "checkpoint"):
                 (directory / name).mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise ConfigError(
-                f"the directory of the run, {directory}, cannot be written: {error.strerror or error}. Name another "
-                "one with --exp-dir (experiment_dir)"
+                f"the directory of the run, {directory}, cannot be written:"
+                f" {error.strerror or error}. Name another one with --exp-dir (experiment_dir)"
             ) from error
         with ExitStack() as stack:
             stack.enter_context(exit_on_sigterm())
@@ -103,11 +114,19 @@ class Session:
             self.run = self._run()
             stack.enter_context(log_file(directory / "logs" / f"{self.run.run_id}.log"))
             (directory / "config.yaml").touch(mode=0o600)
-            (directory / "config.yaml").write_text(plain_yaml(self.config.shown()), encoding="utf-8")
+            (directory / "config.yaml").write_text(
+                plain_yaml(self.config.shown()), encoding="utf-8"
+            )
             self.writer.put(self.run)
-            self.gateway = stack.enter_context(Gateway(self.writer, host=joined.host if joined else "127.0.0.1"))
+            self.gateway = stack.enter_context(
+                Gateway(self.writer, host=joined.host if joined else "127.0.0.1")
+            )
             stack.enter_context(installed())
-            workers = Workers if joined is None else partial(import_module(_PROCESSES).RayWorkers, cluster=joined)
+            workers = (
+                Workers
+                if joined is None
+                else partial(import_module(_PROCESSES).RayWorkers, cluster=joined)
+            )
             stack.enter_context(workers(self.config.rollout.max_env_worker))
             self._stack = stack.pop_all()
         return self
@@ -118,30 +137,40 @@ class Session:
             "name": config.experiment_name,
             "config": {
                 **config.shown(),
-                **({"config_file": public(str(config.source))} if config.source else {}),  # paths in it are beside it
+                **(
+                    {"config_file": public(str(config.source))} if config.source else {}
+                ),  # paths in it are beside it
                 **({"tasks": "validation"} if self._of_validation else {}),
             },
             "backbone": self.backbone,
         }
         if not self.resume:
             return Run(**fields)
-        sql = "SELECT run_id, started_at FROM runs WHERE backbone = ? ORDER BY started_at DESC LIMIT 1"
+        sql = (
+            "SELECT run_id, started_at FROM runs WHERE backbone = ? ORDER BY started_at DESC"
+            " LIMIT 1"
+        )
         newest = self.writer.query(sql, [self.backbone]).to_pylist()
         if not newest:
             raise ConfigError(
-                f"there is nothing to resume in {config.directory}: its trace has no run of backbone {self.backbone}"
+                f"there is nothing to resume in {config.directory}: its trace has no run of"
+                f" backbone {self.backbone}"
             )
         return Run(**fields, **newest[0])
 
     def check_ledger(self) -> None:
         """Raise TrainingError if the tokens in the ledger do not add up to those sampled."""
         self.writer.flush()
-        with open_trace(self.config.directory) as trace:  # processes of a cluster write separate files
+        with open_trace(
+            self.config.directory
+        ) as trace:  # processes of a cluster write separate files
             wrong = ledger_balance(trace, self.run.run_id)
         if wrong:
             more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""
             raise TrainingError(
-                f"the ledger of run {self.run.run_id} does not balance:\n  " + "\n  ".join(wrong[:10]) + more
+                f"the ledger of run {self.run.run_id} does not balance:\n  "
+                + "\n  ".join(wrong[:10])
+                + more
             )
 
     def record_signal(self, number: signal.Signals) -> None:
@@ -150,7 +179,9 @@ class Session:
         self.run = self.run.model_copy(update={"status": "interrupted", "error": text})
         self.writer.put(self.run)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         status, text = "finished", None
         if isinstance(error, SystemExit) and error.code == TERMINATED:
             status, text = "interrupted", "stopped by SIGTERM"
@@ -160,7 +191,9 @@ class Session:
             status, text = "failed", f"{type(error).__name__}: {error}"
             log.error("The run failed: %s", text, extra={"raised": True})  # only for the file
         try:
-            self.writer.put(self.run.model_copy(update={"status": status, "ended_at": now(), "error": text}))
+            self.writer.put(
+                self.run.model_copy(update={"status": status, "ended_at": now(), "error": text})
+            )
         except AjetError as lost:
             if error is None:
                 raise

@@ -1,7 +1,8 @@
 """The vocabulary of the package: task, call, episode, timeline, sample and more.
 
-All models are frozen and reject unknown fields. Token ids are read-only int32 arrays and log-probabilities read-only
-float32 arrays; any sequence is accepted and converted once. Shapes: T is the number of tokens of a timeline.
+All models are frozen and reject unknown fields. Token ids are read-only int32 arrays and
+log-probabilities read-only float32 arrays; any sequence is accepted and converted once. Shapes: T
+is the number of tokens of a timeline.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    model_validator,
+)
 
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
@@ -33,7 +42,9 @@ JsonView = Mapping[str, Any]
 """A read-only JSON object."""
 
 
-_draw = random.Random()  # the system's entropy once per process: reading it each time would release the GIL
+_draw = (
+    random.Random()
+)  # the system's entropy once per process: reading it each time would release the GIL
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_draw.seed)
 
@@ -68,12 +79,16 @@ Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list]
 
 
 class _Frozen(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True
+    )
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return all(_same(getattr(self, name), getattr(other, name)) for name in type(self).model_fields)
+        return all(
+            _same(getattr(self, name), getattr(other, name)) for name in type(self).model_fields
+        )
 
     __hash__ = None  # type: ignore[assignment]  # arrays and dicts inside: compare, do not hash
 
@@ -97,7 +112,11 @@ class Task(_Frozen):
     @classmethod
     def _identify(cls, data: Any) -> Any:
         if isinstance(data, Mapping) and not data.get("task_id"):
-            content = {k: data.get(k) for k in ("main_query", "init_messages", "env_type", "metadata") if data.get(k)}
+            content = {
+                k: data.get(k)
+                for k in ("main_query", "init_messages", "env_type", "metadata")
+                if data.get(k)
+            }
             text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
             return {**data, "task_id": hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}
         return data
@@ -108,7 +127,8 @@ UNTAGGED = "default_target_tag"
 
 
 class Call(_Frozen):
-    """One choice of one LLM request. Ids and log-probabilities are None if the engine does not know them."""
+    """One choice of one LLM request. Ids and log-probabilities are None if the engine does not know
+    them."""
 
     call_id: str = Field(default_factory=new_id)
     episode_id: str
@@ -119,30 +139,36 @@ class Call(_Frozen):
     trainable: bool = True
     model: str = ""
     policy_version: int | None = None
-    """Number of optimizer updates of the model that answered; None for models other than the policy."""
+    """Number of optimizer updates of the model that answered; None for models other than the
+    policy."""
     request: dict[str, Any] = Field(default_factory=dict)
-    """The request in the format of OpenAI's API (messages, tools, ...), whatever the client's API."""
+    """The request in the format of OpenAI's API (messages, tools, ...), whatever the client's
+    API."""
     response: dict[str, Any] = Field(default_factory=dict)
-    """The response in the same format, with this choice only and the id that the client received."""
+    """The response in the same format, with this choice only and the id that the client
+    received."""
     prompt_ids: Ids | None = None
     output_ids: Ids | None = None
     logprobs: Floats | None = None
     """Log-probability of each output id under the distribution sampled from."""
     cut_tokens: Annotated[int, BeforeValidator(lambda stored: stored or 0)] = 0
-    """Tokens sampled after `output_ids` and cut off (`parallel_tool_calls: false`), or before a call was cancelled."""
+    """Tokens sampled after `output_ids` and cut off (`parallel_tool_calls: false`), or before a
+    call was cancelled."""
     finish_reason: str | None = None
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)
     error: str | None = None
-    """The engine's error; or `undelivered`, with what was read, if the client disconnected before the last byte."""
+    """The engine's error; or `undelivered`, with what was read, if the client disconnected before
+    the last byte."""
     request_id: str = ""
     """Shared by the `n` choices of one request."""
     sampling: dict[str, Any] = Field(default_factory=dict)
     """The sampling parameters in effect."""
     phase: Phase = "rollout"
     extends_call_id: str | None = None
-    """The longest earlier call of the agent and phase whose prompt and output are a prefix of this prompt. It and the
-    next three are computed when the call is recorded (`samples.prefixes`), else None."""
+    """The longest earlier call of the agent and phase whose prompt and output are a prefix of this
+    prompt. It and the next three are computed when the call is recorded (`samples.prefixes`), else
+    None."""
     parent_call_id: str | None = None
     """The earlier call of the episode with the longest common prefix."""
     prefix_len: int = 0
@@ -152,14 +178,19 @@ class Call(_Frozen):
 
     @model_validator(mode="after")
     def _lengths(self) -> Call:
-        if self.logprobs is not None and (self.output_ids is None or len(self.logprobs) != len(self.output_ids)):
+        if self.logprobs is not None and (
+            self.output_ids is None or len(self.logprobs) != len(self.output_ids)
+        ):
             n = None if self.output_ids is None else len(self.output_ids)
-            raise ValueError(f"call {self.call_id}: {len(self.logprobs)} logprobs for {n} output ids")
+            raise ValueError(
+                f"call {self.call_id}: {len(self.logprobs)} logprobs for {n} output ids"
+            )
         return self
 
 
 class Reward(_Frozen):
-    """A reward for one call, for one agent's calls, or (if neither is named) for the whole episode."""
+    """A reward for one call, for one agent's calls, or (if neither is named) for the whole
+    episode."""
 
     name: str = "reward"
     value: float = Field(allow_inf_nan=False)
@@ -218,11 +249,13 @@ class Episode(_Frozen):
     infrastructure: bool = False
     """The failure was not caused by the agent, so the attempt may be repeated."""
     decoding: Literal["sampled", "greedy"] | None = None
-    """Decoding set by the run, by which means are separated. None: chosen by the agent, or unknown."""
+    """Decoding set by the run, by which means are separated. None: chosen by the agent, or
+    unknown."""
     _directory: Path | None = PrivateAttr(default=None)
 
     def is_traced_in(self, directory: Path) -> None:
-        """Set the directory of the episode's trace, with which notebooks show its tokens as text."""
+        """Set the directory of the episode's trace, with which notebooks show its tokens as
+        text."""
         self._directory = directory
 
     def _repr_html_(self) -> str:
@@ -237,7 +270,9 @@ class Episode(_Frozen):
 
     def rewards_for(self, agent: str | None, call_id: str | None) -> tuple[Reward, ...]:
         """The rewards for a call's tokens: those that name the call, its agent, or neither."""
-        return tuple(r for r in self.rewards if r.call_id in (None, call_id) and r.agent in (None, agent))
+        return tuple(
+            r for r in self.rewards if r.call_id in (None, call_id) and r.agent in (None, agent)
+        )
 
     @property
     def reward(self) -> float | None:
@@ -246,7 +281,8 @@ class Episode(_Frozen):
 
 
 class Span(_Frozen):
-    """The position of a call's sampled tokens in a timeline: token_ids[start:end], all masked in."""
+    """The position of a call's sampled tokens in a timeline: token_ids[start:end], all masked
+    in."""
 
     call_id: str
     start: int
@@ -307,8 +343,8 @@ class LedgerEntry(_Frozen):
 class Trained(_Frozen):
     """Scores of a call's sampled tokens in one training step.
 
-    Arrays are as long as the call's `output_ids`; NaN for tokens that were not trained (cut off) and for values that
-    the trainer does not know.
+    Arrays are as long as the call's `output_ids`; NaN for tokens that were not trained (cut off)
+    and for values that the trainer does not know.
     """
 
     run_id: str
@@ -317,7 +353,8 @@ class Trained(_Frozen):
     call_id: str
     advantages: Floats
     logprobs: Floats
-    """The trainer's log-probabilities before the step's first update; beside `Call.logprobs`, the sampler's."""
+    """The trainer's log-probabilities before the step's first update; beside `Call.logprobs`, the
+    sampler's."""
     entropy: Floats
     """The trainer's entropy, in nats, of the distribution of the token."""
 

@@ -15,7 +15,9 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
     """
     draft = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+        descriptor = os.open(
+            draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666
+        )
         with os.fdopen(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
         draft.replace(path)
@@ -24,6 +26,7 @@ def write_whole(path: Path, content: str | bytes, *, private: bool = False) -> N
 
 
 def remove_draft(path: Path) -> None:
-    """Remove a file if it exists; unlike `unlink(missing_ok=True)`, allows for a file in place of its directory."""
+    """Remove a file if it exists; unlike `unlink(missing_ok=True)`, allows for a file in place of
+    its directory."""
     with suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()

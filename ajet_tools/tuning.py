@@ -1,8 +1,9 @@
-"""Tunes an agent's prompts by reflective search: GEPA (Agrawal et al. 2025, arXiv:2507.19457), by its authors' library.
+"""Tunes an agent's prompts by reflective search: GEPA (Agrawal et al. 2025, arXiv:2507.19457), by
+its authors' library.
 
-The workflow runs each candidate on tasks, with its judge and a trace; a model reads the failures and writes another
-text. The gain is measured on held-out tasks, which the search has not seen. Prompts are texts that the workflow's
-module assigns to names.
+The workflow runs each candidate on tasks, with its judge and a trace; a model reads the failures
+and writes another text. The gain is measured on held-out tasks, which the search has not seen.
+Prompts are texts that the workflow's module assigns to names.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Prompts:
             self.scope.update(self.texts)
 
     def wrong(self, texts: Mapping[str, str]) -> str | None:
-        """Returns the first problem: a text that lacks a `{placeholder}` of the original, or has an unknown one."""
+        """Returns the first problem: a text that lacks a `{placeholder}` of the original, or has an
+        unknown one."""
         for name, text in self.texts.items():
             expected = placeholders(text)
             lost, new = expected - placeholders(texts[name]), placeholders(texts[name]) - expected
@@ -109,7 +111,11 @@ def prompts_of(workflow: Callable[..., object], names: Sequence[str] = ()) -> Pr
 
     Raises ConfigError if there are none, or the module does not assign a plain text to a name.
     """
-    function: Any = getattr(workflow, "execute", None) if inspect.isclass(workflow) else inspect.unwrap(workflow)
+    function: Any = (
+        getattr(workflow, "execute", None)
+        if inspect.isclass(workflow)
+        else inspect.unwrap(workflow)
+    )
     scope = function.__globals__
     path = Path(inspect.getsourcefile(function) or "")
     known = {name: node.value for name, node in _assigned(path.read_text(encoding="utf-8")).items()}
@@ -118,12 +124,14 @@ def prompts_of(workflow: Callable[..., object], names: Sequence[str] = ()) -> Pr
     for name in chosen:
         if name not in known:
             raise ConfigError(
-                f"{path} assigns no text to {name} at its top level; it has {', '.join(known) or 'none'}. A prompt is "
-                'tuned where it is a text there (`SYSTEM = "..."`), which the agent reads when it is called'
+                f"{path} assigns no text to {name} at its top level; it has"
+                f" {', '.join(known) or 'none'}. A prompt is tuned where it is a text there"
+                ' (`SYSTEM = "..."`), which the agent reads when it is called'
             )
     if not chosen:
         raise ConfigError(
-            f"the workflow uses no text that {path} assigns at its top level: move its prompt there, or pass --prompt"
+            f"the workflow uses no text that {path} assigns at its top level: move its prompt"
+            " there, or pass --prompt"
         )
     return Prompts(path, {name: str(known[name]) for name in known if name in chosen}, scope)
 
@@ -133,7 +141,11 @@ def _assigned(source: str) -> dict[str, ast.Constant]:
     for node in ast.parse(source).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         value = getattr(node, "value", None)
-        if not isinstance(target, ast.Name) or not isinstance(value, ast.Constant) or target.id.startswith("__"):
+        if (
+            not isinstance(target, ast.Name)
+            or not isinstance(value, ast.Constant)
+            or target.id.startswith("__")
+        ):
             continue
         if isinstance(value.value, str):
             constants[target.id] = value
@@ -149,7 +161,8 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def placeholders(text: str) -> set[str]:
-    """Returns the names in the text's `{placeholders}`, as `str.format` reads them; `{}` and `{}` are 0 and 1.
+    """Returns the names in the text's `{placeholders}`, as `str.format` reads them; `{}` and `{}`
+    are 0 and 1.
 
     In text with other braces, such as JSON, anything like `{name}` counts.
     """
@@ -178,7 +191,9 @@ def _literal(text: str) -> str:
     whole = '"""' + text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '"""'
     if "\n" in text and not text.endswith('"') and ast.literal_eval(whole) == text:
         return whole
-    written = repr(text)  # has double quotes only if the text has an apostrophe and no double quotes
+    written = repr(
+        text
+    )  # has double quotes only if the text has an apostrophe and no double quotes
     return written if '"' in text or written.startswith('"') else f'"{written[1:-1]}"'
 
 
@@ -202,12 +217,19 @@ class Tuned:
 
 
 def tune(
-    config: Config, reflect: Reflect, *, names: Sequence[str] = (), budget: int = 200, k: int = 1, minibatch: int = 4
+    config: Config,
+    reflect: Reflect,
+    *,
+    names: Sequence[str] = (),
+    budget: int = 200,
+    k: int = 1,
+    minibatch: int = 4,
 ) -> Tuned:
-    """Searches with about `budget` episodes, then compares on the validation tasks, with `k` attempts each.
+    """Searches with about `budget` episodes, then compares on the validation tasks, with `k`
+    attempts each.
 
-    Half of the training tasks are for learning, the other half choose among the candidates. Raises ConfigError for too
-    few tasks or a missing prompt, TrainingError if an episode has no reward.
+    Half of the training tasks are for learning, the other half choose among the candidates. Raises
+    ConfigError for too few tasks or a missing prompt, TrainingError if an episode has no reward.
     """
     try:
         import gepa
@@ -219,7 +241,8 @@ def tune(
     prompts, sets = prompts_of(agent, names), load_tasks(config)
     if len(sets.train) < 2 or not sets.val:
         raise ConfigError(
-            f"tuning needs 2 training tasks (got {len(sets.train)}) and validation tasks (got {len(sets.val)})"
+            f"tuning needs 2 training tasks (got {len(sets.train)}) and validation tasks (got"
+            f" {len(sets.val)})"
         )
     tasks = list(sets.train)
     random.Random(config.trainer_common.seed).shuffle(tasks)
@@ -239,7 +262,9 @@ def tune(
     spent = evaluation.episodes
     before = evaluation.means(sets.val, prompts.texts, k)
     after = before if best == dict(prompts.texts) else evaluation.means(sets.val, best, k)
-    gain = paired([b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed)
+    gain = paired(
+        [b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed
+    )
     count = len(result.candidates)
     return Tuned(prompts, best, count, spent, fmean(before), fmean(after), gain)
 
@@ -267,7 +292,8 @@ class _Evaluated(Protocol):
 
 @dataclass
 class _Evaluation:
-    """GEPA's adapter: runs a candidate over tasks and describes each episode to the reflecting model."""
+    """GEPA's adapter: runs a candidate over tasks and describes each episode to the reflecting
+    model."""
 
     config: Config
     agent: Callable[..., object]
@@ -275,33 +301,54 @@ class _Evaluation:
     episodes: int = 0
     propose_new_texts: None = field(default=None, init=False)
 
-    def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> object:
+    def evaluate(
+        self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False
+    ) -> object:
         import gepa
 
-        if (wrong := self.prompts.wrong(candidate)) is not None:  # not run, and worse than any result
+        if (
+            wrong := self.prompts.wrong(candidate)
+        ) is not None:  # not run, and worse than any result
             log.warning("rejected a rewritten prompt: %s", wrong)
             refused: list[object] = [None] * len(batch)
             scores = [-math.inf] * len(batch)
-            return gepa.EvaluationBatch(outputs=refused, scores=scores, trajectories=refused, num_metric_calls=0)
-        episodes = [episode_of_task for of_task in self._run(batch, candidate, 1) for episode_of_task in of_task]
+            return gepa.EvaluationBatch(
+                outputs=refused, scores=scores, trajectories=refused, num_metric_calls=0
+            )
+        episodes = [
+            episode_of_task
+            for of_task in self._run(batch, candidate, 1)
+            for episode_of_task in of_task
+        ]
         scores = [self._value(episode) for episode in episodes]
         trajectories = episodes if capture_traces else None
-        return gepa.EvaluationBatch(outputs=[e.output for e in episodes], scores=scores, trajectories=trajectories)
+        return gepa.EvaluationBatch(
+            outputs=[e.output for e in episodes], scores=scores, trajectories=trajectories
+        )
 
     def make_reflective_dataset(
         self, candidate: dict[str, str], eval_batch: _Evaluated, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, object]]]:
         records = list(map(_description, eval_batch.trajectories, eval_batch.scores))
-        required = {name: _braced(placeholders(self.prompts.texts[name])) for name in components_to_update}
+        required = {
+            name: _braced(placeholders(self.prompts.texts[name])) for name in components_to_update
+        }
         return {
-            name: [{**record, **({"Keep in the prompt": names} if names else {})} for record in records]
+            name: [
+                {**record, **({"Keep in the prompt": names} if names else {})} for record in records
+            ]
             for name, names in required.items()
         }
 
     def means(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[float]:
-        return [fmean([self._value(episode) for episode in of_task]) for of_task in self._run(tasks, texts, k)]
+        return [
+            fmean([self._value(episode) for episode in of_task])
+            for of_task in self._run(tasks, texts, k)
+        ]
 
-    def _run(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[tuple[Episode, ...]]:
+    def _run(
+        self, tasks: Sequence[Task], texts: Mapping[str, str], k: int
+    ) -> list[tuple[Episode, ...]]:
         with self.prompts.trying(texts):
             report = sdk.run(self.config, workflow=self.agent, tasks=list(tasks), k=k)
         self.episodes += len(tasks) * k
@@ -312,9 +359,10 @@ class _Evaluation:
         if reward is not None:
             return reward
         raise TrainingError(
-            f"an episode of task {episode.task.task_id} has no reward ({episode.cause or episode.status}: "
-            f"{(episode.error or 'none was given').splitlines()[0]}); where the agent's own failures should count, set "
-            "rollout.failure_reward"
+            f"an episode of task {episode.task.task_id} has no reward"
+            f" ({episode.cause or episode.status}:"
+            f" {(episode.error or 'none was given').splitlines()[0]}); where the agent's own"
+            " failures should count, set rollout.failure_reward"
         )
 
 
@@ -323,7 +371,9 @@ def _description(episode: Episode, score: float) -> dict[str, object]:
     transcript_lines = [
         f"{parts.role}: {visible(parts.text)}"
         for call in episode.calls[-1:]
-        for parts in map(parts_of, [*request_messages(call.request), *reply_messages(call.response)])
+        for parts in map(
+            parts_of, [*request_messages(call.request), *reply_messages(call.response)]
+        )
     ]
     reasons = [reward.reason for reward in episode.rewards if reward.reason]
     metadata = json.dumps(episode.task.metadata, default=str) if episode.task.metadata else ""

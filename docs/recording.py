@@ -42,7 +42,9 @@ def record(command: list[str]) -> list[tuple[float, str]]:
         for line in process.stdout:
             lines.append((time.monotonic() - started, line.rstrip("\n").replace(folder, "~")))
         if process.wait():
-            raise RuntimeError(f"{' '.join(command)} failed:\n" + "\n".join(line for _, line in lines[-8:]))
+            raise RuntimeError(
+                f"{' '.join(command)} failed:\n" + "\n".join(line for _, line in lines[-8:])
+            )
     return lines
 
 
@@ -76,7 +78,9 @@ def walk(folder: Path) -> str:
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box[1]}"><style>{css}</style>']
     for number, frame in enumerate(frames):
         timing = f"turn {SHOWN * len(frames)}s {SHOWN * number}s infinite steps(1)"
-        parts.append(f'<g style="visibility:hidden;animation:{timing}">{frame[frame.index("<svg") :]}</g>')
+        parts.append(
+            f'<g style="visibility:hidden;animation:{timing}">{frame[frame.index("<svg") :]}</g>'
+        )
     return "".join([*parts, "</svg>"])
 
 

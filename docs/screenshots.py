@@ -39,7 +39,9 @@ async def picture(reader: TraceReader, where: Path, out: Path, name: str, prepar
         await prepare(pilot)
         await quiet(pilot)
         svg = app.export_screenshot(title="ajet trace view")
-        assert "ids,&#160;not&#160;text" not in svg, "the run's tokenizer was not found: give launcher_record/NAME"
+        assert "ids,&#160;not&#160;text" not in svg, (
+            "the run's tokenizer was not found: give launcher_record/NAME"
+        )
         (out / f"{name}.svg").write_text(svg, encoding="utf-8")
     print(out / f"{name}.svg")
 
@@ -93,7 +95,9 @@ def comparisons(runs: list[str]) -> dict[str, Prepare]:
 
 def chosen(reader: TraceReader) -> tuple[str, str, list[str]]:
     """The newest run, a long trained episode with a reward, and two attempts at one task that went differently."""
-    (run,) = reader.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1")["run_id"].to_pylist()
+    (run,) = reader.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1")[
+        "run_id"
+    ].to_pylist()
     (episode,) = reader.query(
         """
         SELECT episode_id FROM calls JOIN episodes USING (episode_id) JOIN trained USING (episode_id, call_id)
@@ -113,7 +117,10 @@ def chosen(reader: TraceReader) -> tuple[str, str, list[str]]:
 
 
 async def main(trace: Path, out: Path) -> None:
-    above = next((parent.parent for parent in trace.parents if parent.name == "launcher_record"), trace.parent)
+    above = next(
+        (parent.parent for parent in trace.parents if parent.name == "launcher_record"),
+        trace.parent,
+    )
     os.chdir(above)  # no path of this machine in a picture
     reader, _ = open_located(trace)
     where = trace.relative_to(above)
@@ -132,7 +139,9 @@ async def dataset(rows: Path, out: Path) -> None:
         await quiet(pilot)
         await pilot.press("a", "a", "x", "a")
         await quiet(pilot)
-        (out / "dataset-view.svg").write_text(app.export_screenshot(title="ajet dataset view"), encoding="utf-8")
+        (out / "dataset-view.svg").write_text(
+            app.export_screenshot(title="ajet dataset view"), encoding="utf-8"
+        )
     review.journal.replace({})
     review.close()
     print(out / "dataset-view.svg")

@@ -1,4 +1,5 @@
-"""A batch as agents leave it, and the local loss of it: what Trinity's and verl's losses are compared with."""
+"""A batch as agents leave it, and the local loss of it: what Trinity's and verl's losses are
+compared with."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
 def sampled(model: Any) -> tuple[list[Episode], Batch]:
-    """Two groups; turns that extend, forks, two agents. By a policy a little apart from the model, so clipping acts."""
+    """Two groups; turns that extend, forks, two agents. By a policy a little apart from the model,
+    so clipping acts."""
     draw = random.Random(7)
     size = model.config.vocab_size
 
@@ -32,7 +34,10 @@ def sampled(model: Any) -> tuple[list[Episode], Batch]:
     def call(name: str, index: int, prompt: list[int], agent: str = "default") -> Call:
         output = ids(1, 9)
         with torch.no_grad():
-            logits_TV = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+            logits_TV = (
+                model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
+                / TEMPERATURE
+            )
         exact = torch.log_softmax(logits_TV, -1).gather(1, torch.tensor(output)[:, None])[:, 0]
         apart = [value + draw.gauss(0, 0.4) for value in exact.tolist()]
         return Call(call_id=f"{name}.{index}", episode_id=name, index=index, agent=agent, policy_version=0,
@@ -59,9 +64,14 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 def local_loss(
-    model: Any, samples: Sequence[Sample], config: Any, reference: Any = None, temperature: float = TEMPERATURE
+    model: Any,
+    samples: Sequence[Sample],
+    config: Any,
+    reference: Any = None,
+    temperature: float = TEMPERATURE,
 ) -> float:
-    """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves gradients."""
+    """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves
+    gradients."""
     settings = TrainerSettings.of(config, 1e-3, 4).loss
     total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
     groups = micro_batches([trained_inputs(sample) for sample in samples], 128)
@@ -72,16 +82,22 @@ def local_loss(
         if settings.kl_coef:
             with torch.no_grad():
                 reference_N = score(reference, batch, entropy=False).logprobs_N
-        loss_N, _ = policy_loss(score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N)
+        loss_N, _ = policy_loss(
+            score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N
+        )
         part = loss_N.sum() / total
         part.backward()
         loss += float(part.detach())
     return loss
 
 
-def check_same(ours: tuple[float, dict[str, torch.Tensor]], theirs: tuple[float, dict[str, torch.Tensor]]) -> None:
+def check_same(
+    ours: tuple[float, dict[str, torch.Tensor]], theirs: tuple[float, dict[str, torch.Tensor]]
+) -> None:
     """A loss and its gradients are another's, and the gradients are not nothing."""
     assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
-    assert ours[1].keys() == theirs[1].keys() and any(value.abs().max() > 1e-3 for value in ours[1].values())
+    assert ours[1].keys() == theirs[1].keys() and any(
+        value.abs().max() > 1e-3 for value in ours[1].values()
+    )
     for name, value in ours[1].items():
         torch.testing.assert_close(theirs[1][name], value, **CLOSE)

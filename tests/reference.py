@@ -1,4 +1,5 @@
-"""The reference pages, generated from the commands, the config keys, the request fields and the public names.
+"""The reference pages, generated from the commands, the config keys, the request fields and the
+public names.
 
 python -m tests.reference docs/reference            write them
 python -m tests.reference docs/reference --check    exit with 1 if one is out of date
@@ -45,44 +46,100 @@ API = {
     "run": (
         "Define, train and run",
         (
-            *("workflow", "judge", "train", "run", "train_async", "run_async", "TunedModel", "Report", "TaskScore"),
-            *("serve", "trace", "bp", "AjetJob", "AgentJetJob", "AstunerJob", "Config", "load_config"),
+            *(
+                "workflow",
+                "judge",
+                "train",
+                "run",
+                "train_async",
+                "run_async",
+                "TunedModel",
+                "Report",
+                "TaskScore",
+            ),
+            *(
+                "serve",
+                "trace",
+                "bp",
+                "AjetJob",
+                "AgentJetJob",
+                "AstunerJob",
+                "Config",
+                "load_config",
+            ),
             "AjetError",
         ),
     ),
     "agents": (
         "Agents and judges",
         (
-            *("Model", "Task", "Reward", "Workflow", "WorkflowTask", "WorkflowOutput", "AjetTuner", "run_program"),
-            *("child_env", "GymEnv", "BaseJudge", "CodeJudge", "LlmJudge", "RubricJudge", "CombinedJudge"),
+            *(
+                "Model",
+                "Task",
+                "Reward",
+                "Workflow",
+                "WorkflowTask",
+                "WorkflowOutput",
+                "AjetTuner",
+                "run_program",
+            ),
+            *(
+                "child_env",
+                "GymEnv",
+                "BaseJudge",
+                "CodeJudge",
+                "LlmJudge",
+                "RubricJudge",
+                "CombinedJudge",
+            ),
         ),
     ),
     "traces": (
         "Traces, samples and data",
         (
-            *("open_trace", "Run", "Episode", "Call", "merge", "Merged", "Timeline", "Split", "build", "Sample"),
+            *(
+                "open_trace",
+                "Run",
+                "Episode",
+                "Call",
+                "merge",
+                "Merged",
+                "Timeline",
+                "Split",
+                "build",
+                "Sample",
+            ),
             *("LedgerEntry", "dataset"),
         ),
     ),
 }
-"""Page of the Python API: its title, and the public names in the order in which a reader needs them."""
+"""Page of the Python API: its title, and the public names in the order in which a reader needs
+them."""
 
 
 def _python() -> str:
-    """The public names by task, each with a link to where the site shows its signature and docstring."""
+    """The public names by task, each with a link to where the site shows its signature and
+    docstring."""
     parts = [
         "# Python API",
         MADE,
-        "The public names of `ajet`, by task. Each is loaded when it is first used, so that `import ajet` stays light.",
+        (
+            "The public names of `ajet`, by task. Each is loaded when it is first used, so that"
+            " `import ajet` stays light."
+        ),
     ]
     for page, (title, names) in API.items():
-        rows = [f"| [`ajet.{name}`](python-{page}.md#ajet.{name}) | {_summary(name)} |" for name in names]
+        rows = [
+            f"| [`ajet.{name}`](python-{page}.md#ajet.{name}) | {_summary(name)} |"
+            for name in names
+        ]
         parts += [f"## {title}", "\n".join(["| name | what it is |", "|---|---|", *rows])]
     return "\n\n".join(parts) + "\n"
 
 
 def _api_page(title: str, names: tuple[str, ...]) -> str:
-    """A directive for each name, which the site replaces by signature, docstring and a table of parameters."""
+    """A directive for each name, which the site replaces by signature, docstring and a table of
+    parameters."""
     return "\n\n".join([f"# {title}", MADE, *(f"::: ajet.{name}" for name in names)]) + "\n"
 
 
@@ -99,9 +156,11 @@ def _requests() -> str:
     parts = [
         "# Requests",
         MADE,
-        "What happens to each field of a request to the policy: it is supported, it is accepted but has no "
-        "effect on sampling, or the request is refused with status 400, the name of the field and what to do "
-        "instead. Unlisted fields are refused as unknown.",
+        (
+            "What happens to each field of a request to the policy: it is supported, it is accepted"
+            " but has no effect on sampling, or the request is refused with status 400, the name of"
+            " the field and what to do instead. Unlisted fields are refused as unknown."
+        ),
     ]
     for dialect, known in FIELDS.items():
         rows = [
@@ -121,13 +180,17 @@ def _note(field: Field) -> str:
 
 def commands() -> dict[str, Command]:
     """Each command by its full name, `ajet trace ls`; a group comes before its commands."""
-    root = typer.main.get_command(app)  # with the options of shell completion, which `get_group` leaves out
+    root = typer.main.get_command(
+        app
+    )  # with the options of shell completion, which `get_group` leaves out
     assert isinstance(root, TyperGroup)
     by_name: dict[str, Command] = {"ajet": root}
     for name, command in root.commands.items():
         by_name[f"ajet {name}"] = command
         if isinstance(command, TyperGroup):
-            by_name |= {f"ajet {name} {inner}": sub for inner, sub in sorted(command.commands.items())}
+            by_name |= {
+                f"ajet {name} {inner}": sub for inner, sub in sorted(command.commands.items())
+            }
     return by_name
 
 
@@ -151,12 +214,18 @@ def _shared_options() -> Iterator[str]:
             users.setdefault(_flags(option), []).append(name.removeprefix("ajet "))
     yield "## Options of several commands"
     yield "An option has the same meaning in all commands, and a letter stands for one option."
-    rows = [f"| {flags} | {', '.join(names)} |" for flags, names in sorted(users.items()) if len(names) > 2]
+    rows = [
+        f"| {flags} | {', '.join(names)} |"
+        for flags, names in sorted(users.items())
+        if len(names) > 2
+    ]
     yield "\n".join(["| option | commands |", "|---|---|", *rows])
 
 
 def _flags(option: TyperOption) -> str:
-    names = sorted((*option.opts, *option.secondary_opts), key=lambda name: not name.startswith("--"))
+    names = sorted(
+        (*option.opts, *option.secondary_opts), key=lambda name: not name.startswith("--")
+    )
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -167,7 +236,13 @@ def _command(name: str, command: Command) -> Iterator[str]:
     rows = [(f"`{p.metavar or str(p.name).upper()}`", _cell(p)) for p in arguments]
     rows += [(_flags(option), _cell(option)) for option in options(command)]
     if rows:
-        yield "\n".join(["| argument or option | what it does |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)])
+        yield "\n".join(
+            [
+                "| argument or option | what it does |",
+                "|---|---|",
+                *(f"| {a} | {b} |" for a, b in rows),
+            ]
+        )
 
 
 def _prose(text: str) -> Iterator[str]:
@@ -197,17 +272,22 @@ def _config() -> str:
     parts = [
         "# Configuration",
         MADE,
-        "Every key is below the top-level key `ajet:` of a YAML file; other top-level keys are passed through, "
-        "as `config.its_name`. On the command line a key is given as `ajet.rollout.num_repeat=8`; the value is "
-        "read as YAML. An unknown key is an error that names the closest known one. `ajet config show --conf "
-        "FILE` prints the value of each key and where it comes from.",
+        (
+            "Every key is below the top-level key `ajet:` of a YAML file; other top-level keys are"
+            " passed through, as `config.its_name`. On the command line a key is given as"
+            " `ajet.rollout.num_repeat=8`; the value is read as YAML. An unknown key is an error"
+            " that names the closest known one. `ajet config show --conf FILE` prints the value of"
+            " each key and where it comes from."
+        ),
     ]
     sections: dict[str, list[str]] = {}
     for row in describe_keys():
         name = row["key"].partition(".")[0] if "." in row["key"] else "ajet"
         about = f"{_escaped(row['type'])}; default `{row['default']}`."
         # A heading of its own, so that the search of the site finds the key first.
-        sections.setdefault(name, []).append(f"### {row['key']}\n\n{about} {_escaped(row['description'])}")
+        sections.setdefault(name, []).append(
+            f"### {row['key']}\n\n{about} {_escaped(row['description'])}"
+        )
     for name, entries in sections.items():
         parts += [f"## {name}", *entries]
     return "\n\n".join(parts) + "\n"

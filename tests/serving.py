@@ -38,7 +38,8 @@ def answering(value: Any, status: int = 200) -> Any:
 
 
 def replying(reply: Callable[[str, Mapping[str, str], Any], tuple[int, Any]]) -> Any:
-    """An application whose status and JSON value a function makes of a request's path, headers and JSON."""
+    """An application whose status and JSON value a function makes of a request's path, headers and
+    JSON."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -59,7 +60,8 @@ def replying(reply: Callable[[str, Mapping[str, str], Any], tuple[int, Any]]) ->
 def completing(
     reply: Callable[[dict[str, Any]], str | int], *, usage: tuple[int, int] = (100, 10)
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A model's endpoint whose replies a function makes of the request: its URL, and the requests so far.
+    """A model's endpoint whose replies a function makes of the request: its URL, and the requests
+    so far.
 
     A number is the status of a refusal. `usage`: tokens of each prompt and of each reply.
     """
@@ -71,9 +73,19 @@ def completing(
         if isinstance(said, int):
             return said, {"error": {"message": "refused: response_format", "code": None}}
         message = {"role": "assistant", "content": said}
-        counted = {"prompt_tokens": usage[0], "completion_tokens": usage[1], "total_tokens": sum(usage)}
+        counted = {
+            "prompt_tokens": usage[0],
+            "completion_tokens": usage[1],
+            "total_tokens": sum(usage),
+        }
         choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        value = {"id": "c", "object": "chat.completion", "created": 0, "model": "judge", "choices": choices}
+        value = {
+            "id": "c",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "judge",
+            "choices": choices,
+        }
         return 200, {**value, "usage": counted}
 
     with serving(replying(completed)) as url:
@@ -81,7 +93,9 @@ def completing(
 
 
 @contextmanager
-def live_trace(writer: TraceWriter, token: str = "s3cret", middleware: Sequence[Middleware] = ()) -> Iterator[str]:
+def live_trace(
+    writer: TraceWriter, token: str = "s3cret", middleware: Sequence[Middleware] = ()
+) -> Iterator[str]:
     """The trace answers over its own loopback route, as in a live run: the server's URL."""
     with serving(Starlette(routes=live_routes(writer, token), middleware=middleware)) as url:
         announce(writer.path, url, token)

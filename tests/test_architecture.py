@@ -1,4 +1,5 @@
-"""The structure that the design promises: layers, a light import, exports that match, a reference that is complete."""
+"""The structure that the design promises: layers, a light import, exports that match, a reference
+that is complete."""
 
 from __future__ import annotations
 
@@ -21,11 +22,24 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-HEAVY = {"torch", "transformers", "ray", "vllm", "trinity", "textual", "duckdb", "openai", "polars", "pyarrow"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "ray",
+    "vllm",
+    "trinity",
+    "textual",
+    "duckdb",
+    "openai",
+    "polars",
+    "pyarrow",
+}
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -68,7 +82,10 @@ def test_each_contract_can_fail(tmp_path: Path) -> None:
 
 
 def test_import_is_light() -> None:
-    loaded = python("import sys, ajet; ajet.workflow; ajet.judge; print(*{m.split('.')[0] for m in sys.modules})")
+    loaded = python(
+        "import sys, ajet; ajet.workflow; ajet.judge; print(*{m.split('.')[0] for m in"
+        " sys.modules})"
+    )
     assert HEAVY.isdisjoint(loaded.split())
 
 
@@ -81,7 +98,9 @@ def test_every_export_loads(name: str) -> None:
 def test_the_exports_are_what_type_checkers_see() -> None:
     tree = ast.parse((ROOT / "ajet/__init__.py").read_text())
     guarded = next(n for n in tree.body if isinstance(n, ast.If))
-    typed = {alias.asname for n in guarded.body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    typed = {
+        alias.asname for n in guarded.body if isinstance(n, ast.ImportFrom) for alias in n.names
+    }
     assert typed == set(ajet.__all__)
 
 
@@ -98,10 +117,10 @@ def test_the_import_name_holds_nothing_else() -> None:
 @pytest.mark.slow
 def test_paths_of_earlier_programs_work() -> None:
     code = (
-        "from ajet.workflow import Workflow; from ajet.schema.task import Task, WorkflowTask, WorkflowOutput;"
-        "from ajet.task_judge.base_judge import BaseJudge; import ajet;"
-        "assert ajet.Workflow is Workflow and ajet.Task is Task and ajet.BaseJudge is BaseJudge;"
-        "assert callable(ajet.workflow)"
+        "from ajet.workflow import Workflow; from ajet.schema.task import Task, WorkflowTask,"
+        " WorkflowOutput;from ajet.task_judge.base_judge import BaseJudge; import ajet;assert"
+        " ajet.Workflow is Workflow and ajet.Task is Task and ajet.BaseJudge is BaseJudge;assert"
+        " callable(ajet.workflow)"
     )
     python(code)
 
@@ -109,7 +128,11 @@ def test_paths_of_earlier_programs_work() -> None:
 @functools.cache
 def modules() -> dict[str, ast.Module]:
     """The product's Python files by their path."""
-    files = (path for package in ("ajet", "ajet_sdk", "ajet_tools") for path in sorted((ROOT / package).rglob("*.py")))
+    files = (
+        path
+        for package in ("ajet", "ajet_sdk", "ajet_tools")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    )
     return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in files}
 
 
@@ -119,7 +142,11 @@ def prints(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "print":
             found.append(f"line {node.lineno}: print")
-        elif isinstance(node, ast.Attribute) and node.attr in LAST_OF_PRINTS and ast.unparse(node) in PRINTS:
+        elif (
+            isinstance(node, ast.Attribute)
+            and node.attr in LAST_OF_PRINTS
+            and ast.unparse(node) in PRINTS
+        ):
             found.append(f"line {node.lineno}: {ast.unparse(node)}")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
@@ -129,7 +156,9 @@ def prints(tree: ast.AST) -> list[str]:
 
 
 PRINTS = {f"sys.{stream}.write" for stream in ("stdout", "stderr")} | {
-    f"{module}.{function}" for module in ("typer", "click") for function in ("echo", "secho", "style")
+    f"{module}.{function}"
+    for module in ("typer", "click")
+    for function in ("echo", "secho", "style")
 }
 
 
@@ -140,20 +169,48 @@ CONSOLES = ("Console", "rich.console.Console", "rich.print")
 
 @pytest.mark.slow
 def test_nothing_prints_past_the_output_module() -> None:
-    """A reply, a row or an error's message that reached a terminal as it is could rewrite what stands on it."""
-    assert len(prints(ast.parse("print(1); typer.echo(2); x = print; sys.stderr.write(3); Console().print(4)"))) == 5
-    past = {path: prints(tree) for path, tree in modules().items() if not path.endswith("/output.py")}
+    """A reply, a row or an error's message that reached a terminal as it is could rewrite what
+    stands on it."""
+    assert (
+        len(
+            prints(
+                ast.parse(
+                    "print(1); typer.echo(2); x = print; sys.stderr.write(3); Console().print(4)"
+                )
+            )
+        )
+        == 5
+    )
+    past = {
+        path: prints(tree) for path, tree in modules().items() if not path.endswith("/output.py")
+    }
     assert {path: lines for path, lines in past.items() if lines} == {}
 
 
 DOTTED = re.compile(r"\bajet_(?:sdk|tools)(?:\.(?!NAME\b)[A-Za-z_]\w*)+")
-DOCUMENTS = ("pyproject.toml", "justfile", "README.md", "CONTRIBUTING.md", "docs/**/*.md", "tutorial/**/*.md")
+DOCUMENTS = (
+    "pyproject.toml",
+    "justfile",
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/**/*.md",
+    "tutorial/**/*.md",
+)
 
 
 def dotted(tree: ast.Module) -> Iterator[str]:
-    """The own modules and names that a module's strings name, f-strings with the module's constants put in."""
-    assigned = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
-    known = {ast.unparse(target): str(ast.literal_eval(node.value)) for node in assigned for target in node.targets}
+    """The own modules and names that a module's strings name, f-strings with the module's constants
+    put in."""
+    assigned = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    ]
+    known = {
+        ast.unparse(target): str(ast.literal_eval(node.value))
+        for node in assigned
+        for target in node.targets
+    }
 
     def written(node: ast.AST) -> str:
         if isinstance(node, ast.JoinedStr):
@@ -165,8 +222,13 @@ def dotted(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr):
             yield from DOTTED.findall(written(node))
-        elif isinstance(node, ast.Dict) and [written(key) for key in node.keys if key] == ["path", "name"]:
-            yield from DOTTED.findall(".".join(map(written, node.values)))  # how verl names a class of ours
+        elif isinstance(node, ast.Dict) and [written(key) for key in node.keys if key] == [
+            "path",
+            "name",
+        ]:
+            yield from DOTTED.findall(
+                ".".join(map(written, node.values))
+            )  # how verl names a class of ours
 
 
 @functools.cache
@@ -186,7 +248,8 @@ def defined(tree: ast.AST) -> dict[str, ast.AST]:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name is a module's or of something that the module binds; nothing is imported."""
+    """Whether a dotted name is a module's or of something that the module binds; nothing is
+    imported."""
     steps = name.split(".")
     for end in range(len(steps), 0, -1):
         path, rest = "/".join(steps[:end]), steps[end:]
@@ -203,16 +266,26 @@ def exists(name: str) -> bool:
 
 @pytest.mark.slow
 def test_names_in_text_exist() -> None:
-    """Tables of plug-ins, class names for Trinity, verl and Ray, entry points, `-m` commands, documents."""
+    """Tables of plug-ins, class names for Trinity, verl and Ray, entry points, `-m` commands,
+    documents."""
     example = ast.parse('_A = "ajet_sdk.x"\nf"{_A}.B", {"path": f"pkg://{_A}.rows", "name": "C"}')
     assert {"ajet_sdk.x", "ajet_sdk.x.B", "ajet_sdk.x.rows.C"} <= set(dotted(example))
-    assert exists("ajet_sdk.errors.ConfigError") and not exists("ajet_sdk.errors.Nothing") and not exists("ajet_sdk.x")
+    assert (
+        exists("ajet_sdk.errors.ConfigError")
+        and not exists("ajet_sdk.errors.Nothing")
+        and not exists("ajet_sdk.x")
+    )
     named = {name: path for path, tree in modules().items() for name in dotted(tree)}
     for file in (file for pattern in DOCUMENTS for file in sorted(ROOT.glob(pattern))):
         text = re.sub(r"(ajet_[\w.]+):(\w)", r"\1.\2", file.read_text())
         named |= dict.fromkeys(DOTTED.findall(text), str(file.relative_to(ROOT)))
-    assert {"ajet_sdk.trainer_service.server", "ajet_sdk.backbones.trinity.plugins.DriverMonitor"} <= set(named)
-    assert {"ajet_sdk.backbones.verl.batches.BatchPositions", "ajet_tools.cli.app.main"} <= set(named)
+    assert {
+        "ajet_sdk.trainer_service.server",
+        "ajet_sdk.backbones.trinity.plugins.DriverMonitor",
+    } <= set(named)
+    assert {"ajet_sdk.backbones.verl.batches.BatchPositions", "ajet_tools.cli.app.main"} <= set(
+        named
+    )
     assert {name: path for name, path in named.items() if not exists(name)} == {}
 
 
@@ -227,15 +300,37 @@ def imports_in_functions(tree: ast.AST, inside: bool = False) -> Iterator[str]:
     for node in ast.iter_child_nodes(tree):
         if inside:
             yield from imported(node)
-        yield from imports_in_functions(node, inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+        yield from imports_in_functions(
+            node, inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
 
 
 IN_FUNCTIONS = {
     "IPython",  # only in a notebook
     "gepa",
-    *("agentscope", "bs4", "datasets", "docx", "huggingface_hub", "hydra", "math_verify", "matplotlib", "omegaconf"),
+    *(
+        "agentscope",
+        "bs4",
+        "datasets",
+        "docx",
+        "huggingface_hub",
+        "hydra",
+        "math_verify",
+        "matplotlib",
+        "omegaconf",
+    ),
     *("gymnasium", "mcp", "openenv", "verifiers"),  # in the processes of an environment
-    *("llguidance", "peft", "pypdf", "ray", "safetensors", "swanlab", "tensorboard", "tokenizers", "torch"),
+    *(
+        "llguidance",
+        "peft",
+        "pypdf",
+        "ray",
+        "safetensors",
+        "swanlab",
+        "tensorboard",
+        "tokenizers",
+        "torch",
+    ),
     *("google", "opentelemetry", "tinker"),  # the protobuf classes of OTLP and of the Tinker API
     *("transformers", "trinity", "verl", "wandb"),  # not everybody has them
     *(
@@ -261,8 +356,11 @@ IN_FUNCTIONS = {
 
 @pytest.mark.slow
 def test_imports_stand_at_the_top() -> None:
-    """Inside functions only other people's packages are imported, so that import-linter's graph is the whole one."""
-    example = "import a\ndef f():\n    import b.c, d\n    async def g():\n        from e import x, y"
+    """Inside functions only other people's packages are imported, so that import-linter's graph is
+    the whole one."""
+    example = (
+        "import a\ndef f():\n    import b.c, d\n    async def g():\n        from e import x, y"
+    )
     assert list(imports_in_functions(ast.parse(example))) == ["b.c", "d", "e.x", "e.y"]
     assert {
         name.partition(".")[0] for tree in modules().values() for name in imports_in_functions(tree)
@@ -288,32 +386,51 @@ def drawn(text: str) -> dict[str, list[set[str]]]:
 
 def test_the_picture_shows_the_layers_of_the_contracts() -> None:
     assert drawn("```text\na\n  b    x | y\n  | c  z\n  d    z\n```") == {"a": [{"b", "c"}, {"d"}]}
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     within = [contract for contract in contracts if "containers" in contract]
-    layers = {c["containers"][0]: [set(layer.split(" | ")) for layer in c["layers"]] for c in within}
+    layers = {
+        c["containers"][0]: [set(layer.split(" | ")) for layer in c["layers"]] for c in within
+    }
     assert drawn(DOCUMENT.read_text()) == layers
 
 
 @pytest.mark.slow
 def test_the_document_names_what_is_there() -> None:
-    """Each file and name that it gives exists, and it names every package of the first two levels."""
+    """Each file and name that it gives exists, and it names every package of the first two
+    levels."""
     text = DOCUMENT.read_text()
     quoted = set(re.findall(r"`([^`\n]+)`", text))
     paths = {name for name in quoted if "/" in name or name.endswith((".py", ".md", ".toml"))}
     assert len(paths) > 80
     assert {path for path in paths if not (ROOT / path).exists()} == set()
     sources = "\n".join((ROOT / path).read_text() for path in modules())
-    names = {name.removesuffix("()") for name in quoted - paths if re.fullmatch(r"[A-Za-z_][\w.]*(\(\))?", name)}
+    names = {
+        name.removesuffix("()")
+        for name in quoted - paths
+        if re.fullmatch(r"[A-Za-z_][\w.]*(\(\))?", name)
+    }
     words = {word for name in names for word in name.split(".")}
     assert len(words) > 40
     assert {word for word in words if not re.search(rf"\b{word}\b", sources)} == set()
-    named = {f"{top}/{name}".replace(".", "/") for top, rows in drawn(text).items() for row in rows for name in row}
-    packages = {path.removesuffix("/__init__.py") for path in modules() if path.endswith("/__init__.py")}
+    named = {
+        f"{top}/{name}".replace(".", "/")
+        for top, rows in drawn(text).items()
+        for row in rows
+        for name in row
+    }
+    packages = {
+        path.removesuffix("/__init__.py") for path in modules() if path.endswith("/__init__.py")
+    }
     missing = {package for package in packages if 1 <= package.count("/") <= 2} - named
     assert {package for package in missing if f"`{package}/" not in text} == set()
 
 
 def test_the_readme_and_contributing_lead_to_the_document() -> None:
-    for name, link in (("README.md", "docs/architecture.md"), ("CONTRIBUTING.md", "docs/architecture.md")):
+    for name, link in (
+        ("README.md", "docs/architecture.md"),
+        ("CONTRIBUTING.md", "docs/architecture.md"),
+    ):
         assert f"({link})" in (ROOT / name).read_text()
     assert "(architecture.md)" in (ROOT / "docs/README.md").read_text()

@@ -1,4 +1,5 @@
-"""The code blocks of the documentation: Python runs, configs load, and commands are ones that `ajet` takes."""
+"""The code blocks of the documentation: Python runs, configs load, and commands are ones that
+`ajet` takes."""
 
 from __future__ import annotations
 import __future__
@@ -20,7 +21,9 @@ from ajet_sdk.config.config import load_config
 from ajet_tools.cli.app import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tutorial").glob("**/*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "tutorial").glob("**/*.md")]
+)
 NEEDS_A_RUN = (
     "job.tune()",
     "scored.jsonl",
@@ -49,27 +52,41 @@ def cases(*languages: str) -> list[Any]:
 
 @pytest.mark.parametrize("page", cases("python"))
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block, each with the names of those before it; a framework that is not installed is left out."""
+    """Block by block, each with the names of those before it; a framework that is not installed is
+    left out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("OPENAI_MODEL", "judge")
     for name, key in (("train.jsonl", "question"), ("tasks.jsonl", "main_query")):
         (tmp_path / name).write_text(f'{{"{key}": "1+1", "answer": "2"}}\n')
-    names: dict[str, Any] = {"__name__": "block", "ajet": ajet, "random": random, "get_weather": lambda city: "sunny"}
+    names: dict[str, Any] = {
+        "__name__": "block",
+        "ajet": ajet,
+        "random": random,
+        "get_weather": lambda city: "sunny",
+    }
     for line, code in blocks(page, "python"):
         if any(text in code for text in NEEDS_A_RUN):
             continue
         future = __future__.annotations.compiler_flag
         try:
-            exec(compile(code, f"{page.name}:{line}", "exec", flags=future, dont_inherit=True), names)
+            exec(
+                compile(code, f"{page.name}:{line}", "exec", flags=future, dont_inherit=True), names
+            )
         except ModuleNotFoundError as missing:
-            assert (missing.name or "").partition(".")[0] not in ("ajet", "ajet_sdk", "ajet_tools"), line
+            assert (missing.name or "").partition(".")[0] not in (
+                "ajet",
+                "ajet_sdk",
+                "ajet_tools",
+            ), line
 
 
 def commands(block: str) -> Iterator[list[str]]:
     """The arguments of each `ajet` in a block of shell, its output and what is piped left out."""
-    joined = re.sub(r'"[^"]*"', lambda quoted: quoted[0].replace("\n", " "), block.replace("\\\n", " "))
+    joined = re.sub(
+        r'"[^"]*"', lambda quoted: quoted[0].replace("\n", " "), block.replace("\\\n", " ")
+    )
     for line in joined.splitlines():
         text = re.sub(r"^(\$|head\$) ", "", line.strip())
         if not re.match(r"([A-Z_]+=\S+ )*ajet |.*[|&] ajet ", text):
@@ -88,7 +105,8 @@ def commands(block: str) -> Iterator[list[str]]:
 
 
 def refusal(arguments: list[str]) -> str | None:
-    """What the command line says against these arguments; None where it takes them. Files need not be there."""
+    """What the command line says against these arguments; None where it takes them. Files need not
+    be there."""
     command: Any = typer.main.get_command(app)
     if arguments and arguments[0].startswith("-") and arguments[0] not in ("--help", "--version"):
         arguments = ["train", *arguments]
@@ -118,7 +136,11 @@ def test_a_wrong_option_is_seen() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", cases("sh", "bash", "console"))
 def test_commands_are_ones_that_ajet_takes(page: Path) -> None:
-    found = [(line, args) for line, block in blocks(page, "sh", "bash", "console") for args in commands(block)]
+    found = [
+        (line, args)
+        for line, block in blocks(page, "sh", "bash", "console")
+        for args in commands(block)
+    ]
     refused = {f"line {line}: ajet {shlex.join(args)}": refusal(args) for line, args in found}
     assert {command: why for command, why in refused.items() if why} == {}
 

@@ -33,7 +33,9 @@ def pages() -> dict[Path, str]:
     """Every page of the documentation by its path."""
     found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tutorial").rglob("*.md")]
     written = {"runs", "launcher_record"}  # by a run: a checkpoint has a README.md
-    return {path: path.read_text() for path in found if not written & {*path.relative_to(ROOT).parts}}
+    return {
+        path: path.read_text() for path in found if not written & {*path.relative_to(ROOT).parts}
+    }
 
 
 def anchors(text: str) -> set[str]:
@@ -63,8 +65,13 @@ def test_links_and_anchors_exist() -> None:
 
 
 def test_messages_that_the_pages_quote_are_the_code_s() -> None:
-    """Of each fragment of a quoted message (`NameError: … fragment …`), three words in a row are in a string."""
-    code = " ".join(path.read_text() for part in ("ajet_sdk", "ajet_tools") for path in (ROOT / part).rglob("*.py"))
+    """Of each fragment of a quoted message (`NameError: … fragment …`), three words in a row are in
+    a string."""
+    code = " ".join(
+        path.read_text()
+        for part in ("ajet_sdk", "ajet_tools")
+        for path in (ROOT / part).rglob("*.py")
+    )
     code = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", code))
     strange = []
     for page, text in pages().items():
@@ -73,7 +80,9 @@ def test_messages_that_the_pages_quote_are_the_code_s() -> None:
         ):
             for fragment in message.split("…"):
                 words = fragment.split()
-                if len(words) > 2 and not any(" ".join(words[i : i + 3]) in code for i in range(len(words) - 2)):
+                if len(words) > 2 and not any(
+                    " ".join(words[i : i + 3]) in code for i in range(len(words) - 2)
+                ):
                     strange.append(f"{page.relative_to(ROOT)}: {fragment}")
     assert strange == []
 
@@ -84,8 +93,12 @@ def test_every_page_is_in_the_navigation() -> None:
     assert len(listed) == len(set(listed))
     assert there - {"SECURITY.md", "AGENTS.md"} == set(listed), "list the page in zensical.toml"
     overview = (ROOT / "tutorial/README.md").read_text()
-    examples = {f"]({path.parent.name}/README.md)" for path in ROOT.glob("tutorial/example_*/README.md")}
-    assert {link for link in examples if link not in overview} == set(), "list the tutorial in tutorial/README.md"
+    examples = {
+        f"]({path.parent.name}/README.md)" for path in ROOT.glob("tutorial/example_*/README.md")
+    }
+    assert {link for link in examples if link not in overview} == set(), (
+        "list the tutorial in tutorial/README.md"
+    )
 
 
 @pytest.mark.slow
@@ -97,7 +110,10 @@ def test_the_site_builds_without_a_warning() -> None:
     api = (ROOT / "build/site/docs/reference/python-run/index.html").read_text()
     assert 'id="ajet.train"' in api and "Train the model behind a workflow" in api
     search = (ROOT / "build/site/search.json").read_text()
-    assert '"title":"Install"' in search.replace('": "', '":"') and "download.pytorch.org/whl/cpu" in search
-    assert api.index('id="ajet.workflow"') < api.index('id="ajet.train"') and "<th>Name</th>" in api, (
-        "a table of parameters"
+    assert (
+        '"title":"Install"' in search.replace('": "', '":"')
+        and "download.pytorch.org/whl/cpu" in search
     )
+    assert (
+        api.index('id="ajet.workflow"') < api.index('id="ajet.train"') and "<th>Name</th>" in api
+    ), "a table of parameters"

@@ -71,9 +71,8 @@ def test_a_doctors_questions_are_judged_by_a_function(doctor: Any, tmp_path: Pat
     dialogues = doctor("dialogues")
     rows = [json.loads(line) for line in (ASK / "val.jsonl").read_text().splitlines()][:6]
     (tmp_path / "replies.py").write_text(
-        "def reply(ask):\n"
-        f"    return {dialogues.ASK['fever']!r}\n"
-    )  # fmt: skip
+        f"def reply(ask):\n    return {dialogues.ASK['fever']!r}\n"
+    )
     overrides = [
         f"ajet.model.scripted={tmp_path / 'replies.py'}:reply", f"ajet.experiment_dir={tmp_path / 'run'}",
     ]  # fmt: skip
@@ -83,13 +82,17 @@ def test_a_doctors_questions_are_judged_by_a_function(doctor: Any, tmp_path: Pat
         [reward] = episode.rewards
         assert (reward.value == 1.0) == (row["answer"] == dialogues.ASK["fever"]) and reward.reason
         judges = [call for call in episode.calls if call.phase == "judge"]
-        assert len(judges) == 1 and "full marks" in str(judges[0].request) and not judges[0].trainable
+        assert (
+            len(judges) == 1 and "full marks" in str(judges[0].request) and not judges[0].trainable
+        )
 
 
 def test_the_consultations_are_those_that_the_script_writes(tmp_path: Path) -> None:
     shutil.copy(ASK / "dialogues.py", tmp_path)
     subprocess.run([sys.executable, tmp_path / "dialogues.py"], check=True)
-    train, val = (set((tmp_path / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "val"))
+    train, val = (
+        set((tmp_path / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "val")
+    )
     assert not train & val
     dialogues = {
         name: [Task(init_messages=json.loads(line)["init_messages"]) for line in lines]

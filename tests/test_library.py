@@ -20,9 +20,13 @@ from tests.library.report import Library, Point, Record, compared, page
 ROOT = Path(__file__).parents[1]
 
 
-def record(reward: float, seed: int = 0, version: str = ajet.__version__, task: str = "sums") -> Record:
+def record(
+    reward: float, seed: int = 0, version: str = ajet.__version__, task: str = "sums"
+) -> Record:
     curve = (Point(0, 0.1, 0.2, 0.0, 0, 0), Point(4, reward, None, 9.5, 1200, 64))
-    return Record(task, "local", version, seed, (), "a machine", "3.12", "2026-01-01", 60.0, 50.0, 0.5, curve)
+    return Record(
+        task, "local", version, seed, (), "a machine", "3.12", "2026-01-01", 60.0, 50.0, 0.5, curve
+    )
 
 
 def library(folder: Path, *records: Record, tasks: dict[str, list[str]] | None = None) -> Library:
@@ -53,7 +57,9 @@ def test_a_comparison_is_paired_by_seed(pairs: list[tuple[float, float]]) -> Non
     assert one.seeds == tuple(range(len(pairs)))
 
 
-@pytest.mark.parametrize(("rewards", "code"), [((0.9, 0.9), 0), ((0.5, 0.52), 1), ((0.89, 0.88), 0), ((0.2, 0.95), 0)])
+@pytest.mark.parametrize(
+    ("rewards", "code"), [((0.9, 0.9), 0), ((0.5, 0.52), 1), ((0.89, 0.88), 0), ((0.2, 0.95), 0)]
+)
 def test_a_clear_loss_against_the_last_version_exits_with_1(
     tmp_path: Path, rewards: tuple[float, float], code: int
 ) -> None:
@@ -76,14 +82,20 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     refused = invoke("--no-run", "--compare", "0.0.1", "--library", str(tmp_path))
     assert refused.exit_code == 2 and "versions: none" in refused.output
     alone = invoke("--no-run", "--compare", "last", "--library", str(tmp_path))
-    assert alone.exit_code == 0 and "no earlier version to compare with" in alone.output and "sums" in alone.output
+    assert (
+        alone.exit_code == 0
+        and "no earlier version to compare with" in alone.output
+        and "sums" in alone.output
+    )
     (tmp_path / "bench.json").write_text("{}")
     assert "does not contain results" in invoke("--library", str(tmp_path)).output
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_reported_and_the_next_one_runs(tmp_path: Path) -> None:
-    (tmp_path / "sums.yaml").write_text("ajet:\n  model: {path: nowhere}\n  rollout: {user_workflow: none.py->solve}\n")
+    (tmp_path / "sums.yaml").write_text(
+        "ajet:\n  model: {path: nowhere}\n  rollout: {user_workflow: none.py->solve}\n"
+    )
     library(tmp_path, record(0.5))
     done = invoke("sums", "--seed", "4", "--seed", "5", "--library", str(tmp_path))
     assert done.exit_code == 1
@@ -95,11 +107,21 @@ def test_a_run_that_fails_is_reported_and_the_next_one_runs(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_page_and_its_pictures_are_current(tmp_path: Path) -> None:
     shelf = Library.open(ROOT / "tutorial")
-    assert (ROOT / "docs/bench.md").read_text() == page(shelf), "run `python -m tests.library --no-run --report docs`"
-    assert all((ROOT / "tutorial" / config).is_file() for configs in shelf.tasks.values() for config in configs)
-    done = invoke("--no-run", "--library", str(ROOT / "tutorial"), "--report", str(tmp_path), "--json")
+    assert (ROOT / "docs/bench.md").read_text() == page(shelf), (
+        "run `python -m tests.library --no-run --report docs`"
+    )
+    assert all(
+        (ROOT / "tutorial" / config).is_file()
+        for configs in shelf.tasks.values()
+        for config in configs
+    )
+    done = invoke(
+        "--no-run", "--library", str(ROOT / "tutorial"), "--report", str(tmp_path), "--json"
+    )
     assert done.exit_code == 0
-    assert {p.name for p in tmp_path.glob("pictures/*")} == {p.name for p in ROOT.glob("docs/pictures/bench-*.svg")}
+    assert {p.name for p in tmp_path.glob("pictures/*")} == {
+        p.name for p in ROOT.glob("docs/pictures/bench-*.svg")
+    }
 
 
 @pytest.mark.long

@@ -1,4 +1,5 @@
-"""SECURITY.md names for each promise the tests that would fail if it did not hold; here, that they exist."""
+"""SECURITY.md names for each promise the tests that would fail if it did not hold; here, that they
+exist."""
 
 from __future__ import annotations
 
@@ -79,18 +80,27 @@ PROMISES = {
         "tools/trace/test_redact.py::test_no_planted_value_survives",
     ],
 }
-"""What each party must not do, as the second column of SECURITY.md's table has it, and the tests of what holds it."""
+"""What each party must not do, as the second column of SECURITY.md's table has it, and the tests of
+what holds it."""
 
 
 def test_every_promise_of_the_threat_model_has_tests() -> None:
     """The second column of the table consists of the promises above, in their order."""
-    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
-    assert ", ".join(rows[1:]) == ", ".join(PROMISES), "give each promise of SECURITY.md a line in PROMISES"
+    rows = re.findall(
+        r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE
+    )
+    assert ", ".join(rows[1:]) == ", ".join(PROMISES), (
+        "give each promise of SECURITY.md a line in PROMISES"
+    )
 
 
-@pytest.mark.parametrize("name", sorted({test for tests in (TRUSTED, *PROMISES.values()) for test in tests}))
+@pytest.mark.parametrize(
+    "name", sorted({test for tests in (TRUSTED, *PROMISES.values()) for test in tests})
+)
 def test_the_named_test_exists(name: str) -> None:
     file, _, function = name.partition("::")
     tree = ast.parse((ROOT / "tests" / file).read_text())
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    functions = {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     assert function in functions

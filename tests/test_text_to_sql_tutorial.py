@@ -1,4 +1,5 @@
-"""The text-to-SQL tutorial: its data, its agent, a judge that is attacked, and Spider's and BIRD's files."""
+"""The text-to-SQL tutorial: its data, its agent, a judge that is attacked, and Spider's and BIRD's
+files."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ WRONG = {
     "three gigabytes": "select repeat('x', 3000000000)",
     "a row of many megabytes": "select string_agg(repeat('x', 1000000), '') from range(100000)",
     "too many rows": "select * from range(3000)",
-    "rows without end": "with recursive a as (select 1 x union all select x + 1 from a) select count(*) from a",
+    "rows without end": (
+        "with recursive a as (select 1 x union all select x + 1 from a) select count(*) from a"
+    ),
 }
 
 
@@ -95,19 +98,25 @@ def rows_of(name: str) -> list[dict[str, object]]:
 
 def test_questions_are_held_out_and_so_are_families(tutorial: Import) -> None:
     questions, sets = tutorial("questions"), {name: rows_of(name) for name in SETS}
-    families = {name: Counter(row["metadata"]["family"] for row in rows) for name, rows in sets.items()}  # type: ignore[index]
+    families = {
+        name: Counter(row["metadata"]["family"] for row in rows) for name, rows in sets.items()
+    }  # type: ignore[index]
     assert len(sets["train"]) >= 400 and sum(len(sets[name]) for name in HELD_OUT) >= 150
     assert set(families["train"]) == set(families["held_out"]) == set(questions.SEEN)
     assert set(families["new"]) == set(families["held_out_new"]) == set(questions.NEW)
     assert set(families["held_out_unseen"]) == set(questions.UNSEEN)
     assert set(questions.NEW) < set(families["tuning"]) <= {*questions.SEEN, *questions.NEW}
-    tasks = {name: [Task(main_query=str(row["question"])) for row in rows] for name, rows in sets.items()}
+    tasks = {
+        name: [Task(main_query=str(row["question"])) for row in rows] for name, rows in sets.items()
+    }
     learnt = tasks["train"] + tasks["new"]
     for name in ("tuning", "asked"):
         assert near_copies(learnt, tasks[name]) == []
     for name in HELD_OUT:
         assert near_copies(learnt, tasks[name]) == []
-        assert not {row["answer"] for row in sets[name]} & {row["answer"] for row in sets["train"] + sets["new"]}
+        assert not {row["answer"] for row in sets[name]} & {
+            row["answer"] for row in sets["train"] + sets["new"]
+        }
 
 
 @pytest.mark.slow
@@ -115,9 +124,19 @@ def test_every_reference_query_gives_rows_in_all_databases(tutorial: Import) -> 
     judge, writer = tutorial("sql_judge"), tutorial("sql_writer")
     for row in (row for name in SETS for row in rows_of(name)[::6]):
         assert judge.right(output=row["answer"], answer=row["answer"]) == 1.0
-    plain = [(str(row["question"]), str(row["answer"]).replace(" asc", "")) for name in SETS for row in rows_of(name)]
-    wrong = [question for question, query in plain if writer.answer_to(question).replace(" asc", "") != query]
-    assert wrong == ["Sort the ages of customers in Oslo from young to old; show the first 2."]  # the README tells it
+    plain = [
+        (str(row["question"]), str(row["answer"]).replace(" asc", ""))
+        for name in SETS
+        for row in rows_of(name)
+    ]
+    wrong = [
+        question
+        for question, query in plain
+        if writer.answer_to(question).replace(" asc", "") != query
+    ]
+    assert wrong == [
+        "Sort the ages of customers in Oslo from young to old; show the first 2."
+    ]  # the README tells it
 
 
 @pytest.mark.parametrize("cheat", WRONG)
@@ -163,7 +182,9 @@ def test_the_library_of_cheats_gets_nothing(tutorial: Import) -> None:
 
 
 @pytest.mark.slow
-def test_the_agent_asks_for_the_schema_and_answers_with_a_query(tutorial: Import, tmp_path: Path) -> None:
+def test_the_agent_asks_for_the_schema_and_answers_with_a_query(
+    tutorial: Import, tmp_path: Path
+) -> None:
     tutorial("sql_agent")
     overrides = [
         f"ajet.model.scripted={HERE / 'sql_expert.py'}->reply",
@@ -183,23 +204,39 @@ def test_the_agent_asks_for_the_schema_and_answers_with_a_query(tutorial: Import
 def test_a_query_of_the_agent_is_read_only_and_errors_are_told(tutorial: Import) -> None:
     agent, shop = tutorial("sql_agent"), tutorial("shop")
     database = shop.databases()[0]
-    assert agent.use(database, "schema", '{"tables": "stores, items"}') == (
-        "stores(id, city, opened) items(order_id, product_id, quantity)"
+    assert (
+        agent.use(database, "schema", '{"tables": "stores, items"}')
+        == "stores(id, city, opened) items(order_id, product_id, quantity)"
     )
-    assert agent.use(database, "query", '{"sql": "select city from stores where id < 3"}') == "Paris\nLondon"
+    assert (
+        agent.use(database, "query", '{"sql": "select city from stores where id < 3"}')
+        == "Paris\nLondon"
+    )
     assert "... 180 rows" in agent.use(database, "query", '{"sql": "select id from customers"}')
-    for arguments in ('{"sql": "drop table stores"}', '{"sql": "select x"}', "[", '{"sql": 1}', "{}"):
+    for arguments in (
+        '{"sql": "drop table stores"}',
+        '{"sql": "select x"}',
+        "[",
+        '{"sql": 1}',
+        "{}",
+    ):
         assert agent.use(database, "query", arguments).startswith("error: ")
 
 
-def test_spiders_and_birds_files_are_tasks(tutorial: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spiders_and_birds_files_are_tasks(
+    tutorial: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     judge, reader = tutorial("sql_judge"), tutorial("spider")
-    for folder, query, more in (("database", "query", {}), ("dev_databases", "SQL", {"evidence": "big: over 10"})):
+    for folder, query, more in (
+        ("database", "query", {}),
+        ("dev_databases", "SQL", {"evidence": "big: over 10"}),
+    ):
         root = tmp_path / folder
         (root / folder / "zoo").mkdir(parents=True)
         with sqlite3.connect(root / folder / "zoo" / "zoo.sqlite") as made:
             made.executescript(
-                "create table animals (name text, age integer); insert into animals values ('Bo', 3), ('Al', 40);"
+                "create table animals (name text, age integer); insert into animals values ('Bo',"
+                " 3), ('Al', 40);"
             )
         made.close()
         row = {
@@ -238,10 +275,20 @@ def test_the_commands_of_the_readme_make_the_data(tutorial: Import, tmp_path: Pa
     options = ["--scripted", f"{HERE / 'sql_writer.py'}:reply", "--strategy", "same-style", "--cells",
                "family=city_stars,oldest,best_paid", *EVAL, "--verify", f"judge:{HERE / 'sql_judge.py'}:right:5",
                "--validation", "0", "--min-new-forms", "0", "--yes"]  # fmt: skip
-    command = ["dataset", "expand", str(HERE / "seeds_new.jsonl"), "--count", "120", "--out", str(tmp_path / "new")]
+    command = [
+        "dataset",
+        "expand",
+        str(HERE / "seeds_new.jsonl"),
+        "--count",
+        "120",
+        "--out",
+        str(tmp_path / "new"),
+    ]
     done = CliRunner().invoke(app, [*command, *options])
     assert done.exit_code == 0, done.output
-    made = [json.loads(line) for line in (tmp_path / "new" / "train.jsonl").read_text().splitlines()]
+    made = [
+        json.loads(line) for line in (tmp_path / "new" / "train.jsonl").read_text().splitlines()
+    ]
     assert [(row["question"], row["answer"]) for row in made] == [
         (row["question"], row["answer"]) for row in rows_of("new")
     ]
@@ -252,8 +299,11 @@ def test_the_process_of_a_database_ends_quietly_with_whoever_asked(tmp_path: Pat
         database.execute("CREATE TABLE orders (id INTEGER)")
     process = subprocess.Popen(
         [sys.executable, HERE / "sql_database.py", tmp_path / "shop.sqlite"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     process.stdout.close()
     assert process.communicate("null\nnull\n")[1] == ""

@@ -35,7 +35,9 @@ def coder(ask: Ask) -> str:
     """What a model would write: a look at the apps, a mistake, then the task."""
     messages = ask.body["messages"]
     wanted = messages[1]["content"]
-    thing = next(word.strip(".?") for word in wanted.split() if word.strip(".?") in ("tea", "cake", "lamp"))
+    thing = next(
+        word.strip(".?") for word in wanted.split() if word.strip(".?") in ("tea", "cake", "lamp")
+    )
     turns = [
         "```python\nprint(apis.api_docs.show_api_descriptions(app_name='shop'))\n```",
         "```python\napis.shop.buy('tea', 'no token')\n```",
@@ -78,8 +80,8 @@ def test_the_agent_does_the_stand_ins_tasks(tmp_path: Path) -> None:
 
 
 def branched(directory: Path, episode: Episode, model: str) -> list[float | None]:
-    """The rewards of two forks from the third call on: each has an instance of its own, which the first two calls led
-    to where the original was."""
+    """The rewards of two forks from the third call on: each has an instance of its own, which the
+    first two calls led to where the original was."""
     forks = ["--at", "2", "-k", "2", "--scripted", f"{directory / 'replies.py'}:{model}", "--json"]
     trace, to = str(directory / "experiment"), ["--exp-dir", str(directory / model)]
     result = CliRunner().invoke(app, ["trace", "branch", episode.episode_id, trace, *forks, *to])
@@ -96,7 +98,10 @@ def test_the_stand_in_scores_what_was_changed() -> None:
         assert "block" in say(env, "I will buy tea.")[0]
         assert "PermissionError" in say(env, "```python\napis.shop.buy('tea', 'x')\n```")[0]
         assert say(env, "```python\napis.supervisor.complete_task()\n```")[2]
-        assert (env.evaluate(), env.evaluate(params={"sparse": True})) == (pytest.approx(2 / 3), 0.0)
+        assert (env.evaluate(), env.evaluate(params={"sparse": True})) == (
+            pytest.approx(2 / 3),
+            0.0,
+        )
         env.release()
 
 

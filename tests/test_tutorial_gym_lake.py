@@ -1,4 +1,5 @@
-"""The frozen lake as a gymnasium environment behind a service, with an instance killed on the way."""
+"""The frozen lake as a gymnasium environment behind a service, with an instance killed on the
+way."""
 
 from __future__ import annotations
 
@@ -39,15 +40,26 @@ def walker(ask: Ask) -> str:
 
 def test_the_game_is_gymnasiums() -> None:
     with hosted(TARGET, name="GymLake") as (url, _):
-        assert (len(task_ids(url, "GymLake", "train")), len(task_ids(url, "GymLake", "dev"))) == (1024, 256)
+        assert (len(task_ids(url, "GymLake", "train")), len(task_ids(url, "GymLake", "dev"))) == (
+            1024,
+            256,
+        )
         env = GymEnv(url, "GymLake", "A.#./..../#..G/....")
         assert env.create()[1]["content"] == "goal down 2 right 3\nsafe down right"
-        assert say(env, "up")[:3] == ("goal down 2 right 3\nsafe down right", 0.0, False)  # the edge
+        assert say(env, "up")[:3] == (
+            "goal down 2 right 3\nsafe down right",
+            0.0,
+            False,
+        )  # the edge
         for move in ("down", "right", "down", "right"):
             assert say(env, move)[2] is False
         assert say(env, "right")[1:] == (1.0, True, {"end": "goal"}) and env.evaluate() == 1.0
         env.release()
-        for moves, end in [(["right", "right"], "hole"), (["north"], "nonsense"), (["up"] * 12, "lost")]:
+        for moves, end in [
+            (["right", "right"], "hole"),
+            (["north"], "nonsense"),
+            (["up"] * 12, "lost"),
+        ]:
             env = GymEnv(url, "GymLake", "A.#./..../#..G/....")
             env.create()
             *_, last = (say(env, move) for move in moves)
@@ -84,12 +96,17 @@ def test_a_killed_instance_costs_no_episode(tmp_path: Path) -> None:
         tuned = train(config)
         assert len(instances.lost) == 1 and not on_call and not instances.listed()
         assert all(episode.status == "succeeded" for episode in tuned.episodes)
-        assert {episode.output: episode.reward for episode in tuned.episodes} == {"goal": 1.0, "lost": 0.0}
+        assert {episode.output: episode.reward for episode in tuned.episodes} == {
+            "goal": 1.0,
+            "lost": 0.0,
+        }
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_it_learns_while_instances_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_learns_while_instances_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tutorial with fewer steps; one of every 200 instances is killed."""
     monkeypatch.chdir(tmp_path)
     over = threading.Event()

@@ -45,7 +45,9 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("folder", "program"), [(MATH, "arithmetic.py"), (LAKE, "lake.py")])
-def test_the_task_files_are_what_their_program_writes(folder: Path, program: str, tmp_path: Path) -> None:
+def test_the_task_files_are_what_their_program_writes(
+    folder: Path, program: str, tmp_path: Path
+) -> None:
     copy = tmp_path / program
     copy.write_text((folder / program).read_text())
     subprocess.run([sys.executable, copy], check=True, timeout=300)
@@ -64,19 +66,29 @@ def test_the_tasks_of_every_job_load(config: Path) -> None:
     job = load_config(config)
     try:
         assert load_tasks(job).train
-    except (MissingResource, EnvironmentUnavailable) as missing:  # of files and services that the tutorial makes first
+    except (
+        MissingResource,
+        EnvironmentUnavailable,
+    ) as missing:  # of files and services that the tutorial makes first
         pytest.skip(str(missing))
 
 
 def test_dialogues_that_end_alike_are_different_tasks() -> None:
-    said = [[{"role": "user", "content": text} for text in ("I cough.", answer, "yes")] for answer in ("no", "two")]
+    said = [
+        [{"role": "user", "content": text} for text in ("I cough.", answer, "yes")]
+        for answer in ("no", "two")
+    ]
     first, second = (Task(init_messages=messages) for messages in said)
-    assert list(same_tasks([first], [second])) == [] and list(same_tasks([first], [Task(init_messages=said[0])]))
+    assert list(same_tasks([first], [second])) == [] and list(
+        same_tasks([first], [Task(init_messages=said[0])])
+    )
 
 
 @pytest.mark.parametrize("folder", [MATH, LAKE])
 def test_training_and_validation_share_no_task(folder: Path) -> None:
-    train, val = (set((folder / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "val"))
+    train, val = (
+        set((folder / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "val")
+    )
     assert train and val and train.isdisjoint(val)
 
 
@@ -93,7 +105,10 @@ def test_no_demonstration_walks_a_held_out_lake() -> None:
     lake = load(LAKE / "lake.py")
     draw = random.Random(1)
     assert all(not lake.held_out(lake.draw_lake(draw)) for _ in range(200))
-    assert all(lake.held_out(json.loads(row)["lake"]) for row in (LAKE / "val.jsonl").read_text().splitlines())
+    assert all(
+        lake.held_out(json.loads(row)["lake"])
+        for row in (LAKE / "val.jsonl").read_text().splitlines()
+    )
 
 
 def test_the_lake_is_as_it_says() -> None:
@@ -107,14 +122,21 @@ def test_the_lake_is_as_it_says() -> None:
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("57+38", "95"), ("12 - 40", "-28"), ("99*99", "9801"), ("2**3", "error"), ("__import__('os')", "error")],
+    [
+        ("57+38", "95"),
+        ("12 - 40", "-28"),
+        ("99*99", "9801"),
+        ("2**3", "error"),
+        ("__import__('os')", "error"),
+    ],
 )
 def test_the_tool_counts_and_evaluates_nothing_else(expression: str, value: str) -> None:
     assert load(MATH / "agent.py").calc(expression) == value
 
 
 @pytest.mark.parametrize(
-    ("output", "answer", "reward"), [("95", "95", 1.0), ("It is 95.", "95", 1.0), ("-5", "5", 0.0), ("", "5", 0.0)]
+    ("output", "answer", "reward"),
+    [("95", "95", 1.0), ("It is 95.", "95", 1.0), ("-5", "5", 0.0), ("", "5", 0.0)],
 )
 def test_the_judge_reads_the_last_number(output: str, answer: str, reward: float) -> None:
     assert load(MATH / "agent.py").right(output, answer) == reward
@@ -136,7 +158,8 @@ def calculator(ask: Ask) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_math_agent_solves_its_tasks_with_a_model_that_can(tmp_path: Path) -> None:
-    """The agent as printed, captured without an edit, on the debug backbone with a scripted model."""
+    """The agent as printed, captured without an edit, on the debug backbone with a scripted
+    model."""
     from ajet_sdk.run import train
 
     (tmp_path / "replies.py").write_text(
@@ -172,7 +195,8 @@ def test_one_line_switches_to_a_model_of_the_hub(file: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_main_job_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tutorial with fewer steps: from the recipe's model to a clearly better one, the ledger balanced."""
+    """The tutorial with fewer steps: from the recipe's model to a clearly better one, the ledger
+    balanced."""
     from ajet_sdk.run import train
 
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,5 @@
-"""The tutorials of many agents and of one agent in several frameworks: their programs run end to end."""
+"""The tutorials of many agents and of one agent in several frameworks: their programs run end to
+end."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from ajet_sdk.types import Episode, Reward
 pytestmark = pytest.mark.usefixtures("audited")
 
 TUTORIALS = Path(__file__).parents[1] / "tutorial"
-MATH, WOLVES, COUNTDOWN = (TUTORIALS / f"example_{name}" for name in ("math_agent", "werewolves", "countdown"))
+MATH, WOLVES, COUNTDOWN = (
+    TUTORIALS / f"example_{name}" for name in ("math_agent", "werewolves", "countdown")
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +35,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules of these folders by their own names, whatever others are called `agent`."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setattr(sys, "path", [*map(str, (MATH, WOLVES, COUNTDOWN)), *sys.path])
-    for name in [name for name, module in sys.modules.items() if name == "agent" or name.startswith("agent_")]:
+    for name in [
+        name for name, module in sys.modules.items() if name == "agent" or name.startswith("agent_")
+    ]:
         monkeypatch.delitem(sys.modules, name)
 
 
@@ -44,8 +49,8 @@ def scripted(tmp_path: Path, reply: Any, config: Path, *overrides: str) -> Confi
     """The tutorial's config with a function of this module in place of its model."""
     sys.modules.setdefault("test_tutorials_agents", sys.modules[__name__])
     (tmp_path / "replies.py").write_text(
-        f"from ajet_sdk.engines.scripted import ScriptedEngine\nfrom test_tutorials_agents import {reply.__name__}\n"
-        f"replies = ScriptedEngine({reply.__name__})\n"
+        "from ajet_sdk.engines.scripted import ScriptedEngine\nfrom test_tutorials_agents import"
+        f" {reply.__name__}\nreplies = ScriptedEngine({reply.__name__})\n"
     )
     return load_config(
         config,
@@ -59,8 +64,12 @@ def scripted(tmp_path: Path, reply: Any, config: Path, *overrides: str) -> Confi
     )
 
 
-@pytest.mark.parametrize(("folder", "program"), [(WOLVES, "wolf_game.py"), (COUNTDOWN, "numbers_game.py")])
-def test_the_task_files_are_what_their_program_writes(folder: Path, program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "program"), [(WOLVES, "wolf_game.py"), (COUNTDOWN, "numbers_game.py")]
+)
+def test_the_task_files_are_what_their_program_writes(
+    folder: Path, program: str, tmp_path: Path
+) -> None:
     copy = tmp_path / program
     copy.write_text((folder / program).read_text())
     subprocess.run([sys.executable, copy], check=True, timeout=300)
@@ -88,7 +97,11 @@ def solver(ask: Ask) -> str:
 def test_countdown_counts_as_the_programme_does() -> None:
     game = load(COUNTDOWN / "numbers_game.py")
     assert game.moves((8, 3)) == {"8+3": 11, "8*3": 24, "8-3": 5}
-    assert game.moves((8, 2))["8/2"] == 4 and "8-8" not in game.moves((8, 8)) and game.moves((8, 8))["8/8"] == 1
+    assert (
+        game.moves((8, 2))["8/2"] == 4
+        and "8-8" not in game.moves((8, 8))
+        and game.moves((8, 8))["8/8"] == 1
+    )
     assert game.after((7, 7, 3), "7*3") == (21, 7)
     assert set(game.solutions((9, 7, 3), 42)) == {"9-3"}
 
@@ -99,13 +112,19 @@ def test_every_countdown_can_be_won_in_two_moves_and_not_in_one() -> None:
         for row in map(json.loads, (COUNTDOWN / f"{name}.jsonl").read_text().splitlines()):
             numbers, target = tuple(row["numbers"]), row["target"]
             assert game.held_out(numbers, target) == held_out
-            assert target not in game.moves(numbers).values() and any(game.solutions(numbers, target))
+            assert target not in game.moves(numbers).values() and any(
+                game.solutions(numbers, target)
+            )
 
 
 @pytest.mark.slow
 def test_the_countdown_agent_wins_with_a_model_that_can(tmp_path: Path) -> None:
     config = scripted(
-        tmp_path, solver, COUNTDOWN / "countdown.yaml", "ajet.backbone=debug", "ajet.debug.debug_first_n_tasks=6"
+        tmp_path,
+        solver,
+        COUNTDOWN / "countdown.yaml",
+        "ajet.backbone=debug",
+        "ajet.debug.debug_first_n_tasks=6",
     )
     tuned = train(config)
     assert tuned.metrics == {"debug/reward": 1.0} and all(len(e.calls) == 2 for e in tuned.episodes)
@@ -146,7 +165,9 @@ def games(tmp_path: Path, reply: Any, *overrides: str) -> tuple[Episode, ...]:
 
 @pytest.mark.slow
 def test_nine_players_play_and_the_side_under_training_is_paid(tmp_path: Path) -> None:
-    played = games(tmp_path, pack, "ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy")
+    played = games(
+        tmp_path, pack, "ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy"
+    )
     sides = [{call.target_tag for call in episode.calls if call.trainable} for episode in played]
     assert {frozenset(one) for one in sides} == {frozenset({"werewolf"}), frozenset({"village"})}
     won = [e.output["winner"] in one for e, one in zip(played, sides, strict=True)]
@@ -157,11 +178,17 @@ def test_nine_players_play_and_the_side_under_training_is_paid(tmp_path: Path) -
 @pytest.mark.slow
 def test_in_training_each_choice_counts_for_its_own_call(tmp_path: Path) -> None:
     players = load(WOLVES / "wolf_players.py")
-    [played] = games(tmp_path, pack, "ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy")[:1]
-    assert players.won(played.output, played)[0] == [Reward(name="won", value=played.reward)], "in validation"
+    [played] = games(
+        tmp_path, pack, "ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy"
+    )[:1]
+    assert players.won(played.output, played)[0] == [Reward(name="won", value=played.reward)], (
+        "in validation"
+    )
     training = played.model_copy(update={"split": "train", "step": 1})
     _, *each = players.won(played.output, training)[0]
-    assert [one.call_id for one in each] == [call.call_id for call in played.calls if call.trainable]
+    assert [one.call_id for one in each] == [
+        call.call_id for call in played.calls if call.trainable
+    ]
     called = {call.call_id: call for call in played.calls}
     game = load(WOLVES / "wolf_game.py").Game(played.task.metadata["seed"])
     for one in each:
@@ -200,9 +227,13 @@ def play(seed: int, answer: Any) -> Any:
 
 @pytest.mark.slow
 def test_the_game_keeps_its_rules() -> None:
-    """Whoever answers at random: the dead don't act, nobody is asked for what he is not, and it ends."""
+    """Whoever answers at random: the dead don't act, nobody is asked for what he is not, and it
+    ends."""
     recipe = load(WOLVES / "wolf_recipe.py")
-    draw, powers = random.Random(0), {"check": "seer", "guard": "guard", "potion": "witch", "shoot": "hunter"}
+    draw, powers = (
+        random.Random(0),
+        {"check": "seer", "guard": "guard", "potion": "witch", "shoot": "hunter"},
+    )
 
     def answer(game: Any, player: int, text: str) -> str:
         what, options = choices(text)
@@ -229,13 +260,20 @@ def test_choices_are_listed_by_what_their_player_knows() -> None:
         what, lists = recipe.choices(text)
         seen.append((player, lists))
         wolf = str(game.living("werewolf")[0])
-        return "none" if game.roles[player] != "seer" else wolf if what == "check" else f"{wolf} seer"
+        return (
+            "none" if game.roles[player] != "seer" else wolf if what == "check" else f"{wolf} seer"
+        )
 
     game, _ = play(3, answer)
     for player, lists in seen:
         assert not any(game.opposed(player, int(one)) for one in lists["ally"])
         assert all(game.opposed(player, int(one)) for one in lists["wolf"])
-    listed = {(game.roles[player], name) for player, lists in seen for name, found in lists.items() if found}
+    listed = {
+        (game.roles[player], name)
+        for player, lists in seen
+        for name, found in lists.items()
+        if found
+    }
     assert {("seer", "wolf"), ("villager", "named"), ("werewolf", "ally")} <= listed
     assert ("villager", "wolf") not in listed and ("villager", "ally") not in listed
 
@@ -244,9 +282,13 @@ def test_choices_are_listed_by_what_their_player_knows() -> None:
 def test_six_who_see_their_choices_alone(tmp_path: Path) -> None:
     config = WOLVES / "werewolves_six.yaml"
     own = ["ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy"]
-    [played] = run(scripted(tmp_path, pack, config, *own), tasks=[{"question": "Game 1.", "seed": 1}]).episodes
+    [played] = run(
+        scripted(tmp_path, pack, config, *own), tasks=[{"question": "Game 1.", "seed": 1}]
+    ).episodes
     assert played.error is None and len({call.agent for call in played.calls}) <= 6
-    texts = [str(message["content"]) for call in played.calls for message in call.request["messages"]]
+    texts = [
+        str(message["content"]) for call in played.calls for message in call.request["messages"]
+    ]
     assert not any(word in text for text in texts for word in ("dead", ":"))
 
 
@@ -264,7 +306,9 @@ def test_nine_who_name_a_kind_of_player(tmp_path: Path) -> None:
     assert played.error is None and played.output["nonsense"] == 0
     asked = [call.request["messages"] for call in played.calls]
     assert all(len(messages) == 2 for messages in asked)
-    assert not any(letter.isdigit() for messages in asked for one in messages for letter in one["content"])
+    assert not any(
+        letter.isdigit() for messages in asked for one in messages for letter in one["content"]
+    )
     pack = {call.agent for call in played.calls if call.target_tag == "werewolf"}
     assert min(value for one in pack for value in played.output["choices"][one]) == 1.0
 
@@ -303,8 +347,14 @@ def calculator(ask: Ask) -> dict[str, Any]:
     messages = ask.body["messages"]
     text = json.dumps(messages)
     if messages[-1]["role"] == "tool":
-        return {"role": "assistant", "content": re.findall(r"-?\d+", json.dumps(messages[-1]["content"]))[-1]}
-    function = {"name": "calc", "arguments": json.dumps({"expression": re.findall(r"What is (\d+[-+*]\d+)", text)[-1]})}
+        return {
+            "role": "assistant",
+            "content": re.findall(r"-?\d+", json.dumps(messages[-1]["content"]))[-1],
+        }
+    function = {
+        "name": "calc",
+        "arguments": json.dumps({"expression": re.findall(r"What is (\d+[-+*]\d+)", text)[-1]}),
+    }
     call = {"id": "call_1", "type": "function", "function": function}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
@@ -323,7 +373,11 @@ def prompts(tmp_path: Path, variant: str) -> list[bytes]:
     tuned = train(config)
     assert tuned.metrics == {"debug/reward": 1.0}
     [episode] = tuned.episodes
-    return [bytes(i for i in call.prompt_ids if i < 256) for call in episode.calls if call.prompt_ids is not None]
+    return [
+        bytes(i for i in call.prompt_ids if i < 256)
+        for call in episode.calls
+        if call.prompt_ids is not None
+    ]
 
 
 @pytest.mark.slow
@@ -335,7 +389,8 @@ def test_the_math_agent_by_http_and_responses_reads_as_by_the_openai_sdk(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("variant", "package"), [("agent_langgraph", "langgraph"), ("agent_agentscope", "agentscope.permission")]
+    ("variant", "package"),
+    [("agent_langgraph", "langgraph"), ("agent_agentscope", "agentscope.permission")],
 )
 def test_the_math_agent_in_a_framework(variant: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)

@@ -43,8 +43,9 @@ def test_everybody_plays_everybody(
     rows = [{"question": text} for text in ("fair", "luck", "storm")]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "duel.yaml").write_text(
-        "ajet:\n  experiment_name: duel\n  rollout: {user_workflow: duel.py->duel, max_retries: 0, timeout: 20}\n"
-        "  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}\n"
+        "ajet:\n  experiment_name: duel\n  rollout: {user_workflow: duel.py->duel, max_retries: 0,"
+        " timeout: 20}\n  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training:"
+        " {file_path: tasks.jsonl}}}\n"
     )
     monkeypatch.chdir(tmp_path)
     config = load_config("duel.yaml")
@@ -53,7 +54,9 @@ def test_everybody_plays_everybody(
         monkeypatch.setenv("OPENAI_BASE_URL", opened.model().base_url)
         monkeypatch.setenv("OPENAI_API_KEY", opened.model().api_key)
         games = league.play(config, ["weak", "strong"])
-        monkeypatch.setattr(sys, "argv", ["league.py", "duel.yaml", "weak", "strong", "--limit", "2"])
+        monkeypatch.setattr(
+            sys, "argv", ["league.py", "duel.yaml", "weak", "strong", "--limit", "2"]
+        )
         league.main()
         with pytest.raises(ConfigError, match="no checkpoint duel@40"):
             league.play(config, ["weak", "duel@40"])
@@ -61,5 +64,8 @@ def test_everybody_plays_everybody(
     assert games["weak", "weak"] == [False, False], "a game that failed is nobody's"
     with open_trace(config.directory / "league") as trace:
         seats = trace.query("SELECT DISTINCT target_tag, trainable FROM calls").to_pylist()
-    assert {(row["target_tag"], row["trainable"]) for row in seats} == {("mine", True), ("yours", False)}
+    assert {(row["target_tag"], row["trainable"]) for row in seats} == {
+        ("mine", True),
+        ("yours", False),
+    }
     assert capsys.readouterr().out.splitlines()[-1].split() == ["strong", "1.00", "0.00", "1.00"]

@@ -1,13 +1,16 @@
-"""README and guide, typed block by block in an environment made from the wheel; what is printed is compared.
+"""README and guide, typed block by block in an environment made from the wheel; what is printed is
+compared.
 
-A page is read as a person reads it, from the top, in one directory that begins as a clone's `tutorial/`:
+A page is read as a person reads it, from the top, in one directory that begins as a clone's
+`tutorial/`:
 
-- a `python` block that begins with `# name.py` is written to that file; another is run, after those before it, and a
-  `text` block behind it is what it prints;
-- a `sh` block is run as it stands; of a `console` block the lines behind `$` are typed, the others are what they print.
+- a `python` block that begins with `# name.py` is written to that file; another is run, after those
+  before it, and a `text` block behind it is what it prints;
+- a `sh` block is run as it stands; of a `console` block the lines behind `$` are typed, the others
+  are what they print.
 
-In a shown output `…` stands for whatever is there, alone on a line for any lines. Ids, times and spaces may differ.
-Notes in the source, above a block, change how it is typed:
+In a shown output `…` stands for whatever is there, alone on a line for any lines. Ids, times and
+spaces may differ. Notes in the source, above a block, change how it is typed:
 
     <!-- not run: REASON -->        it needs a GPU, a network, a key
     <!-- numbers vary: REASON -->   the numbers are not compared
@@ -45,7 +48,8 @@ SESSIONS = [
     *([f"docs/guide/{path.name}"] for path in sorted((ROOT / "docs/guide").glob("*.md"))
       if path.stem not in ("install", "quickstart", "agents", "timelines", "traces")),
 ]  # fmt: skip
-"""Pages that are typed one after the other in one directory: what the first makes, the next look at."""
+"""Pages that are typed one after the other in one directory: what the first makes, the next look
+at."""
 TYPED = ("python", "sh", "bash", "console")
 NOTES = ("not run", "numbers vary", "until Ctrl-C", "run before")
 
@@ -67,14 +71,21 @@ class Block:
 def blocks_of(page: str) -> list[Block]:
     text = (ROOT / page).read_text(encoding="utf-8")
     found: list[Block] = []
-    for match in re.finditer(r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    for match in re.finditer(
+        r"((?:^<!-- [^\n]* -->\n)*)^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE
+    ):
         line = text[: match.start(2)].count("\n") + 1
         notes = {}
         for note in re.findall(r"^<!-- (.*) -->$", match[1], re.MULTILINE):
             name, _, value = note.partition(": ")
             assert name in NOTES and (value or name == "until Ctrl-C"), f"{page}:{line}: {note}"
             notes[name] = value
-        if match[2] == "text" and found and found[-1].language == "python" and found[-1].printed is None:
+        if (
+            match[2] == "text"
+            and found
+            and found[-1].language == "python"
+            and found[-1].printed is None
+        ):
             found[-1] = Block(**{**vars(found[-1]), "printed": match[3]})
         elif match[2] in TYPED:
             found.append(Block(page, line, match[2], match[3], notes))
@@ -140,7 +151,10 @@ def difference(shown: list[str], printed: list[str], numbers_vary: bool) -> str:
         pattern = re.compile(".*".join(map(re.escape, line.split(ANY))) + "$")
         fits = [i for i in range(place, len(there)) if pattern.match(there[i])]
         if not fits or (fits[0] != place and not anywhere):
-            return f"the page shows {line!r}, printed was {there[place] if place < len(there) else 'nothing more'!r}"
+            return (
+                f"the page shows {line!r}, printed was"
+                f" {there[place] if place < len(there) else 'nothing more'!r}"
+            )
         place, anywhere = fits[0] + 1, False
     return "" if anywhere or place == len(there) else f"the page does not show {there[place]!r}"
 
@@ -160,7 +174,8 @@ def test_a_difference_is_seen() -> None:
 
 
 class Reader:
-    """Types the blocks of pages in a directory; the working directory and the exports of a shell last."""
+    """Types the blocks of pages in a directory; the working directory and the exports of a shell
+    last."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self.environment = environment
@@ -191,7 +206,11 @@ class Reader:
             code, printed = self.shell("python block.py")
             if code != 0:
                 return printed
-            return difference((block.printed or ANY).splitlines(), printed.splitlines(), "numbers vary" in block.notes)
+            return difference(
+                (block.printed or ANY).splitlines(),
+                printed.splitlines(),
+                "numbers vary" in block.notes,
+            )
         for command, shown in commands_of(block):
             if "until Ctrl-C" in block.notes:
                 problem = self.serve(command, shown or [])
@@ -206,22 +225,38 @@ class Reader:
         return ""
 
     def shell(self, command: str) -> tuple[int, str]:
-        script = f"set -eo pipefail; trap 'declare -px > {self.state}; echo cd $PWD >> {self.state}' EXIT\n{command}\n"
+        script = (
+            f"set -eo pipefail; trap 'declare -px > {self.state}; echo cd $PWD >> {self.state}'"
+            f" EXIT\n{command}\n"
+        )
         done = subprocess.run(
-            ["bash", "-c", f"source {self.state}\n{script}"], env=self.environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
+            ["bash", "-c", f"source {self.state}\n{script}"],
+            env=self.environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
         return done.returncode, done.stdout
 
     def serve(self, command: str, shown: list[str]) -> str:
         log = self.state.parent / f"server-{len(self.servers)}.log"
         with log.open("wb") as file:
             server = subprocess.Popen(
-                ["bash", "-c", f"source {self.state}; exec {command}"], env=self.environment,
-                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                ["bash", "-c", f"source {self.state}; exec {command}"],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
         self.servers.append(server)
-        until(lambda: server.poll() is not None or not difference([*shown, ANY], log.read_text().splitlines(), False))
+        until(
+            lambda: (
+                server.poll() is not None
+                or not difference([*shown, ANY], log.read_text().splitlines(), False)
+            )
+        )
         return log.read_text() if server.poll() is not None else ""
 
     def leave(self) -> None:
@@ -231,7 +266,8 @@ class Reader:
 
 
 def surroundings(programs: Path) -> dict[str, str]:
-    """The environment of a reader without a key, whose `ajet` and `python` are of this directory."""
+    """The environment of a reader without a key, whose `ajet` and `python` are of this
+    directory."""
     left_out = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "PYTHONPATH", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     return environment | {
@@ -244,7 +280,8 @@ def surroundings(programs: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_first_screen_does_what_it_shows(tmp_path: Path) -> None:
-    """As the slow test does, from this checkout; the program that the pages show is the starter's."""
+    """As the slow test does, from this checkout; the program that the pages show is the
+    starter's."""
     (tmp_path / "clone").mkdir()
     reader = Reader(tmp_path / "clone", surroundings(Path(sys.executable).parent))
     program, command, *_ = blocks_of("README.md")
@@ -257,7 +294,8 @@ def test_the_first_screen_does_what_it_shows(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with ajet from its wheel, which finds the packages that ajet needs in this one."""
+    """A virtual environment with ajet from its wheel, which finds the packages that ajet needs in
+    this one."""
     folder = tmp_path_factory.mktemp("typed")
     wheel = build_wheel(folder)
     venv.create(folder / "venv")
@@ -266,11 +304,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*pip, "install", "--no-deps", wheel], check=True)
     [site] = (folder / "venv/lib").glob("python*/site-packages")
     packages = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "packages.pth").write_text("".join(f"{path}\n" for path in packages))  # their own .pth files are not read
-    (folder / "venv/bin/pip").write_text("#!/bin/sh\nexit 0\n")  # the environment that a page makes is this one
+    (site / "packages.pth").write_text(
+        "".join(f"{path}\n" for path in packages)
+    )  # their own .pth files are not read
+    (folder / "venv/bin/pip").write_text(
+        "#!/bin/sh\nexit 0\n"
+    )  # the environment that a page makes is this one
     (folder / "venv/bin/pip").chmod(0o755)
     where = [python, "-c", "import ajet; print(ajet.__file__)"]
-    assert str(folder) in subprocess.run(where, cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert (
+        str(folder)
+        in subprocess.run(where, cwd=folder, capture_output=True, text=True, check=True).stdout
+    )
     return folder / "venv/bin"
 
 
@@ -278,7 +323,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     "pages",
-    [pytest.param(p, marks=[pytest.mark.long] * ("quickstart" in p[0]), id=Path(p[0]).stem) for p in SESSIONS],
+    [
+        pytest.param(p, marks=[pytest.mark.long] * ("quickstart" in p[0]), id=Path(p[0]).stem)
+        for p in SESSIONS
+    ],
 )
 def test_pages_do_what_they_show(pages: list[str], installed: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
@@ -294,7 +342,9 @@ def test_pages_do_what_they_show(pages: list[str], installed: Path, tmp_path: Pa
         for page in pages:
             reader.program = "from __future__ import annotations\nimport random\nimport ajet\n"
             typed = [block for block in blocks_of(page) if "not run" not in block.notes]
-            problems += [f"{block}: {problem}" for block in typed if (problem := reader.type(block))]
+            problems += [
+                f"{block}: {problem}" for block in typed if (problem := reader.type(block))
+            ]
     finally:
         reader.leave()
     assert not problems, "\n\n".join(problems)

@@ -1,4 +1,5 @@
-"""A model of random weights on disk, with the tokenizer and the chat template that ajet gives new models."""
+"""A model of random weights on disk, with the tokenizer and the chat template that ajet gives new
+models."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def save_tiny(place: Path, shape: Shape = SMALL) -> Path:
 
     def parrot(draw: random.Random) -> Demonstration:
         word = draw.choice(["yes", "no", "maybe"])
-        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+        return Demonstration(
+            [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}]
+        )
 
     draw, recipe = random.Random(0), Recipe(parrot, shape=shape)
     tokenizer = warm_up.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])

@@ -1,7 +1,7 @@
 """Waiting in tests: for a condition, never for a span of time.
 
-Where it never holds, the test fails before pytest's limit, which would end the worker and hide the place. A screen that
-never shows what it is to show fails its test sooner, with what it shows.
+Where it never holds, the test fails before pytest's limit, which would end the worker and hide the
+place. A screen that never shows what it is to show fails its test sooner, with what it shows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ async def until_async(holds: Callable[[], T]) -> T:
 
 
 async def until_shown(pilot: Pilot[None], holds: Callable[[], T]) -> T:
-    """The same for an app under test: what is under way on its screen goes on meanwhile; how it failed is raised."""
+    """The same for an app under test: what is under way on its screen goes on meanwhile; how it
+    failed is raised."""
     give_up = time.monotonic() + HANGS
     while time.monotonic() < give_up:
         await pilot.pause(0.02)

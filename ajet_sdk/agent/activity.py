@@ -1,4 +1,5 @@
-"""Threads, tasks and processes that an episode starts besides its workflow, and which of them a context belongs to."""
+"""Threads, tasks and processes that an episode starts besides its workflow, and which of them a
+context belongs to."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ FORKED = "pid"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activity:
-    """A thread, task, process or submitted function that an episode started besides its workflow."""
+    """A thread, task, process or submitted function that an episode started besides its
+    workflow."""
 
     name: str
     """As in messages: `thread 'batcher'`."""

@@ -1,4 +1,5 @@
-"""Names that programs for AgentJet import besides the class API; `ajet` maps their import paths to this module."""
+"""Names that programs for AgentJet import besides the class API; `ajet` maps their import paths to
+this module."""
 
 from __future__ import annotations
 
@@ -20,15 +21,21 @@ dynamic_import = load_object
 
 
 class EnvServiceJudge(BaseJudge):
-    """Rewards the environment's score as AgentJet does: 1 + score / 2 for a success (score >= 1), else score / 2."""
+    """Rewards the environment's score as AgentJet does: 1 + score / 2 for a success (score >= 1),
+    else score / 2."""
 
-    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
         """Raises ConfigError without an environment, EnvironmentUnavailable without a score."""
         if workflow_task.gym_env is None:
             raise ConfigError(
-                f"task {workflow_task.task_id} has no environment to score it; set task_reader.env_service.env_url"
+                f"task {workflow_task.task_id} has no environment to score it; set"
+                " task_reader.env_service.env_url"
             )
-        score = float(workflow_task.gym_env.evaluate(workflow_task.episode_uuid, params={"sparse": False}))
+        score = float(
+            workflow_task.gym_env.evaluate(workflow_task.episode_uuid, params={"sparse": False})
+        )
         success = score >= 1
         return success + score / 2, success
 
@@ -57,14 +64,20 @@ def create_external_llm_fn(
 ) -> Callable[..., dict[str, str]]:
     """Return a blocking function from messages to the reply's message, for judges.
 
-    The endpoint defaults to OPENAI_BASE_URL, else DashScope. The keys default to those of DASHSCOPE_API_KEY and
-    DASHSCOPE_API_KEY_BACKUP (separated by `|`), else OPENAI_API_KEY. The function raises EngineUnavailable if the
-    request fails with every key. Raises ConfigError without a key.
+    The endpoint defaults to OPENAI_BASE_URL, else DashScope. The keys default to those of
+    DASHSCOPE_API_KEY and DASHSCOPE_API_KEY_BACKUP (separated by `|`), else OPENAI_API_KEY. The
+    function raises EngineUnavailable if the request fails with every key. Raises ConfigError
+    without a key.
     """
-    keys = [api_key] if api_key else dashscope_keys() or [key for key in [user_key("OPENAI_API_KEY")] if key]
+    keys = (
+        [api_key]
+        if api_key
+        else dashscope_keys() or [key for key in [user_key("OPENAI_API_KEY")] if key]
+    )
     if not keys:
         raise ConfigError(
-            f"no API key for {alien_llm_model}: set DASHSCOPE_API_KEY or OPENAI_API_KEY, or pass api_key="
+            f"no API key for {alien_llm_model}: set DASHSCOPE_API_KEY or OPENAI_API_KEY, or pass"
+            " api_key="
         )
     url = base_url or os.environ.get("OPENAI_BASE_URL") or _DASHSCOPE
 
@@ -82,7 +95,9 @@ def create_external_llm_fn(
             try:
                 with openai.OpenAI(api_key=key, base_url=url) as client:
                     copies: Any = [dict(message) for message in messages]
-                    reply = client.chat.completions.create(model=alien_llm_model, messages=copies, extra_body=body)
+                    reply = client.chat.completions.create(
+                        model=alien_llm_model, messages=copies, extra_body=body
+                    )
                 read_reply(reply.model_dump(exclude_unset=True), "chat/completions", url)
                 return {"role": "assistant", "content": reply.choices[0].message.content or ""}
             except openai.OpenAIError as error:

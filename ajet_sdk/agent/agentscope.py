@@ -1,8 +1,9 @@
-"""Adapts AgentScope: chat models over a `Model`, for the installed major version, and AgentScope Tuner's signatures.
+"""Adapts AgentScope: chat models over a `Model`, for the installed major version, and AgentScope
+Tuner's signatures.
 
 AgentScope Tuner calls `workflow_func(task, model, auxiliary_models)` and
-`judge_func(task, response, auxiliary_models)`. `task` is the dataset row as a dict, the models are AgentScope chat
-models, and the output has `reward`, `response` and `metrics`.
+`judge_func(task, response, auxiliary_models)`. `task` is the dataset row as a dict, the models are
+AgentScope chat models, and the output has `reward`, `response` and `metrics`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def chat_model(model: Model, *, context_size: int) -> Any:
-    """Return an AgentScope `OpenAIChatModel` for `model`, without streaming and retries. Raises MissingExtra."""
+    """Return an AgentScope `OpenAIChatModel` for `model`, without streaming and retries. Raises
+    MissingExtra."""
     # No retries: the gateway retries itself, and each retry here would be recorded as a call.
     if _major() >= 2:
         from agentscope.credential import OpenAICredential
@@ -53,20 +55,28 @@ def _major() -> int:
 
 
 def _first_major() -> Any:
-    """The 1.x class, extended to accept messages from DashScope's formatters, which programs for AgentJet use."""
+    """The 1.x class, extended to accept messages from DashScope's formatters, which programs for
+    AgentJet use."""
     from agentscope.model import OpenAIChatModel
 
     class PolicyChatModel(OpenAIChatModel):  # type: ignore[misc]
-        async def __call__(self, messages: list[dict[str, object]], *args: object, **kwargs: object) -> Any:
-            return await super().__call__([_openai_form(message) for message in messages], *args, **kwargs)
+        async def __call__(
+            self, messages: list[dict[str, object]], *args: object, **kwargs: object
+        ) -> Any:
+            return await super().__call__(
+                [_openai_form(message) for message in messages], *args, **kwargs
+            )
 
     return PolicyChatModel
 
 
 def _openai_form(message: dict[str, object]) -> dict[str, object]:
-    """Convert a DashScope message, whose parts have no type (`{"text": …}`, `{"image": …}`), to OpenAI's format."""
+    """Convert a DashScope message, whose parts have no type (`{"text": …}`, `{"image": …}`), to
+    OpenAI's format."""
     parts = message.get("content")
-    if not isinstance(parts, list) or all(isinstance(part, dict) and "type" in part for part in parts if part):
+    if not isinstance(parts, list) or all(
+        isinstance(part, dict) and "type" in part for part in parts if part
+    ):
         return message if parts != [] else {**message, "content": None}
     parts = [part for part in parts if part != {"text": None}]
     if all("text" in part for part in parts):
@@ -95,9 +105,14 @@ class TaskRow(dict[str, Any]):
 
 
 def arguments(
-    wanted: Container[str], task: Task, agent: Callable[..., Model], config: Config, output: object = None
+    wanted: Container[str],
+    task: Task,
+    agent: Callable[..., Model],
+    config: Config,
+    output: object = None,
 ) -> dict[str, Any]:
-    """The arguments of AgentScope Tuner's signatures by name; `agent` makes the `Model` of an agent.
+    """The arguments of AgentScope Tuner's signatures by name; `agent` makes the `Model` of an
+    agent.
 
     Models are made only if `wanted`. Raises MissingExtra for a model without AgentScope.
     """
@@ -115,13 +130,18 @@ def arguments(
 
 
 def is_output(value: object) -> bool:
-    """Whether a value is AgentScope Tuner's `WorkflowOutput` or `JudgeOutput`, judged by its fields."""
+    """Whether a value is AgentScope Tuner's `WorkflowOutput` or `JudgeOutput`, judged by its
+    fields."""
     fields = getattr(type(value), "model_fields", None)
-    return isinstance(fields, Mapping) and set(fields) in ({"reward", "response", "metrics"}, {"reward", "metrics"})
+    return isinstance(fields, Mapping) and set(fields) in (
+        {"reward", "response", "metrics"},
+        {"reward", "metrics"},
+    )
 
 
 def plain(value: Any) -> Any:
-    """Convert AgentScope's outputs and 1.x messages to dictionaries; return other values unchanged."""
+    """Convert AgentScope's outputs and 1.x messages to dictionaries; return other values
+    unchanged."""
     if is_output(value):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if type(value).__module__.startswith("agentscope.") and hasattr(value, "to_dict"):
@@ -141,13 +161,18 @@ def __getattr__(name: str) -> Any:
     from agentscope.model import DashScopeChatModel
 
     class RobustDashScopeChatModel(DashScopeChatModel):  # type: ignore[misc]
-        """DashScope's model with up to `max_try` attempts, each with the next key of `dashscope_keys`.
+        """DashScope's model with up to `max_try` attempts, each with the next key of
+        `dashscope_keys`.
 
         Raises ConfigError without a key.
         """
 
         def __init__(
-            self, model_name: str = "qwen3-max", stream: bool = False, max_try: int = 4, **kwargs: object
+            self,
+            model_name: str = "qwen3-max",
+            stream: bool = False,
+            max_try: int = 4,
+            **kwargs: object,
         ) -> None:
             self.keys = dashscope_keys()
             self.max_try = max_try
@@ -171,5 +196,7 @@ def __getattr__(name: str) -> Any:
 
 def dashscope_keys() -> list[str]:
     """The keys of DASHSCOPE_API_KEY, then those of DASHSCOPE_API_KEY_BACKUP, separated by `|`."""
-    text = "|".join(os.environ.get(name, "") for name in ("DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP"))
+    text = "|".join(
+        os.environ.get(name, "") for name in ("DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP")
+    )
     return [key for key in text.split("|") if key]

@@ -1,4 +1,5 @@
-"""The active episode of a request, the identity of the agent that sends it, and the interface that records it."""
+"""The active episode of a request, the identity of the agent that sends it, and the interface that
+records it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ log = logging.getLogger("ajet")
 
 @dataclass(frozen=True, slots=True)
 class ObservedExchange:
-    """An LLM request that passed through to its own endpoint, with the response, without headers and keys."""
+    """An LLM request that passed through to its own endpoint, with the response, without headers
+    and keys."""
 
     route: str
     model: str
@@ -46,7 +48,11 @@ class Fault:
     message: str
 
     def error(self) -> AjetError:
-        return UncapturedTraffic(self.message) if self.kind == "UncapturedTraffic" else MissingResource(self.message)
+        return (
+            UncapturedTraffic(self.message)
+            if self.kind == "UncapturedTraffic"
+            else MissingResource(self.message)
+        )
 
 
 class Recorder(Protocol):
@@ -62,13 +68,15 @@ class Recorder(Protocol):
         """Note that the episode has started a child process, whose requests have the id `child`."""
 
     def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
-        """Whether one of these activities got replies for the episode and ran on after its workflow."""
+        """Whether one of these activities got replies for the episode and ran on after its
+        workflow."""
 
     def hide(self, secrets: Collection[str]) -> None:
         """Keep the keys of a request out of everything that is stored of the episode."""
 
     def answers(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`; "ambiguous": the gateway answers with an error."""
+        """Whether the policy answers a captured request for `model`; "ambiguous": the gateway
+        answers with an error."""
 
     def observed(self, exchange: ObservedExchange) -> None:
         """Record a request that passed through."""
@@ -110,14 +118,16 @@ class ActiveEpisode:
     guard: HostGuard | None = None
     """The policy for LLM traffic that no hook captures; None: let it pass."""
     in_client: bool = False
-    """A hooked client is sending a request; the hooks of the libraries below it let the request pass."""
+    """A hooked client is sending a request; the hooks of the libraries below it let the request
+    pass."""
     pid: int = field(default_factory=os.getpid)
     process_groups: set[int] = field(default_factory=set)
     """Process groups of the running `ajet.run_program` calls."""
     child: str = ""
     """The id of the child process that this copy is for."""
     observed: bool = False
-    """An episode of `ajet.trace`: the gateway takes reports of child processes and answers no calls."""
+    """An episode of `ajet.trace`: the gateway takes reports of child processes and answers no
+    calls."""
 
     @property
     def base_url(self) -> str:
@@ -130,11 +140,12 @@ class ActiveEpisode:
         if self.guard is None:
             return
         message = (
-            f"the agent {action}: the policy did not answer that call, it is not in the trace, and the provider may "
-            "charge for it. Use chat completions, completions, Responses, Anthropic's Messages or Gemini's "
-            "generateContent with a client that ajet captures, or take a parameter `model` and give `model.base_url` "
-            f"and `model.api_key` to your client. If the call is intended, add {place} to rollout.allowed_urls; "
-            "rollout.on_uncaptured: warn lets all such calls pass"
+            f"the agent {action}: the policy did not answer that call, it is not in the trace, and"
+            " the provider may charge for it. Use chat completions, completions, Responses,"
+            " Anthropic's Messages or Gemini's generateContent with a client that ajet captures,"
+            " or take a parameter `model` and give `model.base_url` and `model.api_key` to your"
+            f" client. If the call is intended, add {place} to rollout.allowed_urls;"
+            " rollout.on_uncaptured: warn lets all such calls pass"
         )
         if self.guard.action == "warn":
             log.warning("%s", message)
@@ -153,12 +164,16 @@ class Observed(Protocol):
 class Observer(Protocol):
     """Records a deployed agent."""
 
-    def episode(self, name: str, arguments: Mapping[str, object]) -> AbstractContextManager[Observed]:
-        """Record the block as an episode. An exception is recorded as its failure and raised again."""
+    def episode(
+        self, name: str, arguments: Mapping[str, object]
+    ) -> AbstractContextManager[Observed]:
+        """Record the block as an episode. An exception is recorded as its failure and raised
+        again."""
 
 
 current_episode: ContextVar[ActiveEpisode | None] = ContextVar("ajet_current_episode", default=None)
-"""The episode that an outgoing request belongs to: `OpenEpisode.active` while a workflow runs, then its judge's."""
+"""The episode that an outgoing request belongs to: `OpenEpisode.active` while a workflow runs, then
+its judge's."""
 
 open_episodes: set[ActiveEpisode] = set()
 """The episodes of this process whose workflow runs."""
@@ -178,13 +193,15 @@ class _ProcessWide:
 
 
 observer = _ProcessWide()
-"""Set while `ajet.trace` is on: calls of decorated functions outside of an episode are then recorded as episodes. It is
-process-wide because a server handles requests in tasks and threads that don't inherit a context variable."""
+"""Set while `ajet.trace` is on: calls of decorated functions outside of an episode are then
+recorded as episodes. It is process-wide because a server handles requests in tasks and threads that
+don't inherit a context variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """The agent that sends a request. The base URL of a handle has it, so that processes need no shared state."""
+    """The agent that sends a request. The base URL of a handle has it, so that processes need no
+    shared state."""
 
     agent: str = "default"
     target_tag: str | None = None
@@ -194,7 +211,8 @@ class AgentIdentity:
     """The child process that sends it; empty: the process of the workflow, or unknown."""
 
     def segment(self) -> str:
-        """Encode as a path segment: `villager;target=wolf;trainable=0;debug=gpt-4o`, without absent parts."""
+        """Encode as a path segment: `villager;target=wolf;trainable=0;debug=gpt-4o`, without absent
+        parts."""
         parts = [quote(self.agent, safe="")]
         if self.target_tag is not None:
             parts.append("target=" + quote(self.target_tag, safe=""))
@@ -211,7 +229,9 @@ class AgentIdentity:
     def parse(segment: str) -> AgentIdentity:
         """Decode a path segment that is still percent-encoded."""
         agent, _, parameters = segment.partition(";")
-        named = dict(parse_qsl(parameters, separator=";", keep_blank_values=True)) if parameters else {}
+        named = (
+            dict(parse_qsl(parameters, separator=";", keep_blank_values=True)) if parameters else {}
+        )
         return AgentIdentity(
             agent=unquote(agent),
             target_tag=named.get("target"),

@@ -9,9 +9,10 @@ A run fills the function's parameters by name:
     output    the workflow's return value (judges only)
     episodes  the episodes of a group, in the order of their attempts (judges with `group=True` only)
 
-Any other name is a key of the task's metadata, else a field of the Task, else the parameter keeps its default. A single
-remaining parameter gets `main_query`: in a workflow if it is a string, in a judge if it has a usual name (`question`,
-`query`, `prompt`, `problem`, `instruction`). A parameter without a value is a SignatureError before the first episode.
+Any other name is a key of the task's metadata, else a field of the Task, else the parameter keeps
+its default. A single remaining parameter gets `main_query`: in a workflow if it is a string, in a
+judge if it has a usual name (`question`, `query`, `prompt`, `problem`, `instruction`). A parameter
+without a value is a SignatureError before the first episode.
 """
 
 from __future__ import annotations
@@ -59,12 +60,14 @@ class Spec:
 
     @property
     def uses_handle(self) -> bool:
-        """Whether it takes a Model handle: then the policy answers only calls made through the handle."""
+        """Whether it takes a Model handle: then the policy answers only calls made through the
+        handle."""
         return "model" in self.parameters and not _wants_text(self.parameters["model"])
 
     @property
     def tuner_names(self) -> frozenset[str]:
-        """AgentScope Tuner's argument names, if the function has its signature: `auxiliary_models`, or a task dict."""
+        """AgentScope Tuner's argument names, if the function has its signature: `auxiliary_models`,
+        or a task dict."""
         task = self.parameters.get("task")
         row = task is not None and (get_origin(task.annotation) or task.annotation) is dict
         return TUNER_NAMES if row or "auxiliary_models" in self.parameters else frozenset()
@@ -83,7 +86,10 @@ class _Tag:
 def workflow(function: F, /) -> F: ...
 @overload
 def workflow(
-    *, name: str | None = None, timeout: float | None = None, trainable_targets: Collection[str] | None = None
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    trainable_targets: Collection[str] | None = None,
 ) -> Callable[[F], F]: ...
 def workflow(
     function: F | None = None,
@@ -95,9 +101,9 @@ def workflow(
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the agent to trace and train.
 
-    Its result is the output that judges see; if it is a `Reward` or a list of them, judges are skipped. A generator's
-    result is its return value, else the text that it yields, else the list of what it yields. A parameter gets the
-    value of the task's column of the same name.
+    Its result is the output that judges see; if it is a `Reward` or a list of them, judges are
+    skipped. A generator's result is its return value, else the text that it yields, else the list
+    of what it yields. A parameter gets the value of the task's column of the same name.
 
     Args:
         function: the agent; None if the decorator has arguments.
@@ -112,21 +118,30 @@ def workflow(
         SignatureError: a parameter cannot be passed by name.
     """
     targets = _check_targets(trainable_targets)
-    decorated: F | Callable[[F], F] = _tag(function, _Tag("workflow", name, _check_timeout(timeout), targets))
+    decorated: F | Callable[[F], F] = _tag(
+        function, _Tag("workflow", name, _check_timeout(timeout), targets)
+    )
     return decorated
 
 
 @overload
 def judge(function: F, /) -> F: ...
 @overload
-def judge(*, name: str | None = None, timeout: float | None = None, group: bool = False) -> Callable[[F], F]: ...
 def judge(
-    function: F | None = None, /, *, name: str | None = None, timeout: float | None = None, group: bool = False
+    *, name: str | None = None, timeout: float | None = None, group: bool = False
+) -> Callable[[F], F]: ...
+def judge(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+    group: bool = False,
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the judge of an output.
 
-    It returns a number, a bool, a `Reward`, a list of `Reward`s, or `(reward, is_success)`. Any other value, including
-    None and NaN, fails the episode instead of becoming a reward of 0.
+    It returns a number, a bool, a `Reward`, a list of `Reward`s, or `(reward, is_success)`. Any
+    other value, including None and NaN, fails the episode instead of becoming a reward of 0.
 
     Args:
         function: the judge; None if the decorator has arguments.
@@ -156,9 +171,13 @@ def _check_targets(names: Collection[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, str):
-        raise SignatureError(f'trainable_targets is a list of target tags: ["{names}"], not "{names}"')
+        raise SignatureError(
+            f'trainable_targets is a list of target tags: ["{names}"], not "{names}"'
+        )
     if not names:
-        raise SignatureError("trainable_targets=[] would train no agent; name at least one target tag, or omit it")
+        raise SignatureError(
+            "trainable_targets=[] would train no agent; name at least one target tag, or omit it"
+        )
     return tuple(names)
 
 
@@ -167,11 +186,13 @@ def _tag(function: Any, tag: _Tag) -> Any:
         return lambda inner: _tag(inner, tag)
     if inspect.isclass(function) or not callable(function):
         raise SignatureError(
-            f"@{tag.kind} decorates functions, not {function!r}; to write a class, derive from ajet.Workflow or "
-            "ajet.BaseJudge"
+            f"@{tag.kind} decorates functions, not {function!r}; to write a class, derive from"
+            " ajet.Workflow or ajet.BaseJudge"
         )
     if tag.kind == "judge" and _is_stream(function):
-        raise SignatureError(f"@judge {_name_of(function)} is a generator; return the result instead of yielding it")
+        raise SignatureError(
+            f"@judge {_name_of(function)} is a generator; return the result instead of yielding it"
+        )
     _parameters(function, tag.kind, tag.name or _name_of(function))
     wrapper = _stream_wrapper(function) if _is_stream(function) else _wrapper(function)
     wrapper.__ajet__ = tag
@@ -280,8 +301,11 @@ def collected(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _observe(wrapper: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> AbstractContextManager[Any]:
-    """An observed episode under `ajet.trace`; otherwise nothing, as a nested workflow of a run joins the outer one."""
+def _observe(
+    wrapper: Any, args: tuple[object, ...], kwargs: dict[str, object]
+) -> AbstractContextManager[Any]:
+    """An observed episode under `ajet.trace`; otherwise nothing, as a nested workflow of a run
+    joins the outer one."""
     watching, tag = observer.get(), wrapper.__ajet__
     if watching is None or current_episode.get() is not None or tag.kind != "workflow":
         return nullcontext(SimpleNamespace())
@@ -296,22 +320,28 @@ def _name_of(function: object) -> str:
     return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
-def _parameters(function: Callable[..., object], kind: Kind, name: str) -> dict[str, inspect.Parameter]:
+def _parameters(
+    function: Callable[..., object], kind: Kind, name: str
+) -> dict[str, inspect.Parameter]:
     hints = _hints(function)
     parameters = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise SignatureError(
-                f"{kind} {name}: parameter `{parameter.name}` is positional-only, but a run passes arguments by "
-                f"name ({_names(kind)}, or a key of the task's metadata); remove the `/`"
+                f"{kind} {name}: parameter `{parameter.name}` is positional-only, but a run passes"
+                f" arguments by name ({_names(kind)}, or a key of the task's metadata); remove"
+                " the `/`"
             )
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise SignatureError(
-                f"{kind} {name}: parameter `{stars}{parameter.name}` is variadic, but a run passes arguments by "
-                f"name; list the parameters it needs ({_names(kind)}, or keys of the task's metadata)"
+                f"{kind} {name}: parameter `{stars}{parameter.name}` is variadic, but a run passes"
+                f" arguments by name; list the parameters it needs ({_names(kind)}, or keys of the"
+                " task's metadata)"
             )
-        parameters[parameter.name] = parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
+        parameters[parameter.name] = parameter.replace(
+            annotation=hints.get(parameter.name, parameter.annotation)
+        )
     return parameters
 
 
@@ -319,7 +349,9 @@ def _hints(function: Any) -> dict[str, object]:
     target = inspect.unwrap(getattr(function, "func", function))
     try:
         target = target if inspect.isroutine(target) else type(target).__call__
-        return inspect.get_annotations(target, eval_str=True)  # get_type_hints differs on Python 3.10
+        return inspect.get_annotations(
+            target, eval_str=True
+        )  # get_type_hints differs on Python 3.10
     except Exception:  # noqa: BLE001  a name imported only for type checkers: the annotation stays a string
         return {}
 
@@ -336,7 +368,9 @@ def spec_of(function: object, kind: Kind) -> Spec:
 def _spec_of(function: Any, kind: Kind) -> Spec:
     tag = getattr(function, "__ajet__", None)
     if tag is not None and tag.kind != kind:
-        raise SignatureError(f"{_name_of(function)} is decorated with @ajet.{tag.kind}, but a {kind} is needed here")
+        raise SignatureError(
+            f"{_name_of(function)} is decorated with @ajet.{tag.kind}, but a {kind} is needed here"
+        )
     if tag is None:
         tag = _tag(function, _Tag(kind, None, None, None)).__ajet__
     name = tag.name or _name_of(function)
@@ -360,7 +394,9 @@ def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, ob
     arguments: dict[str, object] = {}
     missing = [p for p in spec.parameters.values() if not _fill(p, task, reserved, arguments)]
     texts = [p for p in missing if p.annotation in _STRINGS]
-    candidates = texts if spec.kind == "workflow" else [p for p in missing if p.name in QUERY_COLUMNS]
+    candidates = (
+        texts if spec.kind == "workflow" else [p for p in missing if p.name in QUERY_COLUMNS]
+    )
     if task.main_query and len(missing) == len(candidates) == 1:
         arguments[missing[0].name] = task.main_query
         missing = []
@@ -369,7 +405,9 @@ def bind(spec: Spec, task: Task, reserved: Mapping[str, object]) -> dict[str, ob
     return arguments
 
 
-def _fill(parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any], into: dict[str, object]) -> bool:
+def _fill(
+    parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any], into: dict[str, object]
+) -> bool:
     name, default = parameter.name, parameter.default
     if name == "task" and parameter.annotation in (str, "str"):
         into[name] = task.main_query
@@ -379,28 +417,36 @@ def _fill(parameter: inspect.Parameter, task: Task, reserved: Mapping[str, Any],
         into[name] = reserved[name]
     elif name in task.metadata:
         into[name] = task.metadata[name]
-    elif name in _TASK_FIELDS and (getattr(task, name) or (name in _MAY_BE_EMPTY and default is parameter.empty)):
+    elif name in _TASK_FIELDS and (
+        getattr(task, name) or (name in _MAY_BE_EMPTY and default is parameter.empty)
+    ):
         into[name] = getattr(task, name)
     else:
         return default is not parameter.empty
     return True
 
 
-def _explain_missing(spec: Spec, task: Task, reserved: Mapping[str, object], missing: list[inspect.Parameter]) -> str:
+def _explain_missing(
+    spec: Spec, task: Task, reserved: Mapping[str, object], missing: list[inspect.Parameter]
+) -> str:
     names = ", ".join(f"`{p.name}`" for p in missing)
     keys = ", ".join(sorted(map(str, task.metadata))) or "none"
     several = spec.kind == "workflow" and len(missing) > 1 and bool(task.main_query)
-    query = "a main_query (passed to a single string parameter)" if task.main_query else "no main_query"
+    query = (
+        "a main_query (passed to a single string parameter)" if task.main_query else "no main_query"
+    )
     available = f"{', '.join(sorted(reserved))} by name; metadata keys: {keys}"
     if spec.kind == "workflow":
         available += f"; {query}"
     hint = "Only one parameter can receive main_query. " if several else ""
     for parameter in missing:
-        near = difflib.get_close_matches(parameter.name, [*reserved, *map(str, task.metadata)], n=1, cutoff=0.7)
+        near = difflib.get_close_matches(
+            parameter.name, [*reserved, *map(str, task.metadata)], n=1, cutoff=0.7
+        )
         if near:
             hint += f"Did you mean `{near[0]}` by `{parameter.name}`? "
     return (
-        f"{spec.kind} {spec.name}: no value for {'parameters' if len(missing) > 1 else 'parameter'} {names} in "
-        f"task {task.task_id}. Available: {available}. {hint}Rename the parameter, give it a default, or add the key "
-        "to the task's metadata"
+        f"{spec.kind} {spec.name}: no value for {'parameters' if len(missing) > 1 else 'parameter'}"
+        f" {names} in task {task.task_id}. Available: {available}. {hint}Rename the parameter, give"
+        " it a default, or add the key to the task's metadata"
     )

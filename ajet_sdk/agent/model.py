@@ -36,7 +36,8 @@ class Message(dict[str, Any]):
 class Model:
     """A handle of an LLM: an OpenAI-compatible endpoint, its key and the model's name.
 
-    In a run it is the policy, as one agent of an episode. Any framework that takes a base URL can use it.
+    In a run it is the policy, as one agent of an episode. Any framework that takes a base URL can
+    use it.
 
     Args:
         base_url: the endpoint, up to and including `/v1`.
@@ -56,47 +57,80 @@ class Model:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle without the connections."""
-        return functools.partial(Model, timeout=self.timeout), (self.base_url, self.api_key, self.name)
+        return functools.partial(Model, timeout=self.timeout), (
+            self.base_url,
+            self.api_key,
+            self.name,
+        )
 
     def agent(
-        self, name: str, target_tag: str | None = None, trainable: bool = True, debug_model: str | None = None
+        self,
+        name: str,
+        target_tag: str | None = None,
+        trainable: bool = True,
+        debug_model: str | None = None,
     ) -> Model:
-        """Return a handle of the same model for another agent of the episode; agents never share a timeline.
+        """Return a handle of the same model for another agent of the episode; agents never share a
+        timeline.
 
-        `trainable_targets` selects agents by `target_tag`, which defaults to the agent's name. `debug_model` answers
-        calls outside of the targets. Raises EngineError for a model without an episode.
+        `trainable_targets` selects agents by `target_tag`, which defaults to the agent's name.
+        `debug_model` answers calls outside of the targets. Raises EngineError for a model without
+        an episode.
         """
         head, separator, path = self.base_url.partition("/episodes/")
         pieces = path.split("/")
         if not separator or len(pieces) != 3:
-            raise EngineError(f"{self!r} belongs to no episode; agents can only be told apart during a run")
+            raise EngineError(
+                f"{self!r} belongs to no episode; agents can only be told apart during a run"
+            )
         segment = AgentIdentity(name, target_tag, trainable, debug_model).segment()
         active = current_episode.get()
         if active is not None and active.phase == "rollout":
             active.recorder.takes_handle(name)
         return Model(
-            f"{head}/episodes/{pieces[0]}/{segment}/{pieces[2]}", self.api_key, self.name, timeout=self.timeout
+            f"{head}/episodes/{pieces[0]}/{segment}/{pieces[2]}",
+            self.api_key,
+            self.name,
+            timeout=self.timeout,
         )
 
     async def chat(
-        self, messages: Sequence[JsonView], tools: Sequence[JsonView] | None = None, **params: object
+        self,
+        messages: Sequence[JsonView],
+        tools: Sequence[JsonView] | None = None,
+        **params: object,
     ) -> Message:
-        """Request the model's next message. `params` are those of `chat/completions`, except `stream`.
+        """Request the model's next message. `params` are those of `chat/completions`, except
+        `stream`.
 
-        Raises RequestRefused (400), ContextOverflow, EngineUnavailable (429 and 5xx after every retry), EngineError.
+        Raises RequestRefused (400), ContextOverflow, EngineUnavailable (429 and 5xx after every
+        retry), EngineError.
         """
         reply = await self.complete(messages, tools, **params)
         return Message(reply["choices"][0]["message"])
 
     async def complete(
-        self, messages: Sequence[JsonView], tools: Sequence[JsonView] | None = None, **params: object
+        self,
+        messages: Sequence[JsonView],
+        tools: Sequence[JsonView] | None = None,
+        **params: object,
     ) -> Json:
-        """Request a reply and return its whole JSON, with `usage`. Raises the same errors as `chat`."""
+        """Request a reply and return its whole JSON, with `usage`. Raises the same errors as
+        `chat`."""
         if params.get("stream"):
-            raise RequestRefused("replies are returned whole; to stream, use openai() or async_openai()", "stream")
+            raise RequestRefused(
+                "replies are returned whole; to stream, use openai() or async_openai()", "stream"
+            )
         if isinstance(messages, str):
-            raise RequestRefused('messages must be a list, [{"role": "user", "content": "..."}] (got text)', "messages")
-        body: dict[str, object] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
+            raise RequestRefused(
+                'messages must be a list, [{"role": "user", "content": "..."}] (got text)',
+                "messages",
+            )
+        body: dict[str, object] = {
+            "model": self.name,
+            "messages": [dict(m) for m in messages],
+            **params,
+        }
         if tools:
             body["tools"] = list(tools)
         reply = await self.endpoint.post("chat/completions", body)
@@ -109,13 +143,18 @@ class Model:
         return Endpoint(self.base_url, self.api_key, timeout=self.timeout)
 
     def overflowed(self) -> bool:
-        """Ask the gateway whether a call of the episode exceeded the context length. Raises EngineUnavailable."""
-        request = Request(f"{self.base_url}/episode", headers={"authorization": f"Bearer {self.api_key}"})
+        """Ask the gateway whether a call of the episode exceeded the context length. Raises
+        EngineUnavailable."""
+        request = Request(
+            f"{self.base_url}/episode", headers={"authorization": f"Bearer {self.api_key}"}
+        )
         try:
             with build_opener(ProxyHandler({})).open(request, timeout=STATUS_TIMEOUT) as response:
                 return bool(json.load(response)["context_overflow"])
         except OSError as error:
-            raise EngineUnavailable(f"the episode's gateway at {self.base_url} did not answer: {error}") from error
+            raise EngineUnavailable(
+                f"the episode's gateway at {self.base_url} did not answer: {error}"
+            ) from error
 
     def openai(self) -> OpenAI:
         """Return an `openai.OpenAI` client for this model."""
@@ -130,7 +169,11 @@ class Model:
         return openai.AsyncOpenAI(**self._client_arguments("DefaultAsyncHttpxClient"))
 
     def _client_arguments(self, client: str) -> Json:
-        arguments: dict[str, object] = {"base_url": self.base_url, "api_key": self.api_key, "timeout": self.timeout}
+        arguments: dict[str, object] = {
+            "base_url": self.base_url,
+            "api_key": self.api_key,
+            "timeout": self.timeout,
+        }
         if is_loopback(self.base_url):
             import openai
 

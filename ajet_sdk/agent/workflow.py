@@ -1,4 +1,5 @@
-"""The class API: a `Workflow` with `execute`, a `BaseJudge` with `compute_reward`, and their arguments.
+"""The class API: a `Workflow` with `execute`, a `BaseJudge` with `compute_reward`, and their
+arguments.
 
     class Math(ajet.Workflow):
         async def execute(self, workflow_task, tuner):
@@ -53,7 +54,8 @@ class WorkflowTask(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    """The result of `execute`. With a `reward` the judge is skipped; a list of numbers is several rewards, summed."""
+    """The result of `execute`. With a `reward` the judge is skipped; a list of numbers is several
+    rewards, summed."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -65,7 +67,8 @@ class WorkflowOutput(BaseModel):
 
 
 class Workflow(BaseModel):
-    """Base class of agents; a subclass implements `async def execute`. Each episode gets its own instance."""
+    """Base class of agents; a subclass implements `async def execute`. Each episode gets its own
+    instance."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -79,7 +82,8 @@ class Workflow(BaseModel):
 
 
 class BaseJudge:
-    """Base class of judges: created once per run with the config, called for each output without a reward."""
+    """Base class of judges: created once per run with the config, called for each output without a
+    reward."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
@@ -130,7 +134,11 @@ class AjetTuner:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with the current targets; the copy asks the gateway whether a call overflowed."""
         targets = self._targets()
-        return _rebuild_tuner, (self.config, self._model, None if targets is None else tuple(targets))
+        return _rebuild_tuner, (
+            self.config,
+            self._model,
+            None if targets is None else tuple(targets),
+        )
 
     def get_context_tracker(self) -> ContextTracker:
         """Return the episode's tracker; programs read `.context_overflow`."""
@@ -142,10 +150,12 @@ class AjetTuner:
         target_tag: str = UNTAGGED,
         debug_model: object = None,
     ) -> Any:
-        """Return an AgentScope `OpenAIChatModel` for one agent, of the installed major version (1.x, 2.x).
+        """Return an AgentScope `OpenAIChatModel` for one agent, of the installed major version
+        (1.x, 2.x).
 
-        Outside of the trainable targets `debug_model` answers instead: an AgentScope model, which is returned as it is,
-        or the name of a model. Raises ConfigError if it is missing, MissingExtra without AgentScope.
+        Outside of the trainable targets `debug_model` answers instead: an AgentScope model, which
+        is returned as it is, or the name of a model. Raises ConfigError if it is missing,
+        MissingExtra without AgentScope.
         """
         model = self._answering(agent_name, target_tag, debug_model)
         size = self.config.rollout.max_model_len
@@ -157,7 +167,8 @@ class AjetTuner:
         target_tag: str = UNTAGGED,
         debug_model: object = "gpt-4o",
     ) -> Any:
-        """Return an `openai.AsyncOpenAI` client whose `chat.completions.create` needs no model name."""
+        """Return an `openai.AsyncOpenAI` client whose `chat.completions.create` needs no model
+        name."""
         model = self._answering(agent_name, target_tag, debug_model)
         if not isinstance(model, Model):
             return model
@@ -166,7 +177,9 @@ class AjetTuner:
 
         def with_defaults(messages: Any, *, model: str = model.name, **parameters: Any) -> object:
             if not parameters.get("tools"):  # OpenAI rejects an empty list of tools
-                parameters = {k: v for k, v in parameters.items() if k not in ("tools", "tool_choice")}
+                parameters = {
+                    k: v for k, v in parameters.items() if k not in ("tools", "tool_choice")
+                }
             return create(messages=messages, model=model, **parameters)
 
         client.chat.completions.create = with_defaults  # type: ignore[method-assign,assignment]
@@ -183,7 +196,8 @@ class AjetTuner:
         return BaseUrlAndKey(model.base_url, model.api_key, model.name)
 
     def _answering(self, agent_name: str, target_tag: str, debug_model: Any) -> Any:
-        """The `Model` of an agent; outside of the targets, the given debug model unless the config names an opponent.
+        """The `Model` of an agent; outside of the targets, the given debug model unless the config
+        names an opponent.
 
         Raises ConfigError if no model answers the agent.
         """
@@ -192,16 +206,17 @@ class AjetTuner:
             return self._model.agent(agent_name, target_tag)
         if not targets:
             raise ConfigError(
-                "trainable_targets=[] would train no agent; name at least one target tag, or set it to None"
+                "trainable_targets=[] would train no agent; name at least one target tag, or set it"
+                " to None"
             )
         named = debug_model if isinstance(debug_model, str) else None
         configured = any(name in rollout.debug_models for name in (agent_name, target_tag, named))
         if not (rollout.opponent or configured):
             if debug_model is None:
                 raise ConfigError(
-                    f"target_tag {target_tag!r} is not among the trainable targets ({', '.join(targets)}) and no "
-                    "debug_model is given to answer in its place; pass debug_model=, set rollout.opponent, or add the "
-                    "tag to trainable_targets"
+                    f"target_tag {target_tag!r} is not among the trainable targets"
+                    f" ({', '.join(targets)}) and no debug_model is given to answer in its place;"
+                    " pass debug_model=, set rollout.opponent, or add the tag to trainable_targets"
                 )
             if named is None:
                 return debug_model
@@ -217,18 +232,23 @@ def _rebuild_tuner(config: Config, model: Model, targets: tuple[str, ...] | None
 
 def is_workflow_class(workflow: object) -> TypeGuard[Workflow | type[Workflow]]:
     """Whether a value is a `Workflow` class or instance."""
-    return isinstance(workflow, Workflow) or (inspect.isclass(workflow) and issubclass(workflow, Workflow))
+    return isinstance(workflow, Workflow) or (
+        inspect.isclass(workflow) and issubclass(workflow, Workflow)
+    )
 
 
 def make_workflow(workflow: Workflow | type[Workflow]) -> Workflow:
-    """Return an instance for one episode, as concurrent episodes set attributes on it. Raises SignatureError."""
+    """Return an instance for one episode, as concurrent episodes set attributes on it. Raises
+    SignatureError."""
     instance = workflow() if isinstance(workflow, type) else workflow.model_copy()
     if type(instance).execute is Workflow.execute:
-        raise SignatureError(f"workflow {type(instance).__name__} has no `execute(self, workflow_task, tuner)`")
+        raise SignatureError(
+            f"workflow {type(instance).__name__} has no `execute(self, workflow_task, tuner)`"
+        )
     if instance.trainable_targets is not None and not instance.trainable_targets:
         raise SignatureError(
-            f"workflow {type(instance).__name__}: trainable_targets=[] would train no agent; name at least one "
-            "target tag, or set it to None for all"
+            f"workflow {type(instance).__name__}: trainable_targets=[] would train no agent; name"
+            " at least one target tag, or set it to None for all"
         )
     return instance
 
@@ -236,13 +256,19 @@ def make_workflow(workflow: Workflow | type[Workflow]) -> Workflow:
 def check_signature(workflow: object, judge: object, task: Task, config: Config) -> None:
     """Raise SignatureError if a run could not call the workflow or the judge for this task."""
     placeholder = Model("", "", "policy")
-    absent = frozenset() if config.task_reader.has_environment(task.env_type) else frozenset({"env"})
+    absent = (
+        frozenset() if config.task_reader.has_environment(task.env_type) else frozenset({"env"})
+    )
     if is_workflow_class(workflow):
         make_workflow(workflow)
     else:
         spec = spec_of(workflow, "workflow")
         bind(spec, task, dict.fromkeys((WORKFLOW_NAMES | spec.tuner_names) - absent, placeholder))
-    if judge is not None and not hasattr(judge, "compute_reward") and getattr(judge, "group", None) is not True:
+    if (
+        judge is not None
+        and not hasattr(judge, "compute_reward")
+        and getattr(judge, "group", None) is not True
+    ):
         spec = spec_of(judge, "judge")
         names = GROUP_NAMES if spec.group else JUDGE_NAMES | spec.tuner_names
         bind(spec, task, dict.fromkeys(names - absent, placeholder))

@@ -1,4 +1,5 @@
-"""The `debug` backbone: a few episodes in one process, with breakpoints and a summary, without training."""
+"""The `debug` backbone: a few episodes in one process, with breakpoints and a summary, without
+training."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from ajet_sdk.reporting import output
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.episode import run_batch
-from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by_cause, untrained_entries
+from ajet_sdk.rollout.outcomes import (
+    check_sound,
+    failure_messages,
+    failures_by_cause,
+    untrained_entries,
+)
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Episode, new_id
@@ -31,7 +37,8 @@ _tags: ContextVar[frozenset[str]] = ContextVar("ajet_debug_tags", default=frozen
 
 
 def bp(tag: str) -> None:
-    """Stop in the debugger if the run was started with this tag: `--backbone debug --debug "TAG1|TAG2"`.
+    """Stop in the debugger if the run was started with this tag:
+    `--backbone debug --debug "TAG1|TAG2"`.
 
     Otherwise it has no effect, so it can stay in the code.
 
@@ -68,7 +75,9 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     changed: dict[str, object] = {"max_env_worker": job.config.debug.debug_max_parallel}
     if job.debug_tags:  # one debugger, without a time limit
         changed = {"max_env_worker": 1, "timeout": _A_WEEK, "judge_timeout": _A_WEEK}
-    config = job.config.model_copy(update={"rollout": job.config.rollout.model_copy(update=changed)})
+    config = job.config.model_copy(
+        update={"rollout": job.config.rollout.model_copy(update=changed)}
+    )
     config = await with_model(at_endpoint(config), (job.workflow, job.judge, job.train))
     engine = open_engine(config)
     try:
@@ -100,7 +109,13 @@ def _attempts(job: Job) -> list[Attempt]:
     tasks = list(job.train[: job.config.debug.debug_first_n_tasks])
     seeds = (f"{job.config.debug.debug_vllm_seed}/{position}" for position in range(len(tasks)))
     return [
-        Attempt(task=task, run_id=job.run_id, group_id=new_id(), seed=_seed(text), group_seed=_seed(text))
+        Attempt(
+            task=task,
+            run_id=job.run_id,
+            group_id=new_id(),
+            seed=_seed(text),
+            group_seed=_seed(text),
+        )
         for task, text in zip(tasks, seeds, strict=True)
     ]
 
@@ -119,14 +134,20 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("output")
     tokenizer = getattr(engine, "tokenizer", None)
-    reading = (tokenizer.decode, ChatTemplate.known(tokenizer)) if tokenizer is not None else (None, None)
+    reading = (
+        (tokenizer.decode, ChatTemplate.known(tokenizer)) if tokenizer is not None else (None, None)
+    )
     splits = []
     for episode in episodes:
         merged = merge(episode.calls, *reading)
         splits += [(episode, split) for split in merged.splits]
         table.add_row(
             escape(_short(episode.task.main_query or episode.task.task_id, 40)),
-            episode.status if episode.status == "succeeded" else f"{episode.status}: {escape(episode.cause or '')}",
+            (
+                episode.status
+                if episode.status == "succeeded"
+                else f"{episode.status}: {escape(episode.cause or '')}"
+            ),
             "" if episode.reward is None else f"{episode.reward:.3g}",
             str(sum(call.phase == "rollout" for call in episode.calls)),
             str(len(merged.timelines)),

@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 
 
 async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Train: sample a batch or load stored conversations, build training samples, update, and validate.
+    """Train: sample a batch or load stored conversations, build training samples, update, and
+    validate.
 
-    With `rollout.max_staleness` above 0 the next batch is sampled while the current one trains. A cancelled run saves
-    its last complete step.
+    With `rollout.max_staleness` above 0 the next batch is sampled while the current one trains. A
+    cancelled run saves its last complete step.
 
-    Returns the trained model as a Hugging Face checkpoint. Raises TrainingError if too few episodes are sound or the
-    ledger does not balance.
+    Returns the trained model as a Hugging Face checkpoint. Raises TrainingError if too few episodes
+    are sound or the ledger does not balance.
     """
 
     async def open_model(steps: int, say: Callable[[str], None]) -> tuple[Learner, PreTrainedModel]:
-        learner = await open_learner(job.config, Probe(job.config, job.workflow, job.judge, job.train), steps, say)
+        learner = await open_learner(
+            job.config, Probe(job.config, job.workflow, job.judge, job.train), steps, say
+        )
         return learner, learner.trainer.model
 
     with deterministic_torch(job.config.rollout.deterministic):

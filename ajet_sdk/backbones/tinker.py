@@ -27,13 +27,14 @@ _log = logging.getLogger("ajet")
 
 
 async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Train like `local`, with a LoRA adapter that the service of `config.tinker` trains and samples.
+    """Train like `local`, with a LoRA adapter that the service of `config.tinker` trains and
+    samples.
 
-    If the service ends the session, the run continues in a new one from its newest checkpoint, as with `--resume`; once
-    per checkpoint.
+    If the service ends the session, the run continues in a new one from its newest checkpoint, as
+    with `--resume`; once per checkpoint.
 
-    Returns the adapter in peft's format. Raises TrainingError if the service fails; `--resume` continues from the
-    newest state.
+    Returns the adapter in peft's format. Raises TrainingError if the service fails; `--resume`
+    continues from the newest state.
     """
     costs = Costs(job.config.tinker.prices)
     session: Session | None = None
@@ -55,5 +56,7 @@ async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
             if session is None or not session.lost or newest in continued or stopped:
                 raise
             continued.append(newest)
-            _log.warning("%s; continuing in a new session, from the newest checkpoint", session.lost)
+            _log.warning(
+                "%s; continuing in a new session, from the newest checkpoint", session.lost
+            )
             job = replace(job, resume=True)

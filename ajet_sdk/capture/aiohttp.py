@@ -9,7 +9,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Done, Fallback, Feed, PassThrough, Reroute, active_episode, decide, sending
+from ajet_sdk.capture.routing import (
+    Done,
+    Fallback,
+    Feed,
+    PassThrough,
+    Reroute,
+    active_episode,
+    decide,
+    sending,
+)
 from ajet_sdk.dialects.json import json_bytes
 
 if TYPE_CHECKING:
@@ -74,10 +83,18 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
         if active is None:
             return await original(self, method, str_or_url, **kwargs)
         payload = kwargs.get("json") if kwargs.get("json") is not None else kwargs.get("data")
-        url, headers = str(self._build_url(str_or_url)), self._prepare_headers(kwargs.get("headers"))
+        url, headers = (
+            str(self._build_url(str_or_url)),
+            self._prepare_headers(kwargs.get("headers")),
+        )
         plan = decide(active, method, url, headers, lambda: payload)
         if isinstance(plan, Reroute):
-            return await original(self, "POST", plan.url, **_arguments_to_gateway(self, plan, headers, payload, kwargs))
+            return await original(
+                self,
+                "POST",
+                plan.url,
+                **_arguments_to_gateway(self, plan, headers, payload, kwargs),
+            )
         with sending(active, plan):
             response = await original(self, method, str_or_url, **kwargs)
         if plan is not None:
@@ -88,15 +105,29 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
 
 
 def _arguments_to_gateway(
-    session: object, reroute: Reroute, headers: Mapping[str, str], body: object, kwargs: Mapping[str, object]
+    session: object,
+    reroute: Reroute,
+    headers: Mapping[str, str],
+    body: object,
+    kwargs: Mapping[str, object],
 ) -> dict[str, object]:
-    """Arguments for the agent's session, which belongs to the loop; BasicAuth excludes an Authorization header."""
-    ours = reroute.headers({key: value for key, value in headers.items() if key.lower() != "content-type"})
+    """Arguments for the agent's session, which belongs to the loop; BasicAuth excludes an
+    Authorization header."""
+    ours = reroute.headers(
+        {key: value for key, value in headers.items() if key.lower() != "content-type"}
+    )
     if getattr(session, "_default_auth", None) is not None:
         ours["x-api-key"] = ours.pop("authorization").removeprefix("Bearer ")
-    options = {key: kwargs[key] for key in ("timeout", "raise_for_status", "read_bufsize") if key in kwargs}
+    options = {
+        key: kwargs[key] for key in ("timeout", "raise_for_status", "read_bufsize") if key in kwargs
+    }
     data = body if isinstance(body, (bytes, bytearray, str)) else json_bytes(body)
-    return {**options, "data": data, "headers": {**ours, "content-type": "application/json"}, "allow_redirects": False}
+    return {
+        **options,
+        "data": data,
+        "headers": {**ours, "content-type": "application/json"},
+        "allow_redirects": False,
+    }
 
 
 def _observe_aiohttp(passing: PassThrough, response: aiohttp.ClientResponse) -> None:

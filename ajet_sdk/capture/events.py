@@ -1,4 +1,5 @@
-"""Records tool calls and retrievals of an agent as events of its episode: from MCP sessions and OpenTelemetry spans."""
+"""Records tool calls and retrievals of an agent as events of its episode: from MCP sessions and
+OpenTelemetry spans."""
 
 from __future__ import annotations
 
@@ -20,12 +21,32 @@ if TYPE_CHECKING:
     from mcp.types import CallToolResult
     from opentelemetry.sdk.trace import Span
 
-KINDS = ("openinference.span.kind", "gen_ai.span.kind", "traceloop.span.kind", "langfuse.observation.type")
+KINDS = (
+    "openinference.span.kind",
+    "gen_ai.span.kind",
+    "traceloop.span.kind",
+    "langfuse.observation.type",
+)
 """Attributes for a span's kind."""
-INPUTS = ("input.value", "langfuse.observation.input", "traceloop.entity.input", "agentscope.function.input")
-OUTPUTS = ("output.value", "langfuse.observation.output", "traceloop.entity.output", "agentscope.function.output")
+INPUTS = (
+    "input.value",
+    "langfuse.observation.input",
+    "traceloop.entity.input",
+    "agentscope.function.input",
+)
+OUTPUTS = (
+    "output.value",
+    "langfuse.observation.output",
+    "traceloop.entity.output",
+    "agentscope.function.output",
+)
 _NAMES = ("gen_ai.tool.name", "tool.name", "gen_ai.data_source.id", "traceloop.entity.name")
-_ARGUMENTS = ("gen_ai.tool.call.arguments", "gen_ai.retrieval.query.text", *INPUTS, "tool.parameters")
+_ARGUMENTS = (
+    "gen_ai.tool.call.arguments",
+    "gen_ai.retrieval.query.text",
+    *INPUTS,
+    "tool.parameters",
+)
 _RESULTS = ("gen_ai.tool.call.result", "gen_ai.retrieval.documents", *OUTPUTS)
 _DOCUMENT = "retrieval.documents.{}.document.content"
 _LONGEST = 100_000
@@ -48,7 +69,9 @@ def patch_mcp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
 
         def record(result: object, error: str | None) -> None:
             sent = dict(arguments or {})
-            event = Event(name=name, arguments=sent, result=result, error=error, started_at=started_at)
+            event = Event(
+                name=name, arguments=sent, result=result, error=error, started_at=started_at
+            )
             recorder.happened(event.model_copy(update={"trace_id": span[0], "span_id": span[1]}))
 
         try:
@@ -82,7 +105,8 @@ def cut(value: object) -> Any:
 
 
 def current_span() -> tuple[str | None, str | None]:
-    """Trace id and span id of the active OpenTelemetry span, or None. Does not import OpenTelemetry."""
+    """Trace id and span id of the active OpenTelemetry span, or None. Does not import
+    OpenTelemetry."""
     api = sys.modules.get("opentelemetry.trace")
     context = None if api is None else api.get_current_span().get_span_context()
     if context is None or not context.is_valid:
@@ -98,7 +122,8 @@ def event_of(
     ended_at: datetime,
     ids: tuple[str, str],
 ) -> Event | None:
-    """Convert a span to a tool call or retrieval, by the GenAI, OpenInference, OpenLLMetry or Langfuse conventions.
+    """Convert a span to a tool call or retrieval, by the GenAI, OpenInference, OpenLLMetry or
+    Langfuse conventions.
 
     `attributes` are flat; `ids` are those of trace and span. Returns None for spans of other kinds.
     """
@@ -113,7 +138,9 @@ def event_of(
     return Event(
         kind="tool" if "tool" in kind else "retrieval",
         name=str(first_of(attributes, _NAMES) or name),
-        arguments=cut(asked if isinstance(asked, dict) else {} if asked is None else {"input": asked}),
+        arguments=cut(
+            asked if isinstance(asked, dict) else {} if asked is None else {"input": asked}
+        ),
         result=cut(result),
         error=error,
         started_at=started_at,
@@ -156,10 +183,15 @@ def patch_spans(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
 def _record(span: Span, recorder: object) -> None:
     context, status = span.get_span_context(), span.status
     ids = f"{context.trace_id:032x}", f"{context.span_id:016x}"
-    if any(event.span_id == ids[1] for event in getattr(recorder, "events", ())):  # recorded at its MCP session
+    if any(
+        event.span_id == ids[1] for event in getattr(recorder, "events", ())
+    ):  # recorded at its MCP session
         return
     error = (status.description or "error") if status.status_code.name == "ERROR" else None
-    times = [datetime.fromtimestamp((at or 0) / 1e9, timezone.utc) for at in (span.start_time, span.end_time)]
+    times = [
+        datetime.fromtimestamp((at or 0) / 1e9, timezone.utc)
+        for at in (span.start_time, span.end_time)
+    ]
     event = event_of(span.name, span.attributes or {}, error, times[0], times[1], ids)
     if event is not None:
         recorder.happened(event)  # type: ignore[attr-defined]

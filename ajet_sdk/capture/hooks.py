@@ -1,8 +1,9 @@
-"""Installs the hooks of HTTP clients while a run or `ajet.trace` is on, and restores the originals at its end.
+"""Installs the hooks of HTTP clients while a run or `ajet.trace` is on, and restores the originals
+at its end.
 
-A library of `LIBRARIES` is wrapped once it is imported. Threads, thread pools and process pools inherit the active
-episode; other processes get `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Outside of an episode a wrapper only calls the
-original. This is the only module with global state.
+A library of `LIBRARIES` is wrapped once it is imported. Threads, thread pools and process pools
+inherit the active episode; other processes get `OPENAI_BASE_URL` and `OPENAI_API_KEY`. Outside of
+an episode a wrapper only calls the original. This is the only module with global state.
 """
 
 from __future__ import annotations

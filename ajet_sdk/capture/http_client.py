@@ -1,4 +1,5 @@
-"""Hooks of http.client, which urllib and many small clients use, and of urllib3, which requests uses."""
+"""Hooks of http.client, which urllib and many small clients use, and of urllib3, which requests
+uses."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 READS = ("read", "read1", "readline", "readinto")
 
 
-def read_along(response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: Feed, done: Done) -> None:
+def read_along(
+    response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: Feed, done: Done
+) -> None:
     """Pass the bytes that any method of a response reads to `feed`."""
     inside = False
 
@@ -63,7 +66,11 @@ def read_along(response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: 
 
         return end
 
-    for names, wrap in ((READS, read_by), (("read_chunked",), in_chunks), (("close", "release_conn"), ended_by)):
+    for names, wrap in (
+        (READS, read_by),
+        (("read_chunked",), in_chunks),
+        (("close", "release_conn"), ended_by),
+    ):
         for name in names:
             if hasattr(response, name):
                 setattr(response, name, wrap(getattr(response, name)))  # type: ignore[operator]
@@ -72,11 +79,13 @@ def read_along(response: http.client.HTTPResponse | urllib3.HTTPResponse, feed: 
 def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     connection: type[http.client.HTTPConnection] = module.HTTPConnection
     original = connection.__dict__["request"]
-    response_of: Callable[[http.client.HTTPConnection], http.client.HTTPResponse] = connection.__dict__["getresponse"]
-    put = connection.__dict__["putrequest"]
-    underway: weakref.WeakKeyDictionary[http.client.HTTPConnection, http.client.HTTPConnection | PassThrough] = (
-        weakref.WeakKeyDictionary()
+    response_of: Callable[[http.client.HTTPConnection], http.client.HTTPResponse] = (
+        connection.__dict__["getresponse"]
     )
+    put = connection.__dict__["putrequest"]
+    underway: weakref.WeakKeyDictionary[
+        http.client.HTTPConnection, http.client.HTTPConnection | PassThrough
+    ] = weakref.WeakKeyDictionary()
     """The connection to the gateway, or the `PassThrough`, of each connection of the agent."""
 
     def request(
@@ -109,12 +118,18 @@ def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) 
         parts = urlsplit(plan.url)
         gateway = connection(parts.hostname or "", parts.port, timeout=timeout)
         data = body.encode() if isinstance(body, str) else body
-        original(gateway, "POST", parts.path, data, {**plan.headers(headers), "connection": "close"})
+        original(
+            gateway, "POST", parts.path, data, {**plan.headers(headers), "connection": "close"}
+        )
         return gateway
 
-    def putrequest(self: http.client.HTTPConnection, method: str, url: str, *args: object, **kwargs: object) -> None:
+    def putrequest(
+        self: http.client.HTTPConnection, method: str, url: str, *args: object, **kwargs: object
+    ) -> None:
         active = active_episode(fallback)
-        if active is not None:  # not called by `request`: the body follows by `send`, too late to decide
+        if (
+            active is not None
+        ):  # not called by `request`: the body follows by `send`, too late to decide
             refuse_unread(active, method, _url(self, url))
         put(self, method, url, *args, **kwargs)
 
@@ -173,23 +188,31 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
         active = active_episode(fallback)
         if active is None:
             return original(self, method, url, body, headers, *args, **kwargs)
-        sent_headers = {str(name).lower(): str(value) for name, value in (headers or self.headers or {}).items()}
+        sent_headers = {
+            str(name).lower(): str(value) for name, value in (headers or self.headers or {}).items()
+        }
         whole = url if "://" in url else f"{self.scheme}://{self.host}:{self.port or ''}{url}"
         plan = decide(active, method, whole, sent_headers, lambda: body)
         with sending(active, plan):
             if isinstance(plan, Reroute):
                 gateway, path = client.get().connection_from_url(plan.url), urlsplit(plan.url).path
-                return original(gateway, "POST", path, body, plan.headers(sent_headers), *args, **kwargs)
+                return original(
+                    gateway, "POST", path, body, plan.headers(sent_headers), *args, **kwargs
+                )
             response = original(self, method, url, body, headers, *args, **kwargs)
         if plan is not None:
-            _observe_urllib3(plan, response, response.data if kwargs.get("preload_content", True) else None)
+            _observe_urllib3(
+                plan, response, response.data if kwargs.get("preload_content", True) else None
+            )
         return response
 
     patches.replace(pool, "urlopen", urlopen)
     patches.at_end(client.close)
 
 
-def _observe_urllib3(passing: PassThrough, response: urllib3.HTTPResponse, content: bytes | None) -> None:
+def _observe_urllib3(
+    passing: PassThrough, response: urllib3.HTTPResponse, content: bytes | None
+) -> None:
     """Record the body `content`, or if it is None, the body as it is read."""
     done = passing.ending(response.status, response.headers.get("content-type", ""))
     if content is None:

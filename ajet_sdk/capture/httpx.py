@@ -1,7 +1,7 @@
 """Hooks of httpx and httpx2, which have the same API.
 
-A request to the gateway of this process needs no socket and skips the client's authentication, redirects, cookies and
-connection pool.
+A request to the gateway of this process needs no socket and skips the client's authentication,
+redirects, cookies and connection pool.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class _Inbox:
 
 
 class _Httpx:
-    """The original `send` methods, requests to the gateway of this process, and clients for those over a socket."""
+    """The original `send` methods, requests to the gateway of this process, and clients for those
+    over a socket."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
@@ -84,7 +85,9 @@ class _Httpx:
         self.response: type[httpx.Response] = module.Response
         self.send: Callable[..., httpx.Response] = module.Client.__dict__["send"]
         self.asend: Callable[..., Awaitable[httpx.Response]] = module.AsyncClient.__dict__["send"]
-        self.own: OwnClient[httpx.Client] = OwnClient(lambda: self.module.Client(**self._arguments()))
+        self.own: OwnClient[httpx.Client] = OwnClient(
+            lambda: self.module.Client(**self._arguments())
+        )
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
             weakref.WeakKeyDictionary()
         )
@@ -97,7 +100,9 @@ class _Httpx:
                 return self.chunks
 
         class AsyncStream(module.AsyncByteStream):  # type: ignore[misc,name-defined]
-            def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
+            def __init__(
+                self, chunks: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]
+            ) -> None:
                 self.chunks, self.aclose = chunks, close
 
             def __aiter__(self) -> AsyncIterator[bytes]:
@@ -109,13 +114,15 @@ class _Httpx:
     def to_gateway(self, request: httpx.Request, plan: Reroute) -> httpx.Request:
         extensions = {key: value for key, value in request.extensions.items() if key == "timeout"}
         headers = plan.headers(request.headers)
-        return self.request("POST", plan.url, headers=headers, content=request.content, extensions=extensions)
+        return self.request(
+            "POST", plan.url, headers=headers, content=request.content, extensions=extensions
+        )
 
     def ask(self, plan: Reroute, request: httpx.Request, stream: bool) -> httpx.Response:
         """Send a request to the gateway of this process; its body and time limit count.
 
-        The response is read unless `stream`. Raises the module's ReadTimeout, ConnectError (the gateway has stopped)
-        and RemoteProtocolError (it closed the connection early).
+        The response is read unless `stream`. Raises the module's ReadTimeout, ConnectError (the
+        gateway has stopped) and RemoteProtocolError (it closed the connection early).
         """
         began, parts = time.perf_counter(), queue.SimpleQueue[ResponsePart | None]()
         request.read()
@@ -126,7 +133,9 @@ class _Httpx:
             try:
                 part = parts.get(timeout=patience)
             except queue.Empty:
-                raise self.module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
+                raise self.module.ReadTimeout(
+                    f"no answer within {patience:g} s", request=request
+                ) from None
             return self._accept(request, part, client)
 
         def bodies(part: ResponsePart) -> Iterator[bytes]:
@@ -139,7 +148,9 @@ class _Httpx:
             first = next_part()
             if first.last and not stream:
                 return self._response(request, first, began, content=first.body)
-            response = self._response(request, first, began, stream=self.stream(bodies(first), client.leave))
+            response = self._response(
+                request, first, began, stream=self.stream(bodies(first), client.leave)
+            )
             if not stream:
                 response.read()
         except BaseException:
@@ -157,7 +168,9 @@ class _Httpx:
             try:
                 part = await parts.get(patience)
             except TimeoutError:
-                raise self.module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
+                raise self.module.ReadTimeout(
+                    f"no answer within {patience:g} s", request=request
+                ) from None
             return self._accept(request, part, client)
 
         async def bodies(part: ResponsePart) -> AsyncIterator[bytes]:
@@ -173,7 +186,9 @@ class _Httpx:
             first = await next_part()
             if first.last and not stream:
                 return self._response(request, first, began, content=first.body)
-            response = self._response(request, first, began, stream=self.astream(bodies(first), leave))
+            response = self._response(
+                request, first, began, stream=self.astream(bodies(first), leave)
+            )
             if not stream:
                 await response.aread()
         except BaseException:
@@ -182,7 +197,11 @@ class _Httpx:
         return response
 
     def _send_to_door(
-        self, plan: Reroute, request: httpx.Request, put: Callable[[ResponsePart | None], None], in_parts: bool
+        self,
+        plan: Reroute,
+        request: httpx.Request,
+        put: Callable[[ResponsePart | None], None],
+        in_parts: bool,
     ) -> ProcessClient:
         assert plan.door is not None
         try:
@@ -190,14 +209,22 @@ class _Httpx:
         except RuntimeError as error:
             raise self.module.ConnectError("the gateway has stopped", request=request) from error
 
-    def _accept(self, request: httpx.Request, part: ResponsePart | None, client: ProcessClient) -> ResponsePart:
+    def _accept(
+        self, request: httpx.Request, part: ResponsePart | None, client: ProcessClient
+    ) -> ResponsePart:
         if part is None:
-            raise self.module.RemoteProtocolError("the gateway closed the connection early", request=request)
+            raise self.module.RemoteProtocolError(
+                "the gateway closed the connection early", request=request
+            )
         client.take()
         return part
 
-    def _response(self, request: httpx.Request, first: ResponsePart, began: float, **body: object) -> httpx.Response:
-        response: httpx.Response = self.module.Response(first.status, headers=first.headers, request=request, **body)
+    def _response(
+        self, request: httpx.Request, first: ResponsePart, began: float, **body: object
+    ) -> httpx.Response:
+        response: httpx.Response = self.module.Response(
+            first.status, headers=first.headers, request=request, **body
+        )
         response.elapsed = timedelta(seconds=time.perf_counter() - began)
         return response
 
@@ -209,7 +236,12 @@ class _Httpx:
 
     def _arguments(self) -> dict[str, object]:
         limits = self.module.Limits(max_connections=None, max_keepalive_connections=256)
-        return {"trust_env": False, "verify": without_certificates(), "limits": limits, "timeout": None}
+        return {
+            "trust_env": False,
+            "verify": without_certificates(),
+            "limits": limits,
+            "timeout": None,
+        }
 
     def decoder(self, response: httpx.Response) -> Callable[[bytes], bytes]:
         encoding = response.headers.get("content-encoding")
@@ -257,12 +289,21 @@ class _Httpx:
 def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     hook = _Httpx(module)
 
-    def send(self: httpx.Client, request: httpx.Request, *, stream: bool = False, **kwargs: object) -> httpx.Response:
+    def send(
+        self: httpx.Client, request: httpx.Request, *, stream: bool = False, **kwargs: object
+    ) -> httpx.Response:
         active = active_episode(fallback)
         if active is None:
             return hook.send(self, request, stream=stream, **kwargs)
         try:
-            plan = decide(active, request.method, str(request.url), request.headers, request.read, in_process=True)
+            plan = decide(
+                active,
+                request.method,
+                str(request.url),
+                request.headers,
+                request.read,
+                in_process=True,
+            )
         except Discarded:
             return hook.response(204, request=request)
         if isinstance(plan, Reroute):
@@ -282,7 +323,9 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         url = str(request.url)
         body = await request.aread() if reads_body(request.method, url) else b""
         try:
-            plan = decide(active, request.method, url, request.headers, lambda: body, in_process=True)
+            plan = decide(
+                active, request.method, url, request.headers, lambda: body, in_process=True
+            )
         except Discarded:
             return hook.response(204, request=request)
         if isinstance(plan, Reroute):

@@ -1,4 +1,5 @@
-"""Hook of lm15, the HTTP transports of DSPy 3.4 and later, which use sockets and asyncio streams."""
+"""Hook of lm15, the HTTP transports of DSPy 3.4 and later, which use sockets and asyncio
+streams."""
 
 from __future__ import annotations
 

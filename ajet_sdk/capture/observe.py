@@ -42,19 +42,22 @@ from ajet_sdk.types import Episode, Event, Phase, Run, Status, Task, new_id, now
 log = logging.getLogger("ajet")
 
 _FLUSH_MS = 10_000
-"""Milliseconds until a call is in the file if no reader asks; until then it is in a journal. Large writes cost less."""
+"""Milliseconds until a call is in the file if no reader asks; until then it is in a journal. Large
+writes cost less."""
 _FIRST_WRITE = 5.0
 _RETRY = 60.0
 """Seconds until the next attempt to begin a file."""
 
 
 class trace(AbstractContextManager["trace"]):
-    """Observe a deployed agent: record its LLM calls in a trace file, and never reroute, delay or break them.
+    """Observe a deployed agent: record its LLM calls in a trace file, and never reroute, delay or
+    break them.
 
-    Call it once at start-up, or use it as a context manager. Every call of a decorated workflow is an episode; other
-    LLM calls belong to an episode of the process. A file that cannot be written causes one warning. The trace can be
-    read while the agent runs. If the process is killed, calls whose reply was returned are in a journal beside the
-    file; the next `ajet.trace` or reader of the trace recovers them.
+    Call it once at start-up, or use it as a context manager. Every call of a decorated workflow is
+    an episode; other LLM calls belong to an episode of the process. A file that cannot be written
+    causes one warning. The trace can be read while the agent runs. If the process is killed, calls
+    whose reply was returned are in a journal beside the file; the next `ajet.trace` or reader of
+    the trace recovers them.
 
     Args:
         path: a `.duckdb` file, or a directory in which each process writes its own files.
@@ -114,9 +117,13 @@ class trace(AbstractContextManager["trace"]):
 
 class ObservedEpisode:
     def __init__(
-        self, put: Callable[..., None] | None, settings: ObservationSettings, gateway: Gateway | None = None
+        self,
+        put: Callable[..., None] | None,
+        settings: ObservationSettings,
+        gateway: Gateway | None = None,
     ) -> None:
-        """`put` stores records, None: the episode is not recorded. `gateway`: takes reports of child processes."""
+        """`put` stores records, None: the episode is not recorded. `gateway`: takes reports of
+        child processes."""
         self.episode_id = new_id()
         self.output: object = None
         self.active = ActiveEpisode(self.episode_id, self, observed=True)
@@ -161,7 +168,10 @@ class ObservedEpisode:
         if self._put is None:
             return
         call = observed_call(self.episode_id, next(self._indices), exchange)
-        texts = {name: self._settings.clean_call(getattr(call, name)) for name in ("request", "response", "error")}
+        texts = {
+            name: self._settings.clean_call(getattr(call, name))
+            for name in ("request", "response", "error")
+        }
         self._put(self._index.add(call.model_copy(update=texts)))
 
     def happened(self, event: Event) -> None:
@@ -176,7 +186,11 @@ class _TraceFile:
         self.started = time.time()
         self.puts = 0
         """Number of `put` calls in progress."""
-        self.run = Run(name=name, backbone="trace", config={"sample": settings.sample} if settings.sample < 1 else {})
+        self.run = Run(
+            name=name,
+            backbone="trace",
+            config={"sample": settings.sample} if settings.sample < 1 else {},
+        )
         survives: Literal["kill", "crash"] = "crash" if settings.durable else "kill"
         self.writer = TraceWriter(
             path, on_error="warn", flush_ms=_FLUSH_MS, survives=survives, close_at_exit=False
@@ -215,7 +229,8 @@ class Observation:
         self._file = self._begin()
 
     def _begin(self) -> _TraceFile | None:
-        """Delete old files and begin the next file; None, with a warning, if it cannot be written."""
+        """Delete old files and begin the next file; None, with a warning, if it cannot be
+        written."""
         path, host = self._settings.path, socket.gethostname()
         try:
             if path.suffix == ".duckdb" and not path.is_dir():
@@ -226,8 +241,12 @@ class Observation:
                 if self._settings.keep != Limits():
                     try:
                         delete_beyond(self._settings.keep, path, f"{host}-")
-                    except OSError as error:  # another process deletes them too, or they belong to another user
-                        log.warning("ajet.trace(%s): old files could not be deleted: %s", path, error)
+                    except (
+                        OSError
+                    ) as error:  # another process deletes them too, or they belong to another user
+                        log.warning(
+                            "ajet.trace(%s): old files could not be deleted: %s", path, error
+                        )
                 path = path / f"{host}-{self._pid}-{new_id()[:8]}.duckdb"
             file = _TraceFile(path, f"{host} {self._pid}", self._settings)
             file.gateway.observe(self._reported)
@@ -246,7 +265,9 @@ class Observation:
             file.puts += 1
         try:  # outside of the lock, so that threads share the wait for the disk
             run_id = {"run_id": file.run.run_id}
-            file.writer.put(*(r.model_copy(update=run_id) if isinstance(r, Episode) else r for r in records))
+            file.writer.put(
+                *(r.model_copy(update=run_id) if isinstance(r, Episode) else r for r in records)
+            )
         finally:
             with self._writing:
                 file.puts -= 1
@@ -258,11 +279,14 @@ class Observation:
                     and old >= self._rotates_from
                     and self._settings.rotate.reached(file.writer.path, old)
                 ):
-                    self._rotation = threading.Thread(target=self._rotate, name="ajet-trace-rotate", daemon=True)
+                    self._rotation = threading.Thread(
+                        target=self._rotate, name="ajet-trace-rotate", daemon=True
+                    )
                     self._rotation.start()
 
     def _rotate(self) -> None:
-        """Begin the next file, then close the full one. If that fails, continue with the full one for a minute."""
+        """Begin the next file, then close the full one. If that fails, continue with the full one
+        for a minute."""
         fresh = self._begin()
         with self._lock, self._writing:
             full = self._file
@@ -341,7 +365,10 @@ class Observation:
             return self._settings.clean(without(value, seen.secrets))
 
         metadata = clean(scrub({key: _plain(value) for key, value in arguments.items()}))
-        query = next((value for value in metadata.values() if isinstance(value, str) and value != REMOVED), "")
+        query = next(
+            (value for value in metadata.values() if isinstance(value, str) and value != REMOVED),
+            "",
+        )
         self._put(
             Episode(
                 episode_id=seen.episode_id,
@@ -361,7 +388,11 @@ class Observation:
         clean, protocol = self._settings.clean, self._settings.clean_call
         result = (protocol if event.kind == "mcp" else clean)(event.result)
         return event.model_copy(
-            update={"arguments": clean(event.arguments), "result": result, "error": clean(event.error)}
+            update={
+                "arguments": clean(event.arguments),
+                "result": result,
+                "error": clean(event.error),
+            }
         )
 
     def flush(self, timeout: float) -> None:

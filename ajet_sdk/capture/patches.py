@@ -12,8 +12,8 @@ _INHERITED = object()
 class Patches:
     """Replaced attributes, undone in reverse order.
 
-    If another library, such as an instrumentation, has wrapped a replacement meanwhile, the replacement stays and is
-    used again when the attribute is replaced next.
+    If another library, such as an instrumentation, has wrapped a replacement meanwhile, the
+    replacement stays and is used again when the attribute is replaced next.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,8 @@ class Patches:
         """Replacement and original of each attribute that another library wrapped."""
 
     def replace(self, owner: object, name: str, replacement: object) -> None:
-        """Set `owner.name` and remember the original. An inherited attribute is inherited again after `undo`."""
+        """Set `owner.name` and remember the original. An inherited attribute is inherited again
+        after `undo`."""
         original = vars(owner).get(name, _INHERITED)
         below = self._below.pop((owner, name), None)
         if below is not None and original is not below[1]:
@@ -57,7 +58,8 @@ C = TypeVar("C", bound=_Client)
 
 
 class OwnClient(Generic[C]):
-    """A client for requests to the gateway, one per process, as connections must not be shared across a fork."""
+    """A client for requests to the gateway, one per process, as connections must not be shared
+    across a fork."""
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make

@@ -1,7 +1,9 @@
-"""Passes the active episode on to threads, pools and processes; other processes report to its gateway over HTTP.
+"""Passes the active episode on to threads, pools and processes; other processes report to its
+gateway over HTTP.
 
-A function that is submitted to a pool belongs to the episode that submitted it. A thread or task belongs to the episode
-that started it; each is an `Activity`, so that one that works for several episodes is found when it outlives its own.
+A function that is submitted to a pool belongs to the episode that submitted it. A thread or task
+belongs to the episode that started it; each is an `Activity`, so that one that works for several
+episodes is found when it outlives its own.
 """
 
 from __future__ import annotations
@@ -58,12 +60,15 @@ REPORT_TIMEOUT = 10.0
 
 
 def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
-    """Wrap the start of threads, tasks and programs, the pools, and the spawning of multiprocessing."""
+    """Wrap the start of threads, tasks and programs, the pools, and the spawning of
+    multiprocessing."""
     loop = asyncio.BaseEventLoop
     patches.replace(loop, "create_task", _create_task(loop.create_task))
     patches.replace(threading.Thread, "start", _thread_start(threading.Thread.start))
     patches.replace(ThreadPoolExecutor, "submit", _thread_submit(ThreadPoolExecutor.submit))
-    patches.replace(ProcessPoolExecutor, "submit", _process_submit(ProcessPoolExecutor.submit, hooks))
+    patches.replace(
+        ProcessPoolExecutor, "submit", _process_submit(ProcessPoolExecutor.submit, hooks)
+    )
     pool = multiprocessing.pool.Pool
     patches.replace(pool, "__init__", _outside(pool.__init__))
     for name in _POOL_METHODS:
@@ -75,7 +80,8 @@ def patch_threads_and_processes(patches: Patches, hooks: Hooks) -> None:
 
 @contextmanager
 def _nowhere() -> Any:
-    """Run the block outside of any episode, as the threads and processes it starts outlive the episode."""
+    """Run the block outside of any episode, as the threads and processes it starts outlive the
+    episode."""
     token, outer = current_episode.set(None), current_activity.set(None)
     try:
         yield
@@ -108,7 +114,9 @@ def _create_task(original: Callable[..., asyncio.Task[Any]]) -> Callable[..., as
     return create_task
 
 
-def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+def _thread_start(
+    original: Callable[[threading.Thread], None],
+) -> Callable[[threading.Thread], None]:
     def start(self: threading.Thread) -> None:
         active = current_episode.get()
         if active is not None:
@@ -137,7 +145,9 @@ class _Submitted:
         """Threads that are in the function: a pool's `map` calls it for several items at once."""
         name = getattr(function, "__qualname__", type(function).__name__)
         is_running = partial(bool, self._threads)
-        self._activity = Activity(f"function {name!r} in a pool", is_running, current_activity.get())
+        self._activity = Activity(
+            f"function {name!r} in a pool", is_running, current_activity.get()
+        )
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         activity = None if self._active is None else self._activity
@@ -152,7 +162,9 @@ class _Submitted:
 
 
 def _thread_submit(original: Callable[..., object]) -> Callable[..., object]:
-    def submit(self: ThreadPoolExecutor, fn: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+    def submit(
+        self: ThreadPoolExecutor, fn: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> object:
         submitted = _Submitted(fn, current_episode.get())
         with _nowhere():
             return original(self, submitted, *args, **kwargs)
@@ -166,7 +178,12 @@ _POOL_METHODS = ("apply_async", "_map_async", "imap", "imap_unordered")
 
 def _pool_submit(original: Callable[..., object], hooks: Hooks) -> Callable[..., object]:
     @functools.wraps(original)
-    def submit(self: multiprocessing.pool.Pool, func: Callable[..., object], *args: object, **kwargs: object) -> object:
+    def submit(
+        self: multiprocessing.pool.Pool,
+        func: Callable[..., object],
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         active = current_episode.get()
         if isinstance(self, multiprocessing.pool.ThreadPool):
             func = _Submitted(func, active)
@@ -201,7 +218,9 @@ class Carried:
 
 
 def _process_submit(original: Callable[..., object], hooks: Hooks) -> Callable[..., object]:
-    def submit(self: ProcessPoolExecutor, fn: Callable[..., object], /, *args: object, **kwargs: object) -> object:
+    def submit(
+        self: ProcessPoolExecutor, fn: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> object:
         active = current_episode.get()
         if active is not None and active.gateway_url:
             fn = Carried(fn, for_other_process(active), hooks)
@@ -219,12 +238,15 @@ def _environment(active: ActiveEpisode | None) -> dict[str, str]:
 
 
 def endpoint_variables(base_url: str, api_key: str) -> dict[str, str]:
-    """The variables that point every vendor's client to an endpoint. `base_url` ends in `/v1`; some clients add it.
+    """The variables that point every vendor's client to an endpoint. `base_url` ends in `/v1`; some
+    clients add it.
 
     Proxies of the environment are bypassed for the endpoint's host.
     """
     named: dict[str, str] = {}
-    named |= dict.fromkeys(VERSIONED, base_url) | dict.fromkeys(UNVERSIONED, base_url.removesuffix("/v1"))
+    named |= dict.fromkeys(VERSIONED, base_url) | dict.fromkeys(
+        UNVERSIONED, base_url.removesuffix("/v1")
+    )
     named |= dict.fromkeys(KEYS, api_key) | dict.fromkeys(KEYS_IF_SET & os.environ.keys(), api_key)
     host = urlsplit(base_url).hostname or ""
     for name in ("NO_PROXY", "no_proxy"):
@@ -242,13 +264,17 @@ def _popen(original: Callable[..., None]) -> Callable[..., None]:
         active = _for_child(active)
         at_position = len(args) > ENV_POSITION
         caller_env = args[ENV_POSITION] if at_position else kwargs.get("env")
-        env = without_placeholders(os.environ if caller_env is None else caller_env) | _environment(active)
+        env = without_placeholders(os.environ if caller_env is None else caller_env) | _environment(
+            active
+        )
         if at_position:
             args = (*args[:ENV_POSITION], env, *args[ENV_POSITION + 1 :])
         else:
             kwargs["env"] = env
         original(self, *args, **kwargs)
-        active.recorder.has_child(active.child, process_activity(self.pid, f"program {self.args!s:.100}"))
+        active.recorder.has_child(
+            active.child, process_activity(self.pid, f"program {self.args!s:.100}")
+        )
 
     return init
 
@@ -260,12 +286,15 @@ def _process_start(original: Callable[[BaseProcess], None]) -> Callable[[BasePro
             original(self)
             return
         active = _for_child(active)
-        token = current_episode.set(active)  # a forked child inherits it, a spawned one gets its variables
+        token = current_episode.set(
+            active
+        )  # a forked child inherits it, a spawned one gets its variables
         try:
             original(self)
         finally:
             current_episode.reset(token)
-        # A fork server is the parent of its processes, so that they cannot be waited for by their pid.
+        # A fork server is the parent of its processes, so that they cannot be waited for by their
+        # pid.
         active.recorder.has_child(
             active.child, Activity(f"process {self.name!r}", self.is_alive, current_activity.get())
         )
@@ -289,10 +318,14 @@ class _Environment:
         return exec, (self._code,)
 
 
-def _preparation(original: Callable[[str], dict[str, object]]) -> Callable[[str], dict[str, object]]:
-    """Adds the variables to the data that `multiprocessing` sends to a spawned child before it imports user code.
+def _preparation(
+    original: Callable[[str], dict[str, object]],
+) -> Callable[[str], dict[str, object]]:
+    """Adds the variables to the data that `multiprocessing` sends to a spawned child before it
+    imports user code.
 
-    The child's environment would not do: a fork server passes that of its first child to all later ones.
+    The child's environment would not do: a fork server passes that of its first child to all later
+    ones.
     """
 
     def get_preparation_data(name: str) -> dict[str, object]:
@@ -338,7 +371,11 @@ class RemoteRecorder:
 
     def fail(self, error: AjetError) -> None:
         """Report to the gateway; the episode fails even if the agent catches the error."""
-        never_raise(lambda: self._report("faults", json_bytes({"kind": type(error).__name__, "message": str(error)})))
+        never_raise(
+            lambda: self._report(
+                "faults", json_bytes({"kind": type(error).__name__, "message": str(error)})
+            )
+        )
 
     def observed(self, exchange: ObservedExchange) -> None:
         self._report("observed", json_bytes(asdict(exchange)))
@@ -357,9 +394,15 @@ class RemoteRecorder:
 
 def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
     """The same episode for another process. It can be pickled."""
-    models: frozenset[str] = getattr(getattr(active.recorder, "spec", None), "policy_models", frozenset())
-    recorder: Recorder = RemoteRecorder(active.base_url if active.gateway_url else "", active.api_key, models)
-    return replace(active, recorder=recorder, in_client=False, pid=os.getpid(), process_groups=set())
+    models: frozenset[str] = getattr(
+        getattr(active.recorder, "spec", None), "policy_models", frozenset()
+    )
+    recorder: Recorder = RemoteRecorder(
+        active.base_url if active.gateway_url else "", active.api_key, models
+    )
+    return replace(
+        active, recorder=recorder, in_client=False, pid=os.getpid(), process_groups=set()
+    )
 
 
 def in_this_process(active: ActiveEpisode) -> ActiveEpisode:

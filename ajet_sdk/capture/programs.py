@@ -30,7 +30,8 @@ _TAIL = 2000
 
 
 class PolicyEndpoint(Protocol):
-    """The interface that `child_env` needs: a `Model` handle, or the result of `tuner.as_oai_baseurl_apikey()`."""
+    """The interface that `child_env` needs: a `Model` handle, or the result of
+    `tuner.as_oai_baseurl_apikey()`."""
 
     @property
     def base_url(self) -> str: ...
@@ -49,7 +50,8 @@ class ProgramResult:
 
 
 def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
-    """Return the current environment with the active episode's policy as the endpoint of every vendor's client.
+    """Return the current environment with the active episode's policy as the endpoint of every
+    vendor's client.
 
     An agent that is only observed (`ajet.trace`) gets the environment unchanged.
 
@@ -68,8 +70,8 @@ def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
         return without_placeholders(os.environ) | endpoint_variables(model.base_url, model.api_key)
     if active is None:
         raise EpisodeError(
-            "ajet.child_env() needs an active episode: call it in a workflow that ajet.run or ajet.train runs, "
-            "or pass a model: ajet.child_env(model)"
+            "ajet.child_env() needs an active episode: call it in a workflow that ajet.run or"
+            " ajet.train runs, or pass a model: ajet.child_env(model)"
         )
     if active.observed:  # nothing is rerouted
         return dict(os.environ)
@@ -77,9 +79,14 @@ def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
         who = (
             "requests of a judge are"
             if active.phase == "judge"
-            else "if a workflow has a parameter `model`, only the calls of that model are the policy's; others are"
+            else (
+                "if a workflow has a parameter `model`, only the calls of that model are the"
+                " policy's; others are"
+            )
         )
-        raise EpisodeError(f"ajet.child_env() needs the model: {who} not the policy's; use ajet.child_env(model)")
+        raise EpisodeError(
+            f"ajet.child_env() needs the model: {who} not the policy's; use ajet.child_env(model)"
+        )
     return without_placeholders(os.environ) | endpoint_variables(active.base_url, active.api_key)
 
 
@@ -94,8 +101,8 @@ async def run_program(
 ) -> ProgramResult:
     """Run a program without a shell and return its output.
 
-    The program has its own process group. When it ends, exceeds `timeout`, or the episode ends or is cancelled, every
-    process of the group is killed. Output is read as UTF-8.
+    The program has its own process group. When it ends, exceeds `timeout`, or the episode ends or
+    is cancelled, every process of the group is killed. Output is read as UTF-8.
 
     Args:
         command: the program and its arguments.
@@ -115,35 +122,56 @@ async def run_program(
     """
     if isinstance(command, (str, bytes)) or not command:
         raise ConfigError(
-            f'the command must be a list that starts with the program, such as ["aider", "--yes"] (got {command!r})'
+            'the command must be a list that starts with the program, such as ["aider", "--yes"]'
+            f" (got {command!r})"
         )
     words = tuple(os.fspath(word) for word in command)
     environment = child_env() if env is None else env
     place = Path(cwd) if cwd is not None else Path.cwd()
     name = f"program {words[0]!r} (in {place})"
     if not place.is_dir():
-        raise ProgramFailed(f"program {words[0]!r} could not be started: its working directory {place} does not exist")
+        raise ProgramFailed(
+            f"program {words[0]!r} could not be started: its working directory {place} does not"
+            " exist"
+        )
     with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
         stdin.write(input.encode())
         stdin.seek(0)
         started = time.monotonic()
         try:
             process = Popen(  # noqa: ASYNC220  takes milliseconds, and must not be cancelled before the block
-                words, cwd=place, env=environment, start_new_session=True, stdin=stdin, stdout=stdout, stderr=stderr
+                words,
+                cwd=place,
+                env=environment,
+                start_new_session=True,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
             )
         except OSError as error:
-            raise ProgramFailed(f"program {words[0]!r} could not be started: {error.strerror or error}") from error
+            raise ProgramFailed(
+                f"program {words[0]!r} could not be started: {error.strerror or error}"
+            ) from error
         with _ended_with_the_block(process.pid):
             try:
                 code = await asyncio.wait_for(asyncio.to_thread(process.wait), timeout)
             except asyncio.TimeoutError:
-                late = f"{name} did not finish within {timeout:.3g} s{_tail(_text(stdout), _text(stderr))}"
+                late = (
+                    f"{name} did not finish within {timeout:.3g}"
+                    f" s{_tail(_text(stdout), _text(stderr))}"
+                )
                 raise EpisodeTimeout(late) from None
         seconds = time.monotonic() - started
         result = ProgramResult(words, code, _text(stdout), _text(stderr), seconds)
     if check and code != 0:
-        how = f"exited with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-        raise ProgramFailed(f"{name} {how} after {seconds:.1f} s{_tail(result.stdout, result.stderr)}", result)
+        how = (
+            f"exited with status {code}"
+            if code > 0
+            else f"was killed by {signal.Signals(-code).name}"
+        )
+        raise ProgramFailed(
+            f"{name} {how} after {seconds:.1f} s{_tail(result.stdout, result.stderr)}", result
+        )
     return result
 
 
@@ -168,7 +196,9 @@ def end_programs() -> None:
 
 def _kill(group: int) -> None:
     """Kill the remaining processes of a group."""
-    with suppress(ProcessLookupError, PermissionError):  # no process is left; macOS raises the second
+    with suppress(
+        ProcessLookupError, PermissionError
+    ):  # no process is left; macOS raises the second
         os.killpg(group, signal.SIGKILL)
 
 

@@ -1,8 +1,8 @@
 """Decides whether to leave an outgoing HTTP request alone, reroute it, or record it.
 
-A POST to a route of a dialect (`ajet_sdk/dialects/table.py`) is an LLM request if its JSON names a model or has a
-conversation. In an episode, requests that the policy answers go to the gateway; others pass through to their own
-endpoint and are recorded. Headers are never stored.
+A POST to a route of a dialect (`ajet_sdk/dialects/table.py`) is an LLM request if its JSON names a
+model or has a conversation. In an episode, requests that the policy answers go to the gateway;
+others pass through to their own endpoint and are recorded. Headers are never stored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,11 +77,15 @@ class Reroute:
     def url(self) -> str:
         """The gateway's URL, for a library that needs a socket."""
         to = self.place
-        return f"{self.gateway_url}/episodes/{to.episode}/{to.agent.segment()}/v1/{to.endpoint.route}"
+        return (
+            f"{self.gateway_url}/episodes/{to.episode}/{to.agent.segment()}/v1/{to.endpoint.route}"
+        )
 
     def headers(self, sent: Mapping[str, str]) -> dict[str, str]:
         """The request's headers, with the episode's key in place of every other secret."""
-        passed = {name: value for name, value in sent.items() if name.lower() not in DROPPED_HEADERS}
+        passed = {
+            name: value for name, value in sent.items() if name.lower() not in DROPPED_HEADERS
+        }
         return {"authorization": f"Bearer {self.place.key}", **passed}
 
 
@@ -98,7 +110,15 @@ class PassThrough:
         self._recorder = active.recorder
         self._secrets = secrets
         self._exchange = ObservedExchange(
-            route, model, agent, tag, active.phase, body, response={}, started_at=began, ended_at=began
+            route,
+            model,
+            agent,
+            tag,
+            active.phase,
+            body,
+            response={},
+            started_at=began,
+            ended_at=began,
         )
         self._parts: list[bytes] = []
         self._size = 0
@@ -110,7 +130,9 @@ class PassThrough:
         if self._size <= MOST_BYTES:
             self._parts.append(bytes(data))
 
-    def _end(self, status: int, content_type: str, whole: bool, decode: Callable[[bytes], bytes] | None) -> None:
+    def _end(
+        self, status: int, content_type: str, whole: bool, decode: Callable[[bytes], bytes] | None
+    ) -> None:
         if self._done:
             return
         self._done = True
@@ -126,8 +148,11 @@ class PassThrough:
             error_text = "undelivered"
         self._record(response, error_text)
 
-    def ending(self, status: int, content_type: str, decode: Callable[[bytes], bytes] | None = None) -> Done:
-        """A callback for the end of the response, with whether it was read whole. It never raises."""
+    def ending(
+        self, status: int, content_type: str, decode: Callable[[bytes], bytes] | None = None
+    ) -> Done:
+        """A callback for the end of the response, with whether it was read whole. It never
+        raises."""
         return lambda whole: never_raise(lambda: self._end(status, content_type, whole, decode))
 
     def failed(self, error: BaseException) -> None:
@@ -138,7 +163,9 @@ class PassThrough:
 
     def _record(self, response: dict[str, object], error: str | None) -> None:
         response, error = without(response, self._secrets), without(error, self._secrets)
-        self._recorder.observed(replace(self._exchange, response=response, ended_at=time.time(), error=error))
+        self._recorder.observed(
+            replace(self._exchange, response=response, ended_at=time.time(), error=error)
+        )
 
 
 def decide(
@@ -150,17 +177,22 @@ def decide(
     *,
     in_process: bool = False,
 ) -> Reroute | PassThrough | None:
-    """Decide how to handle a request of an active episode; `read` returns its body (bytes, text or a parsed object).
+    """Decide how to handle a request of an active episode; `read` returns its body (bytes, text or
+    a parsed object).
 
-    `in_process`: the library can call a gateway of this process without a socket, and handles Discarded. Raises
-    UncapturedTraffic for a request to a model host that the policy does not answer, MissingResource if the host would
-    get a placeholder as key, and UnattributedCall for an LLM request that belongs to no single episode; all fail the
-    episode.
+    `in_process`: the library can call a gateway of this process without a socket, and handles
+    Discarded. Raises UncapturedTraffic for a request to a model host that the policy does not
+    answer, MissingResource if the host would get a placeholder as key, and UnattributedCall for an
+    LLM request that belongs to no single episode; all fail the episode.
     """
     method, parts = method.upper(), urlsplit(url)
     target = endpoint(parts.path, parts.query) if method == "POST" else None
     if _is_ours(url, headers, active):
-        return _by_handle(active, url, headers) if in_process and target is not None and target.dialect else None
+        return (
+            _by_handle(active, url, headers)
+            if in_process and target is not None and target.dialect
+            else None
+        )
     if active.pid != os.getpid():
         active = in_this_process(active)
     body, plan = None, None
@@ -210,7 +242,9 @@ def _plan(
         return None
     secrets = _secrets(url, headers)
     active.recorder.hide(secrets)
-    return PassThrough(active, target.route, _model(body, url), identity, remove_secrets(body), secrets)
+    return PassThrough(
+        active, target.route, _model(body, url), identity, remove_secrets(body), secrets
+    )
 
 
 def _secrets(url: str, headers: Mapping[str, str]) -> list[str]:
@@ -224,7 +258,9 @@ def _secrets(url: str, headers: Mapping[str, str]) -> list[str]:
 def reads_body(method: str, url: str) -> bool:
     """Whether `decide` may read the body of a request."""
     parts = urlsplit(url)
-    return method == "POST" and (endpoint(parts.path, parts.query).dialect is not None or is_local_inference(url))
+    return method == "POST" and (
+        endpoint(parts.path, parts.query).dialect is not None or is_local_inference(url)
+    )
 
 
 def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> bool:
@@ -269,7 +305,9 @@ def _model(body: Mapping[str, object], url: str) -> str:
     dialect = endpoint(urlsplit(url).path).dialect
     if isinstance(dialect, Gemini):
         return dialect.name
-    _, marker, after = urlsplit(url).path.partition("/deployments/")  # Azure names the model in the path
+    _, marker, after = urlsplit(url).path.partition(
+        "/deployments/"
+    )  # Azure names the model in the path
     return unquote(after.split("/")[0]) if marker else ""
 
 
@@ -287,12 +325,14 @@ def _response(data: bytes, content_type: str) -> Json:
 
 
 def _is_complete(response: Json) -> bool:
-    """Whether a response that the agent stopped reading has its end, so that only an end mark may be missing."""
+    """Whether a response that the agent stopped reading has its end, so that only an end mark may
+    be missing."""
     return bool(response) and not response.keys() & {"stream_error", "text"}
 
 
 def tee(chunks: Iterable[bytes], feed: Feed, done: Done) -> Iterator[bytes]:
-    """Yield the chunks of a response as the agent reads them; `done` is called even if the agent stops early."""
+    """Yield the chunks of a response as the agent reads them; `done` is called even if the agent
+    stops early."""
     whole = False
     try:
         for chunk in chunks:
@@ -318,7 +358,8 @@ async def atee(chunks: AsyncIterable[bytes], feed: Feed, done: Done) -> AsyncIte
 def active_episode(fallback: Fallback) -> ActiveEpisode | None:
     """The episode of the context, else of the observed process; None below a hooked client.
 
-    A context without an episode of its own stands for all episodes that are open, see `outside_of_episodes`.
+    A context without an episode of its own stands for all episodes that are open, see
+    `outside_of_episodes`.
     """
     active = current_episode.get()
     if active is None or active.recorder.is_over(active.phase):
@@ -331,7 +372,8 @@ def active_episode(fallback: Fallback) -> ActiveEpisode | None:
 
 @contextmanager
 def sending(active: ActiveEpisode, plan: Reroute | PassThrough | None) -> Iterator[None]:
-    """Send within a hooked client, so that hooks of the libraries and sockets below ignore the request.
+    """Send within a hooked client, so that hooks of the libraries and sockets below ignore the
+    request.
 
     An exception is recorded as the failure of a request that passes through.
     """

@@ -1,4 +1,5 @@
-"""Validates the arguments of `ajet.trace`: limits of files, masks, the fraction of episodes to record."""
+"""Validates the arguments of `ajet.trace`: limits of files, masks, the fraction of episodes to
+record."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ class ObservationSettings:
         durable: bool,
     ) -> None:
         if not isinstance(path, (str, os.PathLike)) or not str(path):
-            raise ConfigError(f"ajet.trace takes the path of a .duckdb file or of a directory (got {path!r})")
+            raise ConfigError(
+                f"ajet.trace takes the path of a .duckdb file or of a directory (got {path!r})"
+            )
         path = Path(path)
         if not isinstance(sample, Real) or not 0 <= sample <= 1:
             raise ConfigError(f"sample is a share from 0 to 1 (got {sample!r})")
@@ -43,12 +46,16 @@ class ObservationSettings:
             raise ConfigError(f"durable is True or False (got {durable!r})")
         single = path.suffix == ".duckdb" and not path.is_dir()
         if single and (rotate or keep):
-            raise ConfigError(f"rotate and keep are for a directory of trace files, and {path} is one file")
+            raise ConfigError(
+                f"rotate and keep are for a directory of trace files, and {path} is one file"
+            )
         self.path: Path = path.absolute()
         self.sample: float = sample
         self.durable: bool = durable
         self.rotate: Limits = (
-            Limits() if single else Limits.of(_ROTATE if rotate is None else rotate, "rotate", files=False)
+            Limits()
+            if single
+            else Limits.of(_ROTATE if rotate is None else rotate, "rotate", files=False)
         )
         self.keep: Limits = Limits.of(() if keep is None else keep, "keep")
         self.mask: Callable[[str], str] | None = _masking(mask)
@@ -58,7 +65,8 @@ class ObservationSettings:
         return value if self.mask is None else map_texts(value, self.mask)
 
     def clean_call(self, value: object) -> Any:
-        """Mask the texts of a request, a reply or an error, except for values of the protocol, such as roles."""
+        """Mask the texts of a request, a reply or an error, except for values of the protocol, such
+        as roles."""
         return value if self.mask is None else map_call(value, self.mask)
 
 
@@ -69,11 +77,15 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
     if not callable(mask):
         parts = list(mask) if isinstance(mask, Iterable) and not isinstance(mask, str) else [mask]
         if not all(isinstance(part, str) for part in parts):
-            raise ConfigError(f"mask takes regular expressions as texts, or a function (got {mask!r})")
+            raise ConfigError(
+                f"mask takes regular expressions as texts, or a function (got {mask!r})"
+            )
         try:
             patterns = [re.compile(part) for part in parts]
         except re.error as error:
-            raise ConfigError(f"mask takes regular expressions: {error} in {error.pattern!r}") from None
+            raise ConfigError(
+                f"mask takes regular expressions: {error} in {error.pattern!r}"
+            ) from None
         return lambda text: _without(_unescaped(text), patterns)
     failed: list[str] = []
 
@@ -84,7 +96,9 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
             if not failed:
                 failed.append(repr(error))
                 log.warning(
-                    "ajet.trace: mask failed, so that texts are not stored: %s: %s", type(error).__name__, error
+                    "ajet.trace: mask failed, so that texts are not stored: %s: %s",
+                    type(error).__name__,
+                    error,
                 )
             return REMOVED
 
@@ -92,7 +106,9 @@ def _masking(mask: Sequence[str] | Callable[[str], str] | None) -> Callable[[str
 
 
 def _unescaped(text: str) -> str:
-    def slashes(run: re.Match[str]) -> str:  # an escape has a power of two, the text before it a multiple
+    def slashes(
+        run: re.Match[str],
+    ) -> str:  # an escape has a power of two, the text before it a multiple
         return "\\" * (2 * (len(run[0]) & len(run[0]) - 1) + 1)
 
     def spelled(escapes: re.Match[str]) -> str:
@@ -105,7 +121,9 @@ def _unescaped(text: str) -> str:
 def _without(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
     """Replace the matches of all patterns in a text; matches may overlap."""
     parts, end = list[str](), 0
-    for start, stop in sorted(match.span() for pattern in patterns for match in pattern.finditer(text) if match[0]):
+    for start, stop in sorted(
+        match.span() for pattern in patterns for match in pattern.finditer(text) if match[0]
+    ):
         if start >= end:
             parts += (text[end:start], REMOVED)
         end = max(end, stop)

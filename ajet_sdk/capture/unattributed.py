@@ -1,14 +1,16 @@
 """Refuses LLM requests that belong to no single episode.
 
-A thread, task or process belongs to the episode that started it. One that works for several episodes, such as a worker
-behind a queue, would give the calls of all of them to the one that started it. Which job a call is for cannot be seen
-from outside, so such calls are refused and never guessed:
+A thread, task or process belongs to the episode that started it. One that works for several
+episodes, such as a worker behind a queue, would give the calls of all of them to the one that
+started it. Which job a call is for cannot be seen from outside, so such calls are refused and never
+guessed:
 
 - a request from a context without an episode, or whose episode is over, while workflows run;
-- an activity that sent requests for an episode while others were open, and still runs when its workflow has returned.
+- an activity that sent requests for an episode while others were open, and still runs when its
+  workflow has returned.
 
-The key or base URL of a handle, a function that is submitted to a pool, and a function that runs in a copy of the
-episode's context each name their episode.
+The key or base URL of a handle, a function that is submitted to a pool, and a function that runs in
+a copy of the episode's context each name their episode.
 """
 
 from __future__ import annotations
@@ -29,15 +31,17 @@ from ajet_sdk.errors import AjetError, UnattributedCall
 from ajet_sdk.types import Event, Phase
 
 REMEDY = (
-    "Which episode such a call is for cannot be told, and a guess would train it with another attempt's reward. Send "
-    "the context with each job: `context = contextvars.copy_context()` where the workflow queues the job, and "
-    "`context.run(function, ...)` in the worker (for a coroutine, `context.run(asyncio.ensure_future, ...)`). Or start "
-    "the worker in the workflow, and end it before the workflow returns"
+    "Which episode such a call is for cannot be told, and a guess would train it with another"
+    " attempt's reward. Send the context with each job: `context = contextvars.copy_context()`"
+    " where the workflow queues the job, and `context.run(function, ...)` in the worker (for a"
+    " coroutine, `context.run(asyncio.ensure_future, ...)`). Or start the worker in the workflow,"
+    " and end it before the workflow returns"
 )
 
 
 class Unattributed:
-    """The recorder of a context without an open episode: an error fails every episode that the call may be for."""
+    """The recorder of a context without an open episode: an error fails every episode that the call
+    may be for."""
 
     def __init__(self, ended: ActiveEpisode | None) -> None:
         self.ended = ended
@@ -76,8 +80,8 @@ class Unattributed:
     def fail(self, error: AjetError) -> None:
         """Fail every open episode.
 
-        An activity that got no reply for its own episode is nobody's worker but was left behind, such as the slower
-        one of two attempts.
+        An activity that got no reply for its own episode is nobody's worker but was left behind,
+        such as the slower one of two attempts.
         """
         if self.ended is not None and not self.ended.recorder.is_outlived_by(activities()):
             return
@@ -108,8 +112,8 @@ def refuse_unattributed(active: ActiveEpisode, recorder: Unattributed, url: str)
     else:
         origin = f"{started} of episode {recorder.ended.episode_id}, whose workflow has returned"
     error = UnattributedCall(
-        f"an LLM request to {url} came from {origin}. {REMEDY}. If it is no call of the agent, add its URL to "
-        "rollout.allowed_urls"
+        f"an LLM request to {url} came from {origin}. {REMEDY}. If it is no call of the agent, add"
+        " its URL to rollout.allowed_urls"
     )
     recorder.fail(error)
     raise error
@@ -118,6 +122,6 @@ def refuse_unattributed(active: ActiveEpisode, recorder: Unattributed, url: str)
 def outlived(names: Iterable[str]) -> UnattributedCall:
     """The error of an episode with senders that still run after its workflow."""
     return UnattributedCall(
-        f"{', '.join(sorted(set(names)))} sent LLM requests for this episode, and still runs after its workflow has "
-        f"returned, as a worker does that other episodes use, too. {REMEDY}"
+        f"{', '.join(sorted(set(names)))} sent LLM requests for this episode, and still runs after"
+        f" its workflow has returned, as a worker does that other episodes use, too. {REMEDY}"
     )

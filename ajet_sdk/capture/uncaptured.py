@@ -1,11 +1,11 @@
 """Fails an episode before it sends LLM traffic that is not captured.
 
-Uncaptured are: a request to a known model host that the policy does not answer, unless it runs no model; a connection
-to such a host from a client without hooks; a call over gRPC. A model server on this machine is recognized by its
-default port and the path.
+Uncaptured are: a request to a known model host that the policy does not answer, unless it runs no
+model; a connection to such a host from a client without hooks; a call over gRPC. A model server on
+this machine is recognized by its default port and the path.
 
-Host names are checked where Python resolves them. Clients that resolve names in C (curl, uvloop's transports) or that
-use a proxy are not detected.
+Host names are checked where Python resolves them. Clients that resolve names in C (curl, uvloop's
+transports) or that use a proxy are not detected.
 """
 
 from __future__ import annotations
@@ -25,24 +25,91 @@ from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.errors import MissingResource
 
 LLM_HOSTS = (
-    "api.openai.com", "openai.azure.com", "services.ai.azure.com", "models.inference.ai.azure.com",
-    "api.anthropic.com", "generativelanguage.googleapis.com", "aiplatform.googleapis.com",
-    "api.mistral.ai", "codestral.mistral.ai", "api.groq.com", "api.x.ai", "api.deepseek.com", "api.perplexity.ai",
-    "api.cohere.com", "api.cohere.ai", "api.ai21.com", "openrouter.ai", "api.together.xyz", "api.together.ai",
-    "api.fireworks.ai", "api.deepinfra.com", "api.cerebras.ai", "api.sambanova.ai", "api.hyperbolic.xyz",
-    "api.novita.ai", "api.replicate.com", "integrate.api.nvidia.com", "models.github.ai", "router.huggingface.co",
-    "dashscope.aliyuncs.com", "dashscope-intl.aliyuncs.com", "api.moonshot.cn", "api.moonshot.ai", "open.bigmodel.cn",
-    "api.z.ai", "volces.com", "api.siliconflow.cn", "api.siliconflow.com", "api.minimax.chat", "api.minimax.io",
-    "api.minimaxi.com", "api.lingyiwanwu.com", "api.stepfun.com", "qianfan.baidubce.com", "hunyuan.tencentcloudapi.com",
-    "models.ai.azure.com", "inference.ai.azure.com", "api-inference.huggingface.co", "endpoints.huggingface.cloud",
-    "ollama.com", "api.voyageai.com", "api.jina.ai", "api.writer.com", "api.reka.ai", "api.upstage.ai", "api.llama.com",
-    "api.featherless.ai", "api.friendli.ai", "api.lambda.ai", "api.studio.nebius.ai", "api.studio.nebius.com",
-    "inference.baseten.co", "api.baseten.co", "api.inceptionlabs.ai", "api.githubcopilot.com", "ai-gateway.vercel.sh",
-    "gateway.ai.cloudflare.com", "llm.chutes.ai", "api.poe.com", "api.scaleway.ai", "api.aimlapi.com", "api.arcee.ai",
-    "api.aleph-alpha.com", "api.morphllm.com", "inference.do-ai.run", "inference.api.nscale.com", "ml.cloud.ibm.com",
-    "api-inference.modelscope.cn", "ai.api.nvidia.com", "api.inference.wandb.ai", "api.deepgram.com",
-    "api.elevenlabs.io", "api.stability.ai", "fal.run",
-)  # fmt: skip
+    "api.openai.com",
+    "openai.azure.com",
+    "services.ai.azure.com",
+    "models.inference.ai.azure.com",
+    "api.anthropic.com",
+    "generativelanguage.googleapis.com",
+    "aiplatform.googleapis.com",
+    "api.mistral.ai",
+    "codestral.mistral.ai",
+    "api.groq.com",
+    "api.x.ai",
+    "api.deepseek.com",
+    "api.perplexity.ai",
+    "api.cohere.com",
+    "api.cohere.ai",
+    "api.ai21.com",
+    "openrouter.ai",
+    "api.together.xyz",
+    "api.together.ai",
+    "api.fireworks.ai",
+    "api.deepinfra.com",
+    "api.cerebras.ai",
+    "api.sambanova.ai",
+    "api.hyperbolic.xyz",
+    "api.novita.ai",
+    "api.replicate.com",
+    "integrate.api.nvidia.com",
+    "models.github.ai",
+    "router.huggingface.co",
+    "dashscope.aliyuncs.com",
+    "dashscope-intl.aliyuncs.com",
+    "api.moonshot.cn",
+    "api.moonshot.ai",
+    "open.bigmodel.cn",
+    "api.z.ai",
+    "volces.com",
+    "api.siliconflow.cn",
+    "api.siliconflow.com",
+    "api.minimax.chat",
+    "api.minimax.io",
+    "api.minimaxi.com",
+    "api.lingyiwanwu.com",
+    "api.stepfun.com",
+    "qianfan.baidubce.com",
+    "hunyuan.tencentcloudapi.com",
+    "models.ai.azure.com",
+    "inference.ai.azure.com",
+    "api-inference.huggingface.co",
+    "endpoints.huggingface.cloud",
+    "ollama.com",
+    "api.voyageai.com",
+    "api.jina.ai",
+    "api.writer.com",
+    "api.reka.ai",
+    "api.upstage.ai",
+    "api.llama.com",
+    "api.featherless.ai",
+    "api.friendli.ai",
+    "api.lambda.ai",
+    "api.studio.nebius.ai",
+    "api.studio.nebius.com",
+    "inference.baseten.co",
+    "api.baseten.co",
+    "api.inceptionlabs.ai",
+    "api.githubcopilot.com",
+    "ai-gateway.vercel.sh",
+    "gateway.ai.cloudflare.com",
+    "llm.chutes.ai",
+    "api.poe.com",
+    "api.scaleway.ai",
+    "api.aimlapi.com",
+    "api.arcee.ai",
+    "api.aleph-alpha.com",
+    "api.morphllm.com",
+    "inference.do-ai.run",
+    "inference.api.nscale.com",
+    "ml.cloud.ibm.com",
+    "api-inference.modelscope.cn",
+    "ai.api.nvidia.com",
+    "api.inference.wandb.ai",
+    "api.deepgram.com",
+    "api.elevenlabs.io",
+    "api.stability.ai",
+    "fal.run",
+)
 """Each includes its subdomains, and `us-central1-aiplatform.googleapis.com` for Vertex AI."""
 AWS = re.compile(
     r"(?:[\w-]+\.)?(?:bedrock(?:-agent)?-runtime|bedrock-mantle|runtime(?:-fips)?\.sagemaker)[\w.-]*"
@@ -80,8 +147,11 @@ LOCAL_PORTS = frozenset((11434, 8000, 30000, 1234, 8080))
 LOCAL_INFERENCE = re.compile(
     r"/(?:api/(?:chat|generate|v1/(?:chat|generate))|generate(?:_stream)?|completion|infill|invocations|llm|realtime)$"
 )
-"""Paths of these servers that belong to no dialect. Other applications may have the same paths, so the body counts."""
-LOCAL_SUBJECTS = frozenset(("messages", "prompt", "inputs", "input_ids", "sampling_params", "input_prefix"))
+"""Paths of these servers that belong to no dialect. Other applications may have the same paths, so
+the body counts."""
+LOCAL_SUBJECTS = frozenset(
+    ("messages", "prompt", "inputs", "input_ids", "sampling_params", "input_prefix")
+)
 
 
 def patch_sockets(patches: Patches) -> None:
@@ -108,13 +178,18 @@ def patch_sockets(patches: Patches) -> None:
 
 
 def _check(host: object) -> None:
-    """Raise UncapturedTraffic for a model host; it fails the episode even if the agent catches it."""
+    """Raise UncapturedTraffic for a model host; it fails the episode even if the agent catches
+    it."""
     active = current_episode.get()
     if active is None or active.in_client or active.guard is None or host is None:
         return
     name = host.decode("ascii", "replace") if isinstance(host, (bytes, bytearray)) else str(host)
-    if watches(active.guard, name) and not any(urlsplit(url).hostname == name for url in active.guard.allowed):
-        in_this_process(active).refuse(f"connected to {name} through a client that ajet does not capture", name)
+    if watches(active.guard, name) and not any(
+        urlsplit(url).hostname == name for url in active.guard.allowed
+    ):
+        in_this_process(active).refuse(
+            f"connected to {name} through a client that ajet does not capture", name
+        )
 
 
 def watches(guard: HostGuard | None, host: str) -> bool:
@@ -123,17 +198,26 @@ def watches(guard: HostGuard | None, host: str) -> bool:
     if AWS.fullmatch(host):
         return True
     added = guard.hosts if guard is not None else ()
-    return any(host == known or host.endswith(("." + known, "-" + known)) for known in (*LLM_HOSTS, *added))
+    return any(
+        host == known or host.endswith(("." + known, "-" + known)) for known in (*LLM_HOSTS, *added)
+    )
 
 
 def is_local_inference(url: str) -> bool:
     """Whether a URL is a local model server's, by default port and path."""
     parts = urlsplit(url)
-    return parts.port in LOCAL_PORTS and LOCAL_INFERENCE.search(parts.path) is not None and is_loopback(url)
+    return (
+        parts.port in LOCAL_PORTS
+        and LOCAL_INFERENCE.search(parts.path) is not None
+        and is_loopback(url)
+    )
 
 
-def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], body: object) -> None:
-    """Raise UncapturedTraffic if a model other than the policy may answer a request; `body` is its JSON."""
+def refuse_inference(
+    active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], body: object
+) -> None:
+    """Raise UncapturedTraffic if a model other than the policy may answer a request; `body` is its
+    JSON."""
     guard, parts = active.guard, urlsplit(url)
     websocket = (headers.get("upgrade") or "").lower() == "websocket"
     if guard is None or (method in READS and not websocket):
@@ -156,29 +240,40 @@ def refuse_unread(active: ActiveEpisode, method: str, url: str) -> None:
 def is_allowed(guard: HostGuard, url: str) -> bool:
     """Whether the config allows a URL or one of its parents."""
     place = _place(url)
-    return any(place == prefix or place.startswith(prefix.rstrip("/") + "/") for prefix in map(_place, guard.allowed))
+    return any(
+        place == prefix or place.startswith(prefix.rstrip("/") + "/")
+        for prefix in map(_place, guard.allowed)
+    )
 
 
 def _place(url: str) -> str:
     """The URL without user, query, fragment and default port."""
     parts = urlsplit(url)
     scheme = {"wss": "https", "ws": "http"}.get(parts.scheme, parts.scheme)
-    port = f":{parts.port}" if parts.port and parts.port != {"https": 443, "http": 80}.get(scheme) else ""
+    port = (
+        f":{parts.port}"
+        if parts.port and parts.port != {"https": 443, "http": 80}.get(scheme)
+        else ""
+    )
     return f"{scheme}://{parts.hostname or ''}{port}{parts.path}"
 
 
-def unset_key(active: ActiveEpisode, method: str, url: str, variable: str) -> MissingResource | None:
+def unset_key(
+    active: ActiveEpisode, method: str, url: str, variable: str
+) -> MissingResource | None:
     """The error of a request that would send a placeholder to a model host, or None."""
     if not watches(active.guard, urlsplit(url).hostname or ""):
         return None
     return MissingResource(
-        f"the agent sent {method} {_place(url)}, which the policy does not answer, and {variable} is not set: the "
-        f"client had ajet's placeholder for a key. Nothing was sent. Set {variable} to your key, or leave the call out"
+        f"the agent sent {method} {_place(url)}, which the policy does not answer, and {variable}"
+        " is not set: the client had ajet's placeholder for a key. Nothing was sent. Set"
+        f" {variable} to your key, or leave the call out"
     )
 
 
 def patch_grpc(module: object, patches: Patches, fallback: object) -> None:
-    """Check each call over a gRPC channel, including those of stubs that were created before the episode."""
+    """Check each call over a gRPC channel, including those of stubs that were created before the
+    episode."""
     for package in ("grpc._channel", "grpc.aio._channel"):
         for name, kind in list(vars(importlib.import_module(package)).items()):
             if isinstance(kind, type) and name.endswith("MultiCallable"):
@@ -197,9 +292,13 @@ def _checked_call(original: Callable[..., object]) -> Callable[..., object]:
             target, path = _text(target), _text(self._method)
             host = target.rpartition("/")[2].partition(":")[0]
             url = f"https://{host}{path}"
-            known = watches(active.guard, host) and not NO_INFERENCE_RPC.fullmatch(path.rpartition("/")[2])
+            known = watches(active.guard, host) and not NO_INFERENCE_RPC.fullmatch(
+                path.rpartition("/")[2]
+            )
             if known and not is_allowed(active.guard, url):
-                in_this_process(active).refuse(f"called {url} over gRPC, which ajet does not capture", url)
+                in_this_process(active).refuse(
+                    f"called {url} over gRPC, which ajet does not capture", url
+                )
         return original(self, *args, **kwargs)
 
     return call

@@ -1,7 +1,7 @@
 """Packages the code that a run needs on other machines, as a directory that Ray sends.
 
-It has the user's folders and ajet itself. Folders under the working directory keep their relative paths, and workers
-start there, so relative paths in the user's code work on every node.
+It has the user's folders and ajet itself. Folders under the working directory keep their relative
+paths, and workers start there, so relative paths in the user's code work on every node.
 """
 
 from __future__ import annotations
@@ -28,8 +28,27 @@ _HERE = "here"
 """Name of the working directory in a package."""
 _MANIFEST = "ajet_code.json"
 _LEFT_OUT = frozenset(
-    {".git", ".gitignore", "__pycache__", "launcher_record", "node_modules", "wandb", "swanlog", ".venv", "venv"}
-    | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".idea", ".vscode", ".ipynb_checkpoints"}
+    {
+        ".git",
+        ".gitignore",
+        "__pycache__",
+        "launcher_record",
+        "node_modules",
+        "wandb",
+        "swanlog",
+        ".venv",
+        "venv",
+    }
+    | {
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".hypothesis",
+        ".tox",
+        ".idea",
+        ".vscode",
+        ".ipynb_checkpoints",
+    }
 )
 _MOST_BYTES = 500 * 2**20
 """Ray's limit for a package."""
@@ -47,7 +66,8 @@ class CodePackage:
 
     @contextmanager
     def write(self) -> Iterator[Path]:
-        """Copy the folders to a temporary directory for the block. Raises ConfigError above 500 MB."""
+        """Copy the folders to a temporary directory for the block. Raises ConfigError above 500
+        MB."""
         files_of = {folder: _files(folder, self.leave_out) for folder in self.folders}
         self._check_size(files_of)
         with tempfile.TemporaryDirectory(prefix="ajet-code-") as name:
@@ -60,7 +80,11 @@ class CodePackage:
                 _copy(folder, files, root / self._archive_path(folder))
             manifest = {
                 "folders": {self._archive_path(folder): str(folder) for folder in self.folders},
-                "paths": list(dict.fromkeys(archived for path in self.paths for archived in self._archive_paths(path))),
+                "paths": list(
+                    dict.fromkeys(
+                        archived for path in self.paths for archived in self._archive_paths(path)
+                    )
+                ),
             }
             (root / _MANIFEST).write_text(json.dumps(manifest))
             yield root
@@ -75,7 +99,11 @@ class CodePackage:
         """The paths in the package for an entry of `sys.path`."""
         for folder in self.folders:
             if path.is_relative_to(folder):
-                yield f"{self._archive_path(folder)}/{path.relative_to(folder).as_posix()}".removesuffix("/.")
+                yield (
+                    f"{self._archive_path(folder)}/{path.relative_to(folder).as_posix()}".removesuffix(
+                        "/."
+                    )
+                )
             elif folder.parent == path:
                 yield self._archive_path(folder).rpartition("/")[0]
 
@@ -87,18 +115,24 @@ class CodePackage:
         largest = sorted(sizes, key=lambda file: sizes[file], reverse=True)[:3]
         named = ", ".join(f"{file} ({sizes[file] / 2**20:,.0f} MB)" for file in largest)
         raise ConfigError(
-            f"the code to send to the Ray nodes is {total / 2**20:,.0f} MB; Ray transfers at most "
-            f"{_MOST_BYTES // 2**20} MB: {', '.join(map(str, files_of))}. Largest: {named}. Move data to a path that "
-            "every node can read and add it to .gitignore, or put the agent into its own directory"
+            f"the code to send to the Ray nodes is {total / 2**20:,.0f} MB; Ray transfers at most"
+            f" {_MOST_BYTES // 2**20} MB: {', '.join(map(str, files_of))}. Largest: {named}. Move"
+            " data to a path that every node can read and add it to .gitignore, or put the agent"
+            " into its own directory"
         )
 
 
-def package_code(*objects: object, beside: Iterable[Path] = (), leave_out: Iterable[Path] = ()) -> CodePackage:
+def package_code(
+    *objects: object, beside: Iterable[Path] = (), leave_out: Iterable[Path] = ()
+) -> CodePackage:
     """Package the code of `objects` and of all loaded modules, with the folders `beside`.
 
     Each module outside of installed packages adds its top-level package, or the folder of its file.
     """
-    named = [sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__) for thing in objects]
+    named = [
+        sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__)
+        for thing in objects
+    ]
     folders = {Path(folder).resolve() for folder in beside}
     for module in [*filter(None, named), *sys.modules.values()]:
         file = getattr(module, "__file__", None)
@@ -106,10 +140,18 @@ def package_code(*objects: object, beside: Iterable[Path] = (), leave_out: Itera
         if not file or name.partition(".")[0] in _OURS or is_library_file(Path(file)):
             continue
         folders.add(_folder(name, Path(file).resolve()))
-    roots = tuple(sorted(f for f in folders if f.is_dir() and not any(f != o and f.is_relative_to(o) for o in folders)))
+    roots = tuple(
+        sorted(
+            f
+            for f in folders
+            if f.is_dir() and not any(f != o and f.is_relative_to(o) for o in folders)
+        )
+    )
     entries = [Path(entry).resolve() for entry in sys.path]
     paths = [e for e in entries if any(e.is_relative_to(f) or f.parent == e for f in roots)]
-    return CodePackage(roots, tuple(dict.fromkeys(paths)), tuple(Path(path).resolve() for path in leave_out))
+    return CodePackage(
+        roots, tuple(dict.fromkeys(paths)), tuple(Path(path).resolve() for path in leave_out)
+    )
 
 
 def _folder(name: str, file: Path) -> Path:
@@ -123,7 +165,10 @@ def _folder(name: str, file: Path) -> Path:
 @cache
 def _library_folders() -> tuple[Path, ...]:
     places = sysconfig.get_paths()
-    return tuple(Path(places[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts"))
+    return tuple(
+        Path(places[name]).resolve()
+        for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    )
 
 
 def is_library_file(file: Path) -> bool:
@@ -135,7 +180,17 @@ def is_library_file(file: Path) -> bool:
 
 def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
     """The files of a folder to send: those not ignored by git, without the output of runs."""
-    command = ["git", "-C", str(folder), "ls-files", "--cached", "--others", "--exclude-standard", "-z", "."]
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+        ".",
+    ]
     try:
         listed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
         names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
@@ -144,14 +199,22 @@ def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
     except (OSError, subprocess.SubprocessError):  # no git here, or no repository
         names, files = [], []
     files = files if names else _walk(folder)  # a folder that git ignores completely is sent anyway
-    return [file for file in files if file.is_file() and not any(file.is_relative_to(out) for out in leave_out)]
+    return [
+        file
+        for file in files
+        if file.is_file() and not any(file.is_relative_to(out) for out in leave_out)
+    ]
 
 
 def _walk(folder: Path) -> list[Path]:
     paths = []
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
-        paths += [Path(parent) / name for name in sorted(files) if name not in _LEFT_OUT and not name.endswith(".pyc")]
+        paths += [
+            Path(parent) / name
+            for name in sorted(files)
+            if name not in _LEFT_OUT and not name.endswith(".pyc")
+        ]
     return paths
 
 
@@ -203,7 +266,9 @@ def install_code() -> None:
     if installed is None:
         return
     paths = json.loads((installed.root / _MANIFEST).read_text())["paths"]
-    added = [str(installed.root / path) for path in paths if str(installed.root / path) not in sys.path]
+    added = [
+        str(installed.root / path) for path in paths if str(installed.root / path) not in sys.path
+    ]
     sys.path[1:1] = added
     existing = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([existing] if existing else [])])

@@ -1,6 +1,7 @@
 """Messages from the nodes of a cluster to the driver, through a Ray actor.
 
-The driver writes the metrics, trained tokens and groups of episodes to its trace, console and loggers.
+The driver writes the metrics, trained tokens and groups of episodes to its trace, console and
+loggers.
 """
 
 # without Ray, pyright takes `ray` for the module beside this one:
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 _NAME = "ajet-mailbox"
-_HEAVY: dict[str, object] = {"request": {}, "response": {}, "prompt_ids": None, "output_ids": None, "logprobs": None}
+_HEAVY: dict[str, object] = {
+    "request": {},
+    "response": {},
+    "prompt_ids": None,
+    "output_ids": None,
+    "logprobs": None,
+}
 
 
 class GroupMessage(TypedDict):
@@ -91,7 +98,12 @@ def open_mailbox(run_id: str) -> ActorHandle:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"name": _NAME, "namespace": namespace_of(run_id), "num_cpus": 0, "max_concurrency": 64}
+    options = {
+        "name": _NAME,
+        "namespace": namespace_of(run_id),
+        "num_cpus": 0,
+        "max_concurrency": 64,
+    }
     return ray.remote(Mailbox).options(**options, scheduling_strategy=here).remote()
 
 
@@ -101,10 +113,18 @@ def mailbox_of(run_id: str) -> ActorHandle:
     return ray.get_actor(_NAME, namespace=namespace_of(run_id))
 
 
-def group_message(episodes: Sequence[Episode], step: int, purpose: str, metrics: Mapping[str, float]) -> GroupMessage:
-    """The message about a finished group; requests, responses and outputs stay in the node's trace."""
+def group_message(
+    episodes: Sequence[Episode], step: int, purpose: str, metrics: Mapping[str, float]
+) -> GroupMessage:
+    """The message about a finished group; requests, responses and outputs stay in the node's
+    trace."""
     light = [
-        e.model_copy(update={"calls": tuple(call.model_copy(update=_HEAVY) for call in e.calls), "output": None})
+        e.model_copy(
+            update={
+                "calls": tuple(call.model_copy(update=_HEAVY) for call in e.calls),
+                "output": None,
+            }
+        )
         for e in episodes
     ]
     texts = [episode.model_dump_json() for episode in light]

@@ -60,12 +60,15 @@ class RayCluster:
     """Code (already uploaded) and environment variables of this connection's workers."""
 
     def environment(self) -> dict[str, str]:
-        """Environment variables with which a subprocess joins; its workers get the same code and variables."""
+        """Environment variables with which a subprocess joins; its workers get the same code and
+        variables."""
         joined = {
             "RAY_ADDRESS": self.address,
             "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": dict(self.runtime_env)}),
         }
-        return joined | {name: os.environ[name] for name in os.environ if name.startswith("RAY_AUTH_")}
+        return joined | {
+            name: os.environ[name] for name in os.environ if name.startswith("RAY_AUTH_")
+        }
 
     def nodes(self) -> list[Node]:
         """Every node that is or was in the cluster."""
@@ -101,30 +104,42 @@ def cluster(
     quiet: bool = False,
     hook: str = INSTALL,
 ) -> Iterator[RayCluster]:
-    """Start Ray here (`local`) or join the cluster at `address` (HOST:PORT, or `auto` for the one on this machine).
+    """Start Ray here (`local`) or join the cluster at `address` (HOST:PORT, or `auto` for the one
+    on this machine).
 
-    With `quiet` the output of workers goes to Ray's logs only. `num_cpus` and `num_gpus` are the resources of a new
-    cluster, by default those of the machine. With a package, workers call the function `hook` when they start. An
-    existing connection of this process is used and left open.
+    With `quiet` the output of workers goes to Ray's logs only. `num_cpus` and `num_gpus` are the
+    resources of a new cluster, by default those of the machine. With a package, workers call the
+    function `hook` when they start. An existing connection of this process is used and left open.
 
-    Raises MissingExtra without Ray, ConfigError if the cluster cannot be reached, runs another version, or requires a
-    token.
+    Raises MissingExtra without Ray, ConfigError if the cluster cannot be reached, runs another
+    version, or requires a token.
     """
     ray = _import()
     if ray.is_initialized():
         if ray.get_runtime_context().get_actor_id() is not None:
             raise ConfigError(
-                "a run was started inside a Ray worker process, which imports the program's file for its "
-                'functions; put the code that starts the run under `if __name__ == "__main__":`'
+                "a run was started inside a Ray worker process, which imports the program's file"
+                " for its functions; put the code that starts the run under `if __name__ =="
+                ' "__main__":`'
             )
         yield _describe_connection(ray, started=False)
         return
     started = address == LOCAL
-    options: dict[str, object] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "include_dashboard": False}
+    options: dict[str, object] = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "include_dashboard": False,
+    }
     target = address if started else _check_address(address)
-    variables = {name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)}
+    variables = {
+        name: value for name, value in os.environ.items() if _PASSED_VARIABLES.fullmatch(name)
+    }
     with package.write() if package is not None else nullcontext() as folder:
-        code = {} if folder is None else {"working_dir": str(folder), "worker_process_setup_hook": hook}
+        code = (
+            {}
+            if folder is None
+            else {"working_dir": str(folder), "worker_process_setup_hook": hook}
+        )
         try:
             ray.init(
                 address=target,
@@ -145,7 +160,9 @@ def cluster(
 
 def _import() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else each start prints a long warning
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # else each start prints a long warning
     try:
         import ray
     except ImportError as error:
@@ -171,13 +188,14 @@ def _check_address(address: str) -> str:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise ConfigError(
-            f"--with-ray-cluster takes the HOST:PORT that `ray start --head` printed, or auto (got {address!r})"
+            "--with-ray-cluster takes the HOST:PORT that `ray start --head` printed, or auto (got"
+            f" {address!r})"
         )
     error = _connection_error(host.strip("[]"), int(port))
     if error is not None:
         raise ConfigError(
-            f"no Ray cluster answers at {address} ({error}); check the address that `ray start --head` printed, "
-            "or start a local Ray with --with-ray"
+            f"no Ray cluster answers at {address} ({error}); check the address that `ray start"
+            " --head` printed, or start a local Ray with --with-ray"
         ) from error
     return address
 
@@ -196,14 +214,21 @@ def _explain_failure(address: str, error: Exception) -> ConfigError:
     text = " ".join(str(error).split())
     if type(error).__name__ == "AuthenticationError" or "token" in text.lower():
         hint = (
-            "its nodes use another token, or none. Copy ~/.ray/auth_token from the head node, or set "
-            "RAY_AUTH_MODE (token, disabled) as on the cluster"
+            "its nodes use another token, or none. Copy ~/.ray/auth_token from the head node, or"
+            " set RAY_AUTH_MODE (token, disabled) as on the cluster"
         )
     elif "ersion mismatch" in text:
         hint = "install the same versions of Python and Ray on this machine and on the nodes"
     elif address == LOCAL:
         hint = "its logs are in /tmp/ray/session_latest/logs"
     else:
-        hint = f"run ajet on a node of the cluster, or add this machine to it: ray start --address={address}"
-    failure = "Ray could not be started" if address == LOCAL else f"the Ray cluster at {address} could not be joined"
+        hint = (
+            "run ajet on a node of the cluster, or add this machine to it: ray start"
+            f" --address={address}"
+        )
+    failure = (
+        "Ray could not be started"
+        if address == LOCAL
+        else f"the Ray cluster at {address} could not be joined"
+    )
     return ConfigError(f"{failure} ({type(error).__name__}: {text[:400]}); {hint}")

@@ -1,7 +1,9 @@
-"""Translates configs written for AgentJet: keys with another name in ajet, and keys without effect, with the reason.
+"""Translates configs written for AgentJet: keys with another name in ajet, and keys without effect,
+with the reason.
 
-`translate` renames the keys of a document before its validation. Every key of AgentJet's files is either in the schema
-or in one of the tables here; any other key is an error that names the nearest one.
+`translate` renames the keys of a document before its validation. Every key of AgentJet's files is
+either in the schema or in one of the tables here; any other key is an error that names the nearest
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from ajet_sdk.errors import ConfigError
 RENAMED = {
     "rollout.tensor_model_parallel_size": "rollout.tensor_parallel_size",
     "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
-    "task_judge.rubrics_auto_grader.dataset_file": "task_judge.rubrics_auto_grader.jsonl_dataset_file",
+    "task_judge.rubrics_auto_grader.dataset_file": (
+        "task_judge.rubrics_auto_grader.jsonl_dataset_file"
+    ),
 }
 """ajet's names of keys and sections, by AgentJet's."""
 
@@ -32,7 +36,9 @@ _SHORT = {"trainer_common.algorithm": "adv_estimator"}
 WITHOUT_EFFECT = {
     "rollout.mode": "every engine answers calls concurrently",
     "rollout.enable_oversample": "a group never has more attempts than num_repeat",
-    "context_tracker.alien_llm_model": "only judges call another model, named by task_judge.alien_llm_model",
+    "context_tracker.alien_llm_model": (
+        "only judges call another model, named by task_judge.alien_llm_model"
+    ),
     "context_tracker.alien_llm_response_length": "only judges call another model",
     "enable_experimental_interchange_server": "the gateway handles every call",
     "interchange_server": "the gateway handles every call",
@@ -40,7 +46,8 @@ WITHOUT_EFFECT = {
     "execute_test": "it controls AgentJet's own tests",
     "execute_testing_lambda": "it controls AgentJet's own tests",
 }
-"""Keys and sections below `ajet:` that are accepted without validation, and why they have no effect."""
+"""Keys and sections below `ajet:` that are accepted without validation, and why they have no
+effect."""
 
 IGNORED_ROOTS = {
     "hydra": "it belongs to Hydra; ajet has built-in defaults",
@@ -69,9 +76,15 @@ class Translation:
         """A line for the ignored roots, and one for the removed keys."""
         notices = []
         if self.roots:
-            notices.append("ignored: " + with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots))
+            notices.append(
+                "ignored: "
+                + with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots)
+            )
         if self.dropped:
-            notices.append("without effect: " + with_reasons((path, WITHOUT_EFFECT[path]) for path in self.dropped))
+            notices.append(
+                "without effect: "
+                + with_reasons((path, WITHOUT_EFFECT[path]) for path in self.dropped)
+            )
         return notices
 
 
@@ -92,7 +105,9 @@ def translate(source: Source) -> Translation:
             continue
         places = [source.origins.get(f"ajet.{name}", "") for name in (old, new)]
         if all(place.startswith("in ") for place in places) and not isinstance(value, Mapping):
-            raise ConfigError(f"{old} ({places[0]}) and {new} ({places[1]}) are one key; keep the second")
+            raise ConfigError(
+                f"{old} ({places[0]}) and {new} ({places[1]}) are one key; keep the second"
+            )
         source.move(f"ajet.{old}", f"ajet.{new}")
     for (path, there), here in _VALUES.items():
         if source.get(f"ajet.{path}") == there:
@@ -105,7 +120,9 @@ def translate(source: Source) -> Translation:
             origin = source.origin(f"ajet.{path}") or ""
             source.remove(f"ajet.{path}")
             source.set(f"ajet.{path}.{name}", text, origin)
-    dropped = tuple(path for path in WITHOUT_EFFECT if source.get(f"ajet.{path}", _ABSENT) is not _ABSENT)
+    dropped = tuple(
+        path for path in WITHOUT_EFFECT if source.get(f"ajet.{path}", _ABSENT) is not _ABSENT
+    )
     for path in dropped:
         source.remove(f"ajet.{path}")
     roots = tuple(root for root in IGNORED_ROOTS if root in source.document)

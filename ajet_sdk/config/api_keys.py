@@ -10,7 +10,11 @@ from typing import Any
 
 KEYS: dict[str, tuple[str, ...]] = {
     "OPENAI_API_KEY": (),
-    "ANTHROPIC_API_KEY": ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_PROFILE", "ANTHROPIC_FEDERATION_RULE_ID"),
+    "ANTHROPIC_API_KEY": (
+        "ANTHROPIC_AUTH_TOKEN",
+        "ANTHROPIC_PROFILE",
+        "ANTHROPIC_FEDERATION_RULE_ID",
+    ),
     "GOOGLE_API_KEY": ("GEMINI_API_KEY",),
     "AZURE_OPENAI_API_KEY": ("AZURE_OPENAI_AD_TOKEN",),
     "MISTRAL_API_KEY": (),
@@ -22,7 +26,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "OPENROUTER_API_KEY": (),
     "XAI_API_KEY": (),
 }
-"""Variables of captured clients, each with alternatives: if one of these is set, a placeholder would hide it."""
+"""Variables of captured clients, each with alternatives: if one of these is set, a placeholder
+would hide it."""
 
 _PREFIX = "ajet-placeholder."
 
@@ -40,9 +45,11 @@ _PLACEHOLDERS = _Placeholders()
 
 @contextmanager
 def placeholder_keys() -> Iterator[None]:
-    """Set a placeholder in every unset variable of `KEYS`, so that clients can be created without a key.
+    """Set a placeholder in every unset variable of `KEYS`, so that clients can be created without a
+    key.
 
-    Re-entrant and counted: the last to leave removes them. They are never sent to a provider; see `placeholder_in`.
+    Re-entrant and counted: the last to leave removes them. They are never sent to a provider; see
+    `placeholder_in`.
     """
     with _PLACEHOLDERS.lock:
         _PLACEHOLDERS.users += 1
@@ -67,8 +74,13 @@ def api_key(name: str) -> str | None:
 
 
 def without_placeholders(environment: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Remove placeholders from the variables of a child process, whose clients would send them to the provider."""
-    return {name: value for name, value in environment.items() if name not in KEYS or not placeholder_in(str(value))}
+    """Remove placeholders from the variables of a child process, whose clients would send them to
+    the provider."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in KEYS or not placeholder_in(str(value))
+    }
 
 
 def placeholder_in(text: str) -> str | None:

@@ -1,10 +1,12 @@
-"""One job's configuration: YAML under the root `ajet:`, overrides, defaults, and where each value came from.
+"""One job's configuration: YAML under the root `ajet:`, overrides, defaults, and where each value
+came from.
 
     config = load_config(Path("math.yaml"), ["ajet.rollout.num_repeat=8"])
     config.rollout.num_repeat        # 8
     config.frozen_lake.map_size      # another root of the same file, untouched
 
-Keys and defaults are in `schema.py` and the other schema modules; `objects.py` loads objects by class path.
+Keys and defaults are in `schema.py` and the other schema modules; `objects.py` loads objects by
+class path.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ from ajet_sdk.types import Json
 
 log = logging.getLogger("ajet.config")
 
-_QUIET_ON_ONE_MACHINE = tuple(path for path in CLUSTERS if path != "rollout.multi_turn.expected_steps")
+_QUIET_ON_ONE_MACHINE = tuple(
+    path for path in CLUSTERS if path != "rollout.multi_turn.expected_steps"
+)
 BackboneName = Literal["debug", "local", "tinker", "trinity", "verl"]
 
 
@@ -56,16 +60,22 @@ class Config(Section):
 
         ajet.Config(model={"path": "Qwen/Qwen2.5-0.5B-Instruct"}, rollout={"num_repeat": 8})
 
-    Raises ConfigError that lists every unknown key, with the nearest known one, and every wrong value.
+    Raises ConfigError that lists every unknown key, with the nearest known one, and every wrong
+    value.
     """
 
     project_name: str = key("ajet", "Project under which wandb and swanlab group experiments.")
-    experiment_name: str = key("", "Name of the run and of its directory; empty: the config file's name and the time.")
-    experiment_dir: str = key("auto", "Directory of the experiment; auto: `launcher_record/{experiment_name}`.")
+    experiment_name: str = key(
+        "", "Name of the run and of its directory; empty: the config file's name and the time."
+    )
+    experiment_dir: str = key(
+        "auto", "Directory of the experiment; auto: `launcher_record/{experiment_name}`."
+    )
     backbone: BackboneName = key(
         "local",
-        "What runs the job: debug (a few episodes in one process, with breakpoints, no training), local "
-        "(training in this process), tinker (training at a service), trinity or verl (training on a Ray cluster).",
+        "What runs the job: debug (a few episodes in one process, with breakpoints, no training),"
+        " local (training in this process), tinker (training at a service), trinity or verl"
+        " (training on a Ray cluster).",
     )
     model: ModelSource = section(ModelSource, "The model to train, and how it is loaded.")
     tinker: Tinker = section(Tinker, "Backbone tinker: the service that trains the model.")
@@ -73,9 +83,13 @@ class Config(Section):
     rollout: Rollout = section(Rollout, "How the agent runs and how its model samples.")
     task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
     task_judge: TaskJudge = section(TaskJudge, "What computes the reward.")
-    context_tracker: ContextTracker = section(ContextTracker, "How calls are merged into training samples.")
+    context_tracker: ContextTracker = section(
+        ContextTracker, "How calls are merged into training samples."
+    )
     debug: Debug = section(Debug, "The debug backbone.")
-    trainer_common: TrainerCommon = section(TrainerCommon, "Training, validation, checkpoints, logging.")
+    trainer_common: TrainerCommon = section(
+        TrainerCommon, "Training, validation, checkpoints, logging."
+    )
 
     _roots: Roots = PrivateAttr(default_factory=lambda: Roots({}))
     _source: Path | None = PrivateAttr(default=None)
@@ -95,12 +109,18 @@ class Config(Section):
         try:
             self.__pydantic_validator__.validate_python(values, self_instance=self)
         except ValidationError as error:
-            raise ConfigError("\n".join(explain(error, source, list(keys(lists=True)), _default))) from None
-        self._roots = Roots({name: value for name, value in source.document.items() if name != "ajet"})
+            raise ConfigError(
+                "\n".join(explain(error, source, list(keys(lists=True)), _default))
+            ) from None
+        self._roots = Roots(
+            {name: value for name, value in source.document.items() if name != "ajet"}
+        )
         self._translated = translated
         self._source = path.resolve() if path is not None else None
         self._origins = {
-            place.removeprefix("ajet."): origin for place, origin in source.origins.items() if place.startswith("ajet.")
+            place.removeprefix("ajet."): origin
+            for place, origin in source.origins.items()
+            if place.startswith("ajet.")
         }
         for notice in self.notices():
             log.warning("%s", notice)
@@ -133,7 +153,8 @@ class Config(Section):
         return self.model.name or Path(self.model.path or "model").name
 
     def origin(self, path: str) -> str:
-        """The origin of the value of a key such as `rollout.num_repeat`: a file and line, an override, `default`."""
+        """The origin of the value of a key such as `rollout.num_repeat`: a file and line, an
+        override, `default`."""
         return self._origins.get(path, "default")
 
     def is_set(self, path: str) -> bool:
@@ -147,16 +168,22 @@ class Config(Section):
 
     @property
     def validation_attempts(self) -> int:
-        """Sampled attempts per validation task: `val_pass_n`, or `val_kwargs.num_repeat` if only that is set."""
+        """Sampled attempts per validation task: `val_pass_n`, or `val_kwargs.num_repeat` if only
+        that is set."""
         path = "rollout.val_kwargs.num_repeat"
         if self.is_set(path) and not self.is_set("trainer_common.val_pass_n"):
             return self.rollout.val_kwargs.num_repeat
         return self.trainer_common.val_pass_n
 
     def resolve(self, path: str | Path) -> Path:
-        """Resolve a path: next to the config file if it exists there, else from the working directory."""
+        """Resolve a path: next to the config file if it exists there, else from the working
+        directory."""
         path = Path(path).expanduser()
-        if not path.is_absolute() and self._source is not None and (self._source.parent / path).exists():
+        if (
+            not path.is_absolute()
+            and self._source is not None
+            and (self._source.parent / path).exists()
+        ):
             return self._source.parent / path
         return path
 
@@ -179,22 +206,37 @@ class Config(Section):
         level = "context_tracker.timeline_merging_policy.timeline_compare_level"
         if self.context_tracker.timeline_merging_policy.timeline_compare_level == "text":
             notices.append(
-                f"{level}: text comparison is not supported; calls are compared by token ids, as with token "
-                f"({self.origin(level)})"
+                f"{level}: text comparison is not supported; calls are compared by token ids, as"
+                f" with token ({self.origin(level)})"
             )
-        idle = [path for path in self._origins if path != level and is_idle(path) and _at(self, path) != _default(path)]
+        idle = [
+            path
+            for path in self._origins
+            if path != level and is_idle(path) and _at(self, path) != _default(path)
+        ]
         idle = [path for path in idle if path.rpartition(".")[0] not in idle]
         if idle:
-            notices.append("without effect in this version: " + with_reasons((p, _why_idle(p)) for p in sorted(idle)))
+            notices.append(
+                "without effect in this version: "
+                + with_reasons((p, _why_idle(p)) for p in sorted(idle))
+            )
         if self.backbone in ("local", "tinker"):
             quiet = (*_QUIET_ON_ONE_MACHINE, *(HERE if self.backbone == "tinker" else ()))
-            paths = [path for path in quiet if self.is_set(path) and _at(self, path) != _default(path)]
+            paths = [
+                path for path in quiet if self.is_set(path) and _at(self, path) != _default(path)
+            ]
             if paths:
                 notices.append(f"without effect with backbone {self.backbone}: {', '.join(paths)}")
             estimator = self.trainer_common.algorithm.adv_estimator
             reads = {estimator, "replay"} if self.trainer_common.algorithm.replays else {estimator}
-            read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if not reads & {*by}}
-            paths = [p for p in read_by if self.is_set(p) and _at(self, p) not in (None, False, _default(p))]
+            read_by = {
+                f"trainer_common.{name}": by for name, by in READ_BY.items() if not reads & {*by}
+            }
+            paths = [
+                p
+                for p in read_by
+                if self.is_set(p) and _at(self, p) not in (None, False, _default(p))
+            ]
             if paths:
                 unread = ((path, f"only for {', '.join(read_by[path])}") for path in paths)
                 notices.append(f"without effect with {estimator}: {with_reasons(unread)}")
@@ -209,47 +251,68 @@ class Config(Section):
         rollout, model = data.get("rollout"), data.get("model") or {}
         if not isinstance(rollout, Mapping) or rollout.get("force_disable_toolcalls") is not True:
             return data
-        return {**data, "model": {**model, "tool_call_parser": "none"}} if isinstance(model, Mapping) else data
+        return (
+            {**data, "model": {**model, "tool_call_parser": "none"}}
+            if isinstance(model, Mapping)
+            else data
+        )
 
     @model_validator(mode="before")
     @classmethod
     def _sampled_as_trained(cls, data: object) -> object:
-        """Sample at temperature 1 by default with backbone tinker, as the service trains that distribution."""
+        """Sample at temperature 1 by default with backbone tinker, as the service trains that
+        distribution."""
         if not isinstance(data, Mapping) or data.get("backbone") != "tinker":
             return data
         rollout = data.get("rollout") or {}
-        return {**data, "rollout": {"temperature": 1.0, **rollout}} if isinstance(rollout, Mapping) else data
+        return (
+            {**data, "rollout": {"temperature": 1.0, **rollout}}
+            if isinstance(rollout, Mapping)
+            else data
+        )
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
         name = self.experiment_name  # empty names are replaced
-        odd = name.startswith(".") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name)
+        odd = name.startswith(".") or any(
+            c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name
+        )
         if odd or name != name.strip() or len(name.encode(errors="replace")) > 200:
             raise wrong(
                 "experiment_name",
-                "must be a valid directory name: at most 200 bytes, no / or \\, no control characters, no "
-                "leading . {got}; to give a path, set experiment_dir",
+                "must be a valid directory name: at most 200 bytes, no / or \\, no control"
+                " characters, no leading . {got}; to give a path, set experiment_dir",
             )
-        estimator, grouped = self.trainer_common.algorithm.adv_estimator, self.trainer_common.algorithm.grouped
+        estimator, grouped = (
+            self.trainer_common.algorithm.adv_estimator,
+            self.trainer_common.algorithm.grouped,
+        )
         if self.backbone != "debug" and self.rollout.num_repeat < 2 and grouped:
             raise wrong(
                 "rollout.num_repeat",
-                f"must be at least 2 for {estimator} {{got}}: with one attempt per task every advantage is 0",
+                f"must be at least 2 for {estimator} {{got}}: with one attempt per task every"
+                " advantage is 0",
             )
         rollout = self.rollout
         if self.backbone in ("local", "tinker") and rollout.deterministic and rollout.max_staleness:
             raise wrong(
                 "rollout.max_staleness",
-                "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights sample a call",
+                "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights"
+                " sample a call",
             )
         drawn = (rollout.temperature, rollout.top_p, max(rollout.top_k, 0))
         remote, service = self.trainer_common.algorithm.remote_teacher, self.backbone == "tinker"
         if (remote or service) and rollout.sampling == "run" and drawn != (1.0, 1.0, 0):
-            who = "backbone tinker: the service" if service else "opd with a teacher at an endpoint: it"
+            who = (
+                "backbone tinker: the service"
+                if service
+                else "opd with a teacher at an endpoint: it"
+            )
             raise wrong(
                 "rollout.temperature",
-                f"must be 1.0 {{got}}, and top_p and top_k without effect, for {who} returns log-probabilities of that "
-                "distribution only" + ("" if service else ". Or name the teacher as a directory"),
+                f"must be 1.0 {{got}}, and top_p and top_k without effect, for {who} returns"
+                " log-probabilities of that distribution only"
+                + ("" if service else ". Or name the teacher as a directory"),
             )
         both = {"max_model_len", "max_response_length_in_one_turn"} <= rollout.model_fields_set
         if both and rollout.max_response_length_in_one_turn > rollout.max_model_len:
@@ -260,8 +323,8 @@ class Config(Section):
         if rollout.overlong_buffer > rollout.max_response_length_in_one_turn:
             raise wrong(
                 "rollout.overlong_buffer",
-                f"must be at most rollout.max_response_length_in_one_turn ({rollout.max_response_length_in_one_turn}) "
-                "{got}",
+                "must be at most rollout.max_response_length_in_one_turn"
+                f" ({rollout.max_response_length_in_one_turn}) {{got}}",
             )
         return self
 
@@ -273,7 +336,9 @@ class Config(Section):
 
     __hash__ = None  # type: ignore[assignment]  # lists inside: compare, do not hash
 
-    if not TYPE_CHECKING:  # another root as an attribute; hidden from type checkers, which then find typos
+    if (
+        not TYPE_CHECKING
+    ):  # another root as an attribute; hidden from type checkers, which then find typos
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -286,7 +351,9 @@ class Config(Section):
                 if name.startswith("_"):
                     raise
                 known = [*type(self).model_fields, *(roots or ())]
-                raise AttributeError(f"the config has no section {name!r}{_nearest(name, known)}") from None
+                raise AttributeError(
+                    f"the config has no section {name!r}{_nearest(name, known)}"
+                ) from None
 
 
 def load_config(
@@ -320,7 +387,9 @@ def load_config(
         source.merge(values if "ajet" in values else {"ajet": values}, "argument")
         translated += translate(source)
     for text in overrides:
-        source.set(*read_override(text, known=(*Config.model_fields,), roots=tuple(source.document)))
+        source.set(
+            *read_override(text, known=(*Config.model_fields,), roots=tuple(source.document))
+        )
         translated += translate(source)
     config = Config.__new__(Config)
     config._read(source, translated, Path(path) if path is not None else None)
@@ -374,9 +443,11 @@ def _why_idle(path: str) -> str:
     return next((why for idle, why in IDLE.items() if f"{path}.".startswith(f"{idle}.")), "")
 
 
-def keys(model: type[BaseModel] = Config, prefix: str = "", *, lists: bool = False) -> Iterator[str]:
-    """Yield every key under `ajet:` as a dotted path, sections before their keys; with `lists` also keys of sections in
-    lists."""
+def keys(
+    model: type[BaseModel] = Config, prefix: str = "", *, lists: bool = False
+) -> Iterator[str]:
+    """Yield every key under `ajet:` as a dotted path, sections before their keys; with `lists` also
+    keys of sections in lists."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         yield path

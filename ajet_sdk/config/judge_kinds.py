@@ -1,4 +1,5 @@
-"""The kinds of judges: their names in `--judge` and `task_judge.judge_type`, and the functions that open them.
+"""The kinds of judges: their names in `--judge` and `task_judge.judge_type`, and the functions that
+open them.
 
 Packages add kinds by the entry point group `ajet.judges`.
 """
@@ -32,23 +33,32 @@ KINDS = {
     "regex": JudgeKind("ajet_sdk.judges.text:open_regex", ":PATTERN", "pattern"),
     "code": JudgeKind("ajet_sdk.judges.code:open_code"),
     "llm": JudgeKind("ajet_sdk.judges.llm:open_llm", ":FILE", "llm"),
-    "rubrics_auto_grader": JudgeKind("ajet_sdk.judges.rubric:open_rubric", ":FILE", "rubrics_auto_grader", "rubric"),
+    "rubrics_auto_grader": JudgeKind(
+        "ajet_sdk.judges.rubric:open_rubric", ":FILE", "rubrics_auto_grader", "rubric"
+    ),
     "combined": JudgeKind("ajet_sdk.judges.combined:open_combined", ":FILE", "combined"),
 }
 
 
 def judge_kinds() -> dict[str, JudgeKind]:
-    """ajet's kinds, and those of installed packages, whose argument is `task_judge.options.argument`."""
-    added = {entry.name: JudgeKind(entry.value, "[:ARGUMENT]", "options") for entry in entry_points(group=GROUP)}
+    """ajet's kinds, and those of installed packages, whose argument is
+    `task_judge.options.argument`."""
+    added = {
+        entry.name: JudgeKind(entry.value, "[:ARGUMENT]", "options")
+        for entry in entry_points(group=GROUP)
+    }
     return {**added, **KINDS}
 
 
 def kind_named(word: str) -> tuple[str, JudgeKind | None]:
-    """The judge type and kind of a name in `--judge`; unknown names are class paths of a user's judge."""
+    """The judge type and kind of a name in `--judge`; unknown names are class paths of a user's
+    judge."""
     for judge_type, kind in KINDS.items():
         if word == (kind.name or judge_type):
             return judge_type, kind
-    added = judge_kinds() if word.isidentifier() else {}  # reading the installed packages takes time
+    added = (
+        judge_kinds() if word.isidentifier() else {}
+    )  # reading the installed packages takes time
     return (word, added[word]) if word in added else (CUSTOM, None)
 
 

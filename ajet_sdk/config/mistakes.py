@@ -1,4 +1,5 @@
-"""Converts validation errors of configs to messages with key, value, file and line, and the nearest existing key."""
+"""Converts validation errors of configs to messages with key, value, file and line, and the nearest
+existing key."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ def explain(
     """
     lines: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        steps = [step for step in item["loc"] if isinstance(step, str) and step not in _BRANCHES and "[" not in step]
+        steps = [
+            step
+            for step in item["loc"]
+            if isinstance(step, str) and step not in _BRANCHES and "[" not in step
+        ]
         if item["type"] == "extra_forbidden":
             path = ".".join(steps)
             lines.setdefault(path, _unknown_key(steps, source, known))
@@ -27,14 +32,23 @@ def explain(
         context = item.get("ctx", {})
         ours = item["type"] == "ajet"
         path = ".".join([*steps, context["key"]] if ours else _places(item["loc"]))
-        demand = context["message"] if ours else f"{_demand(item['type'], item['msg'], context, item['input'])} {{got}}"
-        lines.setdefault(path, f"{path or 'ajet'} {demand.replace('{got}', _got(path, source, default))}")
+        demand = (
+            context["message"]
+            if ours
+            else f"{_demand(item['type'], item['msg'], context, item['input'])} {{got}}"
+        )
+        lines.setdefault(
+            path, f"{path or 'ajet'} {demand.replace('{got}', _got(path, source, default))}"
+        )
     return list(lines.values())
 
 
 def _places(loc: Sequence[str | int]) -> list[str]:
-    """The steps to a value, with indices only for lists of sections: a list of numbers is one value."""
-    steps = [step for step in loc if isinstance(step, int) or (step not in _BRANCHES and "[" not in step)]
+    """The steps to a value, with indices only for lists of sections: a list of numbers is one
+    value."""
+    steps = [
+        step for step in loc if isinstance(step, int) or (step not in _BRANCHES and "[" not in step)
+    ]
     return [
         str(step)
         for number, step in enumerate(steps)
@@ -42,7 +56,12 @@ def _places(loc: Sequence[str | int]) -> list[str]:
     ]
 
 
-_BRANCHES = ("str", "int", "float", "bool")  # steps that pydantic adds to the location of an error in a union
+_BRANCHES = (
+    "str",
+    "int",
+    "float",
+    "bool",
+)  # steps that pydantic adds to the location of an error in a union
 
 
 def _got(path: str, source: Source, default: Callable[[str], object]) -> str:
@@ -54,7 +73,9 @@ def _got(path: str, source: Source, default: Callable[[str], object]) -> str:
             value = value[int(step)]
         else:
             section = source.origin(f"ajet.{path}")
-            return f"(by default {default(path)!r}" + (f"; its section is {section})" if section else ")")
+            return f"(by default {default(path)!r}" + (
+                f"; its section is {section})" if section else ")"
+            )
     where = source.origin(f"ajet.{path}")
     return f"(got {value!r:.200}, {where})" if where else f"(got {value!r:.200})"
 
@@ -99,7 +120,8 @@ _KINDS = {
 
 
 def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
-    """The message for an unknown key, with its location and the nearest key of the section, else of any."""
+    """The message for an unknown key, with its location and the nearest key of the section, else of
+    any."""
     path, last, parent = ".".join(steps), steps[-1], ".".join(steps[:-1])
     siblings = [p for p in known if p.rpartition(".")[0] == parent]
     near = _closest(last, siblings, 0.7) or [p for p in known if p.rpartition(".")[2] == last]
@@ -115,5 +137,7 @@ def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
 
 def _closest(last: str, paths: Sequence[str], cutoff: float) -> list[str]:
     """The paths whose last step is most similar to `last`."""
-    names = difflib.get_close_matches(last, [p.rpartition(".")[2] for p in paths], n=1, cutoff=cutoff)
+    names = difflib.get_close_matches(
+        last, [p.rpartition(".")[2] for p in paths], n=1, cutoff=cutoff
+    )
     return [p for p in paths if names and p.rpartition(".")[2] == names[0]]

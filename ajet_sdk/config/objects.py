@@ -21,14 +21,16 @@ _folders = set[Path]()
 """Folders of the files that were imported by path."""
 
 _importing = threading.RLock()
-"""Held while a file is imported, as episodes load objects concurrently. (For modules Python has its own locks.)"""
+"""Held while a file is imported, as episodes load objects concurrently. (For modules Python has its
+own locks.)"""
 
 
 def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     """Import the object of a class path.
 
-    A file is searched in `relative_to`, then in the working directory. It is imported once, under its own name, so that
-    its functions can be pickled. Raises ConfigError if the object is missing or its module fails to import.
+    A file is searched in `relative_to`, then in the working directory. It is imported once, under
+    its own name, so that its functions can be pickled. Raises ConfigError if the object is missing
+    or its module fails to import.
     """
     place, arrow, name = class_path.partition("->")
     if not arrow:
@@ -36,7 +38,8 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     place, name = place.strip(), name.strip()
     if not place or not name:
         raise ConfigError(
-            f"a class path is package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
+            "a class path is package.module->Name, path/file.py->Name or file.py:name (got"
+            f" {class_path!r})"
         )
     with placeholder_keys():  # a module may create clients on import
         if place.endswith(".py") or "/" in place or "\\" in place:
@@ -47,10 +50,16 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     value: object = module
     for step in name.split("."):
         if not hasattr(value, step):
-            names = [n for n in vars(value) if not n.startswith("_")] if hasattr(value, "__dict__") else []
+            names = (
+                [n for n in vars(value) if not n.startswith("_")]
+                if hasattr(value, "__dict__")
+                else []
+            )
             near = difflib.get_close_matches(step, names, n=1, cutoff=0.5)
             hint = (
-                f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names)[:12]) or 'no public names'}"
+                f"did you mean {near[0]}?"
+                if near
+                else f"it has {', '.join(sorted(names)[:12]) or 'no public names'}"
             )
             raise ConfigError(f"{class_path}: there is no {step!r} in it; {hint}")
         value = getattr(value, step)
@@ -66,13 +75,20 @@ def _find(place: str, relative_to: Path | None, class_path: str) -> Path:
         if (base / path).is_file():
             return (base / path).resolve()
     looked = " or ".join(str(base) for base in dict.fromkeys(bases))
-    raise ConfigError(f"{class_path}: there is no file {path}" + ("" if path.is_absolute() else f" in {looked}"))
+    raise ConfigError(
+        f"{class_path}: there is no file {path}" + ("" if path.is_absolute() else f" in {looked}")
+    )
 
 
 def _import_file(path: Path, class_path: str) -> ModuleType:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and file.endswith(path.name) and module.__name__ != "__main__" and Path(file).resolve() == path:
+        if (
+            file
+            and file.endswith(path.name)
+            and module.__name__ != "__main__"
+            and Path(file).resolve() == path
+        ):
             return module
     name = path.stem
     origin = _origin(name)
@@ -106,10 +122,16 @@ def import_as(name: str, path: Path) -> ModuleType:
 
 
 def _check_siblings(path: Path, class_path: str) -> None:
-    """Raise ConfigError if a file imports a neighbour whose name is taken by a module of another job's folder."""
+    """Raise ConfigError if a file imports a neighbour whose name is taken by a module of another
+    job's folder."""
     for name in _imported_names(path):
         beside = next(
-            (p for p in (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py") if p.is_file()), None
+            (
+                p
+                for p in (path.with_name(f"{name}.py"), path.with_name(name) / "__init__.py")
+                if p.is_file()
+            ),
+            None,
         )
         loaded = Path(getattr(sys.modules.get(name), "__file__", None) or beside or path).resolve()
         if (
@@ -118,8 +140,9 @@ def _check_siblings(path: Path, class_path: str) -> None:
             and not _folders.isdisjoint({loaded.parent, loaded.parent.parent})
         ):
             raise ConfigError(
-                f"{class_path}: {path.name} imports {name}, and this process has imported {loaded} under that name for "
-                f"another job. Rename one of the files, or start this job in a process of its own"
+                f"{class_path}: {path.name} imports {name}, and this process has imported {loaded}"
+                " under that name for another job. Rename one of the files, or start this job in a"
+                " process of its own"
             )
 
 
@@ -129,12 +152,17 @@ def _imported_names(path: Path) -> set[str]:
     except (SyntaxError, ValueError):  # raised again by its import
         return set()
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    names |= {
+        node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+    }
     return {name.partition(".")[0] for name in names}
 
 
 def _origin(name: str) -> str | None:
-    """The file from which a module of this name would be imported; empty without a file, None without a module."""
+    """The file from which a module of this name would be imported; empty without a file, None
+    without a module."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -153,7 +181,8 @@ def _import_module(place: str, relative_to: Path | None, class_path: str) -> Mod
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             raise ConfigError(
-                f"{class_path}: no module named {error.name!r} in this directory or among the installed packages"
+                f"{class_path}: no module named {error.name!r} in this directory or among the"
+                " installed packages"
             ) from None
         raise _failed(class_path, error) from error
     except (Exception, SystemExit) as error:
@@ -166,5 +195,7 @@ def _failed(class_path: str, error: BaseException) -> ConfigError:
         where = f" ({Path(error.filename or '?').name} line {error.lineno})"
         return ConfigError(f"{class_path} cannot be imported: SyntaxError: {error.msg}{where}")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    where = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if len(frames) > 1 else ""
+    where = (
+        f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if len(frames) > 1 else ""
+    )
     return ConfigError(f"{class_path} cannot be imported: {type(error).__name__}: {error}{where}")

@@ -53,7 +53,8 @@ class _Loader(yaml.SafeLoader):
     """YAML where `1e-6` is a number: YAML 1.1 wants `1.0e-6` and would read text."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
-        """The value of a node. Raises YAMLError also for values that crash PyYAML: `!!int x`, 2024-99-99."""
+        """The value of a node. Raises YAMLError also for values that crash PyYAML: `!!int x`,
+        2024-99-99."""
         try:
             value = super().construct_object(node, deep)
         except yaml.YAMLError:
@@ -71,7 +72,9 @@ class _Loader(yaml.SafeLoader):
 _BITS = 4096
 """Digits of an integer: Python refuses to print larger ones."""
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.yaml_implicit_resolvers = {
+    k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _FLOAT = yaml.resolver.re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")  # type: ignore[attr-defined]
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
@@ -97,12 +100,16 @@ class Source:
         for name, value in values.items():
             path = f"{prefix}{name}"
             present = into.get(name)
-            if isinstance(value, Mapping) and (isinstance(present, dict) or (present is None and value)):
+            if isinstance(value, Mapping) and (
+                isinstance(present, dict) or (present is None and value)
+            ):
                 into[name] = present if present is not None else {}
                 self._merge(into[name], value, f"{path}.", origin)
             else:
                 into[name] = deepcopy(value)
-                self.origins = {k: v for k, v in self.origins.items() if not k.startswith(path + ".")} | {path: origin}
+                self.origins = {
+                    k: v for k, v in self.origins.items() if not k.startswith(path + ".")
+                } | {path: origin}
 
     def set(self, path: str, value: Any, origin: str = "on the command line") -> None:
         for step in reversed(path.split(".")):
@@ -120,7 +127,11 @@ class Source:
 
     def move(self, old: str, new: str) -> None:
         """Rename `old` to `new`; mappings are merged, everything else is replaced."""
-        origins = {new + known[len(old) :]: origin for known, origin in self.origins.items() if _within(known, old)}
+        origins = {
+            new + known[len(old) :]: origin
+            for known, origin in self.origins.items()
+            if _within(known, old)
+        }
         self.set(new, self.remove(old), "")
         self.origins |= origins
 
@@ -129,7 +140,9 @@ class Source:
         parent = self.document
         for step in steps:
             parent = parent[step]
-        self.origins = {known: origin for known, origin in self.origins.items() if not _within(known, path)}
+        self.origins = {
+            known: origin for known, origin in self.origins.items() if not _within(known, path)
+        }
         return parent.pop(name)
 
     def origin(self, path: str) -> str | None:
@@ -137,7 +150,10 @@ class Source:
         while path:
             if path in self.origins:
                 return self.origins[path]
-            inside = next((origin for known, origin in self.origins.items() if known.startswith(path + ".")), None)
+            inside = next(
+                (origin for known, origin in self.origins.items() if known.startswith(path + ".")),
+                None,
+            )
             if inside:
                 return inside
             path = path.rpartition(".")[0]
@@ -149,7 +165,8 @@ def _within(path: str, section: str) -> bool:
 
 
 def read_document(path: Path, sections: Sequence[str]) -> Source:
-    """Read a YAML file with the root `ajet:`. `sections` are the names below it, for error messages."""
+    """Read a YAML file with the root `ajet:`. `sections` are the names below it, for error
+    messages."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -168,7 +185,8 @@ def read_document(path: Path, sections: Sequence[str]) -> Source:
         raise ConfigError(f"{path.name} {_flaw(error)}") from None
     if not isinstance(document, dict):
         raise ConfigError(
-            f"{path.name} must be a mapping with the top-level key `ajet:` (got {type(document).__name__})"
+            f"{path.name} must be a mapping with the top-level key `ajet:` (got"
+            f" {type(document).__name__})"
         )
     _check_root(document, path.name, origins, sections)
     return Source(document, origins)
@@ -193,7 +211,9 @@ def _refuse_placeholders(node: yaml.Node | None, name: str) -> None:
         elif isinstance(node, yaml.MappingNode):
             for key, _ in node.value:
                 if isinstance(key, yaml.MappingNode):  # `{{NAME}}` without quotes
-                    inner = [child.value for child, _ in key.value if isinstance(child, yaml.ScalarNode)]
+                    inner = [
+                        child.value for child, _ in key.value if isinstance(child, yaml.ScalarNode)
+                    ]
                     _refuse("{{" + inner[0] + "}}" if len(inner) == 1 else "", name, line)
             nodes += [child for pair in reversed(node.value) for child in reversed(pair)]
 
@@ -202,11 +222,14 @@ def _refuse(text: str, name: str, line: int) -> None:
     placeholders = _PLACEHOLDER.findall(text)
     if placeholders:
         names = ", ".join(f"{{{{{placeholder}}}}}" for placeholder in dict.fromkeys(placeholders))
-        raise ConfigError(f"{name} line {line + 1}: {names} is a placeholder; replace it with a value")
+        raise ConfigError(
+            f"{name} line {line + 1}: {names} is a placeholder; replace it with a value"
+        )
 
 
 _DEPTH, _VALUES = 100, 100_000
-"""Limits of a config with its aliases expanded: a kilobyte of YAML can expand to more than the memory."""
+"""Limits of a config with its aliases expanded: a kilobyte of YAML can expand to more than the
+memory."""
 
 
 def _node(text: str) -> yaml.Node | None:
@@ -221,7 +244,9 @@ def _composed(text: str, loader: type[yaml.SafeLoader]) -> yaml.Node | None:
     depth = 0
     try:
         for event in yaml.parse(text, Loader=loader):  # before it is composed, which recurses
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             if depth > _DEPTH:
                 problem = f"nested more than {_DEPTH} levels deep"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
@@ -249,7 +274,11 @@ def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
     count = 1
     if isinstance(node, yaml.CollectionNode):
         known[id(node)] = _VALUES  # met again inside itself
-        below = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+        below = (
+            [child for pair in node.value for child in pair]
+            if isinstance(node, yaml.MappingNode)
+            else node.value
+        )
         count += sum(_count(child, known, depth + 1) for child in below)
         if count > _VALUES or depth > _DEPTH:
             problem = f"its aliases expand to more than {_VALUES:,} values, or to themselves"
@@ -260,7 +289,10 @@ def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
 
 def _flaw(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.reader.ReaderError):
-        return f"is not valid YAML: the character {chr(error.character)!r} at position {error.position} is not allowed"
+        return (
+            f"is not valid YAML: the character {chr(error.character)!r} at position"
+            f" {error.position} is not allowed"
+        )
     if isinstance(error, yaml.MarkedYAMLError):
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         return f"line {line} is not valid YAML for a config: {error.problem or error.context}"
@@ -268,17 +300,25 @@ def _flaw(error: yaml.YAMLError) -> str:
 
 
 def _check_root(
-    document: Mapping[object, object], name: str, origins: Mapping[str, str], sections: Sequence[str]
+    document: Mapping[object, object],
+    name: str,
+    origins: Mapping[str, str],
+    sections: Sequence[str],
 ) -> None:
     if "ajet" in document:
         return
     near = difflib.get_close_matches("ajet", [str(root) for root in document], n=1, cutoff=0.6)
     if near:
-        raise ConfigError(f"{name} has no top-level key `ajet:`; is {near[0]} ({origins.get(near[0], name)}) a typo?")
+        raise ConfigError(
+            f"{name} has no top-level key `ajet:`; is {near[0]} ({origins.get(near[0], name)}) a"
+            " typo?"
+        )
     ours = [str(root) for root in document if root in sections]
     if ours:
         raise ConfigError(f"{name} has no top-level key `ajet:`; put {', '.join(ours)} under it")
-    raise ConfigError(f"{name} has no top-level key `ajet:`; it has {', '.join(map(str, document)) or 'no keys'}")
+    raise ConfigError(
+        f"{name} has no top-level key `ajet:`; it has {', '.join(map(str, document)) or 'no keys'}"
+    )
 
 
 def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str]:
@@ -292,7 +332,9 @@ def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str
         if step == "<<":
             continue
         if step in seen:
-            raise ConfigError(f"{prefix}{step} is given twice in {name}: lines {seen[step]} and {line}")
+            raise ConfigError(
+                f"{prefix}{step} is given twice in {name}: lines {seen[step]} and {line}"
+            )
         seen[step] = line
         if isinstance(value_node, yaml.MappingNode) and value_node.value:
             lines.update(_lines(value_node, name, f"{prefix}{step}."))
@@ -311,17 +353,22 @@ def _beside(path: Path) -> str:
 
 
 def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tuple[str, object]:
-    """Parse `ajet.rollout.num_repeat=8` into path and value. `known` are the sections, `roots` the file's roots."""
+    """Parse `ajet.rollout.num_repeat=8` into path and value. `known` are the sections, `roots` the
+    file's roots."""
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path or any(not step for step in path.split(".")):
-        raise ConfigError(f"an override has the form key=value, for example ajet.rollout.num_repeat=8 (got {text!r})")
+        raise ConfigError(
+            "an override has the form key=value, for example ajet.rollout.num_repeat=8 (got"
+            f" {text!r})"
+        )
     root = path.split(".")[0]
     if root != "ajet" and root not in roots:
         if root in known:
             raise ConfigError(f"an override starts with its top-level key: ajet.{text}")
         raise ConfigError(
-            f"{text}: the config has no top-level key {root!r}; it has {', '.join(dict.fromkeys(('ajet', *roots)))}"
+            f"{text}: the config has no top-level key {root!r}; it has"
+            f" {', '.join(dict.fromkeys(('ajet', *roots)))}"
         )
     try:
         node = _node(value)

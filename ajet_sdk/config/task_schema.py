@@ -19,8 +19,9 @@ class DataFile(Section):
 class ValidationFile(Section):
     file_path: str | dict[str, str] | None = key(
         None,
-        "JSON-lines file with one task per line, or several by name, as in `{old: a.jsonl, new: b.jsonl}`: each is a "
-        "set whose rewards are reported apart, and its tasks get the name as metadata `validation_set`; null: none.",
+        "JSON-lines file with one task per line, or several by name, as in `{old: a.jsonl, new:"
+        " b.jsonl}`: each is a set whose rewards are reported apart, and its tasks get the name as"
+        " metadata `validation_set`; null: none.",
     )
 
 
@@ -36,9 +37,12 @@ class ExampleFiles(Section):
 
 class HuggingfaceDatRepo(Section):
     dataset_path: str | None = key(
-        None, "Hugging Face name such as openai/gsm8k, or a directory of Parquet, Arrow or JSON files."
+        None,
+        "Hugging Face name such as openai/gsm8k, or a directory of Parquet, Arrow or JSON files.",
     )
-    dataset_name: str | None = key(None, "Configuration of the dataset, e.g. main; for a directory, a subdirectory.")
+    dataset_name: str | None = key(
+        None, "Configuration of the dataset, e.g. main; for a directory, a subdirectory."
+    )
     training_split: str = key("train", "Training split.")
     validation_split: str | None = key("validation", "Validation split; null: none.")
 
@@ -58,7 +62,9 @@ class DocumentReader(Section):
     document_path: list[str] = key([], "Files or directories of documents.")
     languages: list[str] = key(["eng"], "Languages of the documents.")
     chunk_size: int = key(5120, "Maximum length of a chunk, in characters.", ge=1)
-    split_by: Literal["sentence", "paragraph", "character"] = key("sentence", "Boundaries at which documents are cut.")
+    split_by: Literal["sentence", "paragraph", "character"] = key(
+        "sentence", "Boundaries at which documents are cut."
+    )
     cache_enabled: bool = key(True, "Cache the parsed documents.")
 
 
@@ -68,40 +74,66 @@ class QueryReader(Section):
 
 
 class DeduplicationParams(Section):
-    similarity_threshold: float = key(0.8, "Similarity above which two queries count as duplicates.", ge=0, le=1)
+    similarity_threshold: float = key(
+        0.8, "Similarity above which two queries count as duplicates.", ge=0, le=1
+    )
     db_path: str = key("./.similarity_db", "Where embeddings are stored.")
-    model: str = key("text-embedding-v4", "Embedding model, to compare queries by meaning; used if `base_url` is set.")
-    api_key: str | None = key(None, "Its API key; leave it null and set the environment variable instead.")
-    base_url: str | None = key(None, "Its endpoint; null: queries are compared by their characters only.")
+    model: str = key(
+        "text-embedding-v4",
+        "Embedding model, to compare queries by meaning; used if `base_url` is set.",
+    )
+    api_key: str | None = key(
+        None, "Its API key; leave it null and set the environment variable instead."
+    )
+    base_url: str | None = key(
+        None, "Its endpoint; null: queries are compared by their characters only."
+    )
 
 
 class DeduplicationFilter(Section):
     enabled: bool = key(True, "Drop queries that are too similar to others.")
-    params: DeduplicationParams = section(DeduplicationParams, "Similarity threshold and embedding model.")
+    params: DeduplicationParams = section(
+        DeduplicationParams, "Similarity threshold and embedding model."
+    )
 
 
 class DataGeneration(Section):
     document_reader: DocumentReader = section(DocumentReader, "Documents to generate tasks from.")
     query_reader: QueryReader = section(QueryReader, "Example queries.")
     task_num: int = key(10, "Number of tasks to generate, including those for validation.", ge=1)
-    llm_model: str | None = key(None, "Model that generates the tasks: its name, or a local checkpoint's directory.")
+    llm_model: str | None = key(
+        None, "Model that generates the tasks: its name, or a local checkpoint's directory."
+    )
     base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
-    scripted: str | None = key(None, "Class path of a function that returns the replies instead of a model.")
+    scripted: str | None = key(
+        None, "Class path of a function that returns the replies instead of a model."
+    )
     verify: str = key(
         "agreement:3",
-        "How answers are verified, as in `ajet dataset expand --verify`; default for documents: llm.",
+        "How answers are verified, as in `ajet dataset expand --verify`; default for documents:"
+        " llm.",
     )
     verify_model: list[str] = key(
-        [], "Models that verify instead of the writer: NAME@URL, or PART=NAME@URL for one part of `verify`."
+        [],
+        "Models that verify instead of the writer: NAME@URL, or PART=NAME@URL for one part of"
+        " `verify`.",
     )
-    unfenced: bool = key(False, "With verify: code, run generated programs without a sandbox if this machine has none.")
+    unfenced: bool = key(
+        False,
+        "With verify: code, run generated programs without a sandbox if this machine has none.",
+    )
     validation_share: float = key(
-        0.1, "Fraction of the tasks used for validation if query_reader names no validation file.", ge=0, lt=1
+        0.1,
+        "Fraction of the tasks used for validation if query_reader names no validation file.",
+        ge=0,
+        lt=1,
     )
     llm_response_length: int = key(8192, "Maximum length of its reply, in tokens.", ge=1)
     num_workers: int = key(32, "Maximum number of concurrent requests.", ge=1)
     sampling_params: Json = key({}, "Its sampling parameters.")
-    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Removal of near-duplicates.")
+    deduplication_filter: DeduplicationFilter = section(
+        DeduplicationFilter, "Removal of near-duplicates."
+    )
 
 
 class TracingFilterParams(Section):
@@ -112,9 +144,15 @@ class TracingFilterParams(Section):
     similarity_threshold: float = key(
         0.8, "deduplication: similarity above which only one of the tasks is kept.", ge=0, le=1
     )
-    db_path: str | None = key(None, "deduplication: accepted, but has no effect; nothing is stored between runs.")
-    model: str | None = key(None, "deduplication: accepted, but has no effect; tasks are compared by their words.")
-    api_key: str | None = key(None, "API key of the grader; leave it null and set OPENAI_API_KEY instead.")
+    db_path: str | None = key(
+        None, "deduplication: accepted, but has no effect; nothing is stored between runs."
+    )
+    model: str | None = key(
+        None, "deduplication: accepted, but has no effect; tasks are compared by their words."
+    )
+    api_key: str | None = key(
+        None, "API key of the grader; leave it null and set OPENAI_API_KEY instead."
+    )
     base_url: str | None = key(None, "Endpoint of the grader; null: feedback_tracing.llm_base_url.")
 
 
@@ -126,14 +164,21 @@ class TracingFilter(Section):
 
 class FeedbackTracing(Section):
     base_url: str | None = key(
-        None, "Traces to read: a directory or file of ajet traces, an AgentScope Studio database, OTLP or OpenAI logs."
+        None,
+        "Traces to read: a directory or file of ajet traces, an AgentScope Studio database, OTLP or"
+        " OpenAI logs.",
     )
     train_output_path: str | None = key(None, "Where to write the tasks made from feedback.")
     alien_llm_model: str | None = key(None, "Model that grades; null: OPENAI_MODEL.")
     llm_base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
-    scripted: str | None = key(None, "Class path of a function that returns the grader's replies instead of a model.")
+    scripted: str | None = key(
+        None, "Class path of a function that returns the grader's replies instead of a model."
+    )
     validation_share: float = key(
-        0.1, "Fraction of the tasks used for validation; tasks with the same question stay together.", ge=0, lt=1
+        0.1,
+        "Fraction of the tasks used for validation; tasks with the same question stay together.",
+        ge=0,
+        lt=1,
     )
     alien_llm_response_length: int = key(2048, "Maximum length of its reply, in tokens.", ge=1)
     filters: list[TracingFilter] = key([], "Filters that an episode must pass to become a task.")
@@ -155,43 +200,69 @@ class RandomDummy(Section):
 class Llm(Section):
     rubric: str = key("", "Rubric: what makes an output good, as text or as a .md or .txt file.")
     mode: Literal["pointwise", "listwise", "pairwise"] = key(
-        "pointwise", "Grade each output on its own, all outputs of a group at once, or each pair of them."
+        "pointwise",
+        "Grade each output on its own, all outputs of a group at once, or each pair of them.",
     )
-    model: str | None = key(None, "Model that judges; null: task_judge.alien_llm_model, else OPENAI_MODEL.")
+    model: str | None = key(
+        None, "Model that judges; null: task_judge.alien_llm_model, else OPENAI_MODEL."
+    )
     base_url: str | None = key(
-        None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL, else DashScope if its API key is set."
+        None,
+        "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL, else DashScope if its API key is"
+        " set.",
     )
     api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds its API key.")
-    scripted: str | None = key(None, "Class path of a function that returns the replies instead of a model.")
+    scripted: str | None = key(
+        None, "Class path of a function that returns the replies instead of a model."
+    )
     examples: str | list[Json] = key(
-        [], "Graded examples to show it: rows with query, answer, score and reason, or a JSON-lines file of them."
+        [],
+        "Graded examples to show it: rows with query, answer, score and reason, or a JSON-lines"
+        " file of them.",
     )
     min_score: float = key(0.0, "Lowest score.")
     max_score: float = key(1.0, "Highest score.")
-    success_threshold: float | None = key(None, "Score from which an episode counts as a success; null: a reward of 1.")
-    reference_key: str = key(
-        "answer", "Metadata key of the reference answer; it is shown to the model if the task has one."
+    success_threshold: float | None = key(
+        None, "Score from which an episode counts as a success; null: a reward of 1."
     )
-    show: Literal["output", "transcript"] = key("output", "What is judged: the output only, or all messages.")
+    reference_key: str = key(
+        "answer",
+        "Metadata key of the reference answer; it is shown to the model if the task has one.",
+    )
+    show: Literal["output", "transcript"] = key(
+        "output", "What is judged: the output only, or all messages."
+    )
     prompt: str | None = key(
         None,
-        "Custom prompt with {query}, {answer} (for a group: {answers}), {reference}, {rubric}, {examples}, "
-        "{min_score} and {max_score}; the reply format is appended.",
+        "Custom prompt with {query}, {answer} (for a group: {answers}), {reference}, {rubric},"
+        " {examples}, {min_score} and {max_score}; the reply format is appended.",
     )
     temperature: float = key(0.0, "Its sampling temperature.", ge=0)
     max_tokens: int | None = key(
-        None, "Maximum length of its reply, in tokens; null: alien_llm_response_length if set, else 1024.", ge=1
+        None,
+        "Maximum length of its reply, in tokens; null: alien_llm_response_length if set, else"
+        " 1024.",
+        ge=1,
     )
     max_retries: int = key(2, "Number of retries if a reply contains no verdict.", ge=0)
-    cache: str | None = key(None, "File that caches replies across processes; null: cached in memory only.")
-    price: str | None = key(None, "INPUT,OUTPUT: price of a million tokens of each, for the metric judge_cost.")
+    cache: str | None = key(
+        None, "File that caches replies across processes; null: cached in memory only."
+    )
+    price: str | None = key(
+        None, "INPUT,OUTPUT: price of a million tokens of each, for the metric judge_cost."
+    )
 
 
 class Code(Section):
     seconds: float = key(10.0, "Time limit of a test, in seconds.", gt=0)
     memory_mib: int = key(512, "Memory limit, in MiB.", ge=16)
-    partial: bool = key(False, "true: the reward is the fraction of tests passed; false: 1 if all pass, else 0.")
-    unfenced: bool = key(False, "Run programs without a sandbox, with your own permissions, if this machine has none.")
+    partial: bool = key(
+        False, "true: the reward is the fraction of tests passed; false: 1 if all pass, else 0."
+    )
+    unfenced: bool = key(
+        False,
+        "Run programs without a sandbox, with your own permissions, if this machine has none.",
+    )
 
 
 class JudgePart(Section):
@@ -222,36 +293,53 @@ class RubricsAutoGrader(Section):
     categories_number: int = key(5, "Number of categories.", ge=1)
     num_reference_samples: int = key(20, "Number of scored examples to use.", ge=1)
     grader_name: str = key("auto_grader", "Name of the grader.")
-    custom_evaluation_prompt: str | Json | None = key(None, "Custom grading prompt; null: the built-in one.")
+    custom_evaluation_prompt: str | Json | None = key(
+        None, "Custom grading prompt; null: the built-in one."
+    )
     input_data_type: str = key("jsonl_dataset_file", "Format of the scored examples.")
     jsonl_dataset_file: ExampleFiles = section(ExampleFiles, "File of scored examples.")
 
 
 READERS = (
-    "huggingface_dat_repo", "jsonl_dataset_file", "env_service", "data_generation", "growing", "tracing", "random_dummy"
-)  # fmt: skip
+    "huggingface_dat_repo",
+    "jsonl_dataset_file",
+    "env_service",
+    "data_generation",
+    "growing",
+    "tracing",
+    "random_dummy",
+)
 
 
 class TaskReader(Section):
     type: str = key(
         "huggingface_dat_repo",
-        f"Where tasks come from: {', '.join(READERS)}, or the class path of your own reader, `my_reader.py->MyReader`.",
+        f"Where tasks come from: {', '.join(READERS)}, or the class path of your own reader,"
+        " `my_reader.py->MyReader`.",
     )
     field_mapping: dict[str, str] = key(
         {},
-        "Maps columns to task fields, e.g. `{problem: main_query, solution: metadata.answer}`. By default the "
-        "main query is the column `main_query`, `question`, `query`, `prompt`, `problem` or `instruction`; every "
-        "other column becomes metadata.",
+        "Maps columns to task fields, e.g. `{problem: main_query, solution: metadata.answer}`. By"
+        " default the main query is the column `main_query`, `question`, `query`, `prompt`,"
+        " `problem` or `instruction`; every other column becomes metadata.",
     )
-    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "For `type: jsonl_dataset_file`.")
-    huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "For `type: huggingface_dat_repo`.")
+    jsonl_dataset_file: JsonlDatasetFile = section(
+        JsonlDatasetFile, "For `type: jsonl_dataset_file`."
+    )
+    huggingface_dat_repo: HuggingfaceDatRepo = section(
+        HuggingfaceDatRepo, "For `type: huggingface_dat_repo`."
+    )
     env_service: EnvService = section(EnvService, "For `type: env_service`.")
     data_generation: DataGeneration = section(DataGeneration, "For `type: data_generation`.")
     growing: Growing = section(
-        Growing, "For `type: growing`: add tasks during training; data_generation names the seeds and who writes."
+        Growing,
+        "For `type: growing`: add tasks during training; data_generation names the seeds and who"
+        " writes.",
     )
     feedback_tracing: FeedbackTracing = section(FeedbackTracing, "For `type: tracing`.")
-    random_dummy: RandomDummy = section(RandomDummy, "For `type: random_dummy`: number of sums to generate.")
+    random_dummy: RandomDummy = section(
+        RandomDummy, "For `type: random_dummy`: number of sums to generate."
+    )
 
     @field_validator("type")
     @classmethod
@@ -263,49 +351,65 @@ class TaskReader(Section):
 
     def has_environment(self, env_type: str) -> bool:
         """Whether a task has an environment: it comes from a service or names an `env_type`."""
-        return self.type == "env_service" or (bool(env_type) and "env_url" in self.env_service.model_fields_set)
+        return self.type == "env_service" or (
+            bool(env_type) and "env_url" in self.env_service.model_fields_set
+        )
 
 
 class TaskJudge(Section):
     judge_type: str = key(
         CUSTOM,
-        f"What computes the reward if the workflow does not: {', '.join((CUSTOM, *KINDS))}, or a judge of an installed "
-        "package.",
+        f"What computes the reward if the workflow does not: {', '.join((CUSTOM, *KINDS))}, or a"
+        " judge of an installed package.",
     )
     judge_protocol: str | None = key(
         None,
-        "For `customized_protocol`: class path of the judge, a function or a BaseJudge; null: the workflow's reward.",
+        "For `customized_protocol`: class path of the judge, a function or a BaseJudge; null: the"
+        " workflow's reward.",
     )
     pattern: str | None = key(
         None,
-        "For `regex`: pattern to search for in the output. The first group of the last match is compared with "
-        "the reference answer; without a group, any match is correct.",
+        "For `regex`: pattern to search for in the output. The first group of the last match is"
+        " compared with the reference answer; without a group, any match is correct.",
     )
     alien_llm_model: str | None = key(
         None, "Model for LLM judges that read it (`config.ajet.task_judge.alien_llm_model`)."
     )
-    alien_llm_response_length: int = key(512, "Maximum length of its reply, in tokens, for judges that read it.", ge=1)
+    alien_llm_response_length: int = key(
+        512, "Maximum length of its reply, in tokens, for judges that read it.", ge=1
+    )
     llm: Llm = section(Llm, "For `llm`: a model grades by a rubric.")
     rubrics_auto_grader: RubricsAutoGrader = section(
         RubricsAutoGrader,
         "For `rubrics_auto_grader`: a model grades by a rubric generated from scored examples.",
     )
     code: Code = section(Code, "For `code`: runs a task's tests on the program in the output.")
-    combined: list[JudgePart] = key([], "For `combined`: a list of judges, each with judge, weight and name.")
+    combined: list[JudgePart] = key(
+        [], "For `combined`: a list of judges, each with judge, weight and name."
+    )
 
-    options: Json = key({}, "For a judge of an installed package: its settings; `--judge NAME:TEXT` sets `argument`.")
+    options: Json = key(
+        {},
+        "For a judge of an installed package: its settings; `--judge NAME:TEXT` sets `argument`.",
+    )
 
     @field_validator("judge_type")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value in (CUSTOM, *KINDS) or value in judge_kinds():  # reading the installed packages takes time
+        if (
+            value in (CUSTOM, *KINDS) or value in judge_kinds()
+        ):  # reading the installed packages takes time
             return value
-        raise PydanticCustomError("literal_error", "{expected}", {"expected": ", ".join((CUSTOM, *judge_kinds()))})
+        raise PydanticCustomError(
+            "literal_error", "{expected}", {"expected": ", ".join((CUSTOM, *judge_kinds()))}
+        )
 
     @model_validator(mode="after")
     def _needs(self) -> TaskJudge:
         if self.judge_type == "regex" and not self.pattern:
             raise wrong("pattern", "is required for judge_type: regex {got}")
-        if self.judge_type == "combined" and not (self.combined and all(part.judge for part in self.combined)):
+        if self.judge_type == "combined" and not (
+            self.combined and all(part.judge for part in self.combined)
+        ):
             raise wrong("combined", "is required for judge_type: combined {got}")
         return self

@@ -1,4 +1,5 @@
-"""Anthropic's Messages API: converts completions to messages and their events; requests: `anthropic_requests`."""
+"""Anthropic's Messages API: converts completions to messages and their events; requests:
+`anthropic_requests`."""
 
 from __future__ import annotations
 
@@ -77,7 +78,10 @@ class Messages(ChatDialect):
         by_string = reason == "end_turn" and isinstance(stop, str)
         message_id = "msg_" + str(completion["id"]).rpartition("-")[2]
         if body.get("thread"):
-            stored[message_id] = {"messages": [*request["messages"], message], "tools": request.get("tools")}
+            stored[message_id] = {
+                "messages": [*request["messages"], message],
+                "tools": request.get("tools"),
+            }
         return {
             "id": message_id,
             "type": "message",
@@ -92,16 +96,33 @@ class Messages(ChatDialect):
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
         """Return the message as server-sent events, block by block."""
         usage = {**response["usage"], "output_tokens": 0}
-        start = {**response, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        events = [event_bytes({"type": "message_start", "message": start}), event_bytes({"type": "ping"})]
+        start = {
+            **response,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        events = [
+            event_bytes({"type": "message_start", "message": start}),
+            event_bytes({"type": "ping"}),
+        ]
         for index, block in enumerate(response["content"]):
             opened, deltas = _opened(block)
-            events.append(event_bytes({"type": "content_block_start", "index": index, "content_block": opened}))
+            events.append(
+                event_bytes(
+                    {"type": "content_block_start", "index": index, "content_block": opened}
+                )
+            )
             for delta in deltas:
-                events.append(event_bytes({"type": "content_block_delta", "index": index, "delta": delta}))
+                events.append(
+                    event_bytes({"type": "content_block_delta", "index": index, "delta": delta})
+                )
             events.append(event_bytes({"type": "content_block_stop", "index": index}))
         end = {name: response[name] for name in ("stop_reason", "stop_sequence")}
-        events.append(event_bytes({"type": "message_delta", "delta": end, "usage": response["usage"]}))
+        events.append(
+            event_bytes({"type": "message_delta", "delta": end, "usage": response["usage"]})
+        )
         events.append(event_bytes({"type": "message_stop"}))
         return events
 
@@ -109,7 +130,9 @@ class Messages(ChatDialect):
         if code == "context_length_exceeded":
             message = f"{TOO_LONG}: {message}"
         kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
-        details = {"details": {"error_code": code}} if code == "thread_not_found" else {}  # clients then send all again
+        details = (
+            {"details": {"error_code": code}} if code == "thread_not_found" else {}
+        )  # clients then send all again
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def error_event(self, error: Json) -> bytes:
@@ -119,10 +142,19 @@ class Messages(ChatDialect):
         return {"input_tokens": tokens}
 
     def model(self, name: str) -> Json:
-        return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": "1970-01-01T00:00:00Z",
+        }
 
     def models(self, names: list[str]) -> Json:
-        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        ends = (
+            {"first_id": names[0], "last_id": names[-1]}
+            if names
+            else {"first_id": None, "last_id": None}
+        )
         return {"data": [self.model(name) for name in names], "has_more": False, **ends}
 
 
@@ -133,14 +165,23 @@ MESSAGES, COUNT = Messages(), Messages(counts=True)
 
 
 def _blocks(message: Json) -> Iterator[Json]:
-    thought, text, calls = message.get("reasoning_content"), message.get("content"), message.get("tool_calls") or ()
+    thought, text, calls = (
+        message.get("reasoning_content"),
+        message.get("content"),
+        message.get("tool_calls") or (),
+    )
     if thought:
         yield {"type": "thinking", "thinking": thought, "signature": SIGNATURE}
     if text or not (thought or calls):
         yield {"type": "text", "text": text or ""}
     for call in calls:
         function = call["function"]
-        yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments_of(function)}
+        yield {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": function["name"],
+            "input": arguments_of(function),
+        }
 
 
 def _usage(usage: Json) -> Json:
@@ -155,10 +196,16 @@ def _usage(usage: Json) -> Json:
 def _opened(block: Json) -> tuple[Json, list[Json]]:
     """The block of the start event, and its deltas."""
     if block["type"] == "text":
-        return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+        return {**block, "text": ""}, [
+            {"type": "text_delta", "text": piece} for piece in pieces(block["text"])
+        ]
     if block["type"] == "thinking":
-        deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
+        deltas = [
+            {"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])
+        ]
         signed = {"type": "signature_delta", "signature": block["signature"]}
         return {**block, "thinking": "", "signature": ""}, [*deltas, signed]
     spelt = json_text(block["input"])
-    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(spelt)]
+    return {**block, "input": {}}, [
+        {"type": "input_json_delta", "partial_json": piece} for piece in pieces(spelt)
+    ]

@@ -1,4 +1,5 @@
-"""Applies a function to the texts of a request or a reply of any dialect, except for values of the protocol."""
+"""Applies a function to the texts of a request or a reply of any dialect, except for values of the
+protocol."""
 
 from __future__ import annotations
 
@@ -18,26 +19,44 @@ _PARTS = {
     "jsonSchema", "thinking", "contents", "candidates", "parts", "systemInstruction", "generationConfig", "toolConfig",
     "functionCallingConfig", "functionResponse", "functionDeclarations",
 }  # fmt: skip
-"""Keys of parts of the protocol. Values under other keys, such as a tool's arguments, are user data."""
-_SCHEMAS = {"parameters", "schema", "inputSchema", "parametersJsonSchema", "responseSchema", "responseJsonSchema"}
+"""Keys of parts of the protocol. Values under other keys, such as a tool's arguments, are user
+data."""
+_SCHEMAS = {
+    "parameters",
+    "schema",
+    "inputSchema",
+    "parametersJsonSchema",
+    "responseSchema",
+    "responseJsonSchema",
+}
 _SCHEMA_VALUES = frozenset({"type", "required", "$ref"})
 _GIVEN = {"input", "args", "arguments", "metadata", "response", "structuredContent"}
 """Keys of parts whose numbers are user data, too."""
 _SPELLED = {"logprobs", "logprobsResult", "promptLogprobs", "tokenIds", "promptTokenIds", "events"}
-"""Keys of parts that repeat the text. All names above stand for their spelling in snake_case, too."""
+"""Keys of parts that repeat the text. All names above stand for their spelling in snake_case,
+too."""
 
 
 def map_texts(
-    value: object, text: Callable[[str], str], spared: frozenset[str] = frozenset(), *, numbers: bool = True
+    value: object,
+    text: Callable[[str], str],
+    spared: frozenset[str] = frozenset(),
+    *,
+    numbers: bool = True,
 ) -> object:
-    """Apply `text` to all texts of a JSON value and, as texts, to numbers; not to keys and values of `spared` keys."""
+    """Apply `text` to all texts of a JSON value and, as texts, to numbers; not to keys and values
+    of `spared` keys."""
     if isinstance(value, str):
         return text(value)
     if numbers and type(value) in (int, float):
         return value if (masked := text(str(value))) == str(value) else masked
     if isinstance(value, Mapping):
         return {
-            k: v if k in spared and not isinstance(v, Mapping) else map_texts(v, text, spared, numbers=numbers)
+            k: (
+                v
+                if k in spared and not isinstance(v, Mapping)
+                else map_texts(v, text, spared, numbers=numbers)
+            )
             for k, v in value.items()
         }
     if isinstance(value, (list, tuple)):
@@ -46,7 +65,8 @@ def map_texts(
 
 
 def map_call(value: object, text: Callable[[str], str], within: str = "") -> object:
-    """Apply `text` to the texts of a part of a call, at the key `within`, except for values of the protocol.
+    """Apply `text` to the texts of a part of a call, at the key `within`, except for values of the
+    protocol.
 
     Log-probabilities, token ids and events of a broken stream repeat the text and are removed.
     """
@@ -63,7 +83,9 @@ def map_call(value: object, text: Callable[[str], str], within: str = "") -> obj
             call[key] = None
         elif (name in _VALUES or (name == "name" and of_tool)) and not is_part:
             call[key] = item
-        elif name in _PARTS and not (name == "input" and isinstance(item, Mapping)):  # these are a tool's arguments
+        elif name in _PARTS and not (
+            name == "input" and isinstance(item, Mapping)
+        ):  # these are a tool's arguments
             call[key] = map_call(item, text, key)
         else:
             schema = _SCHEMA_VALUES if name in _SCHEMAS else frozenset[str]()

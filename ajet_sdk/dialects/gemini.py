@@ -1,4 +1,5 @@
-"""Gemini's API: converts completions to candidates, whole, as events or a JSON array; requests: `gemini_requests`."""
+"""Gemini's API: converts completions to candidates, whole, as events or a JSON array; requests:
+`gemini_requests`."""
 
 from __future__ import annotations
 
@@ -71,15 +72,29 @@ class Gemini(ChatDialect):
         }
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
-        """Return the response in chunks: texts in pieces, whole calls, and the finish reason with the last."""
-        common = {name: value for name, value in response.items() if name not in ("candidates", "usageMetadata")}
+        """Return the response in chunks: texts in pieces, whole calls, and the finish reason with
+        the last."""
+        common = {
+            name: value
+            for name, value in response.items()
+            if name not in ("candidates", "usageMetadata")
+        }
         chunks = list[Json]()
         for candidate in response["candidates"]:
             parts = [piece for part in candidate["content"]["parts"] for piece in _in_pieces(part)]
             for part in parts[:-1]:
                 content = {"parts": [part], "role": "model"}
-                chunks.append({"candidates": [{"content": content, "index": candidate["index"]}], **common})
-            chunks.append({"candidates": [{**candidate, "content": {"parts": parts[-1:], "role": "model"}}], **common})
+                chunks.append(
+                    {"candidates": [{"content": content, "index": candidate["index"]}], **common}
+                )
+            chunks.append(
+                {
+                    "candidates": [
+                        {**candidate, "content": {"parts": parts[-1:], "role": "model"}}
+                    ],
+                    **common,
+                }
+            )
         chunks[-1]["usageMetadata"] = response["usageMetadata"]
         if self.sse:
             return [b"data: " + json_bytes(chunk) + b"\n\n" for chunk in chunks]
@@ -93,14 +108,21 @@ class Gemini(ChatDialect):
         return {"error": {"code": status, "message": message, "status": name}}
 
     def error_event(self, error: Json) -> bytes:
-        return b"data: " + json_bytes(error) + b"\n\n" if self.sse else b"[" + json_bytes(error) + b"]"
+        return (
+            b"data: " + json_bytes(error) + b"\n\n" if self.sse else b"[" + json_bytes(error) + b"]"
+        )
 
     def count(self, tokens: int) -> Json:
         return {"totalTokens": tokens}
 
     def model(self, name: str) -> Json:
         methods = ["generateContent", "countTokens"]
-        return {"name": f"models/{name}", "displayName": name, "version": "1", "supportedGenerationMethods": methods}
+        return {
+            "name": f"models/{name}",
+            "displayName": name,
+            "version": "1",
+            "supportedGenerationMethods": methods,
+        }
 
     def models(self, names: list[str]) -> Json:
         return {"models": [self.model(name) for name in names]}
@@ -111,15 +133,29 @@ class Gemini(ChatDialect):
 
 def _candidate(choice: Json, shown: bool) -> Json:
     message = choice["message"]
-    thought, text, calls = message.get("reasoning_content"), message.get("content"), message.get("tool_calls") or ()
+    thought, text, calls = (
+        message.get("reasoning_content"),
+        message.get("content"),
+        message.get("tool_calls") or (),
+    )
     parts = list[Json]()
     if text or not calls:
         parts.append({"text": text or ""})
     for call in calls:
         function = call["function"]
-        parts.append({"functionCall": {"id": call["id"], "name": function["name"], "args": arguments_of(function)}})
+        parts.append(
+            {
+                "functionCall": {
+                    "id": call["id"],
+                    "name": function["name"],
+                    "args": arguments_of(function),
+                }
+            }
+        )
     if thought:
-        parts[0]["thoughtSignature"] = base64.b64encode(SIGNED + thought.encode("utf-8", "replace")).decode()
+        parts[0]["thoughtSignature"] = base64.b64encode(
+            SIGNED + thought.encode("utf-8", "replace")
+        ).decode()
         if shown:
             parts.insert(0, {"text": thought, "thought": True})
     candidate: Json = {
@@ -132,7 +168,9 @@ def _candidate(choice: Json, shown: bool) -> Json:
         candidate["avgLogprobs"] = sum(token["logprob"] for token in chosen) / len(chosen)
         candidate["logprobsResult"] = {
             "chosenCandidates": [_token(token) for token in chosen],
-            "topCandidates": [{"candidates": [_token(top) for top in token["top_logprobs"]]} for token in chosen],
+            "topCandidates": [
+                {"candidates": [_token(top) for top in token["top_logprobs"]]} for token in chosen
+            ],
         }
     return candidate
 
@@ -145,7 +183,9 @@ def _in_pieces(part: Json) -> list[Json]:
     if "text" not in part:
         return [part]
     texts = pieces(part["text"]) or [""]
-    common = {name: value for name, value in part.items() if name not in ("text", "thoughtSignature")}
+    common = {
+        name: value for name, value in part.items() if name not in ("text", "thoughtSignature")
+    }
     parts = [{"text": text, **common} for text in texts]
     if "thoughtSignature" in part:
         parts[-1]["thoughtSignature"] = part["thoughtSignature"]

@@ -1,4 +1,5 @@
-"""Converts requests of Gemini's API to chat completions. Google accepts names in snake_case and camelCase."""
+"""Converts requests of Gemini's API to chat completions. Google accepts names in snake_case and
+camelCase."""
 
 from __future__ import annotations
 
@@ -13,16 +14,24 @@ from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json, JsonView
 
 GEMINI_FIELDS: Fields = {
-    **fields("honoured", "contents systemInstruction", "text, functionCall, functionResponse, thought"),
+    **fields(
+        "honoured", "contents systemInstruction", "text, functionCall, functionResponse, thought"
+    ),
     **fields("honoured", "model", "the model is named in the path"),
-    **fields("honoured", "tools", "functionDeclarations only; tools that Google runs are refused by name"),
+    **fields(
+        "honoured", "tools", "functionDeclarations only; tools that Google runs are refused by name"
+    ),
     **fields("honoured", "toolConfig", "functionCallingConfig: mode, allowedFunctionNames"),
     **fields("honoured", "generationConfig", "see below"),
     **fields("no effect", "labels serviceTier store outputConfig"),
     **fields("no effect", "safetySettings modelArmorConfig", "there is no filtering"),
-    "continuationToken": Field("refused", "send the whole conversation; a reply that is cut ends with MAX_TOKENS"),
+    "continuationToken": Field(
+        "refused", "send the whole conversation; a reply that is cut ends with MAX_TOKENS"
+    ),
     "cachedContent": Field(
-        "refused", "send the whole conversation; repeated prefixes are computed once in any case", ("",)
+        "refused",
+        "send the whole conversation; repeated prefixes are computed once in any case",
+        ("",),
     ),
 }
 """Every field of a request in camelCase; snake_case is accepted too."""
@@ -45,16 +54,27 @@ SAMPLING = {
 CONFIG_FIELDS: Fields = {
     **fields("honoured", " ".join(SAMPLING)),
     **fields("honoured", "responseMimeType", "text/plain, application/json, text/x.enum"),
-    **fields("honoured", "responseSchema responseJsonSchema", "with responseMimeType application/json"),
     **fields(
-        "honoured", "thinkingConfig", "thinkingBudget (0 or more) and thinkingLevel are passed to the chat template"
+        "honoured", "responseSchema responseJsonSchema", "with responseMimeType application/json"
     ),
-    **fields("no effect", "mediaResolution audioTimestamp audioTranscriptionConfig enableEnhancedCivicAnswers"),
+    **fields(
+        "honoured",
+        "thinkingConfig",
+        "thinkingBudget (0 or more) and thinkingLevel are passed to the chat template",
+    ),
+    **fields(
+        "no effect",
+        "mediaResolution audioTimestamp audioTranscriptionConfig enableEnhancedCivicAnswers",
+    ),
     **fields("no effect", "routingConfig modelConfig modelSelectionConfig", "the policy answers"),
-    "enableAffectiveDialog": Field("refused", "say in the systemInstruction how to answer", (False,)),
+    "enableAffectiveDialog": Field(
+        "refused", "say in the systemInstruction how to answer", (False,)
+    ),
     "translationConfig": Field("refused", "ask for a translation in the contents"),
     "responseFormat": Field("refused", "use responseMimeType and responseJsonSchema", ([],)),
-    "responseModalities": Field("refused", "the policy produces text only", (["TEXT"], ["MODALITY_UNSPECIFIED"], [])),
+    "responseModalities": Field(
+        "refused", "the policy produces text only", (["TEXT"], ["MODALITY_UNSPECIFIED"], [])
+    ),
     "speechConfig": Field("refused", "the policy produces text only"),
     "imageConfig": Field("refused", "the policy produces no images"),
 }
@@ -70,13 +90,16 @@ CALL_FIELDS: Fields = {
 RESPONSE_FIELDS: Fields = {
     **fields("honoured", "id name response"),
     **fields("honoured", "parts", "images as inlineData"),
-    "willContinue": Field("refused", "collect the results of a call, and send them as one functionResponse", (False,)),
+    "willContinue": Field(
+        "refused", "collect the results of a call, and send them as one functionResponse", (False,)
+    ),
     "scheduling": Field("refused", "it is for the Live API", ("SCHEDULING_UNSPECIFIED",)),
 }
 """Every field of a functionResponse."""
 
 SIGNED = b"ajet:"
-"""Prefix of the thoughtSignatures made here, followed by the reasoning, which clients send back without showing it."""
+"""Prefix of the thoughtSignatures made here, followed by the reasoning, which clients send back
+without showing it."""
 
 
 def read(body: Mapping[str, object], model: str, method: str) -> Json:
@@ -114,8 +137,15 @@ def _messages(request: Mapping[str, object]) -> Iterator[Json]:
         raise RequestRefused("contents is not specified", "contents")
     system = request.get("systemInstruction")
     if system:
-        parts = [system] if isinstance(system, str) else _list(camel(system, "systemInstruction"), "parts")
-        texts = [part if isinstance(part, str) else _text(camel(part, "systemInstruction.parts")) for part in parts]
+        parts = (
+            [system]
+            if isinstance(system, str)
+            else _list(camel(system, "systemInstruction"), "parts")
+        )
+        texts = [
+            part if isinstance(part, str) else _text(camel(part, "systemInstruction.parts"))
+            for part in parts
+        ]
         yield {"role": "system", "content": "\n".join(texts)}
     waiting = list[tuple[str, str]]()
     """Id and name of unanswered calls: an answer may lack its id."""
@@ -123,13 +153,18 @@ def _messages(request: Mapping[str, object]) -> Iterator[Json]:
         where = f"contents[{index}]"
         content = camel({"parts": value} if isinstance(value, str) else value, where)
         if content.get("role") not in (None, "user", "model", "function"):
-            raise RequestRefused(f"{where}.role must be user or model (got {content['role']!r})", "contents")
+            raise RequestRefused(
+                f"{where}.role must be user or model (got {content['role']!r})", "contents"
+            )
         read_parts = [
-            camel({"text": p} if isinstance(p, str) else p, f"{where}.parts") for p in _list(content, "parts")
+            camel({"text": p} if isinstance(p, str) else p, f"{where}.parts")
+            for p in _list(content, "parts")
         ]
         if content.get("role") == "model":
             message = _assistant(read_parts, where, index)
-            waiting += [(call["id"], call["function"]["name"]) for call in message.get("tool_calls", ())]
+            waiting += [
+                (call["id"], call["function"]["name"]) for call in message.get("tool_calls", ())
+            ]
             yield message
         else:
             yield from _user(read_parts, where, waiting)
@@ -138,7 +173,8 @@ def _messages(request: Mapping[str, object]) -> Iterator[Json]:
 def _text(part: Json) -> str:
     if not isinstance(part.get("text"), str):
         raise RequestRefused(
-            f"a part with {', '.join(sorted(part)) or 'no fields'} is not supported; send text", "contents"
+            f"a part with {', '.join(sorted(part)) or 'no fields'} is not supported; send text",
+            "contents",
         )
     return str(part["text"])
 
@@ -173,9 +209,13 @@ def _user(parts: list[Json], where: str, waiting: list[tuple[str, str]]) -> Iter
         response = camel(part["functionResponse"], f"{where}.functionResponse")
         refuse(response, RESPONSE_FIELDS)
         name, known = response.get("name"), response.get("id")
-        answered = next((call for call in waiting if known == call[0] or (not known and name == call[1])), None)
+        answered = next(
+            (call for call in waiting if known == call[0] or (not known and name == call[1])), None
+        )
         if answered is None and not known:
-            raise RequestRefused(f"{where}: there is no open call of {name!r} for this functionResponse", "contents")
+            raise RequestRefused(
+                f"{where}: there is no open call of {name!r} for this functionResponse", "contents"
+            )
         if answered is not None:
             waiting.remove(answered)
         yield {
@@ -198,26 +238,39 @@ def _content_part(part: Json) -> Json:
     if "inlineData" in part:
         data = camel(part["inlineData"], "inlineData")
         if str(data.get("mimeType")).startswith("image/"):
-            return {"type": "image_url", "image_url": {"url": f"data:{data['mimeType']};base64,{data.get('data')}"}}
+            return {
+                "type": "image_url",
+                "image_url": {"url": f"data:{data['mimeType']};base64,{data.get('data')}"},
+            }
     return {"type": "text", "text": _text(part)}
 
 
 def _result(response: object) -> str:
-    """The text of a tool's result: `result` or `output` if it is the only field, else the object as JSON."""
+    """The text of a tool's result: `result` or `output` if it is the only field, else the object as
+    JSON."""
     if isinstance(response, dict) and len(response) == 1:
         ((name, value),) = response.items()
         if name in ("result", "output", "error"):
             text = value if isinstance(value, str) else json_text(value)
-            return f"Error: {text}" if name == "error" and not text.lower().startswith("error") else text
+            return (
+                f"Error: {text}"
+                if name == "error" and not text.lower().startswith("error")
+                else text
+            )
     return json_text(response or {})
 
 
 def _functions(tool: object) -> Iterator[Json]:
     entry = camel(tool, "tools")
-    server_tools = [name for name, value in entry.items() if name != "functionDeclarations" and value is not None]
+    server_tools = [
+        name
+        for name, value in entry.items()
+        if name != "functionDeclarations" and value is not None
+    ]
     if server_tools:
         raise RequestRefused(
-            f"tools: {server_tools[0]} runs on Google's servers; declare your own function in functionDeclarations",
+            f"tools: {server_tools[0]} runs on Google's servers; declare your own function in"
+            " functionDeclarations",
             "tools",
         )
     for declaration in _list(entry, "functionDeclarations"):
@@ -230,7 +283,9 @@ def _functions(tool: object) -> Iterator[Json]:
         parameters = declared.get("parametersJsonSchema")
         if parameters is None and declared.get("parameters") is not None:
             parameters = json_schema(declared["parameters"])
-        function["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
+        function["parameters"] = (
+            {"type": "object", "properties": {}} if parameters is None else parameters
+        )
         yield {"type": "function", "function": function}
 
 
@@ -240,7 +295,8 @@ def _tool_choice(config: Mapping[str, object]) -> Json:
     names = _list(calling, "allowedFunctionNames")
     if mode not in ("AUTO", "ANY", "NONE", "VALIDATED", "MODE_UNSPECIFIED"):
         raise RequestRefused(
-            f"functionCallingConfig.mode must be AUTO, ANY, NONE or VALIDATED (got {mode})", "toolConfig"
+            f"functionCallingConfig.mode must be AUTO, ANY, NONE or VALIDATED (got {mode})",
+            "toolConfig",
         )
     if names and mode in ("ANY", "VALIDATED"):
         functions = [{"type": "function", "function": {"name": name}} for name in names]
@@ -276,14 +332,18 @@ def _response_format(config: JsonView) -> Json:
     if schema is None and config.get("responseSchema") is not None:
         schema = json_schema(config["responseSchema"])
     if kind not in ("text/plain", "application/json", "text/x.enum"):
-        raise RequestRefused(f"responseMimeType {kind!r} is not supported; use application/json", "responseMimeType")
+        raise RequestRefused(
+            f"responseMimeType {kind!r} is not supported; use application/json", "responseMimeType"
+        )
     if schema is not None and kind != "text/plain":
         if kind == "text/x.enum":  # the bare value, without quotes
             return {"structured_outputs": {"choice": list(schema.get("enum", ()))}}
         named = {"name": "output", "schema": schema, "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": named}}
     if schema is not None:
-        raise RequestRefused("a response schema needs responseMimeType application/json", "responseMimeType")
+        raise RequestRefused(
+            "a response schema needs responseMimeType application/json", "responseMimeType"
+        )
     return {"response_format": {"type": "json_object"}} if kind == "application/json" else {}
 
 
@@ -299,21 +359,25 @@ def _of_signature(value: object) -> list[str]:
 _URL_SAFE = str.maketrans("-_", "+/")
 
 
-_WHOLE = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
+_WHOLE = frozenset(
+    ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+)
 """64-bit numbers, which Google's JSON writes as strings."""
 _SCHEMAS = {"defs": "$defs", "$defs": "$defs", "properties": "properties"}
 _DROPPED = frozenset(("example", "propertyOrdering", "nullable"))
 
 
 def camel(value: object, where: str) -> Json:
-    """Convert the names of an object to camelCase. Raises RequestRefused if the value is no object."""
+    """Convert the names of an object to camelCase. Raises RequestRefused if the value is no
+    object."""
     if not isinstance(value, Mapping):
         raise RequestRefused(f"{where} must be an object (got {value!r:.100})", where)
     return {camel_case(name): item for name, item in value.items()}
 
 
 def json_schema(schema: object) -> Json:
-    """Convert a Google schema, with types in upper case, `nullable` and numbers as strings, to a JSON schema.
+    """Convert a Google schema, with types in upper case, `nullable` and numbers as strings, to a
+    JSON schema.
 
     Names keep their order; properties are in the order of `propertyOrdering`.
     """
@@ -329,7 +393,9 @@ def json_schema(schema: object) -> Json:
         elif name in _SCHEMAS:
             named = value if isinstance(value, Mapping) else {}
             order = [item for item in source.get("propertyOrdering") or () if item in named]
-            converted[_SCHEMAS[name]] = {item: json_schema(named[item]) for item in dict.fromkeys([*order, *named])}
+            converted[_SCHEMAS[name]] = {
+                item: json_schema(named[item]) for item in dict.fromkeys([*order, *named])
+            }
         elif name == "anyOf":
             converted[name] = [json_schema(item) for item in value]
         elif name in ("items", "additionalProperties"):

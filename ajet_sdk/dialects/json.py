@@ -16,7 +16,8 @@ Stored = MutableMapping[str, Json]
 
 
 def json_bytes(value: object) -> bytes:
-    """Encode as compact JSON in UTF-8; lone surrogates (of a reply cut inside a character) are escaped."""
+    """Encode as compact JSON in UTF-8; lone surrogates (of a reply cut inside a character) are
+    escaped."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
@@ -51,11 +52,16 @@ def joined(parts: list[Json]) -> str | list[Json]:
 def assistant(texts: list[str], reasoning: str, calls: list[Json]) -> Json:
     """Make the message of a reply."""
     message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}
-    return message | ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+    return (
+        message
+        | ({"reasoning_content": reasoning} if reasoning else {})
+        | ({"tool_calls": calls} if calls else {})
+    )
 
 
 def arguments_of(function: JsonView) -> Json:
-    """Parse the arguments of a tool call; text that is no object is returned under `INVALID_JSON`, as by Anthropic."""
+    """Parse the arguments of a tool call; text that is no object is returned under `INVALID_JSON`,
+    as by Anthropic."""
     try:
         value = json_value(function["arguments"] or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,5 @@
-"""Splits messages of any dialect into parts and converts them to text: completions, Anthropic's Messages, Responses.
+"""Splits messages of any dialect into parts and converts them to text: completions, Anthropic's
+Messages, Responses.
 
 Unknown forms are shown as JSON, so that nothing is left out.
 """
@@ -65,7 +66,9 @@ def parts_of(raw: object) -> MessageParts:
         if not isinstance(part, Mapping):
             texts.append(_part(part))
         elif kind == "tool_use":
-            calls.append(ToolCall(_word(part.get("id")), _word(part.get("name")), _word(part.get("input"))))
+            calls.append(
+                ToolCall(_word(part.get("id")), _word(part.get("name")), _word(part.get("input")))
+            )
         elif kind == "tool_result":
             answers = answers or _word(part.get("tool_use_id"))
             role = "tool" if role == "user" else role
@@ -86,7 +89,9 @@ def _item(raw: Mapping[str, object]) -> MessageParts:
     """Split an item of OpenAI's Responses other than a message."""
     kind = raw.get("type")
     if kind == "function_call":
-        call = ToolCall(_word(raw.get("call_id")), _word(raw.get("name")), _word(raw.get("arguments")))
+        call = ToolCall(
+            _word(raw.get("call_id")), _word(raw.get("name")), _word(raw.get("arguments"))
+        )
         return MessageParts("assistant", tool_calls=(call,))
     if kind == "function_call_output":
         return MessageParts("tool", _joined(raw.get("output")), answers=_word(raw.get("call_id")))
@@ -108,17 +113,27 @@ def request_messages(request: Mapping[str, object]) -> list[object]:
         messages, system = request["input"], request.get("instructions")
     else:
         messages, system = request.get("prompt"), None
-    before: list[object] = [] if system in (None, "", []) else [{"role": "system", "content": system}]
+    before: list[object] = (
+        [] if system in (None, "", []) else [{"role": "system", "content": system}]
+    )
     if messages is None:
         return before
-    if "prompt" in request and isinstance(messages, list) and all(isinstance(part, int) for part in messages):
+    if (
+        "prompt" in request
+        and isinstance(messages, list)
+        and all(isinstance(part, int) for part in messages)
+    ):
         return [*before, {"role": "user", "content": f"[{len(messages):,} token ids]"}]
     listed = messages if isinstance(messages, list) else [messages]
-    return [*before, *({"role": "user", "content": part} if isinstance(part, str) else part for part in listed)]
+    return [
+        *before,
+        *({"role": "user", "content": part} if isinstance(part, str) else part for part in listed),
+    ]
 
 
 def reply_messages(response: Mapping[str, object], *, failed: bool = False) -> list[object]:
-    """Return the messages of a reply: one, or the items of OpenAI's Responses; none without a reply.
+    """Return the messages of a reply: one, or the items of OpenAI's Responses; none without a
+    reply.
 
     `failed`: the call ended with an error, so that an empty reply counts as none.
     """
@@ -181,7 +196,10 @@ def _strings(value: object) -> Iterator[str]:
 
 def _bytes(base64: str) -> str:
     size = len(base64) * 3 // 4
-    return f"{f'{size / 1e6:.1f} MB' if size >= 1e6 else f'{max(1, size // 1000)} kB'}, {_digest(base64)}"
+    return (
+        f"{f'{size / 1e6:.1f} MB' if size >= 1e6 else f'{max(1, size // 1000)} kB'},"
+        f" {_digest(base64)}"
+    )
 
 
 def _digest(text: str) -> str:
@@ -191,7 +209,9 @@ def _digest(text: str) -> str:
 def _tool_call(call: object) -> ToolCall:
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return ToolCall("", "?", pretty(call))
-    return ToolCall(_word(call.get("id")), _word(function.get("name")), _word(function.get("arguments")))
+    return ToolCall(
+        _word(call.get("id")), _word(function.get("name")), _word(function.get("arguments"))
+    )
 
 
 def _word(value: object) -> str:
@@ -224,11 +244,15 @@ def _json(value: object, indent: int | None = None) -> str:
 def content_text(content: object) -> str:
     """The complete content of a message as text: the text of each part, else its JSON."""
     return "\n".join(
-        part
-        if isinstance(part, str)
-        else part["text"]
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-        else _json(part)
+        (
+            part
+            if isinstance(part, str)
+            else (
+                part["text"]
+                if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+                else _json(part)
+            )
+        )
         for part in _listed(content)
     )
 
@@ -236,7 +260,11 @@ def content_text(content: object) -> str:
 def reply_of(response: Mapping[str, object]) -> Mapping[str, object]:
     """The message in a response of any dialect."""
     choices = response.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+    first = (
+        choices[0]
+        if isinstance(choices, list) and choices and isinstance(choices[0], Mapping)
+        else {}
+    )
     if isinstance(first.get("message"), Mapping):
         return {"role": "assistant", **first["message"]}
     if isinstance(first.get("text"), str):

@@ -1,7 +1,7 @@
 """Joins the streamed parts of a response from another server.
 
-Servers differ in what the protocols leave open, and the vendors' clients accept all of it, so nothing is lost here
-either: what cannot be joined is kept as it came, under `events`.
+Servers differ in what the protocols leave open, and the vendors' clients accept all of it, so
+nothing is lost here either: what cannot be joined is kept as it came, under `events`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ FINAL = ("response.completed", "response.incomplete", "response.failed")
 """The last event of a stream of OpenAI's Responses."""
 CUT = "the stream ended before the reply did"
 _LINE_END = re.compile(r"\r\n|\n|\r")
-"""Of server-sent events. `str.splitlines` also splits at characters that JSON texts may have, such as U+2028."""
+"""Of server-sent events. `str.splitlines` also splits at characters that JSON texts may have, such
+as U+2028."""
 _WHOLE = frozenset(("id", "type", "role", "format", "expires_at"))
 """Fields of a delta whose value is sent at once, maybe repeatedly."""
 
@@ -28,8 +29,9 @@ _JOINABLE = frozenset(("type", "text", "thinking", "index", "format", "id"))
 def join_events(text: str) -> Json:
     """Join a stream of server-sent events to a response, as far as it was received.
 
-    Completions, Anthropic's messages and Gemini's candidates are joined; OpenAI's Responses send the whole response in
-    the last event. `stream_error` is set if the stream broke off or an event is not JSON.
+    Completions, Anthropic's messages and Gemini's candidates are joined; OpenAI's Responses send
+    the whole response in the last event. `stream_error` is set if the stream broke off or an event
+    is not JSON.
     """
     events, broken, done = list[Json](), "", False
     for data in _data(text):
@@ -61,7 +63,12 @@ def join_parts(parts: list[Json], *, done: bool = False) -> Json:
     if any("choices" in part for part in parts):
         return _completion(parts, done)
     error = next(
-        (part.get("error") or part for part in parts if part.get("error") or part.get("type") == "error"), None
+        (
+            part.get("error") or part
+            for part in parts
+            if part.get("error") or part.get("type") == "error"
+        ),
+        None,
     )
     return {"events": parts, **({"error": error} if error is not None else {"stream_error": CUT})}
 
@@ -143,8 +150,8 @@ class _Choice:
 class _ToolCalls:
     """The tool calls of a message.
 
-    A piece continues the call of its index. Some servers number all parallel calls alike, or none, so that a new id,
-    or a name after complete arguments, begins another call.
+    A piece continues the call of its index. Some servers number all parallel calls alike, or none,
+    so that a new id, or a name after complete arguments, begins another call.
     """
 
     def __init__(self) -> None:
@@ -171,7 +178,9 @@ class _ToolCalls:
         ordered = sorted(self._calls, key=lambda item: (item[0] is None, item[0] or 0))
         return [call for _, call in ordered]
 
-    def _continued(self, index: int | None, piece: JsonView, body: JsonView, extended: list[Json]) -> Json | None:
+    def _continued(
+        self, index: int | None, piece: JsonView, body: JsonView, extended: list[Json]
+    ) -> Json | None:
         """The call that a piece continues; None: it begins one."""
         alike = [call for number, call in self._calls if number == index]
         named = [call for call in alike if call["id"] == piece.get("id")] if piece.get("id") else []
@@ -220,7 +229,10 @@ def _merged(before: Any, piece: Any, name: str = "") -> Any:
     if isinstance(before, str) and isinstance(piece, str):
         return piece if name in _WHOLE else before + piece
     if isinstance(before, Mapping) and isinstance(piece, Mapping):
-        return {**before, **{key: _merged(before.get(key), value, key) for key, value in piece.items()}}
+        return {
+            **before,
+            **{key: _merged(before.get(key), value, key) for key, value in piece.items()},
+        }
     if isinstance(before, list) or isinstance(piece, list):
         return _joined_lists(_as_list(before), _as_list(piece))
     return piece
@@ -229,7 +241,9 @@ def _merged(before: Any, piece: Any, name: str = "") -> Any:
 def _as_list(value: object) -> list[Any]:
     if isinstance(value, list):
         return value
-    return [{"type": "text", "text": value}] if value else []  # a message whose content is text, then parts
+    return (
+        [{"type": "text", "text": value}] if value else []
+    )  # a message whose content is text, then parts
 
 
 def _joined_lists(before: list[Any], piece: list[Any]) -> list[Any]:
@@ -254,9 +268,17 @@ def _continues(before: object, item: object) -> bool:
 # Anthropic's messages
 
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
-_KNOWN = frozenset((
-    "message_start", "content_block_start", "content_block_stop", "message_delta", "message_stop", "ping", "error",
-))  # fmt: skip
+_KNOWN = frozenset(
+    (
+        "message_start",
+        "content_block_start",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "ping",
+        "error",
+    )
+)
 
 
 def _message(events: list[Json]) -> Json:
@@ -322,7 +344,11 @@ def _candidates(chunks: list[Json]) -> Json:
             before = (candidate.get("content") or {}).get("parts") or []
             candidate |= part
             content = part.get("content") or {}
-            candidate["content"] = {"role": "model", **content, "parts": [*before, *(content.get("parts") or [])]}
+            candidate["content"] = {
+                "role": "model",
+                **content,
+                "parts": [*before, *(content.get("parts") or [])],
+            }
     if not all(candidate.get("finishReason") for candidate in candidates.values()):
         response["stream_error"] = CUT
     return {**response, "candidates": [candidates[index] for index in sorted(candidates)]}

@@ -1,4 +1,5 @@
-"""OpenAI's completions APIs: converts requests to `Ask`s, and answers to responses and server-sent events."""
+"""OpenAI's completions APIs: converts requests to `Ask`s, and answers to responses and server-sent
+events."""
 
 from __future__ import annotations
 
@@ -39,10 +40,21 @@ NUMBERS: dict[str, tuple[float | None, bool]] = {
 }
 """Numeric parameters: the lowest value, and whether it must be a whole number."""
 
-NAMED = frozenset((
-    "model", "stream", "stream_options", "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop",
-    "seed", "n",
-))  # fmt: skip
+NAMED = frozenset(
+    (
+        "model",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "n",
+    )
+)
 """Parameters that the gateway reads or that control sampling."""
 
 
@@ -74,7 +86,8 @@ class Completions:
         return body
 
     def ask(self, body: Mapping[str, object], episode_id: str, agent: str) -> Ask:
-        """Convert a request for the engine, with its sampling. Raises RequestRefused if it is malformed."""
+        """Convert a request for the engine, with its sampling. Raises RequestRefused if it is
+        malformed."""
         route, needed = ("chat/completions", "messages") if self.chat else ("completions", "prompt")
         subject = body.get(needed)
         if not isinstance(subject, list if self.chat else (str, list)) or not subject:
@@ -99,7 +112,8 @@ class Completions:
             options=options,
             named=named,
             route="chat/completions" if self.chat else "completions",
-            logprobs=wanted is not None and wanted is not False,  # a number for completions, possibly 0
+            logprobs=wanted is not None
+            and wanted is not False,  # a number for completions, possibly 0
         )
 
     def streams(self, body: Mapping[str, object]) -> bool:
@@ -116,14 +130,17 @@ class Completions:
             "usage": dict(answer.usage) or _usage(answer),
         }
         if ask.options.get("return_token_ids"):
-            response["prompt_token_ids"] = None if answer.prompt_ids is None else [int(i) for i in answer.prompt_ids]
+            response["prompt_token_ids"] = (
+                None if answer.prompt_ids is None else [int(i) for i in answer.prompt_ids]
+            )
         return response
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
         return completion
 
     def events(self, response: JsonView, body: JsonView) -> list[bytes]:
-        """Return the response as server-sent events: role, text, tool calls, finish, usage with the end mark."""
+        """Return the response as server-sent events: role, text, tool calls, finish, usage with the
+        end mark."""
         base = {key: response[key] for key in ("id", "created", "model")}
         base["object"] = "chat.completion.chunk" if self.chat else "text_completion"
         with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -135,7 +152,10 @@ class Completions:
                 deltas = list(_chat_deltas(choice))
             else:
                 end = {"finish_reason": choice["finish_reason"], "logprobs": choice.get("logprobs")}
-                deltas = [{"text": text, "finish_reason": None, "logprobs": None} for text in pieces(choice["text"])]
+                deltas = [
+                    {"text": text, "finish_reason": None, "logprobs": None}
+                    for text in pieces(choice["text"])
+                ]
                 deltas.append({"text": "", **end})
             if "token_ids" in choice:
                 deltas[-1]["token_ids"] = choice["token_ids"]
@@ -150,7 +170,9 @@ class Completions:
         return events
 
     def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
-        return error_body(message, "invalid_request_error" if status < 500 else "server_error", code, param)
+        return error_body(
+            message, "invalid_request_error" if status < 500 else "server_error", code, param
+        )
 
     def error_event(self, error: Json) -> bytes:
         return _event(error)
@@ -194,19 +216,32 @@ def read_sampling(body: Mapping[str, object]) -> Sampling:
     for name, (low, whole) in NUMBERS.items():
         value = body.get(name)
         named[name] = None if value is None else _number(name, value, low, whole)
-    n, top_p, top_k, temperature = named["n"] or 1, named["top_p"], named["top_k"], named["temperature"]
+    n, top_p, top_k, temperature = (
+        named["n"] or 1,
+        named["top_p"],
+        named["top_k"],
+        named["temperature"],
+    )
     if n > MOST_CHOICES:
         raise RequestRefused(f"n must be at most {MOST_CHOICES} (got {n})", "n")
     if not isinstance(body.get("stream_options") or {}, dict):
-        raise RequestRefused(f"stream_options must be an object (got {body['stream_options']!r})", "stream_options")
+        raise RequestRefused(
+            f"stream_options must be an object (got {body['stream_options']!r})", "stream_options"
+        )
     if top_p is not None and not 0 < top_p <= 1:
         raise RequestRefused(f"top_p must be above 0 and at most 1 (got {top_p})", "top_p")
     for name, most in (("min_p", 1), ("frequency_penalty", 2), ("presence_penalty", 2)):
         if (named[name] or 0) > most:
             raise RequestRefused(f"{name} must be at most {most} (got {named[name]})", name)
     if named["repetition_penalty"] == 0:
-        raise RequestRefused("repetition_penalty must be above 0 (1 has no effect)", "repetition_penalty")
-    limit = named["max_tokens"] if named["max_completion_tokens"] is None else named["max_completion_tokens"]
+        raise RequestRefused(
+            "repetition_penalty must be above 0 (1 has no effect)", "repetition_penalty"
+        )
+    limit = (
+        named["max_tokens"]
+        if named["max_completion_tokens"] is None
+        else named["max_completion_tokens"]
+    )
     return Sampling(
         temperature=1.0 if temperature is None else float(temperature),
         top_p=1.0 if top_p is None else float(top_p),
@@ -229,24 +264,31 @@ def read_sampling(body: Mapping[str, object]) -> Sampling:
 
 
 def _alternatives(logprobs: object, top: float | None) -> int:
-    """Number of alternatives per token: `top_logprobs` for chat, where `logprobs` is a boolean, else `logprobs`."""
+    """Number of alternatives per token: `top_logprobs` for chat, where `logprobs` is a boolean,
+    else `logprobs`."""
     if logprobs is None or isinstance(logprobs, bool):
         count = int(top or 0) if logprobs else 0
     else:
         count = int(_number("logprobs", logprobs, 0, True))
     if count > MOST_ALTERNATIVES:
-        raise RequestRefused(f"at most {MOST_ALTERNATIVES} alternatives can be returned (got {count})", "top_logprobs")
+        raise RequestRefused(
+            f"at most {MOST_ALTERNATIVES} alternatives can be returned (got {count})",
+            "top_logprobs",
+        )
     return count
 
 
 def _bias(value: object) -> tuple[tuple[int, float], ...]:
     """`logit_bias`, an object of token ids and numbers from -100 to 100."""
     biases = list[tuple[int, float]]()
-    for token, bias in value.items() if isinstance(value, Mapping) else () if value is None else (("", value),):
+    for token, bias in (
+        value.items() if isinstance(value, Mapping) else () if value is None else (("", value),)
+    ):
         number = bias if isinstance(bias, (int, float)) and not isinstance(bias, bool) else None
         if number is None or not -100 <= number <= 100 or not str(token).isdecimal():
             raise RequestRefused(
-                f"logit_bias must be an object that maps token ids to numbers from -100 to 100 (got {value!r:.200})",
+                "logit_bias must be an object that maps token ids to numbers from -100 to 100 (got"
+                f" {value!r:.200})",
                 "logit_bias",
             )
         if number:
@@ -256,7 +298,9 @@ def _bias(value: object) -> tuple[tuple[int, float], ...]:
 
 def _ids(name: str, value: object) -> tuple[int, ...]:
     ids = [] if value is None else value
-    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+    if not isinstance(ids, list) or not all(
+        isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids
+    ):
         raise RequestRefused(f"{name} must be a list of token ids (got {value!r:.200})", name)
     return tuple(sorted(set(ids)))
 
@@ -284,7 +328,11 @@ def _choice(index: int, choice: Choice, ask: Ask) -> Json:
     if ask.messages is not None:
         message = choice.message or {"role": "assistant", "content": choice.text}
         shaped["message"] = {"role": "assistant", "content": None, **message}
-        shaped["logprobs"] = _chat_logprobs(choice, int(ask.options.get("top_logprobs") or 0)) if ask.logprobs else None
+        shaped["logprobs"] = (
+            _chat_logprobs(choice, int(ask.options.get("top_logprobs") or 0))
+            if ask.logprobs
+            else None
+        )
     else:
         shaped["text"] = choice.text or ""
         shaped["logprobs"] = _text_logprobs(choice) if ask.logprobs else None
@@ -294,7 +342,9 @@ def _choice(index: int, choice: Choice, ask: Ask) -> Json:
     if choice.stop is not None:
         shaped["stop_reason"] = choice.stop
     if ask.options.get("return_token_ids"):
-        shaped["token_ids"] = None if choice.output_ids is None else [int(i) for i in choice.output_ids]
+        shaped["token_ids"] = (
+            None if choice.output_ids is None else [int(i) for i in choice.output_ids]
+        )
     return shaped
 
 
@@ -308,7 +358,9 @@ def _chat_logprobs(choice: Choice, top: int) -> Json | None:
     if choice.logprobs is None:
         return None
     content = []
-    for place, ((text, data), logprob) in enumerate(zip(_token_texts(choice), choice.logprobs, strict=True)):
+    for place, ((text, data), logprob) in enumerate(
+        zip(_token_texts(choice), choice.logprobs, strict=True)
+    ):
         entry: Json = {"token": text, "logprob": float(logprob), "bytes": data}
         # Without alternatives of the engine, only the sampled token is shown.
         best = [entry] if choice.top is None else [
@@ -331,9 +383,11 @@ def _text_logprobs(choice: Choice) -> Json | None:
         "tokens": texts,
         "token_logprobs": logprobs,
         "top_logprobs": [
-            {token.decode("utf-8", "replace"): value for token, value in choice.top[index]}
-            if choice.top
-            else {text: logprob}
+            (
+                {token.decode("utf-8", "replace"): value for token, value in choice.top[index]}
+                if choice.top
+                else {text: logprob}
+            )
             for index, (text, logprob) in enumerate(zip(texts, logprobs, strict=True))
         ],
         "text_offset": offsets[: len(texts)],
@@ -343,7 +397,11 @@ def _text_logprobs(choice: Choice) -> Json | None:
 def _usage(answer: Answer) -> dict[str, int]:
     prompt = len(answer.prompt_ids) if answer.prompt_ids is not None else 0
     completion = sum(len(c.output_ids) for c in answer.choices if c.output_ids is not None)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
 
 
 SECRETS = frozenset(("api_key", "api-key", "apikey", "authorization", "headers", "extra_headers"))
@@ -363,7 +421,9 @@ def _chat_deltas(choice: Json) -> Iterator[Json]:
         return {"delta": dict(value), "finish_reason": None, "logprobs": None, **extra}
 
     message = choice["message"]
-    yield delta({"role": message["role"], "content": "" if message.get("content") is not None else None})
+    yield delta(
+        {"role": message["role"], "content": "" if message.get("content") is not None else None}
+    )
     if message.get("reasoning_content"):
         for piece in pieces(message["reasoning_content"]):
             yield delta({"reasoning_content": piece})
@@ -374,7 +434,9 @@ def _chat_deltas(choice: Json) -> Iterator[Json]:
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call["function"]
         start = {"index": index, "id": call["id"], "type": "function"}
-        yield delta({"tool_calls": [{**start, "function": {"name": function["name"], "arguments": ""}}]})
+        yield delta(
+            {"tool_calls": [{**start, "function": {"name": function["name"], "arguments": ""}}]}
+        )
         for piece in pieces(function["arguments"]):
             yield delta({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
     end = delta({})

@@ -1,4 +1,5 @@
-"""OpenAI's Responses API: converts requests to chat completions, with the state of `previous_response_id`, and back."""
+"""OpenAI's Responses API: converts requests to chat completions, with the state of
+`previous_response_id`, and back."""
 
 from __future__ import annotations
 
@@ -14,43 +15,79 @@ from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json, JsonView
 
 _OTHERWISE = (
-    "messages", "prompt", "tools", "n", "max_tokens", "max_completion_tokens", "response_format", "logprobs",
-    "reasoning_effort", "stream_options", "continue_final_message", "return_tokens_as_token_ids",
-)  # fmt: skip
+    "messages",
+    "prompt",
+    "tools",
+    "n",
+    "max_tokens",
+    "max_completion_tokens",
+    "response_format",
+    "logprobs",
+    "reasoning_effort",
+    "stream_options",
+    "continue_final_message",
+    "return_tokens_as_token_ids",
+)
 """Fields of chat completions that Responses lack or name differently."""
 
-_OF_CHAT = [name for name, field in COMPLETIONS.items() if field.effect == "honoured" and name not in _OTHERWISE]
+_OF_CHAT = [
+    name
+    for name, field in COMPLETIONS.items()
+    if field.effect == "honoured" and name not in _OTHERWISE
+]
 
 RESPONSE_FIELDS = {
     **fields("honoured", " ".join(_OF_CHAT), "not an OpenAI field; as in chat completions"),
-    **fields("honoured", "model input instructions stream temperature top_p top_logprobs tools parallel_tool_calls"),
-    **fields("honoured", "tool_choice", "auto, none, required, a function, a custom tool, allowed_tools"),
+    **fields(
+        "honoured",
+        "model input instructions stream temperature top_p top_logprobs tools parallel_tool_calls",
+    ),
+    **fields(
+        "honoured", "tool_choice", "auto, none, required, a function, a custom tool, allowed_tools"
+    ),
     **fields("honoured", "text", "format: text, json_object, json_schema; verbosity has no effect"),
     **fields("honoured", "max_output_tokens", "at this length the response is incomplete"),
-    **fields("honoured", "reasoning", "effort; with summary the reasoning is returned as a summary"),
-    **fields("honoured", "include", "message.output_text.logprobs, reasoning.encrypted_content; others have no effect"),
+    **fields(
+        "honoured", "reasoning", "effort; with summary the reasoning is returned as a summary"
+    ),
+    **fields(
+        "honoured",
+        "include",
+        "message.output_text.logprobs, reasoning.encrypted_content; others have no effect",
+    ),
     **fields("honoured", "previous_response_id", "id of a response in the same open episode"),
     **fields("honoured", "store", "with false, later requests cannot refer to the response"),
     **fields(
         "no effect",
-        "stream_options metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-        "prompt_cache_options client_metadata max_tool_calls timeout moderation access_programs",
+        "stream_options metadata user service_tier safety_identifier prompt_cache_key"
+        " prompt_cache_retention prompt_cache_options client_metadata max_tool_calls timeout"
+        " moderation access_programs",
     ),
-    "background": Field("refused", "no response is made in the background; wait for it, or stream", (False,)),
+    "background": Field(
+        "refused", "no response is made in the background; wait for it, or stream", (False,)
+    ),
     "personality": Field("refused", "say in the instructions how to write"),
     "background_options": Field("refused", "leave background out", ({},)),
     "conversation": Field("refused", "set previous_response_id, or send its items as input"),
     "prompt": Field("refused", "the template is stored at OpenAI; send its text as instructions"),
-    "truncation": Field("refused", "nothing is truncated; shorten the input yourself", ("disabled",)),
+    "truncation": Field(
+        "refused", "nothing is truncated; shorten the input yourself", ("disabled",)
+    ),
     "context_management": Field("refused", "shorten the input yourself", ([],)),
     "image": Field("refused", "the policy produces no images", ({},)),
 }
 """Every field of a request."""
 
 AS_THEY_ARE = (
-    *_OF_CHAT, "metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    *_OF_CHAT,
+    "metadata",
+    "user",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
     "prompt_cache_retention",
-)  # fmt: skip
+)
 """Fields with the same name in chat completions."""
 
 
@@ -61,7 +98,11 @@ class Responses(ChatDialect):
         refuse(body, RESPONSE_FIELDS)
         chat: Json = {name: body[name] for name in AS_THEY_ARE if body.get(name) is not None}
         chat["messages"] = _messages(body, stored)
-        tools = [function for i, tool in enumerate(_list(body, "tools")) for function in _tools(tool, f"tools[{i}]")]
+        tools = [
+            function
+            for i, tool in enumerate(_list(body, "tools"))
+            for function in _tools(tool, f"tools[{i}]")
+        ]
         if tools:
             chat["tools"] = tools
         else:
@@ -82,10 +123,13 @@ class Responses(ChatDialect):
         return chat
 
     def response(self, completion: Json, request: Json, body: Json, stored: Stored) -> Json:
-        """Return the whole response. Unless `store` is false, later requests of the episode can continue it."""
+        """Return the whole response. Unless `store` is false, later requests of the episode can
+        continue it."""
         choice, request_id = completion["choices"][0], completion["id"].partition("-")[2]
         output = items_of(choice, body, request_id)
-        cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(choice["finish_reason"])
+        cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(
+            choice["finish_reason"]
+        )
         status = "incomplete" if cut else "completed"
         for item in output:
             item["status"] = "completed"
@@ -109,7 +153,10 @@ class Responses(ChatDialect):
             response["token_ids"] = choice["token_ids"]
         if body.get("store") is not False:
             messages = _without(body.get("instructions"), request["messages"])
-            stored[response["id"]] = {"messages": [*messages, choice["message"]], "response": response}
+            stored[response["id"]] = {
+                "messages": [*messages, choice["message"]],
+                "response": response,
+            }
             stored.update((item["id"], item) for item in output)
         return response
 
@@ -130,7 +177,9 @@ class Responses(ChatDialect):
     def keep_alive(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
         """An event, as Codex ends a stream after 300 s that has comments only."""
         begun = _begun(request_id, model, body)
-        return event_bytes({"type": "response.in_progress", "response": begun, "sequence_number": 1})
+        return event_bytes(
+            {"type": "response.in_progress", "response": begun, "sequence_number": 1}
+        )
 
     def events(self, response: Json, body: Mapping[str, object]) -> list[bytes]:
         """Return the response as events, from created to completed."""
@@ -200,7 +249,11 @@ def _messages(body: Mapping[str, object], stored: Mapping[str, Json]) -> list[Js
             code="previous_response_not_found",
         )
     earlier = [] if before is None else stored[before]["messages"]
-    items = [{"role": "user", "content": request_input}] if isinstance(request_input, str) else _list(body, "input")
+    items = (
+        [{"role": "user", "content": request_input}]
+        if isinstance(request_input, str)
+        else _list(body, "input")
+    )
     messages = [*earlier, *ItemReader(stored).messages(items)]
     instructions = body.get("instructions")
     if not instructions:
@@ -209,7 +262,10 @@ def _messages(body: Mapping[str, object], stored: Mapping[str, Json]) -> list[Js
         raise RequestRefused("instructions must be a string", "instructions")
     if messages and messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
         # Many templates accept only one system message, the first.
-        return [{"role": "system", "content": f"{instructions}\n\n{messages[0]['content']}"}, *messages[1:]]
+        return [
+            {"role": "system", "content": f"{instructions}\n\n{messages[0]['content']}"},
+            *messages[1:],
+        ]
     return [{"role": "system", "content": instructions}, *messages]
 
 
@@ -239,17 +295,29 @@ def _tool(tool: object, where: str) -> Json:
     tool = tool if isinstance(tool, Mapping) else {}
     kind = tool.get("type")
     if kind == "function":
-        function = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-        return {"type": "function", "function": {**function, **({"strict": True} if tool.get("strict") else {})}}
+        function = {
+            name: tool[name]
+            for name in ("name", "description", "parameters")
+            if tool.get(name) is not None
+        }
+        return {
+            "type": "function",
+            "function": {**function, **({"strict": True} if tool.get("strict") else {})},
+        }
     if kind == "custom":
         form = tool.get("format") or {"type": "text"}
         if form.get("type") != "text":
-            raise RequestRefused(f"{where}.format is a {form.get('type')}; only text is supported", "tools")
+            raise RequestRefused(
+                f"{where}.format is a {form.get('type')}; only text is supported", "tools"
+            )
         described = {"description": tool["description"]} if tool.get("description") else {}
-        return {"type": "function", "function": {"name": tool.get("name"), **described, "parameters": CUSTOM}}
+        return {
+            "type": "function",
+            "function": {"name": tool.get("name"), **described, "parameters": CUSTOM},
+        }
     raise RequestRefused(
-        f"{where} is of type {kind!r}, which runs on OpenAI's servers; leave it out, or give the policy a "
-        "function tool instead",
+        f"{where} is of type {kind!r}, which runs on OpenAI's servers; leave it out, or give the"
+        " policy a function tool instead",
         "tools",
     )
 
@@ -272,7 +340,8 @@ def _tool_choice(choice: object) -> object:
         }
         return {"type": "allowed_tools", "allowed_tools": allowed}
     raise RequestRefused(
-        f"tool_choice names a tool of type {kind!r}, which is not supported; name a function", "tool_choice"
+        f"tool_choice names a tool of type {kind!r}, which is not supported; name a function",
+        "tool_choice",
     )
 
 
@@ -280,10 +349,15 @@ def _response_format(form: object) -> Json:
     form = form if isinstance(form, Mapping) else {}
     kind = form.get("type")
     if kind == "json_schema":
-        return {"type": kind, "json_schema": {name: value for name, value in form.items() if name != "type"}}
+        return {
+            "type": kind,
+            "json_schema": {name: value for name, value in form.items() if name != "type"},
+        }
     if kind in ("text", "json_object"):
         return {"type": kind}
-    raise RequestRefused(f"text.format must be of type text, json_object or json_schema (got {kind!r})", "text")
+    raise RequestRefused(
+        f"text.format must be of type text, json_object or json_schema (got {kind!r})", "text"
+    )
 
 
 def _usage(usage: Json) -> Json:
@@ -302,13 +376,20 @@ Event = Json
 
 
 def response_events(response: Json) -> list[bytes]:
-    """The events from `response.created` to `response.completed` (or `incomplete`), with sequence numbers."""
+    """The events from `response.created` to `response.completed` (or `incomplete`), with sequence
+    numbers."""
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "completed_at": None}
     begun["incomplete_details"] = None
-    events: list[Event] = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
+    events: list[Event] = [
+        {"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")
+    ]
     for index, item in enumerate(response["output"]):
         at = {"output_index": index}
-        begun = {**item, **{key: v for key, v in _EMPTY[item["type"]].items() if key in item}, "status": "in_progress"}
+        begun = {
+            **item,
+            **{key: v for key, v in _EMPTY[item["type"]].items() if key in item},
+            "status": "in_progress",
+        }
         events.append({"type": "response.output_item.added", **at, "item": begun})
         events += [{**event, **at, "item_id": item["id"]} for event in _SPELT[item["type"]](item)]
         events.append({"type": "response.output_item.done", **at, "item": item})
@@ -318,7 +399,8 @@ def response_events(response: Json) -> list[bytes]:
 
 
 def _deltas(kind: str, text: str, done: str, **common: object) -> Iterator[Event]:
-    """The text in pieces, or whole with log-probabilities, then the whole text under the key `done`."""
+    """The text in pieces, or whole with log-probabilities, then the whole text under the key
+    `done`."""
     for delta in [text] if common.get("logprobs") else pieces(text):
         yield {"type": f"{kind}.delta", **common, "delta": delta}
     yield {"type": f"{kind}.done", **common, done: text}
@@ -329,7 +411,11 @@ def _parts(parts: Iterable[Json], name: str, kind: str, place: str) -> Iterator[
     for index, part in enumerate(parts):
         at = {place: index}
         logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
-        yield {"type": f"response.{name}.added", **at, "part": {**part, "text": "", **{key: [] for key in logprobs}}}
+        yield {
+            "type": f"response.{name}.added",
+            **at,
+            "part": {**part, "text": "", **{key: [] for key in logprobs}},
+        }
         yield from _deltas(f"response.{kind}", part["text"], "text", **at, **logprobs)
         yield {"type": f"response.{name}.done", **at, "part": part}
 
@@ -339,7 +425,9 @@ def _message(item: Json) -> Iterator[Event]:
 
 
 def _reasoning(item: Json) -> Iterator[Event]:
-    yield from _parts(item["summary"], "reasoning_summary_part", "reasoning_summary_text", "summary_index")
+    yield from _parts(
+        item["summary"], "reasoning_summary_part", "reasoning_summary_text", "summary_index"
+    )
     yield from _parts(item.get("content", ()), "content_part", "reasoning_text", "content_index")
 
 
@@ -353,7 +441,9 @@ _SPELT: dict[str, Callable[[Json], Iterator[Event]]] = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _function_call,
-    "custom_tool_call": lambda item: _deltas("response.custom_tool_call_input", item["input"], "input"),
+    "custom_tool_call": lambda item: _deltas(
+        "response.custom_tool_call_input", item["input"], "input"
+    ),
 }
 _EMPTY: dict[str, Json] = {
     "message": {"content": []},

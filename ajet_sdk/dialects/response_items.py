@@ -17,7 +17,8 @@ REPLY_ID = re.compile(r"(?:msg|fc|ctc|rs)_([0-9a-f]{32})")
 
 
 class ItemReader:
-    """Converts items to messages; the reasoning, text and tool calls of a reply become one message."""
+    """Converts items to messages; the reasoning, text and tool calls of a reply become one
+    message."""
 
     def __init__(self, stored: Mapping[str, Json]) -> None:
         self._stored = stored
@@ -46,25 +47,40 @@ class ItemReader:
             assert self._reply is not None
             thought = _reasoning(item)
             if thought:
-                self._reply["reasoning_content"] = self._reply.get("reasoning_content", "") + thought
+                self._reply["reasoning_content"] = (
+                    self._reply.get("reasoning_content", "") + thought
+                )
         elif kind in ("function_call", "custom_tool_call"):
             self._begin_or_go_on(item)
             assert self._reply is not None
-            arguments = item.get("arguments") if kind == "function_call" else json.dumps({"input": item.get("input")})
-            function = {"name": qualified(item.get("namespace"), item.get("name")), "arguments": arguments}
+            arguments = (
+                item.get("arguments")
+                if kind == "function_call"
+                else json.dumps({"input": item.get("input")})
+            )
+            function = {
+                "name": qualified(item.get("namespace"), item.get("name")),
+                "arguments": arguments,
+            }
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             self._reply.setdefault("tool_calls", []).append(call)
         elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output"), f"{where}.output")
             self._append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
-            known = "message, reasoning, function_call, custom_tool_call, their outputs, item_reference"
-            raise RequestRefused(f"{where} of type {kind!r} is not supported ({known} are); leave it out", "input")
+            known = (
+                "message, reasoning, function_call, custom_tool_call, their outputs, item_reference"
+            )
+            raise RequestRefused(
+                f"{where} of type {kind!r} is not supported ({known} are); leave it out", "input"
+            )
 
     def _message(self, item: JsonView, where: str) -> None:
         role, content = item.get("role"), _content(item.get("content"), f"{where}.content")
         if role not in ("user", "assistant", "system", "developer"):
-            raise RequestRefused(f"{where}.role must be user, assistant, system or developer (got {role!r})", "input")
+            raise RequestRefused(
+                f"{where}.role must be user, assistant, system or developer (got {role!r})", "input"
+            )
         if role == "assistant":
             self._begin_or_go_on(item, "content", "tool_calls")
             assert self._reply is not None
@@ -77,11 +93,16 @@ class ItemReader:
         self._reply = self._of = None
 
     def _begin_or_go_on(self, item: JsonView, *ended_by: str) -> None:
-        """Extend the last reply; begin a new one if it has a field of `ended_by` or the item belongs to another."""
+        """Extend the last reply; begin a new one if it has a field of `ended_by` or the item
+        belongs to another."""
         match = REPLY_ID.match(str(item.get("id")))
         of = match[1] if match else None
         another = of is not None and self._of is not None and of != self._of
-        if self._reply is None or another or any(self._reply.get(name) is not None for name in ended_by):
+        if (
+            self._reply is None
+            or another
+            or any(self._reply.get(name) is not None for name in ended_by)
+        ):
             reply: Json = {"role": "assistant", "content": None}
             self._append(reply)
             self._reply = reply
@@ -111,10 +132,15 @@ def _part(part: JsonView, where: str) -> Json:
         detail = {"detail": part["detail"]} if part.get("detail") else {}
         return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}}
     if kind == "input_file" and part.get("file_data"):
-        return {"type": "file", "file": {name: part[name] for name in ("filename", "file_data") if part.get(name)}}
+        return {
+            "type": "file",
+            "file": {name: part[name] for name in ("filename", "file_data") if part.get(name)},
+        }
     if kind == "input_audio":
         return {"type": "input_audio", "input_audio": part.get("input_audio")}
-    raise RequestRefused(f"{where} is of type {kind!r}; only text and inline images and files are supported", "input")
+    raise RequestRefused(
+        f"{where} is of type {kind!r}; only text and inline images and files are supported", "input"
+    )
 
 
 def _reasoning(item: JsonView) -> str:
@@ -145,19 +171,35 @@ def items_of(choice: JsonView, body: JsonView, request_id: str) -> list[Json]:
     if content or not (calls or (thought and choice["finish_reason"] == "length")):
         logprobs = (choice.get("logprobs") or {}).get("content") or []
         part = {"type": "output_text", "text": content, "annotations": [], "logprobs": logprobs}
-        output.append({"id": f"msg_{request_id}", "type": "message", "role": "assistant", "content": [part]})
+        output.append(
+            {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "content": [part]}
+        )
     custom = {tool.get("name") for tool in body.get("tools") or () if tool.get("type") == "custom"}
     spaces = [tool for tool in body.get("tools") or () if tool.get("type") == "namespace"]
-    within = {qualified(s["name"], t["name"]): (s["name"], t["name"]) for s in spaces for t in s.get("tools") or ()}
+    within = {
+        qualified(s["name"], t["name"]): (s["name"], t["name"])
+        for s in spaces
+        for t in s.get("tools") or ()
+    }
     for index, call in enumerate(calls):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         about = {"call_id": call["id"], "name": name}
         if name in within:
             about["namespace"], about["name"] = within[name]
         if name in custom:
-            item = {"id": f"ctc_{request_id}_{index}", "type": "custom_tool_call", **about, "input": _input(arguments)}
+            item = {
+                "id": f"ctc_{request_id}_{index}",
+                "type": "custom_tool_call",
+                **about,
+                "input": _input(arguments),
+            }
         else:
-            item = {"id": f"fc_{request_id}_{index}", "type": "function_call", **about, "arguments": arguments}
+            item = {
+                "id": f"fc_{request_id}_{index}",
+                "type": "function_call",
+                **about,
+                "arguments": arguments,
+            }
         output.append(item)
     return output
 
@@ -170,7 +212,9 @@ def _reasoning_item(thought: str, body: JsonView, item_id: str) -> Json:
     else:
         item["content"] = [{"type": "reasoning_text", "text": thought}]
     if "reasoning.encrypted_content" in (body.get("include") or ()):
-        item["encrypted_content"] = OURS + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode()
+        item["encrypted_content"] = (
+            OURS + base64.b64encode(thought.encode("utf-8", "surrogatepass")).decode()
+        )
     return item
 
 

@@ -23,8 +23,8 @@ from ajet_sdk.types import Json
 class Dialect(Protocol):
     """The format of requests and responses of one API.
 
-    `body` is the JSON from the client, `request` the same in the format of OpenAI's completions. Engines, merging and
-    the trace use the format of completions only.
+    `body` is the JSON from the client, `request` the same in the format of OpenAI's completions.
+    Engines, merging and the trace use the format of completions only.
     """
 
     @property
@@ -53,7 +53,8 @@ class Dialect(Protocol):
         """The content type of a stream."""
 
     def opening(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
-        """Return the first event, to be sent before the answer is there; empty if a stream needs none."""
+        """Return the first event, to be sent before the answer is there; empty if a stream needs
+        none."""
 
     def keep_alive(self, request_id: str, model: str, body: Mapping[str, object]) -> bytes:
         """Return bytes to send again and again, after `opening`, until the answer is there."""
@@ -90,21 +91,30 @@ COUNTERS: dict[str, Counter] = {"messages/count_tokens": COUNT, "responses/input
 
 UNSERVED = {
     "responses/compact": "no conversation is compacted; shorten the input yourself",
-    "conversations": "no conversation has an id; set previous_response_id, or send the items as input",
-    "threads": "there are no assistants; send the whole conversation to chat/completions or responses",
-    "assistants": "there are no assistants; send the whole conversation to chat/completions or responses",
+    "conversations": (
+        "no conversation has an id; set previous_response_id, or send the items as input"
+    ),
+    "threads": (
+        "there are no assistants; send the whole conversation to chat/completions or responses"
+    ),
+    "assistants": (
+        "there are no assistants; send the whole conversation to chat/completions or responses"
+    ),
 }
 """Vendor routes that the policy does not serve, and what to use instead."""
 
 
 def instead_of(route: str) -> str:
-    """Advice on what to use instead of a route that the policy does not serve; empty if there is none."""
+    """Advice on what to use instead of a route that the policy does not serve; empty if there is
+    none."""
     if re.fullmatch(r"responses/[^/]+/cancel", route):
         return "no response is made in the background"
     return next((hint for name, hint in UNSERVED.items() if f"{route}/".startswith(f"{name}/")), "")
 
 
-_GEMINI = re.compile(r"(?:^|/)models/([^:/]+(?:/[^:/]+)*):(generateContent|streamGenerateContent|countTokens)$")
+_GEMINI = re.compile(
+    r"(?:^|/)models/([^:/]+(?:/[^:/]+)*):(generateContent|streamGenerateContent|countTokens)$"
+)
 _VERSION = re.compile(r"(?:v\d\w*/)+")
 
 
@@ -144,7 +154,8 @@ GEMINI = Gemini("", "")
 
 
 def vendor(path: str, headers: Mapping[str, str]) -> Vendor:
-    """The dialect of a route that several vendors share, from the headers and the version in the path."""
+    """The dialect of a route that several vendors share, from the headers and the version in the
+    path."""
     if "anthropic-version" in headers:
         return MESSAGES
     if "x-goog-api-key" in headers or "/v1beta" in path or "/v1alpha" in path:

@@ -21,15 +21,19 @@ class Price:
 
     @classmethod
     def parse(cls, text: str, named: str = "--price") -> Price:
-        """Parse `0.15,0.60`, the prices of input and output. Raises ConfigError that names the option `named`."""
+        """Parse `0.15,0.60`, the prices of input and output. Raises ConfigError that names the
+        option `named`."""
         parts = text.replace("/", ",").split(",")
         try:
             numbers = [float(part) for part in parts]
         except ValueError:
             numbers = []
-        if len(numbers) != 2 or not all(math.isfinite(number) and number >= 0 for number in numbers):
+        if len(numbers) != 2 or not all(
+            math.isfinite(number) and number >= 0 for number in numbers
+        ):
             raise ConfigError(
-                f"{named} takes INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
+                f"{named} takes INPUT,OUTPUT, the price of a million tokens of each, such as"
+                f" 0.15,0.60 (got {text!r})"
             )
         return cls(*numbers)
 
@@ -63,9 +67,12 @@ class Usage:
 
 
 def tokens_of(content: object) -> int:
-    """Estimate the tokens of a text or messages: one per four Latin characters, or per character of other scripts."""
+    """Estimate the tokens of a text or messages: one per four Latin characters, or per character of
+    other scripts."""
     if isinstance(content, str):
-        wide = 0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)
+        wide = (
+            0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)
+        )
         return wide + math.ceil((len(content) - wide) / 4)
     if isinstance(content, dict):
         return 4 + sum(tokens_of(value) for value in content.values())
@@ -79,7 +86,8 @@ _meters: ContextVar[tuple[Usage, ...]] = ContextVar("ajet_meters", default=())
 
 @contextmanager
 def metered() -> Iterator[Usage]:
-    """Measure the usage of requests in the block and in tasks started in it, including failed requests."""
+    """Measure the usage of requests in the block and in tasks started in it, including failed
+    requests."""
     usage = Usage()
     token = _meters.set((*_meters.get(), usage))
     try:
@@ -102,16 +110,19 @@ class Reservation:
 
     @property
     def cost(self) -> float:
-        return self.price.of(self.input_tokens, self.output_tokens) if self.price is not None else 0.0
+        return (
+            self.price.of(self.input_tokens, self.output_tokens) if self.price is not None else 0.0
+        )
 
 
 @dataclass
 class Budget:
-    """Limits of calls, tokens or money; None is no limit. With a limit it belongs to one event loop.
+    """Limits of calls, tokens or money; None is no limit. With a limit it belongs to one event
+    loop.
 
-    The limit of calls is exact. As the length of a reply is unknown in advance, a call reserves its prompt and the
-    longest reply so far (before the first reply, its limit); the last calls can exceed a limit of tokens or money if
-    their replies are longer.
+    The limit of calls is exact. As the length of a reply is unknown in advance, a call reserves its
+    prompt and the longest reply so far (before the first reply, its limit); the last calls can
+    exceed a limit of tokens or money if their replies are longer.
     """
 
     calls: int | None = None
@@ -124,13 +135,16 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.money is not None and self.price is None:
-            raise ConfigError("a limit in money needs prices: --price INPUT,OUTPUT for a million tokens of each")
+            raise ConfigError(
+                "a limit in money needs prices: --price INPUT,OUTPUT for a million tokens of each"
+            )
         self._reserved: set[Reservation] = set()
         """Reservations of the calls in flight."""
         if self.price is not None:
             self.spent.cost = 0.0
         self._guessed = 0
-        """Estimated input tokens of settled calls, to correct later estimates by the actual numbers."""
+        """Estimated input tokens of settled calls, to correct later estimates by the actual
+        numbers."""
         self._longest: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -141,7 +155,8 @@ class Budget:
         """
         if self.money is not None and price is None:
             raise ConfigError(
-                "a limit in money needs the price of every model that is asked: pass --verify-price IN,OUT"
+                "a limit in money needs the price of every model that is asked: pass --verify-price"
+                " IN,OUT"
             )
         if price is not None:
             self.spent.cost = self.spent.cost or 0.0
@@ -159,7 +174,8 @@ class Budget:
     async def admit(self, input_tokens: int, most_output: int) -> Reservation:
         """Reserve the tokens of a call, for `settle` or `release`.
 
-        Waits while calls in flight may leave room in the budget. Raises BudgetSpent if there is none.
+        Waits while calls in flight may leave room in the budget. Raises BudgetSpent if there is
+        none.
         """
         return await (self.whole or self)._admit(input_tokens, most_output, self.price)
 
@@ -200,7 +216,11 @@ class Budget:
         root._waiting.clear()
 
     def _add(self, usage: Usage) -> None:
-        totals = [self.spent, *([self.whole.spent] if self.whole is not None else []), *_meters.get()]
+        totals = [
+            self.spent,
+            *([self.whole.spent] if self.whole is not None else []),
+            *_meters.get(),
+        ]
         for total in totals:
             total.add(usage)
 
@@ -213,12 +233,18 @@ class Budget:
         """The limit that one more call would exceed, in words."""
         under_way = [*self._reserved, call]
         trust = max(1.0, self.spent.input_tokens / self._guessed) if self._guessed else 1.0
-        reserved = [Reservation(math.ceil(trust * c.input_tokens), c.output_tokens, c.price) for c in under_way]
+        reserved = [
+            Reservation(math.ceil(trust * c.input_tokens), c.output_tokens, c.price)
+            for c in under_way
+        ]
         if self.calls is not None and self.spent.calls + len(under_way) > self.calls:
             return f"{self.calls:,} calls"
         tokens = self.spent.tokens + sum(c.input_tokens + c.output_tokens for c in reserved)
         if self.tokens is not None and tokens > self.tokens:
             return f"{self.tokens:,} tokens"
-        if self.money is not None and (self.spent.cost or 0.0) + sum(c.cost for c in reserved) > self.money:
+        if (
+            self.money is not None
+            and (self.spent.cost or 0.0) + sum(c.cost for c in reserved) > self.money
+        ):
             return f"{self.money:g} in money"
         return None

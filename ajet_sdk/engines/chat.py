@@ -1,4 +1,5 @@
-"""`TokenEngine`: converts messages to token ids, samples, and converts the new ids to a message, for any template."""
+"""`TokenEngine`: converts messages to token ids, samples, and converts the new ids to a message,
+for any template."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _log = logging.getLogger("ajet")
 
 NO_LIMIT = 2**31
 LARGE_TEXT = 2**18
-"""Characters of a request whose prompt is built in a thread: about 60,000 tokens, which take tens of milliseconds."""
+"""Characters of a request whose prompt is built in a thread: about 60,000 tokens, which take tens
+of milliseconds."""
 LARGE_MESSAGES = 2_000
 PROMPT_END = 64
 """Final prompt tokens to search for the start of a reasoning block."""
@@ -46,7 +48,8 @@ class Conversation:
 
 
 class Chat:
-    """An engine without its sampler: validation, exact ids per episode and agent, parsing of replies."""
+    """An engine without its sampler: validation, exact ids per episode and agent, parsing of
+    replies."""
 
     def __init__(
         self,
@@ -78,7 +81,8 @@ class Chat:
         return ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
 
     async def prepare(self, ask: Ask) -> Conversation:
-        """As `begin`; a large request is tokenized in a thread, so that it holds up no other episode."""
+        """As `begin`; a large request is tokenized in a thread, so that it holds up no other
+        episode."""
         return await self._apart(self.begin, ask)
 
     async def length(self, ask: Ask) -> int:
@@ -97,8 +101,8 @@ class Chat:
         room = self.max_model_len - len(ids)
         if room < 1:
             raise ContextOverflow(
-                f"This model's maximum context length is {self.max_model_len} tokens, but the prompt has "
-                f"{len(ids)}; shorten the conversation or raise max_model_len"
+                f"This model's maximum context length is {self.max_model_len} tokens, but the"
+                f" prompt has {len(ids)}; shorten the conversation or raise max_model_len"
             )
         limit = min(room, ask.sampling.max_tokens or NO_LIMIT)
         sampling = replace(ask.sampling, max_tokens=limit if limit < NO_LIMIT else None)
@@ -128,23 +132,33 @@ class Chat:
             arguments = {"reasoning_effort": ask.options["reasoning_effort"], **arguments}
         self._check_tools(messages, tools or ())
         goes_on = bool(ask.options.get("continue_final_message"))
-        return self.tokens(ask.episode_id, ask.agent).prompt(messages, tools, continue_last=goes_on, **arguments)
+        return self.tokens(ask.episode_id, ask.agent).prompt(
+            messages, tools, continue_last=goes_on, **arguments
+        )
 
-    def _check_tools(self, messages: Sequence[Mapping[str, object]], tools: Sequence[object]) -> None:
-        """Warn once if the template ignores tools. Raises ConfigError if the config requires the template's format."""
+    def _check_tools(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[object]
+    ) -> None:
+        """Warn once if the template ignores tools. Raises ConfigError if the config requires the
+        template's format."""
         if self._warned or not self._template.in_hermes_form(messages, tools):
             return
-        missing = "tool calls or their results" if "calls" in self._template.lacks else "the tools of a request"
+        missing = (
+            "tool calls or their results"
+            if "calls" in self._template.lacks
+            else "the tools of a request"
+        )
         problem = f"The chat template of {self.name} does not render {missing}"
         if self._parser == "template":
             raise ConfigError(
-                f"{problem}, and model.tool_call_parser is template. Set it to auto to have them written in the Hermes "
-                "form, or take a model whose chat template has tools"
+                f"{problem}, and model.tool_call_parser is template. Set it to auto to have them"
+                " written in the Hermes form, or take a model whose chat template has tools"
             )
         self._warned = True
         _log.warning(
-            "%s: they are written in the Hermes form (<tools>, <tool_call>, <tool_response>), as text. A model that "
-            "never saw it may not call tools. model.tool_call_parser: template refuses such requests.",
+            "%s: they are written in the Hermes form (<tools>, <tool_call>, <tool_response>), as"
+            " text. A model that never saw it may not call tools. model.tool_call_parser: template"
+            " refuses such requests.",
             problem,
         )
 
@@ -153,12 +167,15 @@ class Chat:
         if ask.messages is None:
             return reply_grammar(ask.options, (), ReplyFormat(()), self.tokenizer)
         end = self.tokenizer.decode(prompt_ids[-PROMPT_END:])
-        grammar = reply_grammar(ask.options, _checked_tools(ask.tools) or (), self.format, self.tokenizer, end)
+        grammar = reply_grammar(
+            ask.options, _checked_tools(ask.tools) or (), self.format, self.tokenizer, end
+        )
         if grammar:
             for name in ("min_tokens", "bad_words", "ignore_eos"):
                 if getattr(ask.sampling, name):
                     raise RequestRefused(
-                        f"{name} and a structured output cannot be combined; leave one of them out", name
+                        f"{name} and a structured output cannot be combined; leave one of them out",
+                        name,
                     )
         return grammar
 
@@ -167,7 +184,9 @@ class Chat:
         agents = self._tokens[episode_id]
         if agent not in agents:
             self._cuts = self._cuts or CutPoints(self.tokenizer)
-            agents.setdefault(agent, PromptBuilder(self.tokenizer, self._cuts))  # large requests come from a thread
+            agents.setdefault(
+                agent, PromptBuilder(self.tokenizer, self._cuts)
+            )  # large requests come from a thread
         return agents[agent]
 
     def _plain(self, prompt: object) -> list[int]:
@@ -175,7 +194,11 @@ class Chat:
             prompt = prompt[0]
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, list) and prompt and all(isinstance(i, int) and 0 <= i < NO_LIMIT for i in prompt):
+        if (
+            isinstance(prompt, list)
+            and prompt
+            and all(isinstance(i, int) and 0 <= i < NO_LIMIT for i in prompt)
+        ):
             return list(prompt)
         raise RequestRefused("prompt must be a string or a list of token ids", "prompt")
 
@@ -186,25 +209,42 @@ class Chat:
         tokens = [self.tokenizer.token_bytes(i) for i in ids] if wanted else None
         top = None
         if wanted and sampled.top is not None:
-            top = [[(self.tokenizer.token_bytes(i), value) for i, value in likely] for likely in sampled.top]
+            top = [
+                [(self.tokenizer.token_bytes(i), value) for i, value in likely]
+                for likely in sampled.top
+            ]
         text = sampled.text
         if text is None:
-            ended = bool(ids) and (ids[-1] in self.tokenizer.eos_ids or ids[-1] in conversation.sampling.stop_token_ids)
+            ended = bool(ids) and (
+                ids[-1] in self.tokenizer.eos_ids or ids[-1] in conversation.sampling.stop_token_ids
+            )
             text = self.tokenizer.decode(list(ids[:-1] if ended else ids))
-        stop = None if sampled.text is None else self._stop_string(sampled, conversation.sampling.stop)
+        stop = (
+            None if sampled.text is None else self._stop_string(sampled, conversation.sampling.stop)
+        )
         if conversation.prompt is None:
-            return Choice(None, text, sampled.finish_reason, ids, sampled.logprobs, tokens, stop, top=top)
+            return Choice(
+                None, text, sampled.finish_reason, ids, sampled.logprobs, tokens, stop, top=top
+            )
         logprobs, parsed = sampled.logprobs, self._read(conversation, text)
         if len(parsed.calls) > 1 and conversation.ask.options.get("parallel_tool_calls") is False:
             # Cut after the first call; the tokens after it are only counted.
             kept_ids = self._until(ids, len(text) - parsed.behind_first)
-            ids, logprobs, tokens = ids[:kept_ids], logprobs[:kept_ids], tokens and tokens[:kept_ids]
+            ids, logprobs, tokens = (
+                ids[:kept_ids],
+                logprobs[:kept_ids],
+                tokens and tokens[:kept_ids],
+            )
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])
         message = self._message(conversation, parsed, ids, index)
         builder = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
         builder.commit(conversation.prompt, ids, message, conversation.sampling.stop)
         cut = len(sampled.output_ids) - len(ids)
-        finish = "tool_calls" if parsed.calls and (cut or sampled.finish_reason == "stop") else sampled.finish_reason
+        finish = (
+            "tool_calls"
+            if parsed.calls and (cut or sampled.finish_reason == "stop")
+            else sampled.finish_reason
+        )
         return Choice(
             message,
             None,
@@ -239,10 +279,16 @@ class Chat:
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if len(self.tokenizer.decode(ids[:middle])) >= length else (middle + 1, high)
+            low, high = (
+                (low, middle)
+                if len(self.tokenizer.decode(ids[:middle])) >= length
+                else (middle + 1, high)
+            )
         return low
 
-    def _message(self, conversation: Conversation, parsed: Parsed, ids: Sequence[int], index: int) -> dict[str, object]:
+    def _message(
+        self, conversation: Conversation, parsed: Parsed, ids: Sequence[int], index: int
+    ) -> dict[str, object]:
         message: dict[str, object] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning is not None:
             message["reasoning_content"] = parsed.reasoning
@@ -253,19 +299,30 @@ class Chat:
                     "type": "function",
                     "function": {"name": name, "arguments": arguments},
                 }
-                for number, ((name, arguments), written) in enumerate(zip(parsed.calls, parsed.ids, strict=True))
+                for number, ((name, arguments), written) in enumerate(
+                    zip(parsed.calls, parsed.ids, strict=True)
+                )
             ]
         return message
 
     def answer(self, conversation: Conversation, sampled: Sequence[Sampled], model: str) -> Answer:
-        choices = tuple(self.choice(conversation, sample, index) for index, sample in enumerate(sampled))
-        prompt, output = len(conversation.prompt_ids), sum(len(sample.output_ids) for sample in sampled)
+        choices = tuple(
+            self.choice(conversation, sample, index) for index, sample in enumerate(sampled)
+        )
+        prompt, output = (
+            len(conversation.prompt_ids),
+            sum(len(sample.output_ids) for sample in sampled),
+        )
         return Answer(
             choices=choices,
             model=model,
             prompt_ids=conversation.prompt_ids,
             policy_version=sampled[0].policy_version if sampled else None,
-            usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
+            usage={
+                "prompt_tokens": prompt,
+                "completion_tokens": output,
+                "total_tokens": prompt + output,
+            },
             new_ids=None if conversation.prompt is None else conversation.prompt.call.new_ids,
             grammar=conversation.sampling.grammar,
         )
@@ -278,11 +335,17 @@ class Chat:
 class TokenEngine:
     """An engine with a sampler and a tokenizer.
 
-    Without `rescored`, requests with penalties, a bias and the like are refused, as the trainer cannot score them.
+    Without `rescored`, requests with penalties, a bias and the like are refused, as the trainer
+    cannot score them.
     """
 
     def __init__(
-        self, sampler: Sampler, tokenizer: Tokenizer, *, tool_call_parser: str = "auto", rescored: bool = True
+        self,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        *,
+        tool_call_parser: str = "auto",
+        rescored: bool = True,
     ) -> None:
         self.sampler = sampler
         self.model = sampler.model
@@ -335,15 +398,17 @@ def _length(value: object) -> int:
     return sum(map(_length, value)) if isinstance(value, list) else 1
 
 
-def room_for_reply(prompt_ids: Sequence[int], sampling: Sampling, model: str, max_model_len: int) -> int:
+def room_for_reply(
+    prompt_ids: Sequence[int], sampling: Sampling, model: str, max_model_len: int
+) -> int:
     """Most tokens of a reply. Raises RequestRefused, ContextOverflow."""
     if not len(prompt_ids):
         raise RequestRefused("the prompt is empty", "prompt")
     room = max_model_len - len(prompt_ids)
     if room < 1:
         raise ContextOverflow(
-            f"the prompt has {len(prompt_ids)} tokens, but {model} takes {max_model_len} including the reply; shorten "
-            "the conversation or raise rollout.max_model_len"
+            f"the prompt has {len(prompt_ids)} tokens, but {model} takes {max_model_len} including"
+            " the reply; shorten the conversation or raise rollout.max_model_len"
         )
     for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
         if value is not None and value < 1:
@@ -357,8 +422,8 @@ def refuse_processing(sampling: Sampling) -> None:
     for name, value in sampling.as_dict().items():
         if name not in plain and name != "top_logprobs":
             raise RequestRefused(
-                f"{name}={json.dumps(value)[:200]} is not supported: the trainer of this backbone cannot score "
-                "such tokens; leave it out, or use backbone local",
+                f"{name}={json.dumps(value)[:200]} is not supported: the trainer of this backbone"
+                " cannot score such tokens; leave it out, or use backbone local",
                 name,
             )
 
@@ -373,11 +438,15 @@ def _checked_tools(tools: object) -> list[dict[str, object]] | None:
     if not isinstance(tools, list) or not all(
         isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools
     ):
-        raise RequestRefused('tools must be a list of {"type": "function", "function": {…}}', "tools")
+        raise RequestRefused(
+            'tools must be a list of {"type": "function", "function": {…}}', "tools"
+        )
     return tools
 
 
-_TEXT = frozenset(("text", "string", "input_text", "output_text", "refusal", "thinking", "reasoning"))
+_TEXT = frozenset(
+    ("text", "string", "input_text", "output_text", "refusal", "thinking", "reasoning")
+)
 
 
 def _checked_messages(messages: Any) -> list[dict[str, object]]:
@@ -388,9 +457,16 @@ def _checked_messages(messages: Any) -> list[dict[str, object]]:
         if calls and (wrong := tool_calls_fault(calls)) is not None:
             raise RequestRefused(f"messages[{index}].{wrong}", "messages")
         for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None
+            kind = (
+                part.get("type")
+                if isinstance(part, dict)
+                else "string"
+                if isinstance(part, str)
+                else None
+            )
             if not isinstance(kind, str) or kind not in _TEXT:
                 raise RequestRefused(
-                    f"messages[{index}] contains a part of type {kind!r}; only text is supported", "messages"
+                    f"messages[{index}] contains a part of type {kind!r}; only text is supported",
+                    "messages",
                 )
     return list(messages)

@@ -1,4 +1,5 @@
-"""`ModelClient`: requests to a model at an endpoint, with limited concurrency, retries, rate, cache and budget."""
+"""`ModelClient`: requests to a model at an endpoint, with limited concurrency, retries, rate, cache
+and budget."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Halted(EngineError):
 class Transport(Protocol):
     """Posts JSON: an `Endpoint`, or an engine in this process."""
 
-    def post(self, route: str, body: Mapping[str, object]) -> Coroutine[Any, Any, dict[str, Any]]: ...
+    def post(
+        self, route: str, body: Mapping[str, object]
+    ) -> Coroutine[Any, Any, dict[str, Any]]: ...
 
     async def aclose(self) -> None: ...
 
@@ -49,9 +52,10 @@ class TextReply:
 class ModelClient:
     """Sends requests to a model, at most `concurrency` at once; any number of tasks may use it.
 
-    Requests are paced and retried by `Pace`. 4xx are not retried, except without a parameter that the server refused,
-    which is left out from then on. Every answer is charged to the budget, even an unreadable one. `cache` is a file of
-    replies by endpoint, model, messages and parameters; cached replies cost nothing.
+    Requests are paced and retried by `Pace`. 4xx are not retried, except without a parameter that
+    the server refused, which is left out from then on. Every answer is charged to the budget, even
+    an unreadable one. `cache` is a file of replies by endpoint, model, messages and parameters;
+    cached replies cost nothing.
     """
 
     def __init__(
@@ -69,18 +73,25 @@ class ModelClient:
         timeout: float = 600.0,
         transport: Transport | None = None,
     ) -> None:
-        """If requests wait for `concurrency`, the client belongs to one event loop. `patience`: see `Pace`."""
+        """If requests wait for `concurrency`, the client belongs to one event loop. `patience`: see
+        `Pace`."""
         self.base_url: str = base_url.rstrip("/")
         self.model = model
         self.concurrency = concurrency
         self.budget: Budget = budget if budget is not None else Budget()
         self.retries = retries
         self.cache = cache
-        self._transport = transport or Endpoint(self.base_url, api_key or "none", timeout=timeout, retries=0)
+        self._transport = transport or Endpoint(
+            self.base_url, api_key or "none", timeout=timeout, retries=0
+        )
         self._cache = ReplyCache(cache) if cache is not None else None
         self._slots = asyncio.Semaphore(concurrency)
-        remedy = "To send fewer requests, lower --concurrency or set --rpm, and continue with --resume"
-        self._pace = Pace(self.base_url, remedy, retries=retries, patience=patience, per_minute=per_minute)
+        remedy = (
+            "To send fewer requests, lower --concurrency or set --rpm, and continue with --resume"
+        )
+        self._pace = Pace(
+            self.base_url, remedy, retries=retries, patience=patience, per_minute=per_minute
+        )
         self._shared = Shared[list[str]]()
         self._unknown: set[str] = set()
         """Parameters of `_OPTIONAL`, and `json_schema`, that the server refused."""
@@ -104,16 +115,24 @@ class ModelClient:
 
         Equal requests in flight are sent once; requests with different `seed` are not equal.
         """
-        request = {"messages": list(map(dict, messages)), "n": n, "temperature": temperature,
-                   "max_tokens": max_tokens, "seed": seed}  # fmt: skip
+        request = {
+            "messages": list(map(dict, messages)),
+            "n": n,
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "seed": seed,
+        }
 
         async def ask() -> list[str]:
             texts: list[str] = []
             while len(texts) < n:  # for servers without `n`
                 replies = await self.reply(
-                    messages, n=n - len(texts), temperature=temperature, max_tokens=max_tokens,
+                    messages,
+                    n=n - len(texts),
+                    temperature=temperature,
+                    max_tokens=max_tokens,
                     seed=None if seed is None else seed + len(texts),
-                )  # fmt: skip
+                )
                 texts += [reply.text for reply in replies]
             return texts[:n]
 
@@ -129,21 +148,31 @@ class ModelClient:
         seed: int | None = None,
         response_format: Mapping[str, object] | None = None,
     ) -> list[TextReply]:
-        """Return the replies to a request, at least one, without the cache. Raises BudgetSpent, EngineError."""
-        request = {"messages": [dict(message) for message in messages], "temperature": temperature,
-                   "max_tokens": max_tokens,
-                   **({"n": n} if n != 1 else {}), **({"seed": seed} if seed is not None else {}),
-                   **({"response_format": response_format} if response_format is not None else {})}  # fmt: skip
-        return await self._request("chat/completions", request, messages, max_tokens * n, self._read_choices)
+        """Return the replies to a request, at least one, without the cache. Raises BudgetSpent,
+        EngineError."""
+        request = {
+            "messages": [dict(message) for message in messages],
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            **({"n": n} if n != 1 else {}),
+            **({"seed": seed} if seed is not None else {}),
+            **({"response_format": response_format} if response_format is not None else {}),
+        }
+        return await self._request(
+            "chat/completions", request, messages, max_tokens * n, self._read_choices
+        )
 
     async def embed(self, texts: Sequence[str]) -> list[str]:
-        """Return an embedding of each text, as 32-bit floats in base64. Cached and charged as `chat`; raises the same.
+        """Return an embedding of each text, as 32-bit floats in base64. Cached and charged as
+        `chat`; raises the same.
 
         An empty text is sent as a blank, as some servers refuse it.
         """
         request = {"input": [text or " " for text in texts]}
         read = functools.partial(_vectors, where=self.base_url, count=len(texts))
-        return await self.once(request, lambda: self._request("embeddings", request, request["input"], 0, read))
+        return await self.once(
+            request, lambda: self._request("embeddings", request, request["input"], 0, read)
+        )
 
     async def once(
         self,
@@ -151,7 +180,8 @@ class ModelClient:
         ask: Callable[[], Awaitable[list[str]]],
         kept_errors: tuple[type[AjetError], ...] = (),
     ) -> list[str]:
-        """Return the cached result of a request, the result of an equal one in flight, or a new one, which is cached.
+        """Return the cached result of a request, the result of an equal one in flight, or a new
+        one, which is cached.
 
         Messages of `kept_errors` are cached, too, and raised as RequestRefused the next time.
         """
@@ -188,14 +218,16 @@ class ModelClient:
             raise
 
     def keep_failures(self, errors: Sequence[AjetError]) -> None:
-        """Cache failures that the caller skipped, so that a repeated run skips them without a request."""
+        """Cache failures that the caller skipped, so that a repeated run skips them without a
+        request."""
         for error in errors:
             key = error.request if isinstance(error, EngineUnavailable | RequestRefused) else None
             if self._cache is not None and key is not None and self._cache.get(key) is None:
                 self._cache.put(key, str(error))
 
     def halt(self, why: AjetError | None = None) -> None:
-        """Send no further requests: waiting ones raise `why`, or Halted; those in flight complete."""
+        """Send no further requests: waiting ones raise `why`, or Halted; those in flight
+        complete."""
         self._pace.halt(why or Halted("not sent: the run is ending"))
 
     def describe_wait(self, slow: float = 10.0) -> str:
@@ -230,11 +262,14 @@ class ModelClient:
             input_tokens, output_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
             if not isinstance(output_tokens, int):
                 output_tokens = min(most_output, _guess_tokens(answer))
-            self.budget.settle(reserved, input_tokens if isinstance(input_tokens, int) else guessed, output_tokens)
+            self.budget.settle(
+                reserved, input_tokens if isinstance(input_tokens, int) else guessed, output_tokens
+            )
             return read(answer)
 
     async def _post(self, route: str, request: Mapping[str, object]) -> dict[str, Any]:
-        """Post a request, replacing or leaving out parameters that the server refuses, from then on."""
+        """Post a request, replacing or leaving out parameters that the server refuses, from then
+        on."""
         while True:
             body = self._body(request)
             try:
@@ -244,7 +279,10 @@ class ModelClient:
                     raise
 
     def _body(self, request: Mapping[str, object]) -> dict[str, Any]:
-        body = {"model": self.model, **{name: value for name, value in request.items() if name not in self._unknown}}
+        body = {
+            "model": self.model,
+            **{name: value for name, value in request.items() if name not in self._unknown},
+        }
         if "max_tokens" in self._unknown and "max_tokens" in request:
             body["max_completion_tokens"] = request["max_tokens"]
         if "json_schema" in self._unknown and "response_format" in body:
@@ -252,11 +290,18 @@ class ModelClient:
         return body
 
     def _drop_parameter(self, refused: RequestRefused, body: Mapping[str, object]) -> bool:
-        """Whether the refusal names a parameter to replace or leave out, which is done from now on."""
+        """Whether the refusal names a parameter to replace or leave out, which is done from now
+        on."""
         message = f"{refused.parameter} {refused}"
         sent = [name for name in _OPTIONAL if name in body]
-        named = next((name for name in sent if refused.parameter == name or f"'{name}'" in message
-                      or f"`{name}`" in message), None)  # fmt: skip
+        named = next(
+            (
+                name
+                for name in sent
+                if refused.parameter == name or f"'{name}'" in message or f"`{name}`" in message
+            ),
+            None,
+        )
         # many servers only say that a schema is unexpected
         named = named or ("response_format" if "response_format" in sent else None)
         if named == "response_format" and "json_schema" not in self._unknown:
@@ -293,5 +338,7 @@ def _vectors(answer: Mapping[str, Any], where: str, count: int) -> list[str]:
     if len(vectors) != count or len({len(vector) for vector in vectors}) > 1:
         raise EngineError(f"{where} returned {len(vectors)} embeddings for {count} texts")
     if not all(vector and math.isfinite(sum(vector)) for vector in vectors):
-        raise EngineUnavailable(f"{where} returned an embedding with missing or invalid numbers (NaN)")
+        raise EngineUnavailable(
+            f"{where} returned an embedding with missing or invalid numbers (NaN)"
+        )
     return [base64.b64encode(vector.tobytes()).decode() for vector in vectors]

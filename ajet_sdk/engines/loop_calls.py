@@ -1,7 +1,8 @@
-"""Calls functions from other threads in an event loop, waking it once for many calls, and functions in a new thread.
+"""Calls functions from other threads in an event loop, waking it once for many calls, and functions
+in a new thread.
 
-`call_soon_threadsafe` writes to the loop's socket for each call, and each write may switch threads; with hundreds of
-episodes in a process most of these writes go to a loop that is already awake.
+`call_soon_threadsafe` writes to the loop's socket for each call, and each write may switch threads;
+with hundreds of episodes in a process most of these writes go to a loop that is already awake.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ T = TypeVar("T")
 
 
 def in_thread(function: Callable[[], T], name: str, outcome: Future[T] | None = None) -> Future[T]:
-    """Call a function in a new daemon thread and return its future (`outcome`), which cannot be cancelled.
+    """Call a function in a new daemon thread and return its future (`outcome`), which cannot be
+    cancelled.
 
     A call that hangs blocks no pool and does not keep the process alive.
     """
@@ -39,7 +41,9 @@ def in_thread(function: Callable[[], T], name: str, outcome: Future[T] | None = 
 class LoopCalls:
     """Calls from other threads to a loop, in order. One per loop: `for_loop`."""
 
-    _all: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = weakref.WeakKeyDictionary()
+    _all: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = (
+        weakref.WeakKeyDictionary()
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -51,7 +55,8 @@ class LoopCalls:
         return cls._all.get(loop) or cls._all.setdefault(loop, cls(loop))
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Schedule a call in the loop, in an empty context. Raises RuntimeError if the loop is closed."""
+        """Schedule a call in the loop, in an empty context. Raises RuntimeError if the loop is
+        closed."""
         loop = self._loop()
         if loop is None or loop.is_closed():
             raise RuntimeError("the event loop is closed")
@@ -68,4 +73,6 @@ class LoopCalls:
                 function(*arguments)
             except Exception as error:  # noqa: BLE001  # reported, as for the loop's own calls
                 if (loop := self._loop()) is not None:
-                    loop.call_exception_handler({"message": f"a call of {function} failed", "exception": error})
+                    loop.call_exception_handler(
+                        {"message": f"a call of {function} failed", "exception": error}
+                    )

@@ -1,4 +1,5 @@
-"""Opens engines (scripted, remote, local, vLLM, Tinker) and imports only the packages that each needs."""
+"""Opens engines (scripted, remote, local, vLLM, Tinker) and imports only the packages that each
+needs."""
 
 from __future__ import annotations
 
@@ -29,27 +30,39 @@ LOCAL = "ajet_sdk.engines.local.loading"
 
 
 def at_endpoint(config: Config) -> Config:
-    """The config with OPENAI_BASE_URL as the model's address, if it is set and `model.path` is not a local model.
+    """The config with OPENAI_BASE_URL as the model's address, if it is set and `model.path` is not
+    a local model.
 
     A local model is a path, or a name on the hub with weights in the hub's cache.
     """
     model, url = config.model, os.environ.get("OPENAI_BASE_URL")
-    named = model.base_url or model.scripted or model.recipe or str(model.path).startswith(AT_SERVICE)
+    named = (
+        model.base_url or model.scripted or model.recipe or str(model.path).startswith(AT_SERVICE)
+    )
     if not url or not model.path or named:
         return config
     here = config.resolve(model.path).exists() or model.path.startswith((".", "/", "~"))
     if here or (model.path.count("/") == 1 and is_cached(model.path)):
         return config
     name = model.name or model.path
-    log.info("%s is not a local directory; asking for this model at %s (OPENAI_BASE_URL)", model.path, url)
-    return config.model_copy(update={"model": model.model_copy(update={"base_url": url, "name": name, "path": None})})
+    log.info(
+        "%s is not a local directory; asking for this model at %s (OPENAI_BASE_URL)",
+        model.path,
+        url,
+    )
+    return config.model_copy(
+        update={"model": model.model_copy(update={"base_url": url, "name": name, "path": None})}
+    )
 
 
 def open_engine(config: Config) -> Engine:
-    """Open the engine of `config.model`: a script, an endpoint, or weights. Raises ConfigError without a model."""
+    """Open the engine of `config.model`: a script, an endpoint, or weights. Raises ConfigError
+    without a model."""
     model = config.model
     if model.scripted:
-        replies = load_object(model.scripted, relative_to=config.source.parent if config.source else None)
+        replies = load_object(
+            model.scripted, relative_to=config.source.parent if config.source else None
+        )
         if hasattr(replies, "answer"):
             return replies  # type: ignore[no-any-return]
         return ScriptedEngine(
@@ -61,14 +74,22 @@ def open_engine(config: Config) -> Engine:
     if model.base_url:
         key, name = api_key(model.api_key_env), model.name or model.path
         if not name:
-            raise ConfigError(f"model.base_url is {model.base_url}, but no model is named; set model.name (--model)")
+            raise ConfigError(
+                f"model.base_url is {model.base_url}, but no model is named; set model.name"
+                " (--model)"
+            )
         source = f"{model.api_key_env} (model.api_key_env)" + ("" if key else ", which is not set")
         return RemoteEngine(model.base_url, key or "none", str(name), key_source=source)
     if str(model.path).startswith(AT_SERVICE):
-        served: Engine = importlib.import_module("ajet_sdk.engines.tinker.sampler").tinker_engine(config)
+        served: Engine = importlib.import_module("ajet_sdk.engines.tinker.sampler").tinker_engine(
+            config
+        )
         return served
     if not model.path:
-        raise ConfigError("no model given: set model.path (weights), model.base_url (an endpoint) or model.scripted")
+        raise ConfigError(
+            "no model given: set model.path (weights), model.base_url (an endpoint) or"
+            " model.scripted"
+        )
     config = with_fetched_model(config)
     path = str(config.model.path)
     check_source(config.resolve(path) if config.resolve(path).exists() else path)
@@ -78,7 +99,12 @@ def open_engine(config: Config) -> Engine:
         engine: Engine = importlib.import_module(LOCAL).local_engine(config)
         return engine
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("torch", "transformers", "tokenizers", "safetensors"):
+        if (error.name or "").partition(".")[0] not in (
+            "torch",
+            "transformers",
+            "tokenizers",
+            "safetensors",
+        ):
             raise
         raise MissingExtra(str(error.name), "local") from error
 

@@ -1,4 +1,5 @@
-"""`Pace`: paces requests to an endpoint by its rate, and retries them after 429, 5xx and lost connections."""
+"""`Pace`: paces requests to an endpoint by its rate, and retries them after 429, 5xx and lost
+connections."""
 
 from __future__ import annotations
 
@@ -30,10 +31,11 @@ log = logging.getLogger("ajet")
 
 
 class Pace:
-    """Sends requests to an endpoint and retries them while it is busy or unreachable; several event loops may share it.
+    """Sends requests to an endpoint and retries them while it is busy or unreachable; several event
+    loops may share it.
 
-    A 429 delays all requests by its Retry-After. 5xx and lost connections delay their own request, with exponential
-    backoff. Retries are logged at the first, then twice a minute.
+    A 429 delays all requests by its Retry-After. 5xx and lost connections delay their own request,
+    with exponential backoff. Retries are logged at the first, then twice a minute.
 
     Args:
         base_url: the endpoint, for the log.
@@ -69,7 +71,8 @@ class Pace:
         self._refusals, self._next_line = 0, 0.0
 
     async def send(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`, with retries. Raises its errors, the last one for EngineUnavailable."""
+        """Return the result of `attempt`, with retries. Raises its errors, the last one for
+        EngineUnavailable."""
         request, started, failed = object(), time.monotonic(), 0
         while True:
             if self._not_before or self._interval:
@@ -100,17 +103,29 @@ class Pace:
             raise self._halted
 
     def describe_wait(self, slow: float = 10.0) -> str:
-        """Why requests wait: a rate limit, a retry, or replies that take more than `slow` seconds; else empty."""
+        """Why requests wait: a rate limit, a retry, or replies that take more than `slow` seconds;
+        else empty."""
         now, waits = time.monotonic(), list[str]()
-        waiting, retried, sent = self._waiting, list(self._retried.values()), list(self._sent.values())
+        waiting, retried, sent = (
+            self._waiting,
+            list(self._retried.values()),
+            list(self._sent.values()),
+        )
         if waiting:
             limit = "the rate limit (429)" if self._limited_until > now else "--rpm"
-            waits.append(f"{limit}: {_count(waiting, 'request')}, {max(0.0, self._not_before - now):.0f} s")
+            waits.append(
+                f"{limit}: {_count(waiting, 'request')}, {max(0.0, self._not_before - now):.0f} s"
+            )
         if retried:
             why, due = min(retried, key=lambda retry: retry[1])
-            waits.append(f"a retry after {why}: {_count(len(retried), 'request')}, {max(0.0, due - now):.0f} s")
+            waits.append(
+                f"a retry after {why}: {_count(len(retried), 'request')},"
+                f" {max(0.0, due - now):.0f} s"
+            )
         if sent and now - min(sent) > slow:
-            waits.append(f"a slow endpoint: {_count(len(sent), 'request')}, for {now - min(sent):.0f} s")
+            waits.append(
+                f"a slow endpoint: {_count(len(sent), 'request')}, for {now - min(sent):.0f} s"
+            )
         return "; ".join(waits)
 
     async def _wait_turn(self) -> None:
@@ -124,19 +139,27 @@ class Pace:
         if self._interval:
             self._not_before = max(self._not_before, time.monotonic()) + self._interval
 
-    async def _pause(self, error: EngineUnavailable, failed: int, elapsed: float, request: object) -> None:
+    async def _pause(
+        self, error: EngineUnavailable, failed: int, elapsed: float, request: object
+    ) -> None:
         """Wait until the retry. Raises the error, with the number of attempts, if there is none."""
         wait, limited = pause(failed - 1, error.retry_after), error.status == 429
         if limited and self._patience is not None:
-            given_up = elapsed + wait > self._patience or "exceeded your current quota" in str(error)
+            given_up = elapsed + wait > self._patience or "exceeded your current quota" in str(
+                error
+            )
         else:
-            given_up = failed > self.retries or (error.refused and not self._answered and failed > 1)
+            given_up = failed > self.retries or (
+                error.refused and not self._answered and failed > 1
+            )
         if given_up or not error.retryable:
             if failed == 1:
                 raise error
             remedy = f"; {self._remedy}" if limited and self._patience is not None else ""
             raise EngineUnavailable(
-                f"{error} ({failed} attempts){remedy}", status=error.status, retry_after=error.retry_after
+                f"{error} ({failed} attempts){remedy}",
+                status=error.status,
+                retry_after=error.retry_after,
             ) from error
         if error.status is not None:
             self._record_refusal(error.status, wait)
@@ -159,16 +182,24 @@ class Pace:
         meaning = f", {responses[status].lower()}" if status in responses else ""
         log.warning(
             "%s answered %d%s (%d so far); next request in %.0f s%s",
-            self._base_url, status, meaning, self._refusals, wait, f". {self._remedy}" if status == 429 else "",
-        )  # fmt: skip
+            self._base_url,
+            status,
+            meaning,
+            self._refusals,
+            wait,
+            f". {self._remedy}" if status == 429 else "",
+        )
 
 
 def pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds to wait: the server's Retry-After, else FIRST_WAIT · 2^attempt, with up to a quarter of jitter."""
+    """Seconds to wait: the server's Retry-After, else FIRST_WAIT · 2^attempt, with up to a quarter
+    of jitter."""
     seconds = FIRST_WAIT * min(2.0**attempt, 16.0)
     if retry_after:
         with contextlib.suppress(TypeError, ValueError):
-            seconds = (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
+            seconds = (
+                parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)
+            ).total_seconds()
         with contextlib.suppress(ValueError):
             seconds = float(retry_after)
     return min(max(seconds, 0.0), LONGEST_WAIT) * (1 + random.random() / 4)

@@ -1,18 +1,20 @@
 """Converts messages and tools to token ids, reusing the exact ids of earlier calls of the episode.
 
-A chat template renders the whole conversation for every call, and a text can be tokenized in more than one way, so
-sampled ids must be reused and not encoded again. For a call c let F(c) be the rendered text of its prompt and out(c)
-its sampled ids. Then:
+A chat template renders the whole conversation for every call, and a text can be tokenized in more
+than one way, so sampled ids must be reused and not encoded again. For a call c let F(c) be the
+rendered text of its prompt and out(c) its sampled ids. Then:
 
-1. ids(c) = ids(p) + out(p) + new(c) if c continues an earlier call p, else ids(c) = new(c) = encode(F(c)).
-2. c continues p only if F(c) starts with F(p) and continues with decode(out(p)), up to blanks, JSON escapes and the
-   notation of numbers; new(c) encodes the rest of F(c). So a sampled end of turn is never doubled, and one that was not
-   sampled (a truncated reply) is never lost. Candidates for p are calls whose messages have the same meaning
-   (`template.meaning`); an earlier tool call is rendered as in p, everything else as the client sent it.
+1. ids(c) = ids(p) + out(p) + new(c) if c continues an earlier call p, else ids(c) = new(c) =
+   encode(F(c)).
+2. c continues p only if F(c) starts with F(p) and continues with decode(out(p)), up to blanks, JSON
+   escapes and the notation of numbers; new(c) encodes the rest of F(c). So a sampled end of turn is
+   never doubled, and one that was not sampled (a truncated reply) is never lost. Candidates for p
+   are calls whose messages have the same meaning (`template.meaning`); an earlier tool call is
+   rendered as in p, everything else as the client sent it.
 3. Only the template makes text; this module knows no markers of templates.
 
-Every call renders the whole conversation (a later message may change the rendering of an earlier one), but each token
-is encoded once and each text is compared once.
+Every call renders the whole conversation (a later message may change the rendering of an earlier
+one), but each token is encoded once and each text is compared once.
 """
 
 from __future__ import annotations
@@ -39,14 +41,16 @@ from ajet_sdk.tokens.template import ChatTemplate, Message, clean, meaning
 
 @dataclass(eq=False)
 class Prompt:
-    """The prompt of a call. The engine samples after `ids`; the prompt and the sampled ids then go to `commit`."""
+    """The prompt of a call. The engine samples after `ids`; the prompt and the sampled ids then go
+    to `commit`."""
 
     ids: list[int]
     """The exact ids: those of the continued call, its sampled ids, and the newly encoded rest."""
     reused: int
     """Number of leading ids from an earlier call."""
     cause: str | None
-    """Why it does not continue the deepest earlier call that its messages extend (a key of `splits.HINTS`)."""
+    """Why it does not continue the deepest earlier call that its messages extend (a key of
+    `splits.HINTS`)."""
     call: _Call = field(repr=False)
 
     @property
@@ -74,7 +78,8 @@ class _Call:
     formed_reply: Message | None = None
     decode: Callable[[Sequence[int]], str] = str
     begun: Message | None = None
-    """The assistant message that the reply continues: the last message of the request, not in `formed` and `keys`."""
+    """The assistant message that the reply continues: the last message of the request, not in
+    `formed` and `keys`."""
 
     @property
     def sampled(self) -> str:
@@ -111,11 +116,12 @@ class _Request:
 
 
 class PromptBuilder:
-    """Builds the token ids of an agent's calls in an episode: `prompt` before sampling, `commit` after it.
+    """Builds the token ids of an agent's calls in an episode: `prompt` before sampling, `commit`
+    after it.
 
-    Calls may overlap in any order and come from any thread. A prompt that is not committed cannot be continued. The
-    template is compiled once per tokenizer; the current time for templates is fixed when the episode begins. Episodes
-    with the same tokenizer may share its `cuts`.
+    Calls may overlap in any order and come from any thread. A prompt that is not committed cannot
+    be continued. The template is compiled once per tokenizer; the current time for templates is
+    fixed when the episode begins. Episodes with the same tokenizer may share its `cuts`.
     """
 
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints | None = None) -> None:
@@ -143,8 +149,8 @@ class PromptBuilder:
     ) -> Prompt:
         """Build the ids of a request. With `continue_last` the reply continues the last message.
 
-        Raises ConfigError without a chat template, RequestRefused if the template refuses the messages (for example
-        roles out of order).
+        Raises ConfigError without a chat template, RequestRefused if the template refuses the
+        messages (for example roles out of order).
         """
         template = self._template
         with self._lock:
@@ -167,9 +173,14 @@ class PromptBuilder:
             return Prompt(ids, len(ids) - len(call.new_ids), cause, call)
 
     def commit(
-        self, prompt: Prompt, output_ids: Sequence[int], reply_message: Mapping[str, object], stop: Sequence[str] = ()
+        self,
+        prompt: Prompt,
+        output_ids: Sequence[int],
+        reply_message: Mapping[str, object],
+        stop: Sequence[str] = (),
     ) -> None:
-        """Store the ids sampled after a prompt (until one of `stop`), and the message that the agent got for them.
+        """Store the ids sampled after a prompt (until one of `stop`), and the message that the
+        agent got for them.
 
         A prompt with several choices is committed once per choice.
         """
@@ -177,11 +188,17 @@ class PromptBuilder:
         with self._lock:
             call = prompt.call
             if call.begun is not None:
-                reply = {**call.begun, **reply, "content": str(call.begun["content"]) + str(reply["content"])}
+                reply = {
+                    **call.begun,
+                    **reply,
+                    "content": str(call.begun["content"]) + str(reply["content"]),
+                }
             if call.formed_reply is not None:
                 call = copy.copy(call)
                 call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
-            call.output_ids = output_ids if isinstance(output_ids, array) else array("i", output_ids)
+            call.output_ids = (
+                output_ids if isinstance(output_ids, array) else array("i", output_ids)
+            )
             call.decoded = self._tokenizer.decode(list(call.output_ids))
             call.formed_reply = self._template.form_cleaned(reply)
             call.side.reply, call.side.stop = reply, stop
@@ -195,7 +212,8 @@ class PromptBuilder:
         return ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
 
     def _known(self, tools: Sequence[Mapping[str, object]] | None) -> list[Shown] | None:
-        """The tools; those of the last request if they are identical, with their cached rendering."""
+        """The tools; those of the last request if they are identical, with their cached
+        rendering."""
         if tools is None:
             return None
         # Compared by encoding: in Python 1 equals True, and dictionaries compare without order.
@@ -218,7 +236,9 @@ class PromptBuilder:
             request.raw.append(_copy(message))
             request.cleaned.append(clean(message))
             request.formed.append(template.form_cleaned(request.cleaned[-1]))
-            request.keys.append(_key(request.keys[-1] if request.keys else b"", request.cleaned[-1]))
+            request.keys.append(
+                _key(request.keys[-1] if request.keys else b"", request.cleaned[-1])
+            )
         self._recent.append(request)
         return request
 
@@ -237,7 +257,8 @@ class PromptBuilder:
         return candidates
 
     def _continue(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
-        """Find the call to continue and encode the rest, else encode all; returns why it is not the deepest."""
+        """Find the call to continue and encode the rest, else encode all; returns why it is not the
+        deepest."""
         for parent in candidates:
             if not text.startswith(parent.text_of_prompt()):
                 continue
@@ -255,9 +276,10 @@ class PromptBuilder:
     def _after(self, parent: _Call, tail: str) -> list[int]:
         """The ids of text that follows a call's sampled ids.
 
-        Tokenizers encode the start of a text differently (SentencePiece adds a blank), and a special token may absorb
-        the blanks after it. So the tail is encoded after the preceding text in several ways, until one decodes to the
-        tail. If none does (the tokenizer normalizes text), the first is used.
+        Tokenizers encode the start of a text differently (SentencePiece adds a blank), and a
+        special token may absorb the blanks after it. So the tail is encoded after the preceding
+        text in several ways, until one decodes to the tail. If none does (the tokenizer normalizes
+        text), the first is used.
         """
         if not tail:
             return []
@@ -273,14 +295,18 @@ class PromptBuilder:
     def _ways(self, before: list[int], shown: str, tail: str) -> Iterator[list[int]]:
         special = bool(before) and self._tokenizer.is_special(before[-1])
         # After a single special token, text is not at the start.
-        for prefix in (self._tokenizer.decode(before[-1:]) if special else shown, self._cuts.anchor):
+        for prefix in (
+            self._tokenizer.decode(before[-1:]) if special else shown,
+            self._cuts.anchor,
+        ):
             way = self._encoder.behind(prefix, tail) if prefix else None
             if way is not None:
                 yield way
         yield self._tokenizer.encode(tail)
 
     def _cause(self, call: _Call, text: str, candidates: list[_Call]) -> str | None:
-        """Why a call does not continue the deepest earlier call that its messages extend; None for a first call."""
+        """Why a call does not continue the deepest earlier call that its messages extend; None for
+        a first call."""
         before = next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
         old = candidates[0] if candidates else before
         if old is None:
@@ -300,11 +326,15 @@ def _copy(value: object) -> Any:
 def _common(a: Sequence[object], b: Sequence[object]) -> int:
     if a[: len(b)] == b:
         return len(b)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _key(before: bytes, message: Message) -> bytes:
-    return hashlib.blake2b(before + meaning(message).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(
+        before + meaning(message).encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest()
 
 
 def _calls_of(message: Message) -> list[object]:
@@ -320,7 +350,10 @@ def _id_of(call: object) -> str | None:
 
 def _spelling(message: Message) -> list[tuple[str | None, Any]]:
     """The ids and the written arguments of a message's tool calls."""
-    arguments = [call["function"]["arguments"] if isinstance(call, Mapping) else call for call in _calls_of(message)]
+    arguments = [
+        call["function"]["arguments"] if isinstance(call, Mapping) else call
+        for call in _calls_of(message)
+    ]
     written = [getattr(argument, "spelling", argument) for argument in arguments]
     return list(zip(map(_id_of, _calls_of(message)), written, strict=True))
 
@@ -328,7 +361,9 @@ def _spelling(message: Message) -> list[tuple[str | None, Any]]:
 def _likeness(spelt: Sequence[list[tuple[str | None, object]]], call: _Call) -> tuple[int, int]:
     """Number of an earlier call's messages with the same ids, and with the same spelling, too."""
     spelt_before = [_spelling(message) for message in [*call.formed, call.formed_reply or {}]]
-    ids = sum([i for i, _ in a] == [i for i, _ in b] for a, b in zip(spelt, spelt_before, strict=True))
+    ids = sum(
+        [i for i, _ in a] == [i for i, _ in b] for a, b in zip(spelt, spelt_before, strict=True)
+    )
     return ids, sum(a == b for a, b in zip(spelt, spelt_before, strict=True))
 
 
@@ -344,6 +379,10 @@ def _respell(messages: list[Message], earlier: Sequence[Message]) -> list[Messag
             ours = _calls_of(earlier[i]) if i < len(earlier) else called
             ids.update(zip(map(_id_of, called), map(_id_of, ours), strict=True))
             messages[i] = {**message, "tool_calls": ours}
-        elif ids and isinstance(call_id := message.get("tool_call_id"), str) and ids.get(call_id, call_id) != call_id:
+        elif (
+            ids
+            and isinstance(call_id := message.get("tool_call_id"), str)
+            and ids.get(call_id, call_id) != call_id
+        ):
             messages[i] = {**message, "tool_call_id": ids[call_id]}
     return messages

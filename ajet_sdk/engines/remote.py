@@ -1,4 +1,5 @@
-"""`RemoteEngine`: any OpenAI-compatible endpoint, with token ids if the server returns them, as vLLM does."""
+"""`RemoteEngine`: any OpenAI-compatible endpoint, with token ids if the server returns them, as
+vLLM does."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ log = logging.getLogger("ajet")
 class RemoteEngine:
     """Forwards requests to an endpoint, without streaming.
 
-    429, 5xx and lost connections are retried with exponential backoff or after Retry-After; other 4xx are not. Token
-    ids and log-probabilities are requested until the server refuses or omits them, or never with `with_ids=False`. Ids
-    are ignored if their number differs from `usage.completion_tokens`. Servers report log-probabilities of the model's
-    own distribution, so they are recorded only if the call sampled from it (temperature 1, no limits, penalties or
+    429, 5xx and lost connections are retried with exponential backoff or after Retry-After; other
+    4xx are not. Token ids and log-probabilities are requested until the server refuses or omits
+    them, or never with `with_ids=False`. Ids are ignored if their number differs from
+    `usage.completion_tokens`. Servers report log-probabilities of the model's own distribution, so
+    they are recorded only if the call sampled from it (temperature 1, no limits, penalties or
     bias); an agent that requests them gets them in any case. The policy version is unknown.
     """
 
@@ -39,7 +41,8 @@ class RemoteEngine:
         with_ids: bool = True,
         key_source: str = "the API key",
     ) -> None:
-        # Imported before agents run: openai looks for httpx in sys.modules and fails on a half-imported one.
+        # Imported before agents run: openai looks for httpx in sys.modules and fails on a
+        # half-imported one.
         import httpx  # noqa: F401
 
         check_url(base_url)
@@ -51,14 +54,20 @@ class RemoteEngine:
         self._newer_limit = False
         """The server requires `max_completion_tokens`."""
         self._endpoint = Endpoint(
-            base_url, api_key, timeout=timeout, retries=retries, of_agent=False, key_source=key_source
+            base_url,
+            api_key,
+            timeout=timeout,
+            retries=retries,
+            of_agent=False,
+            key_source=key_source,
         )
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.model!r} at {public(self.base_url)})"
 
     async def answer(self, ask: Ask) -> Answer:
-        """Raises RequestRefused, ContextOverflow, EngineUnavailable, EndpointMisconfigured, EngineError."""
+        """Raises RequestRefused, ContextOverflow, EngineUnavailable, EndpointMisconfigured,
+        EngineError."""
         wants_ids, route = self._ids_given is not False, ask.route
         try:
             reply = await self._endpoint.post(route, self._body(ask, wants_ids))
@@ -66,10 +75,16 @@ class RemoteEngine:
             reply = await self._second_try(ask, wants_ids, refused)
         return self._answer(ask, reply, route)
 
-    async def _second_try(self, ask: Ask, wants_ids: bool, refused: RequestRefused) -> dict[str, Any]:
+    async def _second_try(
+        self, ask: Ask, wants_ids: bool, refused: RequestRefused
+    ) -> dict[str, Any]:
         """Retry without parameters that the server does not support; else raise the refusal."""
         refusal = f"{refused.parameter} {refused}"
-        if not self._newer_limit and "max_completion_tokens" in refusal and "max_completion_tokens" not in ask.named:
+        if (
+            not self._newer_limit
+            and "max_completion_tokens" in refusal
+            and "max_completion_tokens" not in ask.named
+        ):
             self._newer_limit = True
             return await self._endpoint.post(ask.route, self._body(ask, wants_ids))
         if self._ids_given is not None or not wants_ids:
@@ -81,7 +96,10 @@ class RemoteEngine:
 
     def _body(self, ask: Ask, with_ids: bool) -> dict[str, Any]:
         sampling, subject = ask.sampling, "prompt" if ask.messages is None else "messages"
-        body: dict[str, object] = {"model": self.model, subject: ask.prompt if ask.messages is None else ask.messages}
+        body: dict[str, object] = {
+            "model": self.model,
+            subject: ask.prompt if ask.messages is None else ask.messages,
+        }
         if ask.tools is not None:
             body["tools"] = ask.tools
         body.update(ask.options)
@@ -90,7 +108,11 @@ class RemoteEngine:
         for name in ("logprobs", "top_logprobs"):
             if body.get(name) is None:
                 body.pop(name, None)
-        limit = "max_completion_tokens" if self._newer_limit or "max_completion_tokens" in ask.named else "max_tokens"
+        limit = (
+            "max_completion_tokens"
+            if self._newer_limit or "max_completion_tokens" in ask.named
+            else "max_tokens"
+        )
         body["temperature"] = sampling.temperature
         if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value
             body["top_p"] = sampling.top_p
@@ -107,7 +129,9 @@ class RemoteEngine:
         if with_ids:
             body["return_token_ids"] = True
             # A vLLM server takes omitted parameters from the model's generation_config.
-            body.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+            body.update(
+                temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
+            )
             for name, neutral in (("repetition_penalty", 1.0), ("min_p", 0.0)):
                 body.setdefault(name, neutral)
             if not body.get("logprobs"):
@@ -130,16 +154,24 @@ class RemoteEngine:
         choices = list[Choice]()
         for choice, raw, i in zip(read.choices, reply["choices"], ids, strict=True):
             choices.append(_choice(choice, raw.get("message"), i, ask.logprobs, known))
-        prompt = read.choices[0].prompt_token_ids if read.prompt_token_ids is None else read.prompt_token_ids
+        prompt = (
+            read.choices[0].prompt_token_ids
+            if read.prompt_token_ids is None
+            else read.prompt_token_ids
+        )
         if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
             prompt = None
         return Answer(tuple(choices), read.model or self.model, prompt, self.policy_version, usage)
 
     async def count(self, ask: Ask) -> int:
         """Count by requesting one token from the server. Raises the same errors as `answer`."""
-        usage = (await self.answer(replace(ask, sampling=replace(ask.sampling, max_tokens=1, n=1)))).usage
+        usage = (
+            await self.answer(replace(ask, sampling=replace(ask.sampling, max_tokens=1, n=1)))
+        ).usage
         if "prompt_tokens" not in usage:
-            raise EngineError(f"{self.base_url} does not report the length of prompts (usage.prompt_tokens)")
+            raise EngineError(
+                f"{self.base_url} does not report the length of prompts (usage.prompt_tokens)"
+            )
         return int(usage["prompt_tokens"])
 
     def forget(self, episode_id: str) -> None:
@@ -151,7 +183,11 @@ class RemoteEngine:
 
 
 def _choice(
-    choice: ReplyChoice, message: Mapping[str, object] | None, ids: list[int] | None, wanted: bool, known: bool
+    choice: ReplyChoice,
+    message: Mapping[str, object] | None,
+    ids: list[int] | None,
+    wanted: bool,
+    known: bool,
 ) -> Choice:
     """`message` is the message as received, as the agent may read any of its keys."""
     whole = bool(choice.values) and None not in choice.values
@@ -159,7 +195,11 @@ def _choice(
     # Without ids, log-probabilities are passed on to the agent, but not recorded.
     recorded = whole and ids is not None and known
     return Choice(
-        message=None if message is None else {key: value for key, value in message.items() if value is not None},
+        message=(
+            None
+            if message is None
+            else {key: value for key, value in message.items() if value is not None}
+        ),
         text=choice.text,
         finish_reason=choice.finish_reason or "stop",
         output_ids=ids,

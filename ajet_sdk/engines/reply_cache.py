@@ -25,17 +25,22 @@ class CacheError(AjetError, RuntimeError):
 class ReplyCache:
     """Texts of replies by the content of the request: endpoint, model, messages and parameters.
 
-    Replies are on disk before they are used, so a killed process loses none. Several processes may share a file.
+    Replies are on disk before they are used, so a killed process loses none. Several processes may
+    share a file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            self._file = sqlite3.connect(
+                path, timeout=30, isolation_level=None, check_same_thread=False
+            )
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
-            self._file.execute("CREATE TABLE IF NOT EXISTS replies(key TEXT PRIMARY KEY, texts TEXT NOT NULL)")
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS replies(key TEXT PRIMARY KEY, texts TEXT NOT NULL)"
+            )
 
     @staticmethod
     def key(request: Mapping[str, object]) -> str:
@@ -43,7 +48,8 @@ class ReplyCache:
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
     def get(self, key: str) -> list[str] | str | None:
-        """The cached texts, or the message of a cached failure as a string; None if the request is not cached."""
+        """The cached texts, or the message of a cached failure as a string; None if the request is
+        not cached."""
         with self._explained():
             row = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
         texts = None if row is None else json.loads(row[0])
@@ -51,7 +57,9 @@ class ReplyCache:
 
     def put(self, key: str, texts: list[str] | str) -> None:
         with self._explained():
-            self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(texts)))
+            self._file.execute(
+                "INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(texts))
+            )
 
     def close(self) -> None:
         self._file.close()
@@ -63,8 +71,8 @@ class ReplyCache:
         except (sqlite3.Error, OSError) as error:
             why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             raise CacheError(
-                f"cannot store replies in {self.path}: {why}. Earlier replies are intact: free some disk space and "
-                "continue with --resume"
+                f"cannot store replies in {self.path}: {why}. Earlier replies are intact: free some"
+                " disk space and continue with --resume"
             ) from error
 
 
@@ -73,7 +81,8 @@ class _Abandoned(Exception):
 
 
 class Shared(Generic[T]):
-    """Requests in flight by key, shared among the tasks of an event loop; several loops may use it."""
+    """Requests in flight by key, shared among the tasks of an event loop; several loops may use
+    it."""
 
     def __init__(self) -> None:
         self._under_way: dict[tuple[int, str], asyncio.Future[T]] = {}
@@ -92,7 +101,9 @@ class Shared(Generic[T]):
             future.set_result(await ask())
             return future.result(), False
         except BaseException as error:
-            future.set_exception(_Abandoned() if isinstance(error, asyncio.CancelledError) else error)
+            future.set_exception(
+                _Abandoned() if isinstance(error, asyncio.CancelledError) else error
+            )
             future.exception()  # marks it as retrieved
             raise
         finally:

@@ -1,8 +1,9 @@
-"""Validates replies of models: the JSON of endpoints, the answers of engines, and replies passed through to an agent.
+"""Validates replies of models: the JSON of endpoints, the answers of engines, and replies passed
+through to an agent.
 
-An invalid reply is an infrastructure fault of the call: a wrong shape, an error beside or instead of a choice, an
-unknown finish reason, or an empty reply without a sampled token. Otherwise it would become an empty message that is
-judged and trained on, or an exception in the agent.
+An invalid reply is an infrastructure fault of the call: a wrong shape, an error beside or instead
+of a choice, an unknown finish reason, or an empty reply without a sampled token. Otherwise it would
+become an empty message that is judged and trained on, or an exception in the agent.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class _CustomToolCall(BaseModel):
     custom: dict[str, object]
 
 
-TOOL_CALL = '{"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{\\"q\\": \\"…\\"}"}}'
+TOOL_CALL = (
+    '{"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{\\"q\\":'
+    ' \\"…\\"}"}}'
+)
 """The expected shape, for error messages."""
 
 
@@ -93,7 +97,8 @@ class ReplyChoice(BaseModel):
 
     @cached_property
     def values(self) -> list[float | None]:
-        """The log-probability of each token, None for omitted ones; empty without log-probabilities."""
+        """The log-probability of each token, None for omitted ones; empty without
+        log-probabilities."""
         logprobs = self.logprobs
         if logprobs is None:
             return []
@@ -121,7 +126,8 @@ class ReplyJson(BaseModel):
 
 
 def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
-    """Validate the reply of `source` to a request of `route`. Raises EngineUnavailable that quotes the invalid part."""
+    """Validate the reply of `source` to a request of `route`. Raises EngineUnavailable that quotes
+    the invalid part."""
     if failed := reply.get("error") or reply.get("stream_error"):
         raise _misfit(source, route, f"it says an error: {failed!s:.{SHOWN}}", reply)
     try:
@@ -132,7 +138,9 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
     sampled = (read.usage or {}).get("completion_tokens") or 0
     for index, (choice, raw) in enumerate(zip(read.choices, reply["choices"], strict=True)):
         if choice.error:
-            raise _misfit(source, route, f"choices[{index}] says an error: {choice.error!s:.{SHOWN}}", reply)
+            raise _misfit(
+                source, route, f"choices[{index}] says an error: {choice.error!s:.{SHOWN}}", reply
+            )
         if getattr(choice, needed) is None:
             raise _misfit(source, route, f"choices[{index}] has no {needed}", reply)
         reason = choice.finish_reason
@@ -141,18 +149,29 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
         if not (sampled or choice.token_ids or choice.values or has_content(raw[needed])) and (
             finish_of(reason) != "content_filter"
         ):
-            raise _misfit(source, route, f"choices[{index}] is empty, and no token was sampled", reply)
+            raise _misfit(
+                source, route, f"choices[{index}] is empty, and no token was sampled", reply
+            )
         ids = choice.token_ids
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:
-            raise _misfit(source, route, f"choices[{index}].token_ids: ids must be from 0 to {LARGEST_ID}", reply)
+            raise _misfit(
+                source,
+                route,
+                f"choices[{index}].token_ids: ids must be from 0 to {LARGEST_ID}",
+                reply,
+            )
         if ids is not None and choice.logprobs is not None and len(choice.values) != len(ids):
-            wrong = f"choices[{index}] has {len(ids)} token ids and {len(choice.values)} log-probabilities"
+            wrong = (
+                f"choices[{index}] has {len(ids)} token ids and {len(choice.values)}"
+                " log-probabilities"
+            )
             raise _misfit(source, route, wrong, reply)
     return read
 
 
 def tool_calls_fault(calls: object) -> str | None:
-    """Return the error in the tool calls of a message for a template, with the expected shape; None if they are valid.
+    """Return the error in the tool calls of a message for a template, with the expected shape; None
+    if they are valid.
 
     Arguments may be an object here, as templates accept both.
     """
@@ -160,9 +179,16 @@ def tool_calls_fault(calls: object) -> str | None:
         function = call.get("function") if isinstance(call, Mapping) else None
         fields = function if isinstance(function, Mapping) else {}
         name = fields.get("name")
-        named = isinstance(name, str) and name and isinstance(fields.get("arguments", ""), (str, Mapping))
+        named = (
+            isinstance(name, str)
+            and name
+            and isinstance(fields.get("arguments", ""), (str, Mapping))
+        )
         if not named or not isinstance(calls, list):
-            return f"tool_calls[{index}] has another shape (got {call!r:.200}); expected a list of {TOOL_CALL}"
+            return (
+                f"tool_calls[{index}] has another shape (got {call!r:.200}); expected a list of"
+                f" {TOOL_CALL}"
+            )
     return None
 
 
@@ -182,8 +208,9 @@ def _wrong(error: ValidationError, within: str) -> str:
     at = location.index("tool_calls") + 2
     value = error.errors(include_url=False)[0]["input"]
     return (
-        f"{within}{_location(tuple(location[:at]))} has another shape ({_location(tuple(location[at:]))}: "
-        f"{first['msg']}, in {value!r:.200}); expected {TOOL_CALL}"
+        f"{within}{_location(tuple(location[:at]))} has another shape"
+        f" ({_location(tuple(location[at:]))}: {first['msg']}, in {value!r:.200}); expected"
+        f" {TOOL_CALL}"
     )
 
 
@@ -199,17 +226,21 @@ def _misfit(source: str, route: str, wrong: str, reply: Mapping[str, object]) ->
 
 
 def checked_answer(answer: Answer, ask: Ask, source: str) -> Answer:
-    """Validate an engine's answer and convert its ids to read-only int32 arrays. Raises EngineUnavailable.
+    """Validate an engine's answer and convert its ids to read-only int32 arrays. Raises
+    EngineUnavailable.
 
-    Valid is an answer with `n` choices, a message or text and a known finish reason in each, ids from 0 to 2^31 - 1,
-    and a finite log-probability per id.
+    Valid is an answer with `n` choices, a message or text and a known finish reason in each, ids
+    from 0 to 2^31 - 1, and a finite log-probability per id.
     """
     if not isinstance(answer, Answer):
-        raise EngineUnavailable(f"{source} answered {ask.route} with a {type(answer).__name__}, not an Answer")
+        raise EngineUnavailable(
+            f"{source} answered {ask.route} with a {type(answer).__name__}, not an Answer"
+        )
     route = ask.route
     if len(answer.choices) != ask.sampling.n:
         raise EngineUnavailable(
-            f"{source} answered {route} with {len(answer.choices)} choices, and n is {ask.sampling.n}"
+            f"{source} answered {route} with {len(answer.choices)} choices, and n is"
+            f" {ask.sampling.n}"
         )
     choices = list[Choice]()
     for index, choice in enumerate(answer.choices):
@@ -225,10 +256,14 @@ def _checked_choice(choice: Choice, route: str, where: str) -> Choice:
         except ValidationError as error:
             raise EngineUnavailable(f"{where}: {_wrong(error, 'message.')}") from error
     elif not isinstance(choice.text, str):
-        raise EngineUnavailable(f"{where}: there is no {'message' if route == 'chat/completions' else 'text'}")
+        raise EngineUnavailable(
+            f"{where}: there is no {'message' if route == 'chat/completions' else 'text'}"
+        )
     finish = FINISH.get(choice.finish_reason) or finish_of(choice.finish_reason)
     if finish is None:
-        raise EngineUnavailable(f"{where}: it ended for {choice.finish_reason!r}, which is no reason that is known")
+        raise EngineUnavailable(
+            f"{where}: it ended for {choice.finish_reason!r}, which is no reason that is known"
+        )
     ids = None if choice.output_ids is None else _ids(choice.output_ids, where)
     if choice.logprobs is not None:
         _check_logprobs(choice.logprobs, where)
@@ -260,30 +295,45 @@ def _check_logprobs(values: Sequence[float], where: str) -> None:
         raise EngineUnavailable(f"{where}: a log-probability is not finite, or above 0")
 
 
-def fault_in(route: str, request: Mapping[str, object], response: Mapping[str, object], source: str) -> str | None:
-    """Why a response with status 200 is not a valid reply; None if it is valid, or not from a model.
+def fault_in(
+    route: str, request: Mapping[str, object], response: Mapping[str, object], source: str
+) -> str | None:
+    """Why a response with status 200 is not a valid reply; None if it is valid, or not from a
+    model.
 
-    Other routes may end like a vendor's (`threads/…/messages`); the fields of the request distinguish them.
+    Other routes may end like a vendor's (`threads/…/messages`); the fields of the request
+    distinguish them.
     """
-    if route == "chat/completions" or (route == "completions" and ("choices" in response or "prompt" in request)):
+    if route == "chat/completions" or (
+        route == "completions" and ("choices" in response or "prompt" in request)
+    ):
         try:
             read_reply(response, route, source)
         except EngineUnavailable as error:
             return str(error)
         return None
-    read = next((read for name, needed, read in _READ if route.endswith(name) and needed <= request.keys()), None)
+    read = next(
+        (read for name, needed, read in _READ if route.endswith(name) and needed <= request.keys()),
+        None,
+    )
     if read is None:
         return None
     failed = response.get("error") or response.get("stream_error")
     wrong = f"it says an error: {failed!s:.{SHOWN}}" if failed else read(response, request)
     quoted = f"{dict(response)!s:.{SHOWN}}"
-    return None if wrong is None else f"{source} answered {route} with an invalid reply ({wrong}): {quoted}"
+    return (
+        None
+        if wrong is None
+        else f"{source} answered {route} with an invalid reply ({wrong}): {quoted}"
+    )
 
 
 def _message(message: Mapping[str, object], request: Mapping[str, object]) -> str | None:
     """Validate a reply of Anthropic's Messages."""
     blocks, usage = message.get("content"), message.get("usage")
-    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) and block.get("type") for block in blocks):
+    if not isinstance(blocks, list) or not all(
+        isinstance(block, Mapping) and block.get("type") for block in blocks
+    ):
         return "content is no list of blocks"
     for block in blocks:
         if block["type"] == "text" and not isinstance(block.get("text"), str):
@@ -291,7 +341,10 @@ def _message(message: Mapping[str, object], request: Mapping[str, object]) -> st
         if block["type"] == "tool_use" and not (
             isinstance(block.get("name"), str) and isinstance(block.get("input"), Mapping)
         ):
-            return 'a tool_use has another shape; expected {"type": "tool_use", "id": …, "name": "…", "input": {…}}'
+            return (
+                'a tool_use has another shape; expected {"type": "tool_use", "id": …, "name": "…",'
+                ' "input": {…}}'
+            )
     has_text = any(has_content({**block, "type": "", "id": ""}) for block in blocks)
     return _ended(message.get("stop_reason"), has_text, _number(usage, "output_tokens"))
 
@@ -301,25 +354,32 @@ def _response(response: Mapping[str, object], request: Mapping[str, object]) -> 
     status, items = response.get("status"), response.get("output")
     if request.get("background") and status in ("queued", "in_progress"):
         return None
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) and item.get("type") for item in items):
+    if not isinstance(items, list) or not all(
+        isinstance(item, Mapping) and item.get("type") for item in items
+    ):
         return "output is no list of items"
     for item in items:
         parts = item.get("content") if item["type"] == "message" else []
         if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
             return "the content of a message is no list of parts"
-        if any(part.get("type") == "output_text" and not isinstance(part.get("text"), str) for part in parts):
+        if any(
+            part.get("type") == "output_text" and not isinstance(part.get("text"), str)
+            for part in parts
+        ):
             return "a part of text has no text"
         if item["type"] == "function_call" and not (
             isinstance(item.get("name"), str) and isinstance(item.get("arguments"), str)
         ):
             return (
-                'a function_call has another shape; expected {"type": "function_call", "call_id": …, "name": "…", '
-                '"arguments": "{…}"}'
+                'a function_call has another shape; expected {"type": "function_call", "call_id":'
+                ' …, "name": "…", "arguments": "{…}"}'
             )
     has_text = any(
-        any(has_content({**part, "type": ""}) for part in item.get("content") or ())
-        if item["type"] in ("message", "reasoning")
-        else True
+        (
+            any(has_content({**part, "type": ""}) for part in item.get("content") or ())
+            if item["type"] in ("message", "reasoning")
+            else True
+        )
         for item in items
     )
     reason = status
@@ -345,8 +405,13 @@ def _candidates(response: Mapping[str, object], request: Mapping[str, object]) -
             return "the parts of a candidate are no list of objects"
         for part in parts:
             call = part.get("functionCall")
-            if call is not None and not (isinstance(call, Mapping) and isinstance(call.get("name"), str)):
-                return 'a functionCall has another shape; expected {"functionCall": {"name": "…", "args": {…}}}'
+            if call is not None and not (
+                isinstance(call, Mapping) and isinstance(call.get("name"), str)
+            ):
+                return (
+                    'a functionCall has another shape; expected {"functionCall": {"name": "…",'
+                    ' "args": {…}}}'
+                )
             if not isinstance(part.get("text", ""), str):
                 return "a part of text has no text"
         has_text = any(any(part.values()) for part in parts)

@@ -1,7 +1,9 @@
-"""The text of a recorded reply as the policy would have sampled it after a prompt, and what it loses of the reply.
+"""The text of a recorded reply as the policy would have sampled it after a prompt, and what it
+loses of the reply.
 
-It is rendered by the chat template. A template may render a past reply other than it prompts for one: its generation
-prompt opens a block of reasoning that the history leaves out, or it renders no reasoning or no end of the turn at all.
+It is rendered by the chat template. A template may render a past reply other than it prompts for
+one: its generation prompt opens a block of reasoning that the history leaves out, or it renders no
+reasoning or no end of the turn at all.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from ajet_sdk.tokens.template import ChatTemplate, clean
 from ajet_sdk.types import Json
 
 _CLOSING = "\n{mark}\n\n"
-"""Blanks around the mark that closes reasoning if the template shows none: those of Qwen and DeepSeek."""
+"""Blanks around the mark that closes reasoning if the template shows none: those of Qwen and
+DeepSeek."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,13 @@ def _rendered(
     tools: Sequence[Mapping[str, object]] | None,
     options: Json,
 ) -> str | None:
-    """What the template renders behind the prompt; None if it refuses, or renders the conversation anew."""
+    """What the template renders behind the prompt; None if it refuses, or renders the conversation
+    anew."""
     before = [template.form(message) for message in messages]
     try:
-        whole = template.render([*before, template.form(reply)], tools, add_generation_prompt=False, **options)
+        whole = template.render(
+            [*before, template.form(reply)], tools, add_generation_prompt=False, **options
+        )
         asked = template.render(before, tools, add_generation_prompt=False, **options)
     except RequestRefused:
         return None
@@ -126,20 +132,29 @@ def _faults_of_reasoning(template: ChatTemplate, head: str, body: str, *, cut: b
     if body.lstrip().startswith(opening):
         faults.append(f"it begins with {opening}, which the generation prompt has already")
     if closing not in body and not cut:
-        faults.append(f"it has no {closing}, so its answer would be inside the block that the generation prompt opens")
+        faults.append(
+            f"it has no {closing}, so its answer would be inside the block that the generation"
+            " prompt opens"
+        )
     return faults
 
 
 def _faults_of_end(message: Json, ends: Sequence[str], ended: bool, *, cut: bool) -> list[str]:
     faults: list[str] = []
-    texts = [text for text in (message["content"], message.get("reasoning_content")) if isinstance(text, str)]
+    texts = [
+        text
+        for text in (message["content"], message.get("reasoning_content"))
+        if isinstance(text, str)
+    ]
     texts += [_arguments(call) for call in message.get("tool_calls") or ()]
     literal = next((end for end in ends for text in texts if end in text), None)
     if literal is not None:
         faults.append(f"its text contains {literal}, which would end the reply there")
     if not ended and not cut:
         shown = ", ".join(ends) or "none"
-        faults.append(f"the chat template ends it with none of the tokens that end sampling ({shown})")
+        faults.append(
+            f"the chat template ends it with none of the tokens that end sampling ({shown})"
+        )
     return faults
 
 

@@ -1,7 +1,8 @@
 """Tokenizes recorded calls again, with another tokenizer and chat template.
 
-Prompts are built by `PromptBuilder`, as in an engine, with the recorded replies as sampled tokens: their recorded ids
-if this tokenizer made them, else the encoded text that the template renders for the reply.
+Prompts are built by `PromptBuilder`, as in an engine, with the recorded replies as sampled tokens:
+their recorded ids if this tokenizer made them, else the encoded text that the template renders for
+the reply.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ def calls_of(
     *,
     begin: int = 0,
 ) -> list[Call]:
-    """Make a call of each assistant message from index `begin` on, with the messages before it, without token ids."""
+    """Make a call of each assistant message from index `begin` on, with the messages before it,
+    without token ids."""
     at = now()
     offered = {"tools": list(tools)} if tools else {}
-    spoken = [i for i, message in enumerate(messages) if i >= begin and message["role"] == "assistant"]
+    spoken = [
+        i for i, message in enumerate(messages) if i >= begin and message["role"] == "assistant"
+    ]
     return [
         Call(
             call_id=f"{episode_id}.{position}",
@@ -50,7 +54,8 @@ def calls_of(
 
 
 def by_request(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
-    """Group the calls of the workflow by request, in order of their start; calls of judges are left out."""
+    """Group the calls of the workflow by request, in order of their start; calls of judges are left
+    out."""
     grouped: dict[str, list[Call]] = {}
     for call in sorted(calls, key=lambda c: (c.started_at, c.index)):
         if call.phase == "rollout":
@@ -70,12 +75,14 @@ class Findings:
     """Whether tools or calls are written as text, as the template doesn't render them."""
 
 
-def retokenise(calls: Sequence[Call], tokenizer: Tokenizer, findings: Findings | None = None) -> list[Call]:
+def retokenise(
+    calls: Sequence[Call], tokenizer: Tokenizer, findings: Findings | None = None
+) -> list[Call]:
     """Tokenize the calls of an episode with another tokenizer; returned in order of their start.
 
-    Log-probabilities are zeros, as they are unknown for these tokens. Calls of judges, calls without messages or a
-    prompt (another dialect) and calls without a reply are left out. Raises RequestRefused if the template refuses a
-    request, ConfigError without a valid template.
+    Log-probabilities are zeros, as they are unknown for these tokens. Calls of judges, calls
+    without messages or a prompt (another dialect) and calls without a reply are left out. Raises
+    RequestRefused if the template refuses a request, ConfigError without a valid template.
 
     What replies lose is added to `findings`; recorded ids of this tokenizer lose nothing.
     """
@@ -92,11 +99,14 @@ class _Work:
         self.template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
         self.calls: list[Call] = []
         self._agents: dict[str, PromptBuilder] = {}
-        self._waiting: list[tuple[PromptBuilder, Prompt, Call, list[int], Mapping[str, object]]] = []
+        self._waiting: list[
+            tuple[PromptBuilder, Prompt, Call, list[int], Mapping[str, object]]
+        ] = []
         self._same: bool | None = None
 
     def take(self, choices: Sequence[Call]) -> None:
-        """Tokenize a request and its replies; it may continue replies that ended before it began."""
+        """Tokenize a request and its replies; it may continue replies that ended before it
+        began."""
         answered = [call for call in choices if _reply(call) is not None]
         body = choices[0].request
         chat, plain = isinstance(body.get("messages"), list), isinstance(body.get("prompt"), str)
@@ -115,7 +125,11 @@ class _Work:
             self._add(call, prompt, self._recorded_ids(call) or self.tokenizer.encode(text))
 
     def _chat(self, agent: str, body: Json, calls: Sequence[Call]) -> None:
-        messages, tools, options = _checked(body["messages"]), body.get("tools") or None, _options(body)
+        messages, tools, options = (
+            _checked(body["messages"]),
+            body.get("tools") or None,
+            _options(body),
+        )
         tokens = self._agents.setdefault(agent, PromptBuilder(self.tokenizer))
         prompt = tokens.prompt(messages, tools, **options)
         replies = [dict(_reply(call) or {}) for call in calls]
@@ -125,16 +139,21 @@ class _Work:
             reply = dict(_reply(call) or {})
             output = self._recorded_ids(call)
             if output is None:
-                output = self._spelled(prompt.text, messages, reply, tools, options, call.finish_reason)
+                output = self._spelled(
+                    prompt.text, messages, reply, tools, options, call.finish_reason
+                )
             self._waiting.append((tokens, prompt, call, output, reply))
             self._add(call, prompt.ids, output)
 
     def _add(self, call: Call, prompt: Sequence[int], output: Sequence[int]) -> None:
         ids = {"prompt_ids": _ids(prompt), "output_ids": _ids(output)}
-        self.calls.append(call.model_copy(update={**ids, "logprobs": np.zeros(len(output), dtype=np.float32)}))
+        self.calls.append(
+            call.model_copy(update={**ids, "logprobs": np.zeros(len(output), dtype=np.float32)})
+        )
 
     def _recorded_ids(self, call: Call) -> list[int] | None:
-        """The recorded ids, if this tokenizer made them: they decode to the reply, and so does the first prompt's."""
+        """The recorded ids, if this tokenizer made them: they decode to the reply, and so does the
+        first prompt's."""
         if call.prompt_ids is None or call.output_ids is None:
             return None
         if self._same is None:
@@ -163,11 +182,14 @@ class _Work:
         options: Json,
         finish: str | None,
     ) -> list[int]:
-        """The ids of a reply as the template renders it after the generation prompt, up to the end of the turn."""
-        ends = [text for i in sorted(self.tokenizer.eos_ids) if (text := self.tokenizer.decode([i]))]
+        """The ids of a reply as the template renders it after the generation prompt, up to the end
+        of the turn."""
+        ends = [
+            text for i in sorted(self.tokenizer.eos_ids) if (text := self.tokenizer.decode([i]))
+        ]
         taught = reply_text(
             self.template, head, messages, reply, tools, options, ends, cut=finish == "length"
-        )  # fmt: skip
+        )
         self.findings.faults += taught.faults
         self.findings.losses += taught.losses
         return self.tokenizer.encode(taught.text)
@@ -182,7 +204,11 @@ def _reply(call: Call) -> Mapping[str, object] | None:
     if isinstance(first.get("message"), Mapping):
         message: Mapping[str, object] = first["message"]
         return message
-    return {"role": "assistant", "content": first["text"]} if isinstance(first.get("text"), str) else None
+    return (
+        {"role": "assistant", "content": first["text"]}
+        if isinstance(first.get("text"), str)
+        else None
+    )
 
 
 def _options(body: Json) -> Json:
@@ -202,7 +228,10 @@ def _checked(messages: Sequence[Any]) -> list[Message]:
         for part in content if isinstance(content, list) else ():
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise RequestRefused(f"a message contains a part of type {kind!r}; only text is supported", "messages")
+                raise RequestRefused(
+                    f"a message contains a part of type {kind!r}; only text is supported",
+                    "messages",
+                )
     return list(messages)
 
 

@@ -46,7 +46,8 @@ TEMPLATE = """\
 
 
 class ByteTokenizer:
-    """A tokenizer with a chat template and nothing to load: one id per byte, and six special tokens from 256 on."""
+    """A tokenizer with a chat template and nothing to load: one id per byte, and six special tokens
+    from 256 on."""
 
     chat_template: str | None = TEMPLATE
     variables: Mapping[str, object] = {"bos_token": "", "eos_token": "<|im_end|>"}
@@ -81,11 +82,12 @@ class ByteTokenizer:
 class ScriptedEngine:
     """Returns scripted replies.
 
-    `replies` is a function of the `Ask`, or a sequence, which starts anew for each agent of each episode. A sync
-    function runs in a new thread per request, so that a blocking one delays no other request. A reply is a string, an
-    assistant message (a dict, whose tool calls are rendered by the template), or from a function a list of these for
-    the `n` choices. Exceptions of the function are raised as the engine's. `logprob` is the log-probability of every
-    token, or a function of the ids.
+    `replies` is a function of the `Ask`, or a sequence, which starts anew for each agent of each
+    episode. A sync function runs in a new thread per request, so that a blocking one delays no
+    other request. A reply is a string, an assistant message (a dict, whose tool calls are rendered
+    by the template), or from a function a list of these for the `n` choices. Exceptions of the
+    function are raised as the engine's. `logprob` is the log-probability of every token, or a
+    function of the ids.
     """
 
     def __init__(
@@ -119,7 +121,10 @@ class ScriptedEngine:
         """Raises EngineError at the end of the script, and the function's errors."""
         conversation = await self.chat.prepare(ask)
         replies = await self._reply_to(ask)
-        sampled = [self._sampled(conversation, replies[min(i, len(replies) - 1)]) for i in range(ask.sampling.n)]
+        sampled = [
+            self._sampled(conversation, replies[min(i, len(replies) - 1)])
+            for i in range(ask.sampling.n)
+        ]
         return self.chat.answer(conversation, sampled, self.model)
 
     async def count(self, ask: Ask) -> int:
@@ -137,12 +142,16 @@ class ScriptedEngine:
             self._turns[ask.episode_id, ask.agent] += 1
             if turn >= len(self._replies):
                 raise EngineError(
-                    f"the script has {len(self._replies)} replies, but agent {ask.agent!r} asked for another"
+                    f"the script has {len(self._replies)} replies, but agent {ask.agent!r} asked"
+                    " for another"
                 )
             replies = self._replies[turn]
         replies = replies if isinstance(replies, list) else [replies]
         if not replies or not all(isinstance(reply, (str, Mapping)) for reply in replies):
-            raise EngineError(f"a scripted reply must be a string, a message or a list of these (got {replies!r:.200})")
+            raise EngineError(
+                "a scripted reply must be a string, a message or a list of these (got"
+                f" {replies!r:.200})"
+            )
         for message in replies:
             if not isinstance(message, str):
                 _check_message(message)
@@ -162,17 +171,31 @@ class ScriptedEngine:
         if sampling.max_tokens is not None and len(ids) > sampling.max_tokens:
             ids, cut, finish = ids[: sampling.max_tokens], None, "length"
         logprobs = self._logprob(ids) if callable(self._logprob) else [self._logprob] * len(ids)
-        return Sampled(ids, list(logprobs), "stop" if finish == "stop" else "length", self.policy_version, cut)
+        return Sampled(
+            ids, list(logprobs), "stop" if finish == "stop" else "length", self.policy_version, cut
+        )
 
     def _spelt(self, message: Mapping[str, object]) -> str:
         """An assistant message as the template renders it after its generation prompt."""
         template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
-        turns = [template.form(m) for m in ({"role": "user", "content": "-"}, {"role": "assistant", **message})]
-        head, whole = template.render(turns[:1]), template.render(turns, add_generation_prompt=False)
+        turns = [
+            template.form(m)
+            for m in ({"role": "user", "content": "-"}, {"role": "assistant", **message})
+        ]
+        head, whole = (
+            template.render(turns[:1]),
+            template.render(turns, add_generation_prompt=False),
+        )
         if not whole.startswith(head):
-            raise EngineError("this template drops its generation prompt; write scripted replies as strings")
+            raise EngineError(
+                "this template drops its generation prompt; write scripted replies as strings"
+            )
         text = whole[len(head) :]
-        ends = [text.rindex(end) for i in self.tokenizer.eos_ids if (end := self.tokenizer.decode([i])) in text]
+        ends = [
+            text.rindex(end)
+            for i in self.tokenizer.eos_ids
+            if (end := self.tokenizer.decode([i])) in text
+        ]
         return text[: max(ends)] if ends else text
 
     def forget(self, episode_id: str) -> None:
@@ -190,7 +213,10 @@ def _check_message(reply: Mapping[str, object]) -> None:
     calls = reply.get("tool_calls")
     wrong = tool_calls_fault(calls) if calls else None
     if unknown:
-        wrong = f"{unknown[0]!r} is no key of a message (got {dict(reply)!r:.200}); keys: {', '.join(MESSAGE_KEYS)}"
+        wrong = (
+            f"{unknown[0]!r} is no key of a message (got {dict(reply)!r:.200}); keys:"
+            f" {', '.join(MESSAGE_KEYS)}"
+        )
     elif not isinstance(reply.get("content"), (str, list, type(None))):
         wrong = f"content must be text (got {reply['content']!r:.200})"
     if wrong is not None:
@@ -198,13 +224,16 @@ def _check_message(reply: Mapping[str, object]) -> None:
 
 
 async def _in_a_thread(replies: Callable[[Ask], object], ask: Ask) -> Any:
-    """Call a sync function in a daemon thread, so that a hung one blocks neither the loop nor the process's end."""
+    """Call a sync function in a daemon thread, so that a hung one blocks neither the loop nor the
+    process's end."""
 
     def call() -> Any:
         try:
             return replies(ask)
         except StopIteration:  # futures refuse it; `lambda ask: next(replies)` raises it
-            raise EngineError(f"the script has ended, but agent {ask.agent!r} asked for more") from None
+            raise EngineError(
+                f"the script has ended, but agent {ask.agent!r} asked for more"
+            ) from None
 
     return await asyncio.wrap_future(in_thread(call, "ajet-scripted"))
 

@@ -1,7 +1,8 @@
 """A client of the environment service: one environment instance per episode, over HTTP.
 
-Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}` and answers `{"data": ...}`:
-`create`, `step`, `evaluate`, `get_info`, `release`, `get_env_profile` (the task ids of a split).
+Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}` and answers
+`{"data": ...}`: `create`, `step`, `evaluate`, `get_info`, `release`, `get_env_profile` (the task
+ids of a split).
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _NO_FEEDBACK = "The environment gave no feedback; give valid input and try again
 class GymEnv:
     """An environment instance of an episode. Its calls block; a run creates and releases it.
 
-    Exceptions of its methods, or those of a subclass, are infrastructure faults of the episode. After a failed step or
-    evaluation all later ones fail, and the episode has no reward, even if the agent catches the exception.
+    Exceptions of its methods, or those of a subclass, are infrastructure faults of the episode.
+    After a failed step or evaluation all later ones fail, and the episode has no reward, even if
+    the agent catches the exception.
 
     Args:
         service_url: the address of an environment service, or several; the instance's id selects the first to try, and
@@ -77,9 +79,12 @@ class GymEnv:
         state = data.get("state") if isinstance(data, Mapping) else None
         self.fault = None
         messages = [state] if isinstance(state, dict) else state or []
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        if not isinstance(messages, list) or not all(
+            isinstance(message, dict) for message in messages
+        ):
             raise EnvironmentUnavailable(
-                f"{self.service_url}/create returned a state that is not a list of messages: {state!r}"
+                f"{self.service_url}/create returned a state that is not a list of messages:"
+                f" {state!r}"
             )
         return messages
 
@@ -103,14 +108,17 @@ class GymEnv:
             time.sleep(0.5 * min(tries, 4))
 
     def step(self, action: Mapping[str, object]) -> tuple[str, float, bool, Json]:
-        """Send an action, `{"role": "assistant", "content": "..."}`; returns observation, reward, terminated, info.
+        """Send an action, `{"role": "assistant", "content": "..."}`; returns observation, reward,
+        terminated, info.
 
-        A message may have `tool_calls`; then `info["messages"]` has the result of each. A step is not retried, as it
-        changes the environment. Raises EnvironmentUnavailable, and SignatureError, a fault of the agent, if the action
-        is no message or cannot be encoded.
+        A message may have `tool_calls`; then `info["messages"]` has the result of each. A step is
+        not retried, as it changes the environment. Raises EnvironmentUnavailable, and
+        SignatureError, a fault of the agent, if the action is no message or cannot be encoded.
         """
         if not isinstance(action, Mapping):
-            raise SignatureError(f"env.step takes a message, {{'role': …, 'content': …}} (got {action!r:.100})")
+            raise SignatureError(
+                f"env.step takes a message, {{'role': …, 'content': …}} (got {action!r:.100})"
+            )
         message = {**action, "content": _text_of(action.get("content"))}
         try:
             json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
@@ -125,11 +133,18 @@ class GymEnv:
         state = data.get("state")
         messages: list[Any] = state if isinstance(state, list) else [state]
         if not messages or not all(isinstance(message, Mapping) for message in messages):
-            raise EnvironmentUnavailable(f"{self.service_url}/step returned a state that is not a message: {state!r}")
-        reward, info = data.get("reward") or 0.0, data.get("info") or {}
-        if not isinstance(reward, (int, float)) or not math.isfinite(reward) or not isinstance(info, Mapping):
             raise EnvironmentUnavailable(
-                f"{self.service_url}/step returned an invalid reward or info: {reward!r}, {info!r:.100}"
+                f"{self.service_url}/step returned a state that is not a message: {state!r}"
+            )
+        reward, info = data.get("reward") or 0.0, data.get("info") or {}
+        if (
+            not isinstance(reward, (int, float))
+            or not math.isfinite(reward)
+            or not isinstance(info, Mapping)
+        ):
+            raise EnvironmentUnavailable(
+                f"{self.service_url}/step returned an invalid reward or info: {reward!r},"
+                f" {info!r:.100}"
             )
         parts = [str(message.get("content") or message.get("error") or "") for message in messages]
         observation = "\n".join(filter(None, parts)) or _NO_FEEDBACK
@@ -137,16 +152,25 @@ class GymEnv:
             info = {**info, "messages": messages}
         return observation, float(reward), bool(data.get("is_terminated")), dict(info)
 
-    def evaluate(self, uuid: str | None = None, params: Mapping[str, object] | None = None) -> float:
+    def evaluate(
+        self, uuid: str | None = None, params: Mapping[str, object] | None = None
+    ) -> float:
         """Return the environment's score. `uuid` is ignored. Raises EnvironmentUnavailable."""
         with self._faults():
             value = self._ask("evaluate", params=params, tries=_TRIES)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise EnvironmentUnavailable(f"{self.service_url}/evaluate did not return a number: {value!r}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not math.isfinite(value)
+            ):
+                raise EnvironmentUnavailable(
+                    f"{self.service_url}/evaluate did not return a number: {value!r}"
+                )
             return float(value)
 
     def info(self, params: Mapping[str, object] | None = None) -> Any:
-        """Return information on the environment, for example its tools. Raises EnvironmentUnavailable."""
+        """Return information on the environment, for example its tools. Raises
+        EnvironmentUnavailable."""
         return self._ask("get_info", params=params, tries=_TRIES)
 
     def release(self) -> None:
@@ -190,8 +214,15 @@ class GymEnv:
 
 
 def task_ids(service_url: str | Sequence[str], env_type: str, split: str) -> list[str]:
-    """Return the task ids of a split from the first service that answers. Raises EnvironmentUnavailable."""
-    body = {"env_type": env_type, "task_id": None, "instance_id": None, "messages": {}, "params": {"split": split}}
+    """Return the task ids of a split from the first service that answers. Raises
+    EnvironmentUnavailable."""
+    body = {
+        "env_type": env_type,
+        "task_id": None,
+        "instance_id": None,
+        "messages": {},
+        "params": {"split": split},
+    }
     url, *further = _urls(service_url)
     with _client([url, *further]) as http:
         while True:
@@ -203,12 +234,15 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str) -> lis
                     raise
                 url, *further = further
     if not isinstance(ids, list):
-        raise EnvironmentUnavailable(f"{url}/get_env_profile did not return a list of task ids: {ids!r}")
+        raise EnvironmentUnavailable(
+            f"{url}/get_env_profile did not return a list of task ids: {ids!r}"
+        )
     return [str(task_id) for task_id in ids]
 
 
 def service_health(url: str) -> Json:
-    """Return a service's health report; `{"status": "ok"}` for other services. Raises EnvironmentUnavailable."""
+    """Return a service's health report; `{"status": "ok"}` for other services. Raises
+    EnvironmentUnavailable."""
     with _client([url]) as http:
         health = _request(http, "GET", url.rstrip("/"), "healthz", None, 5.0, 1)
     return health if isinstance(health, dict) else {"status": "ok"}
@@ -225,10 +259,14 @@ def _client(urls: Sequence[str]) -> httpx.Client:
     # Without TLS no certificates are loaded, which would cost more than the request.
     secure = any(url.startswith("https:") for url in urls)
     key = os.environ.get("AJET_ENV_KEY")
-    return httpx.Client(trust_env=secure, verify=secure, headers={"authorization": f"Bearer {key}"} if key else None)
+    return httpx.Client(
+        trust_env=secure, verify=secure, headers={"authorization": f"Bearer {key}"} if key else None
+    )
 
 
-def _post(http: httpx.Client, url: str, endpoint: str, body: Json, timeout: float, tries: int) -> object:
+def _post(
+    http: httpx.Client, url: str, endpoint: str, body: Json, timeout: float, tries: int
+) -> object:
     answer = _request(http, "POST", url, endpoint, body, timeout, tries)
     if not isinstance(answer, dict):
         raise EnvironmentUnavailable(f"{url}/{endpoint} did not return an object: {answer!r:.100}")
@@ -236,7 +274,13 @@ def _post(http: httpx.Client, url: str, endpoint: str, body: Json, timeout: floa
 
 
 def _request(
-    http: httpx.Client, method: str, url: str, endpoint: str, body: dict[str, object] | None, timeout: float, tries: int
+    http: httpx.Client,
+    method: str,
+    url: str,
+    endpoint: str,
+    body: dict[str, object] | None,
+    timeout: float,
+    tries: int,
 ) -> Any:
     """The response as JSON; None for a GET without JSON. Raises EnvironmentUnavailable."""
     import httpx
@@ -245,12 +289,20 @@ def _request(
         try:
             response = http.request(method, below(url, endpoint), json=body, timeout=timeout)
             response.raise_for_status()
-            return response.json() if body is not None or "json" in response.headers.get("content-type", "") else None
+            return (
+                response.json()
+                if body is not None or "json" in response.headers.get("content-type", "")
+                else None
+            )
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+            status = (
+                error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+            )
             if (status is not None and status < 500) or not remaining:
                 why = _why(error, endpoint, timeout)
-                raise EnvironmentUnavailable(f"the environment service at {url} {why}", status=status) from error
+                raise EnvironmentUnavailable(
+                    f"the environment service at {url} {why}", status=status
+                ) from error
             time.sleep(0.5 * (tries - remaining))
     raise AssertionError("unreachable")
 
@@ -264,7 +316,10 @@ def _why(error: Exception, endpoint: str, timeout: float) -> str:
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return f"did not answer {endpoint} within {timeout:g} s"
     reason = first_line(error)
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol | httpx.InvalidURL):
+    if isinstance(
+        error,
+        httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol | httpx.InvalidURL,
+    ):
         return f"cannot be reached ({reason}); start it, or correct task_reader.env_service.env_url"
     return f"did not answer {endpoint} as it should ({reason})"
 
@@ -273,5 +328,8 @@ def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) if isinstance(part, Mapping) else str(part) for part in content)
+        return "".join(
+            str(part.get("text", "")) if isinstance(part, Mapping) else str(part)
+            for part in content
+        )
     return "" if content is None else str(content)

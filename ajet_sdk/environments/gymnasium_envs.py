@@ -1,7 +1,8 @@
-"""Gymnasium environments: `gymnasium:FrozenLake-v1`, or made by a user's function. A task id is a seed.
+"""Gymnasium environments: `gymnasium:FrozenLake-v1`, or made by a user's function. A task id is a
+seed.
 
-Actions and observations are text. An action is its number, its name if names are given, or JSON; an observation is
-the environment's text rendering (`render_mode: ansi`), else its value as JSON.
+Actions and observations are text. An action is its number, its name if names are given, or JSON; an
+observation is the environment's text rendering (`render_mode: ansi`), else its value as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load(name: str, spec: Spec) -> Callable[[str], Played]:
-    """Return a function that makes the environment registered under a name. Raises ImportError, WrongTarget."""
+    """Return a function that makes the environment registered under a name. Raises ImportError,
+    WrongTarget."""
     import gymnasium
 
     try:
@@ -34,7 +36,9 @@ def load(name: str, spec: Spec) -> Callable[[str], Played]:
         try:
             seed = int(task_id)
         except ValueError:
-            raise UnknownTask(f"a task of gymnasium:{name} is a seed, which is a number (got {task_id!r})") from None
+            raise UnknownTask(
+                f"a task of gymnasium:{name} is a seed, which is a number (got {task_id!r})"
+            ) from None
         return Played(gymnasium.make(name, **spec.arguments), seed, spec.actions)
 
     return create
@@ -43,11 +47,13 @@ def load(name: str, spec: Spec) -> Callable[[str], Played]:
 class Played:
     """A running gymnasium environment."""
 
-    def __init__(self, env: gymnasium.Env[object, object], seed: int | None, actions: Sequence[str]) -> None:
+    def __init__(
+        self, env: gymnasium.Env[object, object], seed: int | None, actions: Sequence[str]
+    ) -> None:
         if actions and getattr(env.action_space, "n", None) != len(actions):
             raise WrongTarget(
-                f"--actions names {len(actions)} actions, but the environment's are {env.action_space}; name each of "
-                "a Discrete space, or leave it out"
+                f"--actions names {len(actions)} actions, but the environment's are"
+                f" {env.action_space}; name each of a Discrete space, or leave it out"
             )
         self._env = env
         self._seed = seed

@@ -1,8 +1,8 @@
 """Loads environments of any kind, with their tasks.
 
-This module, `process`, `gymnasium_envs`, `mcp`, `openenv` and `verifiers` run in the processes of the environment,
-whose interpreter may lack ajet and its dependencies: they import only the standard library and, inside functions, the
-package that they adapt.
+This module, `process`, `gymnasium_envs`, `mcp`, `openenv` and `verifiers` run in the processes of
+the environment, whose interpreter may lack ajet and its dependencies: they import only the standard
+library and, inside functions, the package that they adapt.
 
 An environment class of a user:
 
@@ -16,8 +16,8 @@ An environment class of a user:
         def info(self): ...                # optional: any JSON value, e.g. {"tools": [...]}
         def close(self): ...               # optional
 
-`step` gets the text of the agent's message, or the whole message if its parameter is called `message`. `evaluate` and
-`info` may take `params`. All methods may be async.
+`step` gets the text of the agent's message, or the whole message if its parameter is called
+`message`. `evaluate` and `info` may take `params`. All methods may be async.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
 
 
-KINDS = {"gymnasium": "gymnasium_envs", "mcp": "mcp", "openenv": "openenv", "verifiers": "verifiers"}
+KINDS = {
+    "gymnasium": "gymnasium_envs",
+    "mcp": "mcp",
+    "openenv": "openenv",
+    "verifiers": "verifiers",
+}
 """Prefixes of a target -> the module of this package that loads it."""
 
 
@@ -50,8 +55,8 @@ class UnknownTask(ValueError):
 
 @dataclass(frozen=True)
 class Spec:
-    """The environment to host: `FILE.py:NAME`, `package.module:NAME`, `gymnasium:ID`, `mcp:COMMAND`, `openenv:NAME`,
-    `verifiers:NAME`."""
+    """The environment to host: `FILE.py:NAME`, `package.module:NAME`, `gymnasium:ID`,
+    `mcp:COMMAND`, `openenv:NAME`, `verifiers:NAME`."""
 
     target: str
     arguments: Json = field(default_factory=dict)
@@ -68,7 +73,8 @@ class Hosted:
 
     spec: Spec
     create: Callable[[str], Any]
-    """Makes the environment of a task, with `reset`, `step`, `evaluate`, `info` and `close`. Raises UnknownTask.
+    """Makes the environment of a task, with `reset`, `step`, `evaluate`, `info` and `close`. Raises
+    UnknownTask.
 
     `reset` returns messages, `step` the result of `answer`.
     """
@@ -81,12 +87,16 @@ class Hosted:
         splits, target = self.spec.splits, self.spec.target
         if split not in splits:
             known = ", ".join(splits) or "none"
-            raise UnknownTask(f"{target} has no split {split!r} (splits: {known}); define it with --split {split}=…")
+            raise UnknownTask(
+                f"{target} has no split {split!r} (splits: {known}); define it with --split"
+                f" {split}=…"
+            )
         return splits[split]
 
 
 def load(spec: Spec) -> Hosted:
-    """Load the environment of a target. Raises WrongTarget, ImportError, and any exception of the target's module."""
+    """Load the environment of a target. Raises WrongTarget, ImportError, and any exception of the
+    target's module."""
     kind, colon, name = spec.target.partition(":")
     if colon and kind in KINDS:
         if spec.actions and kind != "gymnasium":
@@ -105,7 +115,9 @@ def load(spec: Spec) -> Hosted:
         raise WrongTarget(f"{spec.target}: {module.__name__} has no class or function {name}")
     tasks = getattr(factory, "tasks", None)
     if spec.splits and tasks is not None:
-        raise WrongTarget(f"{spec.target} has tasks of its own, from {name}.tasks(split); leave --split out")
+        raise WrongTarget(
+            f"{spec.target} has tasks of its own, from {name}.tasks(split); leave --split out"
+        )
 
     def create(task_id: str) -> Any:
         environment = factory(task_id, **spec.arguments)
@@ -121,7 +133,8 @@ def load(spec: Spec) -> Hosted:
 
 def _no_actions(spec: Spec) -> WrongTarget:
     return WrongTarget(
-        f"--actions names the actions of a gymnasium environment, and {spec.target} is none; leave it out"
+        f"--actions names the actions of a gymnasium environment, and {spec.target} is none; leave"
+        " it out"
     )
 
 
@@ -154,13 +167,24 @@ def _message_of(content: object) -> dict[str, object]:
 
 def messages_of(state: object) -> list[Json]:
     """Convert an observation (text, a message or a list of messages) to messages."""
-    return [_message_of(message) for message in state] if isinstance(state, list) else [_message_of(state)]
+    return (
+        [_message_of(message) for message in state]
+        if isinstance(state, list)
+        else [_message_of(state)]
+    )
 
 
-def answer(observation: object, reward: float, terminated: bool, info: Mapping[str, object] | None) -> Json:
+def answer(
+    observation: object, reward: float, terminated: bool, info: Mapping[str, object] | None
+) -> Json:
     """The service's response to a step."""
     state = messages_of(observation)
-    return {"state": state, "reward": float(reward), "is_terminated": terminated, "info": dict(info or {})}
+    return {
+        "state": state,
+        "reward": float(reward),
+        "is_terminated": terminated,
+        "info": dict(info or {}),
+    }
 
 
 class _Own:
@@ -179,8 +203,8 @@ class _Own:
         result = await resolved(self._env.step(action))
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             raise TypeError(
-                f"{type(self._env).__name__}.step must return observation, reward, terminated, info "
-                f"(got {result!r:.100})"
+                f"{type(self._env).__name__}.step must return observation, reward, terminated, info"
+                f" (got {result!r:.100})"
             )
         observation, reward, terminated, *truncated, info = result
         self._total += float(reward)

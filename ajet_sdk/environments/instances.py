@@ -1,4 +1,5 @@
-"""Runs the instances of an environment service: one process each, with limits; idle ones are ended."""
+"""Runs the instances of an environment service: one process each, with limits; idle ones are
+ended."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class InstanceLimits:
     timeout: float = 60.0
     """Seconds per request; an instance that takes longer is ended."""
     idle: float = 1800.0
-    """Seconds without a request after which an instance is ended, as its rollout has probably died."""
+    """Seconds without a request after which an instance is ended, as its rollout has probably
+    died."""
     start: float = 300.0
     """Seconds to load the environment."""
     memory: int | None = None
@@ -89,12 +91,16 @@ class Instances:
             [first, *_] = await self.tasks(next(iter(spec.splits), "train")) or ["0"]
             process = await self._template.fork()
             try:
-                await self._ask(process, {"what": "create", "task_id": first, "params": {}}, f"task {first}")
+                await self._ask(
+                    process, {"what": "create", "task_id": first, "params": {}}, f"task {first}"
+                )
             finally:
                 process.kill()
         except Refused as refused:
             await self.close()
-            raise ConfigError(f"{spec.target} with --actions {','.join(spec.actions)}: {refused}") from refused
+            raise ConfigError(
+                f"{spec.target} with --actions {','.join(spec.actions)}: {refused}"
+            ) from refused
 
     async def close(self) -> None:
         """End every instance and the template."""
@@ -104,7 +110,8 @@ class Instances:
         self._template.kill()
 
     def listed(self) -> list[Json]:
-        """The running instances: id, task, process id, steps, seconds since creation and since the last request."""
+        """The running instances: id, task, process id, steps, seconds since creation and since the
+        last request."""
         now = time.monotonic()
         return [
             {
@@ -118,12 +125,15 @@ class Instances:
         """The task ids of a split, from a separate process. Raises Refused."""
         process = await self._template.fork()
         try:
-            return await self._ask(process, {"what": "tasks", "split": split}, f"the tasks of split {split!r}")
+            return await self._ask(
+                process, {"what": "tasks", "split": split}, f"the tasks of split {split!r}"
+            )
         finally:
             process.kill()
 
     async def create(self, name: str, task_id: str, params: JsonView) -> object:
-        """Start an instance and return its first state. Ends an instance of the same id. Raises Refused."""
+        """Start an instance and return its first state. Ends an instance of the same id. Raises
+        Refused."""
         await self.release(name)
         self.lost.pop(name, None)
         if len(self._instances) + self._starting >= self.limits.instances:
@@ -150,14 +160,19 @@ class Instances:
         """Send a request to an instance, which answers them one by one. Raises Refused."""
         instance = self._instances.get(name)
         if instance is None:
-            raise Refused(410 if name in self.lost else 404, self.lost.get(name) or f"there is no instance {name}")
+            raise Refused(
+                410 if name in self.lost else 404,
+                self.lost.get(name) or f"there is no instance {name}",
+            )
         async with instance.lock:
             if name in self.lost:
                 raise Refused(410, self.lost[name])
             instance.last_used = time.monotonic()
             instance.steps += request["what"] == "step"
             try:
-                return await self._ask(instance.process, request, f"{request['what']} of task {instance.task_id!r}")
+                return await self._ask(
+                    instance.process, request, f"{request['what']} of task {instance.task_id!r}"
+                )
             except Refused as refused:
                 # After a failed step the state is unknown, and a score would be meaningless.
                 if request["what"] == "step" or not instance.process.alive:
@@ -178,7 +193,8 @@ class Instances:
         return True
 
     def end_idle(self) -> list[str]:
-        """End the instances without a request for `InstanceLimits.idle` seconds. Returns their ids."""
+        """End the instances without a request for `InstanceLimits.idle` seconds. Returns their
+        ids."""
         now = time.monotonic()
         idle = [
             name
@@ -198,13 +214,17 @@ class Instances:
         if self._instances.get(name) is instance:
             del self._instances[name]
 
-    async def _ask(self, process: _Process, request: Json, name: str, *, timeout: float | None = None) -> Any:
+    async def _ask(
+        self, process: _Process, request: Json, name: str, *, timeout: float | None = None
+    ) -> Any:
         seconds = timeout or self.limits.timeout
         try:
             answer = await asyncio.wait_for(process.ask(request), seconds)
         except asyncio.TimeoutError:
             process.kill()
-            raise Refused(410, f"{name} took longer than {seconds:g} s; its process was killed") from None
+            raise Refused(
+                410, f"{name} took longer than {seconds:g} s; its process was killed"
+            ) from None
         except asyncio.CancelledError:
             process.kill()  # else its answer would count as that of the next request
             raise
@@ -228,7 +248,9 @@ class _Process(asyncio.StreamReaderProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert isinstance(transport, asyncio.WriteTransport)
-        self._writer = asyncio.StreamWriter(transport, self, self._answers, asyncio.get_running_loop())
+        self._writer = asyncio.StreamWriter(
+            transport, self, self._answers, asyncio.get_running_loop()
+        )
 
     def eof_received(self) -> bool:
         self.kill()
@@ -281,28 +303,41 @@ class _Template:
         self.kill()
         self._process, self._control = self._spawned()
         try:
-            line = await asyncio.wait_for(asyncio.to_thread(self._control.makefile("rb").readline), self._limits.start)
+            line = await asyncio.wait_for(
+                asyncio.to_thread(self._control.makefile("rb").readline), self._limits.start
+            )
         except asyncio.TimeoutError:
             self.kill()
-            raise ConfigError(f"loading {self.spec.target} took longer than {self._limits.start:g} s") from None
+            raise ConfigError(
+                f"loading {self.spec.target} took longer than {self._limits.start:g} s"
+            ) from None
         if not line.endswith(b"\n"):
             raise ConfigError(
-                f"{self.spec.target} exited {self._python} while it was being loaded; see its output above"
+                f"{self.spec.target} exited {self._python} while it was being loaded; see its"
+                " output above"
             )
         answer = json.loads(line)
         if "error" in answer:
-            raise ConfigError(f"{self.spec.target} cannot be loaded by {self._python}: {answer['error']}")
+            raise ConfigError(
+                f"{self.spec.target} cannot be loaded by {self._python}: {answer['error']}"
+            )
 
     def _spawned(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
         package = str(Path(ajet_sdk.__file__).parent)
-        settings = json.dumps({"spec": asdict(self.spec), "memory": self._limits.memory}).encode() + b"\n"
+        settings = (
+            json.dumps({"spec": asdict(self.spec), "memory": self._limits.memory}).encode() + b"\n"
+        )
         with theirs:
             command = [self._python, "-c", START, package, str(theirs.fileno())]
             try:
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()]
+                )
             except OSError as error:
-                raise ConfigError(f"cannot start {self._python}: {error.strerror or error}") from error
+                raise ConfigError(
+                    f"cannot start {self._python}: {error.strerror or error}"
+                ) from error
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(settings)
@@ -326,7 +361,9 @@ class _Template:
             hello = await asyncio.wait_for(process.ask(None), self._limits.timeout)
         except (OSError, EOFError, asyncio.TimeoutError) as error:
             process.kill()
-            raise Refused(500, f"no process could be started for an instance: {first_line(error)}") from error
+            raise Refused(
+                500, f"no process could be started for an instance: {first_line(error)}"
+            ) from error
         process.pid = hello["ok"]
         return process
 

@@ -1,11 +1,13 @@
-"""The tools of an MCP server as an environment: `mcp:COMMAND` starts the server, one for each instance.
+"""The tools of an MCP server as an environment: `mcp:COMMAND` starts the server, one for each
+instance.
 
-An action is a message with tool calls, or with the text `{"name": ..., "arguments": {...}}`; the observation has the
-result of each call. `info()["tools"]` has the tools in OpenAI's format. MCP has no rewards; `--arg evaluate=TOOL` names
-a tool that returns the score, which is hidden from the agent.
+An action is a message with tool calls, or with the text `{"name": ..., "arguments": {...}}`; the
+observation has the result of each call. `info()["tools"]` has the tools in OpenAI's format. MCP has
+no rewards; `--arg evaluate=TOOL` names a tool that returns the score, which is hidden from the
+agent.
 
-Results of tools, including their errors, are observations. If the server dies, times out or breaks the protocol, the
-step fails.
+Results of tools, including their errors, are observations. If the server dies, times out or breaks
+the protocol, the step fails.
 """
 
 from __future__ import annotations
@@ -60,14 +62,18 @@ class _Tools:
         self._session: ClientSession
 
     async def reset(self) -> list[Json]:
-        """Return no messages, as the task has the prompt. Raises WrongTarget without the scoring tool."""
+        """Return no messages, as the task has the prompt. Raises WrongTarget without the scoring
+        tool."""
         environment = {**os.environ, "AJET_TASK_ID": self._task_id}
         self._session = await self._stack.enter_async_context(_session(self._command, environment))
         await self._session.initialize()
         tools = await self._list()
         if self._scoring is not None and self._scoring not in tools:
             names = ", ".join(tools) or "none"
-            raise WrongTarget(f"--arg evaluate={self._scoring}: the server has no tool of this name (tools: {names})")
+            raise WrongTarget(
+                f"--arg evaluate={self._scoring}: the server has no tool of this name (tools:"
+                f" {names})"
+            )
         return []
 
     async def step(self, message: JsonView) -> Json:
@@ -78,9 +84,12 @@ class _Tools:
         return answer(replies, 0.0, False, {})
 
     async def evaluate(self, params: JsonView) -> float:
-        """Return the score of the scoring tool. Raises LookupError without one, ValueError if it is no number."""
+        """Return the score of the scoring tool. Raises LookupError without one, ValueError if it is
+        no number."""
         if self._scoring is None:
-            raise LookupError("an MCP server returns no score; name a tool that does: --arg evaluate=TOOL")
+            raise LookupError(
+                "an MCP server returns no score; name a tool that does: --arg evaluate=TOOL"
+            )
         text, failed = await self._call(self._scoring, {})
         score = math.nan if failed else float(text)
         if not math.isfinite(score):
@@ -90,7 +99,11 @@ class _Tools:
     async def info(self, params: JsonView) -> Json:
         await self._list()
         functions = [
-            {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["inputSchema"]}
+            {
+                "name": tool["name"],
+                "description": tool.get("description", ""),
+                "parameters": tool["inputSchema"],
+            }
             for tool in self._offered.values()
         ]
         return {"tools": [{"type": "function", "function": function} for function in functions]}
@@ -105,7 +118,9 @@ class _Tools:
         tools: dict[str, Json] = {}
         cursor: str | None = None
         while True:
-            page = await self._session.list_tools(params=mcp.types.PaginatedRequestParams(cursor=cursor))
+            page = await self._session.list_tools(
+                params=mcp.types.PaginatedRequestParams(cursor=cursor)
+            )
             listed = page.model_dump(mode="json", by_alias=True, exclude_none=True)
             tools |= {tool["name"]: tool for tool in listed["tools"]}
             cursor = listed.get("nextCursor")
@@ -131,7 +146,9 @@ class _Tools:
             arguments = json.loads(raw) if isinstance(raw, str) and raw else raw or {}
             if not isinstance(arguments, Mapping):
                 raise TypeError(f"{arguments!r:.100}")
-            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # lone surrogates cannot be sent
+            json.dumps(
+                arguments, ensure_ascii=False, allow_nan=False
+            ).encode()  # lone surrogates cannot be sent
         except (ValueError, TypeError, RecursionError) as error:  # a mistake of the agent
             return f"The arguments of {name} are not a JSON object: {error}"
         text, _ = await self._call(name, dict(arguments), checks=True)
@@ -140,8 +157,8 @@ class _Tools:
     async def _call(self, name: str, arguments: Json, *, checks: bool = False) -> tuple[str, bool]:
         """Call a tool; returns the text of its result, and whether the tool reports a failure.
 
-        With `checks`, the server's refusal of the arguments counts as a result. Raises RuntimeError for all other
-        errors of the protocol, such as a closed connection.
+        With `checks`, the server's refusal of the arguments counts as a result. Raises RuntimeError
+        for all other errors of the protocol, such as a closed connection.
         """
         import mcp
 
@@ -153,7 +170,10 @@ class _Tools:
                 return str(error), True
             raise RuntimeError(f"the MCP server failed in a call of {name}: {error}") from error
         fields = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-        texts = [part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in fields.get("content", [])]
+        texts = [
+            part["text"] if part["type"] == "text" else f"[{part['type']}]"
+            for part in fields.get("content", [])
+        ]
         return "\n".join(texts), bool(fields.get("isError"))
 
 
@@ -161,8 +181,8 @@ class _Tools:
 async def _session(command: list[str], environment: dict[str, str]) -> AsyncIterator[ClientSession]:
     """Start a server and open a session with it.
 
-    The server stays in this process's group, so that it always ends with it; `mcp.client.stdio` would start it in a new
-    session, where a hanging server survives.
+    The server stays in this process's group, so that it always ends with it; `mcp.client.stdio`
+    would start it in a new session, where a hanging server survives.
     """
     import anyio
     from mcp import ClientSession
@@ -191,7 +211,10 @@ async def _session(command: list[str], environment: dict[str, str]) -> AsyncIter
         async with leaving:
             with suppress(ConnectionError):  # the server has died; `receive` ends
                 async for message in leaving:
-                    stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    stdin.write(
+                        message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+                        + b"\n"
+                    )
                     await stdin.drain()
 
     pumps = [asyncio.create_task(receive()), asyncio.create_task(send())]
@@ -210,10 +233,14 @@ async def _session(command: list[str], environment: dict[str, str]) -> AsyncIter
 
 
 def _calls_of(message: JsonView) -> list[JsonView]:
-    """The tool calls of a message, or the call in its text; invalid calls become calls without a name."""
+    """The tool calls of a message, or the call in its text; invalid calls become calls without a
+    name."""
     calls = message.get("tool_calls")
     if calls:
-        return [call if isinstance(call, Mapping) else {} for call in (calls if isinstance(calls, list) else [calls])]
+        return [
+            call if isinstance(call, Mapping) else {}
+            for call in (calls if isinstance(calls, list) else [calls])
+        ]
     try:
         spelt = json.loads(str(message.get("content") or ""))
     except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
-"""OpenEnv environments by the name of their installed package: `openenv:echo_env`. A task id is a seed.
+"""OpenEnv environments by the name of their installed package: `openenv:echo_env`. A task id is a
+seed.
 
-An action is the JSON of its class's fields, or plain text if the class requires a single text. An observation is the
-JSON of its fields, or plain text if it has a single text.
+An action is the JSON of its class's fields, or plain text if the class requires a single text. An
+observation is the JSON of its fields, or plain text if it has a single text.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, resolved
+from ajet_sdk.environments.hosted import (
+    Spec,
+    UnknownTask,
+    WrongTarget,
+    answer,
+    messages_of,
+    resolved,
+)
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
 
 
 def load(name: str, spec: Spec) -> Callable[[str], _Episode]:
-    """Raises WrongTarget unless the package has exactly one environment, ImportError if it is not installed."""
+    """Raises WrongTarget unless the package has exactly one environment, ImportError if it is not
+    installed."""
     from openenv.core.env_server.interfaces import Environment
 
     package = _package(name)
@@ -31,14 +40,17 @@ def load(name: str, spec: Spec) -> Callable[[str], _Episode]:
     if len(classes) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise WrongTarget(
-            f"openenv:{name}: the package {package.__name__} must contain one environment (found {names})"
+            f"openenv:{name}: the package {package.__name__} must contain one environment (found"
+            f" {names})"
         )
     [environment] = classes
     action = typing.get_type_hints(environment.step)["action"]  # type: ignore[attr-defined]
 
     def create(task_id: str) -> _Episode:
         if not task_id.isdecimal():
-            raise UnknownTask(f"a task of {spec.target} is a seed, which is a number (got {task_id!r})")
+            raise UnknownTask(
+                f"a task of {spec.target} is a seed, which is a number (got {task_id!r})"
+            )
         return _Episode(environment(**spec.arguments), action, int(task_id))
 
     return create
@@ -50,16 +62,25 @@ def _package(name: str) -> ModuleType:
     for module in (plain, f"{plain}_env"):
         if importlib.util.find_spec(module) is not None:
             return importlib.import_module(module)
-    raise ImportError(f"neither package {plain} nor {plain}_env is installed; install the environment's package first")
+    raise ImportError(
+        f"neither package {plain} nor {plain}_env is installed; install the environment's package"
+        " first"
+    )
 
 
 def _environments(package: ModuleType, base: type) -> Iterator[type]:
     """The environment classes defined in the package's `server` modules."""
     server = importlib.import_module(f"{package.__name__}.server")
-    names = [f"{server.__name__}.{info.name}" for info in pkgutil.iter_modules(server.__path__) if info.name != "app"]
+    names = [
+        f"{server.__name__}.{info.name}"
+        for info in pkgutil.iter_modules(server.__path__)
+        if info.name != "app"
+    ]
     for module in [server, *map(importlib.import_module, names)]:
         for value in vars(module).values():
-            is_local = inspect.isclass(value) and value.__module__.partition(".")[0] == package.__name__
+            is_local = (
+                inspect.isclass(value) and value.__module__.partition(".")[0] == package.__name__
+            )
             if is_local and issubclass(value, base) and not inspect.isabstract(value):
                 yield value
 
@@ -88,7 +109,9 @@ class _Episode:
         self._over |= bool(observation.done)
         reward = float(observation.reward or 0.0)
         self._total += reward
-        return answer(_shown(observation), reward, bool(observation.done), dict(observation.metadata or {}))
+        return answer(
+            _shown(observation), reward, bool(observation.done), dict(observation.metadata or {})
+        )
 
     def evaluate(self, params: Mapping[str, object]) -> float:
         """The sum of the rewards. Raises LookupError if the episode ended without any."""
@@ -97,14 +120,19 @@ class _Episode:
         return self._total
 
     def info(self, params: Mapping[str, object]) -> Json:
-        return {"action": self._action.model_json_schema(), "state": self._env.state.model_dump(mode="json")}
+        return {
+            "action": self._action.model_json_schema(),
+            "state": self._env.state.model_dump(mode="json"),
+        }
 
     def close(self) -> None:
         self._env.close()
 
     def _read(self, text: str) -> object:
         """Parse an action. Raises ValueError."""
-        required = [name for name, field in self._action.model_fields.items() if field.is_required()]
+        required = [
+            name for name, field in self._action.model_fields.items() if field.is_required()
+        ]
         if (
             len(required) == 1
             and self._action.model_fields[required[0]].annotation is str

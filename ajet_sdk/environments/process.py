@@ -1,8 +1,9 @@
 """The processes of environments.
 
-A template process loads the environment once and forks a process for each instance, which takes milliseconds instead
-of the seconds of loading. An instance answers requests, one JSON object per line, on its own socket. When the other end
-closes, because the instance was released or the service died, it ends with all its child processes.
+A template process loads the environment once and forks a process for each instance, which takes
+milliseconds instead of the seconds of loading. An instance answers requests, one JSON object per
+line, on its own socket. When the other end closes, because the instance was released or the service
+died, it ends with all its child processes.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Json
 
 START = (
-    "import sys, types; package = sys.modules['ajet_sdk'] = types.ModuleType('ajet_sdk'); "
-    "package.__path__ = [sys.argv[1]]; from ajet_sdk.environments.process import main; main(int(sys.argv[2]))"
+    "import sys, types; package = sys.modules['ajet_sdk'] = types.ModuleType('ajet_sdk');"
+    " package.__path__ = [sys.argv[1]]; from ajet_sdk.environments.process import main;"
+    " main(int(sys.argv[2]))"
 )
-"""The program of `python -c`: it makes `ajet_sdk` importable without adding ajet's environment to the path."""
+"""The program of `python -c`: it makes `ajet_sdk` importable without adding ajet's environment to
+the path."""
 
 
 def main(control: int) -> None:
     """Run the template process; `control` is a Unix socket, and the spec comes on stdin.
 
-    It writes one line, `{"ok": null}` or `{"error": ...}`, then forks for each socket that it receives.
+    It writes one line, `{"ok": null}` or `{"error": ...}`, then forks for each socket that it
+    receives.
     """
     settings = json.loads(sys.stdin.readline())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -110,7 +114,9 @@ class _Answers:
     async def _answer(self, request: Json) -> object:
         operation = request["what"]
         if operation == "tasks":
-            return [str(task_id) for task_id in await resolved(self._hosted.tasks(request["split"]))]
+            return [
+                str(task_id) for task_id in await resolved(self._hosted.tasks(request["split"]))
+            ]
         if operation == "create":
             self._instance = await resolved(self._hosted.create(request["task_id"]))
             return {"state": await resolved(self._instance.reset())}

@@ -1,8 +1,9 @@
 """The environment service: a web application over the instances of one environment.
 
-Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}` and answers `{"success": true, "data":
-...}`, or an HTTP status with `{"detail": ...}`: 404 for unknown tasks and instances, 410 for an ended instance, 503 if
-all instances are in use, 500 for an error in the environment.
+Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}` and answers
+`{"success": true, "data": ...}`, or an HTTP status with `{"detail": ...}`: 404 for unknown tasks
+and instances, 410 for an ended instance, 503 if all instances are in use, 500 for an error in the
+environment.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class _RequestBody(BaseModel):
 def service_app(instances: Instances, env_type: str, api_key: str | None = None) -> Starlette:
     """Return the application; its instances are ended when it shuts down.
 
-    `env_type` is the environment's name; requests for another name are refused, requests without a name are not. With
-    `api_key`, requests must send it (`Authorization: Bearer KEY`).
+    `env_type` is the environment's name; requests for another name are refused, requests without a
+    name are not. With `api_key`, requests must send it (`Authorization: Bearer KEY`).
     """
 
     async def ask(what: str, body: _RequestBody) -> object:
@@ -57,17 +58,24 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
 
     async def step(body: _RequestBody) -> object:
         if not body.messages:
-            raise Refused(400, 'messages is missing: the agent\'s message, {"role": "assistant", "content": ...}')
+            raise Refused(
+                400,
+                'messages is missing: the agent\'s message, {"role": "assistant", "content": ...}',
+            )
         return await instances.ask(_id_of(body), {"what": "step", "messages": body.messages})
 
     def keyed(request: Request) -> bool:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         return api_key is None or hmac.compare_digest(sent.encode(), api_key.encode())
 
-    def endpoint(answer: Callable[[_RequestBody], Awaitable[object]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+    def endpoint(
+        answer: Callable[[_RequestBody], Awaitable[object]],
+    ) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def handle(request: Request) -> JSONResponse:
             if not keyed(request):
-                return _refusal(401, "the key is missing or wrong; set AJET_ENV_KEY where the job runs")
+                return _refusal(
+                    401, "the key is missing or wrong; set AJET_ENV_KEY where the job runs"
+                )
             try:
                 body = _RequestBody.model_validate_json(await request.body())
                 if body.env_type and body.env_type not in (env_type, _UNNAMED):
@@ -84,13 +92,21 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
     async def health(request: Request) -> JSONResponse:
         return JSONResponse(
             {
-                "status": "ok", "env_type": env_type, "running": len(instances.listed()),
-                "limit": instances.limits.instances, "created": instances.created, "lost": len(instances.lost),
+                "status": "ok",
+                "env_type": env_type,
+                "running": len(instances.listed()),
+                "limit": instances.limits.instances,
+                "created": instances.created,
+                "lost": len(instances.lost),
             }
-        )  # fmt: skip
+        )
 
     async def listed(request: Request) -> JSONResponse:
-        return JSONResponse(instances.listed()) if keyed(request) else _refusal(401, "the key is missing or wrong")
+        return (
+            JSONResponse(instances.listed())
+            if keyed(request)
+            else _refusal(401, "the key is missing or wrong")
+        )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -111,7 +127,9 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
         "get_info": partial(ask, "info"),
         "release": lambda body: instances.release(_id_of(body)),
     }
-    routes = [Route(f"/{name}", endpoint(answer), methods=["POST"]) for name, answer in answers.items()]
+    routes = [
+        Route(f"/{name}", endpoint(answer), methods=["POST"]) for name, answer in answers.items()
+    ]
     routes += [Route("/healthz", health), Route("/instances", listed)]
     return Starlette(routes=routes, lifespan=lifespan)
 

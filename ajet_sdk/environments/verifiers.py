@@ -1,9 +1,10 @@
 """Environments of `verifiers.v1` by the name of their installed package: `verifiers:gsm8k-v1`.
 
-A verifiers environment sends requests to a model; here the agent answers them. The episode runs with verifiers' harness
-`null`, whose model is a server in this process: a request is an observation, and the agent's next action is the reply.
-Tools, turns and scoring are those of the environment. A task id is an index into its tasks; `--arg` sets keys of the
-taskset's config. The harness starts its program with `uv`, which must be on the path.
+A verifiers environment sends requests to a model; here the agent answers them. The episode runs
+with verifiers' harness `null`, whose model is a server in this process: a request is an
+observation, and the agent's next action is the reply. Tools, turns and scoring are those of the
+environment. A task id is an index into its tasks; `--arg` sets keys of the taskset's config. The
+harness starts its program with `uv`, which must be on the path.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def load(name: str, spec: Spec) -> Callable[[str], _Conversation]:
-    """Raises ImportError if verifiers or the package is not installed, ValueError for an invalid config."""
+    """Raises ImportError if verifiers or the package is not installed, ValueError for an invalid
+    config."""
     from verifiers.v1.configs.agent import AgentConfig
     from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.utils.generic import concrete_type
@@ -30,15 +32,25 @@ def load(name: str, spec: Spec) -> Callable[[str], _Conversation]:
 
     import_taskset(name)  # raises for an unknown name
     config_class: Any = concrete_type(environment_class(name), EnvConfig) or EnvConfig
-    agents = [key for key, field in config_class.model_fields.items() if field.annotation is AgentConfig]
+    agents = [
+        key for key, field in config_class.model_fields.items() if field.annotation is AgentConfig
+    ]
     default = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-    config = config_class.model_validate({"taskset": {"id": name, **spec.arguments}, **dict.fromkeys(agents, default)})
+    config = config_class.model_validate(
+        {"taskset": {"id": name, **spec.arguments}, **dict.fromkeys(agents, default)}
+    )
 
     def create(task_id: str) -> _Conversation:
         env = load_environment(config)
-        tasks = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1)) if task_id.isdecimal() else []
+        tasks = (
+            list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1))
+            if task_id.isdecimal()
+            else []
+        )
         if not tasks:
-            raise UnknownTask(f"a task of {spec.target} is an index into its tasks (got {task_id!r})")
+            raise UnknownTask(
+                f"a task of {spec.target} is an index into its tasks (got {task_id!r})"
+            )
         return _Conversation(env, tasks[0])
 
     return create
@@ -77,7 +89,8 @@ class _Conversation:
         return answer(messages, 0.0, False, {})
 
     async def evaluate(self, params: JsonView) -> float:
-        """Return the episode's reward. If the agent stopped early, empty actions are sent until the episode ends."""
+        """Return the episode's reward. If the agent stopped early, empty actions are sent until the
+        episode ends."""
         while self._pending is not None:
             await self.step({"content": ""})
         return self._reward()
@@ -108,7 +121,10 @@ class _Conversation:
         episode = self._episode.result()
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         if not episode.ok or errors:
-            raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "the episode failed")
+            raise RuntimeError(
+                "; ".join(f"{error.type}: {error.message}" for error in errors)
+                or "the episode failed"
+            )
         return float(sum(trace.reward for trace in episode.traces))
 
     async def _listen(self) -> str:
@@ -138,7 +154,8 @@ class _Conversation:
 
 
 def _completion(key: str, message: JsonView) -> Json:
-    """An OpenAI completion with the agent's message as the only choice, under `message` or `delta`."""
+    """An OpenAI completion with the agent's message as the only choice, under `message` or
+    `delta`."""
     reply: Json = {"role": "assistant", "content": message.get("content") or ""}
     calls = message.get("tool_calls") or []
     if calls:
@@ -146,4 +163,11 @@ def _completion(key: str, message: JsonView) -> Json:
     choice = {"index": 0, key: reply, "finish_reason": "tool_calls" if calls else "stop"}
     kind = "chat.completion" if key == "message" else "chat.completion.chunk"
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    return {"id": "agent", "object": kind, "created": 0, "model": "agent", "choices": [choice], "usage": usage}
+    return {
+        "id": "agent",
+        "object": kind,
+        "created": 0,
+        "model": "agent",
+        "choices": [choice],
+        "usage": usage,
+    }

@@ -1,8 +1,10 @@
-"""Reads requests: the episode and agent by path and key, the route, the body; and makes the error responses.
+"""Reads requests: the episode and agent by path and key, the route, the body; and makes the error
+responses.
 
-The episode is in the path (`/episodes/{episode_id}/{agent}/…`), else follows from the key (`/v1/…` with an episode's
-key), else is in the header `x-ajet-episode` beside the gateway's own token; without a path, the header `x-ajet-agent`
-names the agent. The route follows, with or without a version (`ajet_sdk/dialects/table.py`).
+The episode is in the path (`/episodes/{episode_id}/{agent}/…`), else follows from the key (`/v1/…`
+with an episode's key), else is in the header `x-ajet-episode` beside the gateway's own token;
+without a path, the header `x-ajet-agent` names the agent. The route follows, with or without a
+version (`ajet_sdk/dialects/table.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity, Recorder
 from ajet_sdk.dialects.json import json_value
-from ajet_sdk.dialects.table import DIALECTS, ApiRoute, Counter, Dialect, Vendor, endpoint, instead_of, vendor
+from ajet_sdk.dialects.table import (
+    DIALECTS,
+    ApiRoute,
+    Counter,
+    Dialect,
+    Vendor,
+    endpoint,
+    instead_of,
+    vendor,
+)
 from ajet_sdk.errors import (
     AjetError,
     ConfigError,
@@ -31,11 +42,13 @@ from ajet_sdk.protocols import Client
 from ajet_sdk.types import Json, JsonView, Phase
 
 MOST_ITEMS = 50_000
-"""Messages, tools and their parts of a request. Each takes some hundred bytes and several conversions."""
+"""Messages, tools and their parts of a request. Each takes some hundred bytes and several
+conversions."""
 REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are remembered, to distinguish them from unknown ones."""
 LARGEST_BODY = 16 * 2**20
-"""Bytes of a request: four million tokens of text. Parsing it takes about twenty times as much memory."""
+"""Bytes of a request: four million tokens of text. Parsing it takes about twenty times as much
+memory."""
 
 log = logging.getLogger("ajet")
 
@@ -43,7 +56,9 @@ log = logging.getLogger("ajet")
 class HTTPError(Exception):
     """A response other than 200."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
@@ -55,7 +70,8 @@ class HTTPError(Exception):
 
 
 class ClientGone(Exception):
-    """The client left before the last byte, or the episode ended before the client had read the response."""
+    """The client left before the last byte, or the episode ended before the client had read the
+    response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,9 @@ class KeyGrant:
     def request(self, place: RequestTarget, body: dict[str, object], client: Client) -> Request:
         """Make the request that came with the key."""
         target = place.endpoint
-        return Request(target.route, target.dialect, body, place.agent, self.phase, client, self.captured)
+        return Request(
+            target.route, target.dialect, body, place.agent, self.phase, client, self.captured
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +127,15 @@ def locate(path: str, query: str, headers: Mapping[str, str]) -> RequestTarget:
     if len(parts) > 4 and parts[1] == "episodes":
         named, agent, path = unquote(parts[2]), AgentIdentity.parse(parts[3]), parts[4]
     else:
-        named, agent = None, AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
+        named, agent = (
+            None,
+            AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target")),
+        )
     target = endpoint(path, query)
     speaks = target.dialect or vendor(path, headers)
-    return RequestTarget(named, _key(headers, query), agent, target, speaks, headers.get("x-ajet-episode", ""))
+    return RequestTarget(
+        named, _key(headers, query), agent, target, speaks, headers.get("x-ajet-episode", "")
+    )
 
 
 def _key(headers: Mapping[str, str], query: str) -> str:
@@ -156,7 +179,9 @@ class Access:
 
     def recorder(self, place: RequestTarget) -> Recorder:
         """The episode that takes a report of another process. Raises HTTPError 401, 404, 410."""
-        if self.observed is not None and secrets.compare_digest(place.key.encode(), self.token.encode()):
+        if self.observed is not None and secrets.compare_digest(
+            place.key.encode(), self.token.encode()
+        ):
             return self.observed(place.episode or "")
         grant = self.grant(place)
         if not grant.captured and grant.phase != "judge":
@@ -177,9 +202,13 @@ class Access:
             return KeyGrant(episode, "judge" if episode.judged else "rollout", False)
         ended = self._ended.get(key)
         if ended is not None and named in (None, ended):
-            raise HTTPError(410, f"episode {ended} is over; its key is no longer valid", "episode_finished")
+            raise HTTPError(
+                410, f"episode {ended} is over; its key is no longer valid", "episode_finished"
+            )
         raise HTTPError(
-            401, "the API key belongs to another episode" if named else "unknown API key", "invalid_api_key"
+            401,
+            "the API key belongs to another episode" if named else "unknown API key",
+            "invalid_api_key",
         )
 
 
@@ -188,7 +217,10 @@ class Access:
 
 def unknown_route(route: str) -> HTTPError:
     """The error 404 for a route."""
-    known, hint = ", ".join((*DIALECTS, "models/NAME:generateContent")), instead_of(route.rpartition(" ")[2])
+    known, hint = (
+        ", ".join((*DIALECTS, "models/NAME:generateContent")),
+        instead_of(route.rpartition(" ")[2]),
+    )
     message = f"the policy does not serve the route {route}" + (f": {hint}" if hint else "")
     return HTTPError(404, f"{message}; it serves {known}", "unknown_route")
 
@@ -207,7 +239,9 @@ def parse_body(data: bytes) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise HTTPError(400, f"the request is not JSON: {error}", "invalid_json") from error
     if not isinstance(body, dict):
-        raise HTTPError(400, f"the request must be a JSON object (got {str(body)[:100]})", "invalid_json")
+        raise HTTPError(
+            400, f"the request must be a JSON object (got {str(body)[:100]})", "invalid_json"
+        )
     check_items(body)
     return body
 
@@ -226,12 +260,16 @@ def check_items(body: JsonView) -> None:
                     if isinstance(value, list):
                         count += len(value)
     if count > MOST_ITEMS:
-        message = f"the request has {count:,} messages, tools and parts of them; the limit is {MOST_ITEMS:,}"
+        message = (
+            f"the request has {count:,} messages, tools and parts of them; the limit is"
+            f" {MOST_ITEMS:,}"
+        )
         raise HTTPError(413, f"{message}; shorten the conversation", "request_too_large")
 
 
 def headers_of(status: int, length: int | None, media_type: str = "") -> list[tuple[bytes, bytes]]:
-    """Headers of a JSON response of `length` bytes, or if it is None, of a stream of `media_type`."""
+    """Headers of a JSON response of `length` bytes, or if it is None, of a stream of
+    `media_type`."""
     if length is None:
         return [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")]
     retry = [(b"x-should-retry", b"false")] if status >= 400 else []
@@ -247,13 +285,19 @@ def is_of_models(route: str) -> bool:
 
 
 def models(route: str, names: list[str], speaks: Dialect) -> Json:
-    """The list of models, or the model named by the route. Raises HTTPError 404 if it is unknown."""
+    """The list of models, or the model named by the route. Raises HTTPError 404 if it is
+    unknown."""
     speaker: Vendor = speaks  # type: ignore[assignment]  # these routes have a vendor's dialect
     wanted = unquote(route.removeprefix("models").strip("/"))
     if not wanted:
         return speaker.models(names)
     if wanted not in names:
-        raise HTTPError(404, f"there is no model {wanted!r}; available: {', '.join(names)}", "model_not_found", "model")
+        raise HTTPError(
+            404,
+            f"there is no model {wanted!r}; available: {', '.join(names)}",
+            "model_not_found",
+            "model",
+        )
     return speaker.model(wanted)
 
 
@@ -266,17 +310,22 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Jso
     except RequestRefused as error:
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error
     except AjetError as error:
-        raise HTTPError(503 if error.infrastructure else 400, str(error), "engine_failed") from error
+        raise HTTPError(
+            503 if error.infrastructure else 400, str(error), "engine_failed"
+        ) from error
 
 
 def refusal(episode: OpenEpisode, error: Exception) -> HTTPError:
-    """The error response to the client. An error other than the request's own also fails the episode."""
+    """The error response to the client. An error other than the request's own also fails the
+    episode."""
     if isinstance(error, HTTPError):
         return error
     if isinstance(error, RequestRefused):
         return HTTPError(400, str(error), error.code, error.parameter)
     if not isinstance(error, AjetError):  # the engine failed
-        fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}{place_of(error)}")
+        fault = EngineUnavailable(
+            f"the engine failed: {type(error).__name__}: {error}{place_of(error)}"
+        )
         log.error("In episode %s %s", episode.episode_id, fault, exc_info=error)
         episode.fail(fault)
         return HTTPError(500, str(fault), "engine_failed")

@@ -1,6 +1,8 @@
-"""Answers a request: asks the engine, records the calls and builds the reply, independent of the transport.
+"""Answers a request: asks the engine, records the calls and builds the reply, independent of the
+transport.
 
-Engines reply without streaming; this module splits replies into events. Each request becomes one `Call` per choice.
+Engines reply without streaming; this module splits replies into events. Each request becomes one
+`Call` per choice.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from ajet_sdk.errors import (
     EngineUnavailable,
     TraceError,
 )
-from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, joined, refusal, unknown_route
+from ajet_sdk.gateway.access import (
+    ClientGone,
+    HTTPError,
+    Request,
+    headers_of,
+    joined,
+    refusal,
+    unknown_route,
+)
 from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling, SamplingCancelled
 from ajet_sdk.types import Call, Json, Phase, new_id, now
@@ -40,7 +50,8 @@ log = logging.getLogger("ajet")
 
 
 class CallInFlight:
-    """A request in flight; however it ends, it is recorded exactly once, as one `Call` per choice."""
+    """A request in flight; however it ends, it is recorded exactly once, as one `Call` per
+    choice."""
 
     def __init__(self, episode: OpenEpisode, request: Request) -> None:
         self.episode = episode
@@ -66,7 +77,8 @@ class CallInFlight:
         self.over: asyncio.Future[None] = loop.create_future()
         """Done when the episode is over."""
         self.settled: asyncio.Future[None] = loop.create_future()
-        """Done when the wait is over: by an answer, a time-out, the client's leaving, or the episode's end."""
+        """Done when the wait is over: by an answer, a time-out, the client's leaving, or the
+        episode's end."""
         self._timer = loop.call_later(episode.spec.call_timeout, self.settle)
         self.client.gone.add_done_callback(self.settle)
         self._recorded = self._ended = False
@@ -99,12 +111,17 @@ class CallInFlight:
                 self.settled.set_result(None)
 
     def choose_engine(self, ask: Ask) -> Sampling:
-        """Choose the engine and the sampling parameters, which may override the request's. Raises ConfigError."""
+        """Choose the engine and the sampling parameters, which may override the request's. Raises
+        ConfigError."""
         sampling = ask.sampling
         spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
-        if not self.identity.trainable:  # the policy answers, untrained, unless the config names another model
-            outside = self.identity.debug_model is not None or spec.frozen(self.identity) is not None
+        if (
+            not self.identity.trainable
+        ):  # the policy answers, untrained, unless the config names another model
+            outside = (
+                self.identity.debug_model is not None or spec.frozen(self.identity) is not None
+            )
         if outside and (self.phase == "rollout" or self.identity.debug_model is not None):
             self.trainable = False
             self.engine = spec.frozen(self.identity) or self._debug_engine(name)
@@ -112,7 +129,11 @@ class CallInFlight:
         content = ask.digest() if spec.seed_by_content else ""
         ordinal = next(self.episode.ordinals[self.identity.agent, content])
         own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
-        seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal, content)
+        seed = (
+            sampling.seed
+            if own_seed
+            else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal, content)
+        )
         if self.phase == "rollout" and self.engine is spec.engine:
             overrides = spec.sampling if self.trainable else None
             sampling = override(sampling, overrides, max_tokens=spec.max_tokens)
@@ -124,16 +145,19 @@ class CallInFlight:
         if debug is not None and spec.open_debug_model is not None:
             return spec.open_debug_model(debug)
         targets = ", ".join(spec.trainable_targets or ())
-        wanted = f"its debug model {debug!r} is not configured" if debug else "it has no debug model"
+        wanted = (
+            f"its debug model {debug!r} is not configured" if debug else "it has no debug model"
+        )
         raise ConfigError(
-            f"{name!r} is not a trainable target ({targets}), and {wanted}; add it to trainable_targets, give it "
-            "a debug model, or set rollout.opponent"
+            f"{name!r} is not a trainable target ({targets}), and {wanted}; add it to"
+            " trainable_targets, give it a debug model, or set rollout.opponent"
         )
 
     def keep_answer(self) -> dict[str, object]:
         """Store the engine's answer and return the response to send.
 
-        Raises HTTPError if the episode is over, ClientGone, EngineUnavailable (too late), and the engine's errors.
+        Raises HTTPError if the episode is over, ClientGone, EngineUnavailable (too late), and the
+        engine's errors.
         """
         assert self.work is not None
         if self.over.done():
@@ -144,7 +168,9 @@ class CallInFlight:
             limit = self.episode.spec.call_timeout
             raise EngineUnavailable(f"the engine did not answer within {limit:g} s (call_timeout)")
         completion = self._take_answer(self.work)
-        self.response = self.dialect.response(completion, self.neutral, self.body, self.episode.stored)
+        self.response = self.dialect.response(
+            completion, self.neutral, self.body, self.episode.stored
+        )
         self._completion = {**completion, "id": self.response.get("id", completion["id"])}
         return self.response
 
@@ -158,8 +184,9 @@ class CallInFlight:
     def record(self, error: str | None = None) -> None:
         """Record the calls; only the first invocation has an effect.
 
-        Without an error it is called before the last chunk, after the client has read the others, so that a client with
-        the whole reply finds the call. Raises ClientGone if the client has left or the episode is over.
+        Without an error it is called before the last chunk, after the client has read the others,
+        so that a client with the whole reply finds the call. Raises ClientGone if the client has
+        left or the episode is over.
         """
         if self._recorded:
             return
@@ -167,7 +194,13 @@ class CallInFlight:
             raise ClientGone
         self._recorded = True
         work = self.work
-        if self._answer is None and work is not None and work.done() and not work.cancelled() and not work.exception():
+        if (
+            self._answer is None
+            and work is not None
+            and work.done()
+            and not work.cancelled()
+            and not work.exception()
+        ):
             with suppress(AjetError):  # too late to be sent, but its tokens were sampled
                 self._take_answer(work)
         common: Json = {
@@ -175,7 +208,9 @@ class CallInFlight:
             "agent": self.identity.agent,
             "target_tag": self.identity.target_tag,
             "trainable": self.trainable,
-            "request": remove_secrets(self.neutral if self.dialect.form is self.dialect else self._recorded_request()),
+            "request": remove_secrets(
+                self.neutral if self.dialect.form is self.dialect else self._recorded_request()
+            ),
             "started_at": self.started_at,
             "ended_at": now(),
             "error": error,
@@ -184,11 +219,17 @@ class CallInFlight:
         }
         answer = self._answer
         grammar = "" if answer is None else answer.grammar
-        common["sampling"] = (replace(self.sampling, grammar=grammar) if grammar else self.sampling).as_dict()
+        common["sampling"] = (
+            replace(self.sampling, grammar=grammar) if grammar else self.sampling
+        ).as_dict()
         if answer is None:
             index = next(self.episode.indices)
             model, drawn = self.engine.model, self._drawn
-            self.episode.add(Call(**common, index=index, model=model, response=self._completion, cut_tokens=drawn))
+            self.episode.add(
+                Call(
+                    **common, index=index, model=model, response=self._completion, cut_tokens=drawn
+                )
+            )
             return
         for index, choice in enumerate(answer.choices):
             known: Json = {
@@ -198,21 +239,29 @@ class CallInFlight:
                 "response": {**self._completion, "choices": [self._completion["choices"][index]]},
                 "prompt_ids": answer.prompt_ids,
                 "output_ids": choice.output_ids,
-                "logprobs": choice.logprobs if choice.of_policy and choice.output_ids is not None else None,
+                "logprobs": (
+                    choice.logprobs if choice.of_policy and choice.output_ids is not None else None
+                ),
                 "cut_tokens": choice.cut_tokens,
                 "finish_reason": choice.finish_reason,
             }
             self.episode.add(Call(**common, **known), answer.new_ids)
 
     def _recorded_request(self) -> Json:
-        """The request in the format of completions, with the fields of its dialect that don't affect sampling."""
+        """The request in the format of completions, with the fields of its dialect that don't
+        affect sampling."""
         if self.neutral is self.body:  # not converted
             return self.neutral
-        unused = {k: v for k, v in without_effect(self.body, self.dialect.fields).items() if k not in self.neutral}
+        unused = {
+            k: v
+            for k, v in without_effect(self.body, self.dialect.fields).items()
+            if k not in self.neutral
+        }
         return {**self.neutral, WITHOUT_EFFECT: unused} if unused else self.neutral
 
     def end(self, error: str | None = None) -> None:
-        """Cancel the engine's work, then record the calls with the error, by default as undelivered."""
+        """Cancel the engine's work, then record the calls with the error, by default as
+        undelivered."""
         if self._ended:
             return
         self._ended = True
@@ -243,22 +292,30 @@ class CallInFlight:
             self.settle()
 
     def confirmable(self) -> Callable[[bool], None]:
-        """Return the callback for whether the client read the last chunk; the call is recorded as delivered before."""
+        """Return the callback for whether the client read the last chunk; the call is recorded as
+        delivered before."""
         self.episode.unconfirmed.add(self)
         return self.confirm
 
     def confirm(self, read: bool) -> None:
-        """Note whether the client read the reply; the first invocation counts, by the client or the episode's end."""
+        """Note whether the client read the reply; the first invocation counts, by the client or the
+        episode's end."""
         if self not in self.episode.unconfirmed:
             return
         self.episode.unconfirmed.discard(self)
         if not read:
-            self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client disconnected before the end")
+            self.episode.undelivered(
+                self.request_id, f"{UNDELIVERED}: the client disconnected before the end"
+            )
 
     def _undelivered(self) -> str:
         if not self.size:
             failed = None if self.work is None or not self.work.done() else self.work.exception()
-            return UNDELIVERED if failed is None else f"{UNDELIVERED}: the answer was an error: {failed}"
+            return (
+                UNDELIVERED
+                if failed is None
+                else f"{UNDELIVERED}: the answer was an error: {failed}"
+            )
         read = max(self.sent - self.client.unread(), 0)
         return f"{UNDELIVERED}: the client read at most {read} of {self.size} bytes"
 
@@ -284,7 +341,8 @@ class Reply:
 
 
 async def answer(episode: OpenEpisode, request: Request) -> Reply:
-    """Ask the engine once and return the reply. Cancelling this, or leaving the reply early, cancels the engine's work.
+    """Ask the engine once and return the reply. Cancelling this, or leaving the reply early,
+    cancels the engine's work.
 
     Raises HTTPError for responses other than 200, and ClientGone.
     """
@@ -296,7 +354,9 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
             await asyncio.wait((call.settled,), timeout=HEARTBEAT)
             if call.settled.done():
                 call.keep_answer()
-            return Reply(_events(call), call, headers_of(200, None, call.dialect.media_type), is_stream=True)
+            return Reply(
+                _events(call), call, headers_of(200, None, call.dialect.media_type), is_stream=True
+            )
         await call.settled
         body = json_bytes(call.keep_answer())
         return Reply(_whole(call, body), call, headers_of(200, len(body)))
@@ -314,7 +374,10 @@ def _read(call: CallInFlight, request: Request) -> Ask:
     if dialect is None:
         raise unknown_route(request.route)
     if call.episode.stopped is not None and request.phase == "rollout":
-        why = f"a reply was mad: {call.episode.stopped} (rollout.compute_madness_checklist); this ended the episode"
+        why = (
+            f"a reply was mad: {call.episode.stopped} (rollout.compute_madness_checklist); this"
+            " ended the episode"
+        )
         raise HTTPError(400, why, "episode_stopped")
     call.neutral = neutral = call.episode.kept.shared(dialect.neutral(body, call.episode.stored))
     if request.captured:
@@ -325,8 +388,9 @@ def _read(call: CallInFlight, request: Request) -> Ask:
         if verdict == "other":
             raise HTTPError(
                 400,
-                f"model {model!r} is not the policy, and a process that was only given a base URL has no other "
-                "endpoint; add it to rollout.policy_models, or call it at its own base URL",
+                f"model {model!r} is not the policy, and a process that was only given a base URL"
+                " has no other endpoint; add it to rollout.policy_models, or call it at its own"
+                " base URL",
                 "not_the_policy",
                 "model",
             )
@@ -336,7 +400,9 @@ def _read(call: CallInFlight, request: Request) -> Ask:
 
 async def _whole(call: CallInFlight, body: bytes) -> Chunks:
     call.size = len(body)
-    if len(body) > LARGE or call.client.in_parts:  # the last byte waits until the client has read the others
+    if (
+        len(body) > LARGE or call.client.in_parts
+    ):  # the last byte waits until the client has read the others
         for start in range(0, len(body) - 1, LARGE):
             part = body[start : min(start + LARGE, len(body) - 1)]
             yield part, False
@@ -379,12 +445,15 @@ async def _events(call: CallInFlight) -> Chunks:
 
 
 async def _taken(call: CallInFlight, part: bytes, whole: bool) -> None:
-    """Wait until the client has read the bytes sent so far. Raises ClientGone, also if the episode ends before."""
+    """Wait until the client has read the bytes sent so far. Raises ClientGone, also if the episode
+    ends before."""
     call.sent += len(part)
     taking, gone = asyncio.ensure_future(call.client.taken(whole)), call.client.gone
     try:
         waited = (taking, gone, call.over)
-        await asyncio.wait(waited, timeout=call.episode.spec.call_timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            waited, timeout=call.episode.spec.call_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
         if gone.done() or not taking.done() or not taking.result():
             raise ClientGone
     finally:
@@ -392,7 +461,8 @@ async def _taken(call: CallInFlight, part: bytes, whole: bool) -> None:
 
 
 def refuse_unread(episode: OpenEpisode, request: Request, error: HTTPError) -> HTTPError:
-    """The error for a request with an unreadable or too large body; the latter is recorded, without the body."""
+    """The error for a request with an unreadable or too large body; the latter is recorded, without
+    the body."""
     if request.dialect is None:  # for an uploaded file, say, the error is the route
         return unknown_route(request.route)
     if error.status == 413:

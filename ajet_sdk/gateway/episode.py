@@ -1,4 +1,5 @@
-"""An open episode: its engines, its keys, the calls that the policy answers, and the calls recorded so far."""
+"""An open episode: its engines, its keys, the calls that the policy answers, and the calls recorded
+so far."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import secrets
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -42,7 +51,8 @@ ENDING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SamplingOverride:
-    """The sampling parameters of a run for trainable calls; None keeps the request's value or the default."""
+    """The sampling parameters of a run for trainable calls; None keeps the request's value or the
+    default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -51,7 +61,9 @@ class SamplingOverride:
     """Temperature 0, regardless of the other values."""
 
 
-def override(sampling: Sampling, overrides: SamplingOverride | None, *, max_tokens: int | None) -> Sampling:
+def override(
+    sampling: Sampling, overrides: SamplingOverride | None, *, max_tokens: int | None
+) -> Sampling:
     """Replace the agent's sampling parameters by the run's, and limit the length of the reply."""
     changed = dict[str, Any]()
     if overrides is not None:
@@ -66,10 +78,14 @@ def override(sampling: Sampling, overrides: SamplingOverride | None, *, max_toke
     return replace(sampling, **changed) if changed else sampling
 
 
-def mix_seed(requested: int | None, attempt: int | None, agent: str, ordinal: int, content: str = "") -> int | None:
-    """The seed of a call, different for each attempt and equal in repeated runs. None without any seed.
+def mix_seed(
+    requested: int | None, attempt: int | None, agent: str, ordinal: int, content: str = ""
+) -> int | None:
+    """The seed of a call, different for each attempt and equal in repeated runs. None without any
+    seed.
 
-    `ordinal` counts the agent's requests in the episode, with `content` those of equal content. The result has 63 bits.
+    `ordinal` counts the agent's requests in the episode, with `content` those of equal content. The
+    result has 63 bits.
     """
     if requested is None and attempt is None:
         return None
@@ -86,7 +102,8 @@ class EpisodeSpec:
     sampling: SamplingOverride | None = None
     """Overrides of trainable calls; None: the agent's parameters."""
     policy_models: frozenset[str] = frozenset()
-    """Model names of captured requests that the policy answers; empty: the only name that the episode uses."""
+    """Model names of captured requests that the policy answers; empty: the only name that the
+    episode uses."""
     uses_handle: bool = False
     """The function takes a `Model`; the policy answers only calls made through it."""
     trainable_targets: tuple[str, ...] | None = None
@@ -94,7 +111,8 @@ class EpisodeSpec:
     seed: int | None = None
     """The seed of the attempt, mixed into the seed of every call."""
     seed_by_content: bool = False
-    """A call's seed depends on its content instead of its position, as the order of parallel calls varies."""
+    """A call's seed depends on its content instead of its position, as the order of parallel calls
+    varies."""
     max_tokens: int | None = None
     """Limit of each reply of the policy to the workflow, trained or not."""
     debug_models: Mapping[str, Engine] = field(default_factory=dict)
@@ -102,7 +120,8 @@ class EpisodeSpec:
     opponent: Engine | None = None
     """The engine of all other calls outside of the targets."""
     open_debug_model: Callable[[str], Engine] | None = None
-    """Opens a debug model named by the agent's code, if the two above have no engine. It may raise ConfigError."""
+    """Opens a debug model named by the agent's code, if the two above have no engine. It may raise
+    ConfigError."""
     call_timeout: float = 600.0
     """Seconds for a reply; after them the call fails with 503."""
     stop_after: Callable[[Call], str | None] | None = None
@@ -110,12 +129,15 @@ class EpisodeSpec:
     guard: HostGuard | None = None
     """The policy for LLM traffic that no hook captures; None: let it pass."""
     keep_calls: bool = True
-    """Keep finished calls in memory; False for endless episodes, whose calls are in the trace only."""
+    """Keep finished calls in memory; False for endless episodes, whose calls are in the trace
+    only."""
 
     def frozen(self, who: AgentIdentity) -> Engine | None:
         """The engine of the run for an agent outside of the targets."""
         names = [name for name in (who.agent, who.target_tag, who.debug_model) if name is not None]
-        return next((self.debug_models[name] for name in names if name in self.debug_models), self.opponent)
+        return next(
+            (self.debug_models[name] for name in names if name in self.debug_models), self.opponent
+        )
 
 
 @dataclass
@@ -142,7 +164,8 @@ class InFlight(Protocol):
 
 
 class OpenEpisode:
-    """An episode of a gateway, from `Gateway.open` to `finish`. Its public methods are thread-safe."""
+    """An episode of a gateway, from `Gateway.open` to `finish`. Its public methods are
+    thread-safe."""
 
     def __init__(
         self,
@@ -158,7 +181,9 @@ class OpenEpisode:
         self.episode_id = spec.episode_id
         self.url, self.door = url, door
         """`door`: the `ProcessDoor` of the gateway."""
-        self.handle_key, key, self.judge_key = (f"ajet-{secrets.token_urlsafe(24)}" for _ in range(3))
+        self.handle_key, key, self.judge_key = (
+            f"ajet-{secrets.token_urlsafe(24)}" for _ in range(3)
+        )
         self.captured_key = key
         self.agents: set[str] = set()
         """Agents for which the workflow uses handles."""
@@ -186,7 +211,9 @@ class OpenEpisode:
         self.asked: dict[int, Engine] = {id(spec.engine): spec.engine}
         """Engines used so far."""
         self._judging = self._finished = False
-        self.active = ActiveEpisode(spec.episode_id, self, url, key, "rollout", not spec.uses_handle, spec.guard)
+        self.active = ActiveEpisode(
+            spec.episode_id, self, url, key, "rollout", not spec.uses_handle, spec.guard
+        )
         self._requests = defaultdict[Activity, Requests](Requests)
         self._children: dict[str, Activity] = {}
         self._outliving = frozenset[Activity]()
@@ -205,7 +232,8 @@ class OpenEpisode:
         trainable: bool = True,
         debug_model: str | None = None,
     ) -> Model:
-        """Return a handle of the policy. While judging, it is the judge's, whose calls are never trained."""
+        """Return a handle of the policy. While judging, it is the judge's, whose calls are never
+        trained."""
         key = self.judge_key if self._judging else self.handle_key
         segment = AgentIdentity(agent, target_tag, trainable, debug_model).segment()
         base_url = f"{self.url}/episodes/{self.episode_id}/{segment}/v1"
@@ -219,7 +247,8 @@ class OpenEpisode:
     # The interface of the hooks (`context.Recorder`)
 
     def answers(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`; a second model name is ambiguous."""
+        """Whether the policy answers a captured request for `model`; a second model name is
+        ambiguous."""
         if self.spec.uses_handle:
             return "other"
         if self.spec.policy_models:
@@ -233,8 +262,9 @@ class OpenEpisode:
     def ambiguous(self, model: str) -> ModelAmbiguous:
         """The error for a second model name."""
         return ModelAmbiguous(
-            f"the episode uses two models, {self._model['only']!r} and {model!r}, and it is unclear which is the "
-            "policy; name it in rollout.policy_models, or take a parameter `model` and use it"
+            f"the episode uses two models, {self._model['only']!r} and {model!r}, and it is unclear"
+            " which is the policy; name it in rollout.policy_models, or take a parameter `model`"
+            " and use it"
         )
 
     def observed(self, exchange: ObservedExchange) -> None:
@@ -242,7 +272,11 @@ class OpenEpisode:
         if not self._finished:
             call = observed_call(self.episode_id, next(self.indices), exchange)
             if call.error is not None and _is_fault(call.error):
-                self.fail(EngineUnavailable(f"the agent's own request to the model {call.model!r}: {call.error}"))
+                self.fail(
+                    EngineUnavailable(
+                        f"the agent's own request to the model {call.model!r}: {call.error}"
+                    )
+                )
             self.add(call)
 
     def happened(self, event: Event) -> None:
@@ -272,11 +306,13 @@ class OpenEpisode:
             self.called_by(activity)
 
     def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
-        """Whether one of these activities got replies for the episode and ran on after its workflow."""
+        """Whether one of these activities got replies for the episode and ran on after its
+        workflow."""
         return not self._outliving.isdisjoint(activities)
 
     async def senders_left(self) -> list[Activity]:
-        """Activities that got replies among other open episodes and still run; called when the workflow has returned.
+        """Activities that got replies among other open episodes and still run; called when the
+        workflow has returned.
 
         Those that end within a moment, such as cancelled tasks, are waited for.
         """
@@ -292,7 +328,8 @@ class OpenEpisode:
         return [who for who in left if self._requests[who].among_others]
 
     def takes_handle(self, agent: str) -> None:
-        """Note that the workflow uses a handle for an agent, which may get a reward without a call."""
+        """Note that the workflow uses a handle for an agent, which may get a reward without a
+        call."""
         self.agents.add(agent)
 
     # Used by the gateway
@@ -306,7 +343,8 @@ class OpenEpisode:
             self._put(call)
 
     def undelivered(self, request_id: str, error: str) -> None:
-        """Correct the record of a request's calls to undelivered; no effect after the end of the episode."""
+        """Correct the record of a request's calls to undelivered; no effect after the end of the
+        episode."""
         if self._finished:
             return
         self.kept.undelivered(request_id, error)
@@ -324,7 +362,8 @@ class OpenEpisode:
 
     @asynccontextmanager
     async def judging(self) -> AsyncIterator[ActiveEpisode]:
-        """Enter the judge's phase after the workflow has returned: cancel its calls in flight and revoke its keys.
+        """Enter the judge's phase after the workflow has returned: cancel its calls in flight and
+        revoke its keys.
 
         `async with episode.judging() as active:`; `current_episode` is `active` inside.
         """
@@ -338,7 +377,8 @@ class OpenEpisode:
             current_episode.reset(token)
 
     async def finish(self) -> tuple[Call, ...]:
-        """Revoke all keys (later requests get 410), cancel calls in flight (undelivered) and return all calls."""
+        """Revoke all keys (later requests get 410), cancel calls in flight (undelivered) and return
+        all calls."""
         self._judging = True
         await asyncio.wrap_future(self._run(self._close(True)))
         self._finished = True
@@ -365,13 +405,20 @@ class OpenEpisode:
 
 
 def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Call:
-    """The call of a request that passed through, without ids and not trained. An invalid reply is its error."""
+    """The call of a request that passed through, without ids and not trained. An invalid reply is
+    its error."""
     choices = exchange.response.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    first = (
+        choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    )
     candidates = exchange.response.get("candidates")
     if isinstance(candidates, list) and candidates and isinstance(candidates[0], dict):
         first = {"finish_reason": candidates[0].get("finishReason")}
-    finish = first.get("finish_reason") or exchange.response.get("stop_reason") or exchange.response.get("status")
+    finish = (
+        first.get("finish_reason")
+        or exchange.response.get("stop_reason")
+        or exchange.response.get("status")
+    )
     return Call(
         episode_id=episode_id,
         index=index,
@@ -384,14 +431,16 @@ def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Ca
         finish_reason=finish if isinstance(finish, str) else None,
         started_at=datetime.fromtimestamp(exchange.started_at, timezone.utc),
         ended_at=datetime.fromtimestamp(max(exchange.ended_at, exchange.started_at), timezone.utc),
-        error=exchange.error or fault_in(exchange.route, exchange.request, exchange.response, repr(exchange.model)),
+        error=exchange.error
+        or fault_in(exchange.route, exchange.request, exchange.response, repr(exchange.model)),
         request_id=new_id(),
         phase=exchange.phase,
     )
 
 
 def _is_fault(error: str) -> bool:
-    """Whether a call failed for a reason other than an invalid request or an early end by the agent."""
+    """Whether a call failed for a reason other than an invalid request or an early end by the
+    agent."""
     status = error.removeprefix("HTTP ")
     if status.isdecimal():
         return int(status) not in (400, 413, 422)  # invalid requests

@@ -1,4 +1,5 @@
-"""The gateway: an OpenAI-compatible endpoint for every open episode, on loopback, in its own thread and event loop."""
+"""The gateway: an OpenAI-compatible endpoint for every open episode, on loopback, in its own thread
+and event loop."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ KEEP_ALIVE = 120
 
 
 class Gateway:
-    """Serves open episodes. With a writer, complete calls go to the trace, which can be queried live."""
+    """Serves open episodes. With a writer, complete calls go to the trace, which can be queried
+    live."""
 
-    def __init__(self, writer: TraceWriter | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, writer: TraceWriter | None = None, *, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.writer = writer
         self.frozen = FrozenModels()
         """Models besides the policy; closed with the gateway."""
@@ -83,7 +87,9 @@ class Gateway:
         )
         self._server = _Server(config)
         started = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(listener, started), name="ajet-gateway", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, args=(listener, started), name="ajet-gateway", daemon=True
+        )
         contextvars.Context().run(self._thread.start)  # outside of any episode
         started.wait()
         if self.writer is not None:
@@ -108,7 +114,9 @@ class Gateway:
         """Stop serving. Calls in flight are cancelled."""
         if self._thread is None or self._loop is None:
             return
-        with ExitStack() as last:  # stops the server even if a step fails, for example on a full disk
+        with (
+            ExitStack() as last
+        ):  # stops the server even if a step fails, for example on a full disk
             last.callback(self._stop, self._thread)
             if self.writer is not None:
                 last.callback(retract, self.writer.path)
@@ -138,18 +146,26 @@ class Gateway:
     # Episodes
 
     def open(self, spec: EpisodeSpec) -> OpenEpisode:
-        """Open an episode, whose calls are answered from now on. Raises ConfigError if its id is already open."""
+        """Open an episode, whose calls are answered from now on. Raises ConfigError if its id is
+        already open."""
         if self._thread is None:
             raise EngineUnavailable("the gateway is not running; call start() first")
         if spec.episode_id in self._access.episodes:
-            raise ConfigError(f"episode {spec.episode_id} is already open; every attempt needs its own id")
-        put, amend = (self.writer.put, self.writer.undelivered) if self.writer is not None else (None, None)
-        episode = OpenEpisode(spec, self.url, put, self._run, self._access.end_keys, self._door, amend)
+            raise ConfigError(
+                f"episode {spec.episode_id} is already open; every attempt needs its own id"
+            )
+        put, amend = (
+            (self.writer.put, self.writer.undelivered) if self.writer is not None else (None, None)
+        )
+        episode = OpenEpisode(
+            spec, self.url, put, self._run, self._access.end_keys, self._door, amend
+        )
         self._access.add(episode)
         return episode
 
     def observe(self, find: Callable[[str], Recorder]) -> None:
-        """Take reports of other processes for episodes of `ajet.trace`, which `find` returns by their ids."""
+        """Take reports of other processes for episodes of `ajet.trace`, which `find` returns by
+        their ids."""
         self._access.observed = find
 
 
@@ -166,8 +182,11 @@ class _Server(uvicorn.Server):
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Its protocol is given, as asyncio else keeps Nagle's algorithm on (40 ms a reply)."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    """Return a listening socket. Its protocol is given, as asyncio else keeps Nagle's algorithm on
+    (40 ms a reply)."""
+    listener = socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -182,7 +201,9 @@ async def serve_until_signal(settings: uvicorn.Config, listener: socket.socket) 
     """Serve until Ctrl-C or SIGTERM, then shut down."""
     server = uvicorn.Server(settings)
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # would raise them again at the end
-    main = threading.current_thread() is threading.main_thread()  # else, in a notebook, an interrupt cancels
+    main = (
+        threading.current_thread() is threading.main_thread()
+    )  # else, in a notebook, an interrupt cancels
     for number in (signal.SIGINT, signal.SIGTERM) if main else ():
         asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
     await server.serve(sockets=[listener])

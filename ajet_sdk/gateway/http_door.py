@@ -38,18 +38,26 @@ CONNECTION = "ajet.connection"
 """Key in the `state` of a scope for the connection, an `http_server.TimedProtocol`."""
 
 _REPORTS: dict[str, tuple[TypeAdapter[Any], Callable[[Recorder, Any], None]]] = {
-    "observed": (TypeAdapter(ObservedExchange), lambda episode, exchange: episode.observed(exchange)),
+    "observed": (
+        TypeAdapter(ObservedExchange),
+        lambda episode, exchange: episode.observed(exchange),
+    ),
     "events": (TypeAdapter(Event), lambda episode, event: episode.happened(event)),
-    "handles": (TypeAdapter(AgentIdentity), lambda episode, identity: episode.takes_handle(identity.agent)),
+    "handles": (
+        TypeAdapter(AgentIdentity),
+        lambda episode, identity: episode.takes_handle(identity.agent),
+    ),
     "faults": (TypeAdapter(Fault), lambda episode, fault: episode.fail(fault.error())),
 }
-"""Reports of other processes of the agent by route: their type, and the method of an episode that records them."""
+"""Reports of other processes of the agent by route: their type, and the method of an episode that
+records them."""
 
 log = logging.getLogger("ajet.gateway")
 
 
 class HttpDoor:
-    """The ASGI application: calls, the state of an episode for its handles, and with `live` the trace."""
+    """The ASGI application: calls, the state of an episode for its handles, and with `live` the
+    trace."""
 
     def __init__(self, access: Access, live: Starlette | None = None) -> None:
         self.access = access
@@ -60,7 +68,10 @@ class HttpDoor:
             return
         path = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
         query = scope.get("query_string", b"").decode("latin-1")
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
         place = locate(path, query, headers)
         foreign = not place.endpoint.dialect and not path.startswith(("/episodes/", "/v1"))
         if foreign and self.live is not None:
@@ -80,22 +91,31 @@ class HttpDoor:
         except TraceError as lost:  # the writer raises it again at its next record
             log.debug("Could not record a call: %s", lost)
 
-    async def _take_report(self, scope: Scope, place: RequestTarget, receive: Receive, send: Send) -> None:
+    async def _take_report(
+        self, scope: Scope, place: RequestTarget, receive: Receive, send: Send
+    ) -> None:
         route = place.endpoint.route
         recorder = self.access.recorder(place)
         kind, record = _REPORTS[route]
         try:
             record(recorder, kind.validate_python(await read_json(receive, scope)))
         except ValidationError as error:
-            raise HTTPError(400, f"this is no report of {route}: {error}", "invalid_report") from error
+            raise HTTPError(
+                400, f"this is no report of {route}: {error}", "invalid_report"
+            ) from error
         await respond(send, 200, {})
 
-    async def _answer(self, scope: Scope, place: RequestTarget, grant: KeyGrant, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self, scope: Scope, place: RequestTarget, grant: KeyGrant, receive: Receive, send: Send
+    ) -> None:
         route, method, episode = place.endpoint.route, scope["method"], grant.episode
         if method == "GET" and route == "episode":
             return await respond(send, 200, {"context_overflow": episode.context_overflow})
         if method == "GET" and is_of_models(route):
-            names = [episode.spec.engine.model, *sorted(episode.spec.policy_models - {episode.spec.engine.model})]
+            names = [
+                episode.spec.engine.model,
+                *sorted(episode.spec.policy_models - {episode.spec.engine.model}),
+            ]
             return await respond(send, 200, models(route, names, place.speaks))
         if method in ("GET", "DELETE") and route.startswith("responses/resp_"):
             named = route.partition("/")[2]
@@ -106,7 +126,9 @@ class HttpDoor:
         if method != "POST":
             if place.endpoint.dialect is None:
                 raise unknown_route(f"{method} {route}")
-            raise HTTPError(405, f"{method} {route} is not supported; send calls with POST", "method")
+            raise HTTPError(
+                405, f"{method} {route} is not supported; send calls with POST", "method"
+            )
         connection = scope["state"][CONNECTION]
         try:
             body = await read_json(receive, scope)
@@ -135,12 +157,15 @@ async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
 async def respond(send: Send, status: int, value: dict[str, object]) -> None:
     """Send a whole JSON response."""
     body = json_bytes(value)
-    await send({"type": "http.response.start", "status": status, "headers": headers_of(status, len(body))})
+    await send(
+        {"type": "http.response.start", "status": status, "headers": headers_of(status, len(body))}
+    )
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def read_json(receive: Receive, scope: Scope) -> dict[str, object]:
-    """Read the request's JSON object. Raises ClientGone, HTTPError 400, and 413 before the body is read."""
+    """Read the request's JSON object. Raises ClientGone, HTTPError 400, and 413 before the body is
+    read."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             check_size(int(value))

@@ -1,10 +1,12 @@
-"""The HTTP server of all endpoints of ajet: uvicorn with time limits for requests and checks against foreign web pages.
+"""The HTTP server of all endpoints of ajet: uvicorn with time limits for requests and checks
+against foreign web pages.
 
-A client that sends half a request would otherwise hold a connection, a task and memory forever. The server also
-reports how much of a response the client has read (`protocols.Client`).
+A client that sends half a request would otherwise hold a connection, a task and memory forever. The
+server also reports how much of a response the client has read (`protocols.Client`).
 
-A web page in a browser on this machine can reach every server that listens here. Its requests are recognized by their
-`Origin`, or after DNS rebinding by the `Host` header, which has the page's own name.
+A web page in a browser on this machine can reach every server that listens here. Its requests are
+recognized by their `Origin`, or after DNS rebinding by the `Host` header, which has the page's own
+name.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from ajet_sdk.gateway.http_door import CONNECTION, respond
 from ajet_sdk.gateway.peer_socket import PeerSocket, PeerSockets
 
 HEADER_SECONDS = 20.0
-"""Limit for the headers, from the connection, or on a kept-alive one from the first byte of a request."""
+"""Limit for the headers, from the connection, or on a kept-alive one from the first byte of a
+request."""
 
 BODY_SECONDS = 120.0
 """Limit for the body, from the end of the headers."""
@@ -45,7 +48,8 @@ LONGEST_PAUSE = 0.05
 """Seconds between two checks of a connection whose client does not read."""
 
 AHEAD = 0.005
-"""Seconds for a client on another machine to read the rest of a stream before its last chunk is sent."""
+"""Seconds for a client on another machine to read the rest of a stream before its last chunk is
+sent."""
 
 _TURNS = 6
 """Turns of the event loop to wait for a client before timers are used, which take a millisecond."""
@@ -56,11 +60,13 @@ _UNACKNOWLEDGED, _UNSENT = termios.TIOCOUTQ, 0x894B
 """`ioctl` requests: SIOCOUTQ and, on Linux only, SIOCOUTQNSD (`tcp(7)`)."""
 
 
-def server_config(app: Any, *, own_name: str = "", keyed: bool = False, **settings: Any) -> uvicorn.Config:
+def server_config(
+    app: Any, *, own_name: str = "", keyed: bool = False, **settings: Any
+) -> uvicorn.Config:
     """Return uvicorn's configuration of a server; `settings` are passed to uvicorn.
 
-    Requests of foreign web pages are refused (`foreign`), except with `keyed`: the application then requires a key,
-    which no page has, and the server may be reached under any name.
+    Requests of foreign web pages are refused (`foreign`), except with `keyed`: the application then
+    requires a key, which no page has, and the server may be reached under any name.
     """
     ours = {
         "http": partial(TimedProtocol, SparseLog(), PeerSockets()),
@@ -79,11 +85,17 @@ _READ = frozenset((b"host", b"origin", b"content-type"))
 def _guarded(app: Any, own_name: str) -> Any:
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            sent = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
-            refused = foreign(sent.get(b"host", ""), sent.get(b"origin"), sent.get(b"content-type"), own_name)
+            sent = {
+                name: value.decode("latin-1") for name, value in scope["headers"] if name in _READ
+            }
+            refused = foreign(
+                sent.get(b"host", ""), sent.get(b"origin"), sent.get(b"content-type"), own_name
+            )
             if refused is not None:
                 status, reason = refused
-                await respond(send, status, error_body(reason, "invalid_request_error", "foreign_request"))
+                await respond(
+                    send, status, error_body(reason, "invalid_request_error", "foreign_request")
+                )
                 return
         await app(scope, receive, send)
 
@@ -123,7 +135,8 @@ else:
 
 
 class SparseLog(_Adapter):
-    """The log of a server, with the 1st, 10th, 100th, ... of equal warnings, so that bad clients can't fill it."""
+    """The log of a server, with the 1st, 10th, 100th, ... of equal warnings, so that bad clients
+    can't fill it."""
 
     level = logging.INFO  # uvicorn reads it for its log of connections
 
@@ -182,9 +195,12 @@ class TimedProtocol(H11Protocol):
             self._following.cancel()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Handle the end of the client's data; if it closed only its sending side, it still gets its response."""
+        """Handle the end of the client's data; if it closed only its sending side, it still gets
+        its response."""
         peer = self._peer()
-        waits = self._confirm is not None or (self.cycle is not None and not self.cycle.response_complete)
+        waits = self._confirm is not None or (
+            self.cycle is not None and not self.cycle.response_complete
+        )
         if waits and peer is not None and not peer.closed:
             self._half_closed = True
             self._follow()
@@ -203,11 +219,15 @@ class TimedProtocol(H11Protocol):
     # Invalid requests
 
     def _unsupported_upgrade_warning(self) -> None:
-        self.logger.warning("Answered a request to upgrade to another protocol as if it asked for none.")
+        self.logger.warning(
+            "Answered a request to upgrade to another protocol as if it asked for none."
+        )
 
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP and end the connection."""
-        if self.cycle is not None and not self.cycle.response_complete:  # the request's body is invalid
+        if (
+            self.cycle is not None and not self.cycle.response_complete
+        ):  # the request's body is invalid
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -236,11 +256,16 @@ class TimedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         # No error if the response has begun, or for headers if the request has not.
-        awaited = not self.cycle.response_started if stage == "body" else bool(self.conn.trailing_data[0])
+        awaited = (
+            not self.cycle.response_started if stage == "body" else bool(self.conn.trailing_data[0])
+        )
         if awaited:
             message = f"the request's {stage} did not arrive within {seconds:g} s"
             body = json_bytes(error_body(message, "invalid_request_error", "request_timeout"))
-            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+            head = (
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection:"
+                " close"
+            )
             self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n\r\n".encode() + body)
         self.transport.close()
 
@@ -251,12 +276,15 @@ class TimedProtocol(H11Protocol):
     # How much of the response the client has read
 
     async def taken(self, whole: bool = False) -> bool:
-        """Wait until the client has read the bytes sent so far: all with `whole`, else all but `BUFFERED` bytes.
+        """Wait until the client has read the bytes sent so far: all with `whole`, else all but
+        `BUFFERED` bytes.
 
         False if the client leaves before. A client on another machine gets `AHEAD` seconds to read.
         """
         for turn in itertools.count():
-            await asyncio.sleep(0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE))
+            await asyncio.sleep(
+                0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE)
+            )
             if self.transport.is_closing():
                 return False
             if not whole:
@@ -274,16 +302,18 @@ class TimedProtocol(H11Protocol):
         raise AssertionError("unreachable")
 
     def unread(self) -> int:
-        """Bytes that the client has not read; on another machine, that its system has not acknowledged.
+        """Bytes that the client has not read; on another machine, that its system has not
+        acknowledged.
 
-        On this machine sent bytes are in the client's receive queue at once, while their acknowledgement may take 40
-        ms. A client that closes its end with unread bytes resets the connection; their number is unknown and counts
-        as 1.
+        On this machine sent bytes are in the client's receive queue at once, while their
+        acknowledgement may take 40 ms. A client that closes its end with unread bytes resets the
+        connection; their number is unknown and counts as 1.
         """
         return self._behind()[1] or int(self._reset())
 
     def confirm_by(self, confirm: Callable[[bool], None]) -> None:
-        """Call `confirm` with whether the client has read the whole response, once that is known."""
+        """Call `confirm` with whether the client has read the whole response, once that is
+        known."""
         if self.transport.is_closing():  # the client has left, and the last chunk is not sent
             confirm(False)
         else:
@@ -295,7 +325,8 @@ class TimedProtocol(H11Protocol):
             confirm(read)
 
     def _closes_at_once(self) -> bool:
-        """Whether to close the connection now; a client that still reads could not be observed after it."""
+        """Whether to close the connection now; a client that still reads could not be observed
+        after it."""
         if self._confirm is None or self._half_closed or not self.unread():
             return True
         self._to_close = True
@@ -303,7 +334,8 @@ class TimedProtocol(H11Protocol):
         return False
 
     def _follow(self) -> None:
-        """Poll a connection without events: the client closed its sending side, or the server waits to close."""
+        """Poll a connection without events: the client closed its sending side, or the server waits
+        to close."""
         peer = self._peer()
         if self._reset() or peer is None or peer.closed:
             self._settle(not self.unread())
@@ -318,9 +350,11 @@ class TimedProtocol(H11Protocol):
             self._following = self.loop.call_later(LONGEST_PAUSE, self._follow)
 
     def _behind(self) -> tuple[PeerSocket | None, int]:
-        """The client's socket, and the bytes not read; for a client on another machine, those not acknowledged.
+        """The client's socket, and the bytes not read; for a client on another machine, those not
+        acknowledged.
 
-        Our queue is read before the client's, so that bytes moving between them are counted at least once.
+        Our queue is read before the client's, so that bytes moving between them are counted at
+        least once.
         """
         unsent = self._waiting(_UNSENT)
         peer = self._peer()
@@ -328,10 +362,15 @@ class TimedProtocol(H11Protocol):
 
     def _peer(self) -> PeerSocket | None:
         connection = self.transport.get_extra_info("socket")
-        return None if connection is None or connection.fileno() < 0 else self._peers.look(connection)
+        return (
+            None if connection is None or connection.fileno() < 0 else self._peers.look(connection)
+        )
 
     def _reset(self) -> bool:
-        connection, option = self.transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
+        connection, option = (
+            self.transport.get_extra_info("socket"),
+            getattr(socket, "TCP_INFO", None),
+        )
         if connection is None or connection.fileno() < 0 or option is None:
             return False
         return bool(connection.getsockopt(socket.IPPROTO_TCP, option, 1)[0] == _TCP_CLOSE)
@@ -350,16 +389,25 @@ class TimedProtocol(H11Protocol):
 
 
 _UNASKED = ("text/plain", "application/x-www-form-urlencoded")
-"""Content types that a page may send to another origin without a preflight request; no server of ajet accepts them."""
+"""Content types that a page may send to another origin without a preflight request; no server of
+ajet accepts them."""
 
 
-def foreign(host: str, origin: str | None, content_type: str | None, own_name: str = "") -> tuple[int, str] | None:
+def foreign(
+    host: str, origin: str | None, content_type: str | None, own_name: str = ""
+) -> tuple[int, str] | None:
     """Status and message for refusing a request, by its headers; None if it is accepted.
 
     Accepted hosts are addresses, `localhost`, this machine's name and `own_name`.
     """
     if not _ours(host, own_name):
-        return 403, f"this server does not accept the host name {host[:100]!r}; use its address or localhost"
+        return (
+            403,
+            (
+                f"this server does not accept the host name {host[:100]!r}; use its address or"
+                " localhost"
+            ),
+        )
     if origin is not None and urlsplit(origin).netloc != host:
         return 403, f"pages of {origin[:100]!r} may not send requests to this server"
     kind = (content_type or "").partition(";")[0].strip().lower()
@@ -374,7 +422,12 @@ def _ours(host: str, own_name: str) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    if name in ("localhost", own_name.lower(), socket.gethostname().lower(), socket.getfqdn().lower()):
+    if name in (
+        "localhost",
+        own_name.lower(),
+        socket.gethostname().lower(),
+        socket.getfqdn().lower(),
+    ):
         return True
     try:
         ip_address(name.partition("%")[0])

@@ -1,7 +1,8 @@
 """Holds the calls of an open episode, in memory linear in their distinct content.
 
-The prompt and the messages of a turn repeat nearly all of the previous turn's, so whole copies would take memory
-quadratic in the number of turns. Token ids are stored once, and equal values are one object.
+The prompt and the messages of a turn repeat nearly all of the previous turn's, so whole copies
+would take memory quadratic in the number of turns. Token ids are stored once, and equal values are
+one object.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ajet_sdk.types import Call, Json
 SHORT = 64
 """Length below which a text is not shared, in characters."""
 SPELLING = 2
-"""The newest format of `marshal` that encodes equal values equally, whether or not they share objects."""
+"""The newest format of `marshal` that encodes equal values equally, whether or not they share
+objects."""
 Ids = npt.NDArray[np.int32]
 NO_IDS: Ids = np.empty(0, np.int32)
 
@@ -40,24 +42,29 @@ class _Bare:
         return self.values[self.place[name]]
 
     def whole(self, **changed: object) -> Call:
-        return Call.model_construct(**{**dict(zip(self.names, self.values, strict=True)), **changed})
+        return Call.model_construct(
+            **{**dict(zip(self.names, self.values, strict=True)), **changed}
+        )
 
 
 class OpenCalls:
-    """Compresses calls when they are added and restores them; prompts of a conversation are then views of one array."""
+    """Compresses calls when they are added and restores them; prompts of a conversation are then
+    views of one array."""
 
     def __init__(self, *, keep: bool = True) -> None:
         self._keep = keep
         """False: calls get their place and are not stored."""
         self._index = PrefixIndex()
         self._calls: list[tuple[_Bare, IdRun | None, int]] = []
-        """Each call without its prompt ids, the run that begins with these ids, and their number (-1: no ids)."""
+        """Each call without its prompt ids, the run that begins with these ids, and their number
+        (-1: no ids)."""
         self._values: dict[bytes, object] = {}
         self._latest: list[object] = []
         """The messages of the latest request."""
 
     def add(self, call: Call, engine_ids: array[int] | None = None) -> Call:
-        """Add a call and return it with its place among the earlier calls. Thread-safe. See `PrefixIndex.find`."""
+        """Add a call and return it with its place among the earlier calls. Thread-safe. See
+        `PrefixIndex.find`."""
         place, run = self._index.find(call, engine_ids)
         call = call.model_copy(update=place._asdict())
         if not self._keep:
@@ -80,40 +87,52 @@ class OpenCalls:
         """The calls in order of completion."""
         entries = sorted(self._calls, key=lambda entry: entry[0]["index"])
         whole: dict[IdRun | None, Ids] = {None: NO_IDS}
-        for run in sorted({run for _, run, _ in entries if run is not None}, key=lambda run: -run.end):
+        for run in sorted(
+            {run for _, run, _ in entries if run is not None}, key=lambda run: -run.end
+        ):
             if run not in whole:
                 ids = run.whole()
                 for part, end in run.chain():
                     if end == part.end:
                         whole.setdefault(part, ids)
         return tuple(
-            bare.whole() if length < 0 else bare.whole(prompt_ids=whole[run][:length]) for bare, run, length in entries
+            bare.whole() if length < 0 else bare.whole(prompt_ids=whole[run][:length])
+            for bare, run, length in entries
         )
 
     # Requests
 
     def shared(self, body: Json) -> Json:
-        """Return the request's JSON with objects of earlier requests in place of equal values; do not modify it."""
+        """Return the request's JSON with objects of earlier requests in place of equal values; do
+        not modify it."""
         if not self._keep:
             return body
         copy = dict(body)
         for name, value in body.items():
             if name == "messages" and isinstance(value, list):
                 copy[name] = self._latest = self._shared_messages(value)
-            elif isinstance(value, (list, dict)) or (isinstance(value, str) and len(value) >= SHORT):
+            elif isinstance(value, (list, dict)) or (
+                isinstance(value, str) and len(value) >= SHORT
+            ):
                 copy[name] = self._shared(value)
         return copy
 
     def _shared_messages(self, messages: list[object]) -> list[object]:
         latest, repeated = self._latest, 0
-        if 0 < len(latest) <= len(messages):  # most requests repeat the latest one: comparing saves the digests
+        if (
+            0 < len(latest) <= len(messages)
+        ):  # most requests repeat the latest one: comparing saves the digests
             with suppress(ValueError):
-                if marshal.dumps(messages[: len(latest)], SPELLING) == marshal.dumps(latest, SPELLING):
+                if marshal.dumps(messages[: len(latest)], SPELLING) == marshal.dumps(
+                    latest, SPELLING
+                ):
                     repeated = len(latest)
         return [*latest[:repeated], *map(self._shared, messages[repeated:])]
 
     def _shared(self, value: object) -> object:
-        if not isinstance(value, (str, list, dict)) or len(value) < (SHORT if isinstance(value, str) else 1):
+        if not isinstance(value, (str, list, dict)) or len(value) < (
+            SHORT if isinstance(value, str) else 1
+        ):
             return value
         try:
             spelling = marshal.dumps(value, SPELLING)

@@ -1,7 +1,8 @@
-"""Answers clients in the gateway's own process without a socket: one hop to the gateway's event loop and one back.
+"""Answers clients in the gateway's own process without a socket: one hop to the gateway's event
+loop and one back.
 
-A connection pool checks each of its connections for each request, which takes half of an agent's HTTP time with 128
-concurrent episodes. Other processes, and libraries without transports, use HTTP.
+A connection pool checks each of its connections for each request, which takes half of an agent's
+HTTP time with 128 concurrent episodes. Other processes, and libraries without transports, use HTTP.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class ResponsePart:
 
 
 class ProcessDoor:
-    """The entry for clients in other threads of this process. `close` it when the gateway's loop is closed."""
+    """The entry for clients in other threads of this process. `close` it when the gateway's loop is
+    closed."""
 
     def __init__(self, access: Access, loop: asyncio.AbstractEventLoop) -> None:
         self.access, self.loop, self.calls = access, loop, LoopCalls.for_loop(loop)
@@ -58,10 +60,12 @@ class ProcessDoor:
         body: dict[str, object] | None = None,
         in_parts: bool = False,
     ) -> ProcessClient:
-        """POST a request; `tell` gets the response's parts in the loop's thread, or None if it breaks off.
+        """POST a request; `tell` gets the response's parts in the loop's thread, or None if it
+        breaks off.
 
-        The caller calls `take` for each part that it passes on; with `in_parts` it may stop before the last.
-        `body` is the content's JSON if it is already parsed. Raises RuntimeError if the loop is closed.
+        The caller calls `take` for each part that it passes on; with `in_parts` it may stop before
+        the last. `body` is the content's JSON if it is already parsed. Raises RuntimeError if the
+        loop is closed.
         """
         client = ProcessClient(self, place, content, tell, body, in_parts)
         self.open.add(client)
@@ -187,7 +191,9 @@ class ProcessClient:
         finally:
             self.break_off()
 
-    def _send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, last: bool) -> None:
+    def _send(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, last: bool
+    ) -> None:
         if not self._over:
             self._over = last
             self._sent.append(len(body))

@@ -22,11 +22,14 @@ class Interval:
     high: float
 
 
-def concordance(scores: Sequence[float], labels: Sequence[float], groups: Sequence[str] | None = None) -> float | None:
-    """Share of pairs with different labels whose scores have the same order; equal scores count half.
+def concordance(
+    scores: Sequence[float], labels: Sequence[float], groups: Sequence[str] | None = None
+) -> float | None:
+    """Share of pairs with different labels whose scores have the same order; equal scores count
+    half.
 
-    0.5 is chance. With two distinct labels it is the area under the ROC curve, else Harrell's C. With `groups` only
-    pairs within a group count. None if all labels are equal.
+    0.5 is chance. With two distinct labels it is the area under the ROC curve, else Harrell's C.
+    With `groups` only pairs within a group count. None if all labels are equal.
     """
     right = pairs = 0.0
     for i in range(len(labels)):
@@ -78,8 +81,11 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
 
 
-def bootstrap(statistic: Callable[[Sequence[int]], float | None], count: int, *, seed: int = 0) -> Interval | None:
-    """Computes a statistic of row indices with its 95 % bootstrap interval. None if it is undefined for all rows."""
+def bootstrap(
+    statistic: Callable[[Sequence[int]], float | None], count: int, *, seed: int = 0
+) -> Interval | None:
+    """Computes a statistic of row indices with its 95 % bootstrap interval. None if it is undefined
+    for all rows."""
     value = statistic(range(count))
     if value is None:
         return None

@@ -27,7 +27,11 @@ from ajet_sdk.protocols import Ask
 from ajet_sdk.types import Episode, Task
 
 TASKS = (
-    Task(task_id="text", main_query="What is the capital of Mongolia?", metadata={"answer": "Ulaanbaatar"}),
+    Task(
+        task_id="text",
+        main_query="What is the capital of Mongolia?",
+        metadata={"answer": "Ulaanbaatar"},
+    ),
     Task(task_id="number", main_query="What is 1723 times 4?", metadata={"answer": "6892"}),
 )
 """Default tasks for an attack on a judge."""
@@ -36,14 +40,21 @@ PROGRAM_TASKS = (
         task_id="asserts",
         main_query="Write double(x), which returns x + x.",
         metadata={
-            "test_list": ["assert double(2) == 4", "assert abs(double(1.5) - 3.0) < 1e-6", "assert double('a') == 'aa'"]
+            "test_list": [
+                "assert double(2) == 4",
+                "assert abs(double(1.5) - 3.0) < 1e-6",
+                "assert double('a') == 'aa'",
+            ]
         },
     ),
     Task(
         task_id="check",
         main_query="Write double(x), which returns x + x.",
         metadata={
-            "test": "def check(candidate):\n    assert all(map(lambda n: candidate(n) == n + n, range(2, 5)))",
+            "test": (
+                "def check(candidate):\n    assert all(map(lambda n: candidate(n) == n + n,"
+                " range(2, 5)))"
+            ),
             "entry_point": "double",
         },
     ),
@@ -95,9 +106,9 @@ async def attack_judge(
 ) -> Attack:
     """Judge every cheat on every task.
 
-    A task with tests gets programs, empty outputs and unicode; any other task gets the texts, and outputs made from the
-    task itself and from the answers of all tasks. A part of the right answer earns if it gets as much as
-    the right one.
+    A task with tests gets programs, empty outputs and unicode; any other task gets the texts, and
+    outputs made from the task itself and from the answers of all tasks. A part of the right answer
+    earns if it gets as much as the right one.
 
     Args:
         judge: as `--judge` takes it. An LLM judge asks `gullible` in place of its model.
@@ -174,7 +185,9 @@ async def _paying_tests(judges: Sequence[object], output: str, task: Task) -> tu
     tests = next(task.metadata[name] for name in TESTS if task.metadata.get(name))
     entry_point = task.metadata.get("entry_point")
     [judge, *_] = by_tests
-    return tuple(await passed_by(code, tests, entry_point, limits=judge.limits, unfenced=judge.unfenced))
+    return tuple(
+        await passed_by(code, tests, entry_point, limits=judge.limits, unfenced=judge.unfenced)
+    )
 
 
 async def attack_environment(
@@ -216,33 +229,47 @@ async def attack_environment(
             await instances.release(name)
         done(1)
         reward = max(rewards, default=None)
-        return Outcome(cheat.kind, cheat.name, task_id, reward, reward is not None and reward > threshold, why)
+        return Outcome(
+            cheat.kind, cheat.name, task_id, reward, reward is not None and reward > threshold, why
+        )
 
     try:
         try:
-            known = [str(task) for task in await instances.tasks(next(iter(spec.splits), "train"))][:most_tasks]
+            known = [str(task) for task in await instances.tasks(next(iter(spec.splits), "train"))][
+                :most_tasks
+            ]
         except Refused:
             known = []
         pairs = [(cheat, task_id) for task_id in known or ["0"] for cheat in MESSAGES]
-        return _checked(await asyncio.gather(*(outcome(at, *pair) for at, pair in enumerate(pairs))))
+        return _checked(
+            await asyncio.gather(*(outcome(at, *pair) for at, pair in enumerate(pairs)))
+        )
     finally:
         await instances.close()
 
 
 def _checked(outcomes: list[Outcome]) -> Attack:
     if all(outcome.reward is None for outcome in outcomes):
-        why = next((outcome.why for outcome in outcomes if outcome.why), "there are no cheats for it")
-        raise ConfigError(f"no cheat could be judged: {why}; pass tasks that the judge can judge with --tasks")
+        why = next(
+            (outcome.why for outcome in outcomes if outcome.why), "there are no cheats for it"
+        )
+        raise ConfigError(
+            f"no cheat could be judged: {why}; pass tasks that the judge can judge with --tasks"
+        )
     return Attack(outcomes)
 
 
 def _function(task: Task) -> str:
-    """The function under test: the task's entry point, or the first function that its tests call."""
+    """The function under test: the task's entry point, or the first function that its tests
+    call."""
     entry = task.metadata.get("entry_point")
     if isinstance(entry, str) and entry.isidentifier():
         return entry
     tests = str(next((task.metadata[name] for name in TESTS if task.metadata.get(name)), ""))
-    called = re.search(r"assert\s+(?:not\s+|\w+\(\s*)*?(?!abs|all|any|len|set|sorted|round|isinstance)(\w+)\(", tests)
+    called = re.search(
+        r"assert\s+(?:not\s+|\w+\(\s*)*?(?!abs|all|any|len|set|sorted|round|isinstance)(\w+)\(",
+        tests,
+    )
     return called[1] if called else "double"
 
 
@@ -250,11 +277,13 @@ def _scripted(judge: object) -> Any:
     """Replaces the model of an LLM judge with `gullible`."""
     if isinstance(judge, RubricJudge):
         raise ConfigError(
-            "a rubric judge writes its rubric with a model: attack the finished rubric (llm:rubric.md), or use the "
-            "real model with --own-model"
+            "a rubric judge writes its rubric with a model: attack the finished rubric"
+            " (llm:rubric.md), or use the real model with --own-model"
         )
     if isinstance(judge, CombinedJudge):
-        return CombinedJudge([WeightedJudge(_scripted(part.judge), part.weight, part.name) for part in judge.parts])
+        return CombinedJudge(
+            [WeightedJudge(_scripted(part.judge), part.weight, part.name) for part in judge.parts]
+        )
     if not isinstance(judge, LlmJudge):
         return judge
     another = copy.copy(judge)
@@ -263,7 +292,8 @@ def _scripted(judge: object) -> Any:
 
 
 def gullible(ask: Ask) -> str:
-    """A model for judges that rejects every answer, and quotes its prompt before, after or around the verdict."""
+    """A model for judges that rejects every answer, and quotes its prompt before, after or around
+    the verdict."""
     asked = str((ask.messages or [{}])[-1]["content"])
     shown = "\n".join(re.findall(r"<answer[^>]*>\s*(.*?)\s*</answer", asked, re.DOTALL)) or asked
     schema = str(ask.options.get("response_format") or asked)

@@ -1,7 +1,8 @@
-"""Calls any judge: a function whose parameters are filled by name, or an object with `compute_reward`.
+"""Calls any judge: a function whose parameters are filled by name, or an object with
+`compute_reward`.
 
-A group judge is a function with `@ajet.judge(group=True)`, or an object with `compute_rewards(episodes)` and a true
-`group`.
+A group judge is a function with `@ajet.judge(group=True)`, or an object with
+`compute_rewards(episodes)` and a true `group`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ def is_group_judge(judge: Any) -> bool:
 
 
 def call_judge(
-    judge: Any, task: Task, output: object, episode: Episode, *, given: Mapping[str, object], attempt: WorkflowTask
+    judge: Any,
+    task: Task,
+    output: object,
+    episode: Episode,
+    *,
+    given: Mapping[str, object],
+    attempt: WorkflowTask,
 ) -> JudgeCall:
     """Binds a judge to one output.
 
@@ -52,21 +59,31 @@ def call_judge(
         if not isinstance(output, WorkflowOutput):
             output = WorkflowOutput(metadata={"final_answer": output})
         timeout = getattr(judge, "timeout", None)
-        return JudgeCall(type(judge).__name__, timeout, functools.partial(judge.compute_reward, attempt, output))
+        return JudgeCall(
+            type(judge).__name__, timeout, functools.partial(judge.compute_reward, attempt, output)
+        )
     spec = spec_of(judge, "judge")
     whole = {"task": task, **given, "episode": episode, "output": output}
     timeout = spec.timeout or getattr(judge, "timeout", None)
-    return JudgeCall(spec.name, timeout, functools.partial(spec.function, **bind(spec, task, whole)))
+    return JudgeCall(
+        spec.name, timeout, functools.partial(spec.function, **bind(spec, task, whole))
+    )
 
 
-def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[str, object]) -> JudgeCall:
+def call_group_judge(
+    judge: Any, episodes: Sequence[Episode], *, given: Mapping[str, object]
+) -> JudgeCall:
     """Binds a judge to a group; the call returns a list with a result for each episode."""
     if hasattr(judge, "compute_rewards"):
         timeout = getattr(judge, "timeout", None)
-        return JudgeCall(type(judge).__name__, timeout, functools.partial(judge.compute_rewards, list(episodes)))
+        return JudgeCall(
+            type(judge).__name__, timeout, functools.partial(judge.compute_rewards, list(episodes))
+        )
     spec, task = spec_of(judge, "judge"), episodes[0].task
     whole = {"task": task, **given, "episodes": list(episodes)}
-    return JudgeCall(spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, task, whole)))
+    return JudgeCall(
+        spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, task, whole))
+    )
 
 
 async def answer_of(call: JudgeCall) -> Any:
@@ -79,7 +96,9 @@ async def answer_of(call: JudgeCall) -> Any:
 
 
 async def judge_stored(
-    judge: object, episodes: Sequence[Episode], ask: Callable[[JudgeCall], Awaitable[object]] = answer_of
+    judge: object,
+    episodes: Sequence[Episode],
+    ask: Callable[[JudgeCall], Awaitable[object]] = answer_of,
 ) -> list[Verdict]:
     """Judges finished episodes, in order; a group judge gets all of them at once.
 
@@ -91,13 +110,16 @@ async def judge_stored(
     verdicts = []
     for episode in episodes:
         attempt = workflow_task(episode.task, episode)
-        call = call_judge(judge, episode.task, output_of(episode), episode, given={}, attempt=attempt)
+        call = call_judge(
+            judge, episode.task, output_of(episode), episode, given={}, attempt=attempt
+        )
         verdicts.append(judged(await ask(call), call.name))
     return verdicts
 
 
 def output_of(episode: Episode) -> Any:
-    """Restores an episode's output as its judge got it; a trace stores a WorkflowOutput as a mapping."""
+    """Restores an episode's output as its judge got it; a trace stores a WorkflowOutput as a
+    mapping."""
     value = episode.output
     if isinstance(value, Mapping) and set(WorkflowOutput.model_fields) <= set(value):
         return WorkflowOutput(**{str(name): field_value for name, field_value in value.items()})

@@ -1,8 +1,9 @@
 """`CodeJudge`: runs a task's tests on the program in an output, inside the sandbox.
 
-Tests are Python source, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or, for a program
-that reads stdin and prints, a list of `{"input": …, "output": …}` or `{"inputs": […], "outputs": […]}`, also as JSON in
-a text. Tests and program run in two processes, so that the program can neither read the tests nor report their result.
+Tests are Python source, a list of statements, HumanEval's `check(candidate)` with `entry_point`,
+or, for a program that reads stdin and prints, a list of `{"input": …, "output": …}` or
+`{"inputs": […], "outputs": […]}`, also as JSON in a text. Tests and program run in two processes,
+so that the program can neither read the tests nor report their result.
 """
 
 from __future__ import annotations
@@ -61,17 +62,20 @@ class Tested:
     total: int
     failed: Ran | None = None
     fault: str = ""
-    """What is wrong with the tests or the sandbox, so that the count says nothing about the program."""
+    """What is wrong with the tests or the sandbox, so that the count says nothing about the
+    program."""
 
 
 class CodeJudge:
-    """Rewards a program with 1 if it passes every test, else 0; with `partial`, with the share of passed tests.
+    """Rewards a program with 1 if it passes every test, else 0; with `partial`, with the share of
+    passed tests.
 
-    The program is the longest fenced block of the output, or all of it. It runs without network, files or privileges,
-    within `seconds` and `memory` bytes (`ajet doctor` reports whether this machine supports it). Raises NoReward for a
-    task without tests, with tests that cannot all run, or whose tests or reference solution import a package that the
-    sandbox lacks. A package that only the program imports is the program's own mistake: otherwise a policy could
-    escape every failure by an import.
+    The program is the longest fenced block of the output, or all of it. It runs without network,
+    files or privileges, within `seconds` and `memory` bytes (`ajet doctor` reports whether this
+    machine supports it). Raises NoReward for a task without tests, with tests that cannot all run,
+    or whose tests or reference solution import a package that the sandbox lacks. A package that
+    only the program imports is the program's own mistake: otherwise a policy could escape every
+    failure by an import.
     """
 
     def __init__(
@@ -102,17 +106,24 @@ class CodeJudge:
             fenced("The code judge", unfenced=self.unfenced)
             self._checked = True
         text = text_of(output)
-        references = [task.metadata[name] for name in REFERENCES if isinstance(task.metadata.get(name), str)]
+        references = [
+            task.metadata[name] for name in REFERENCES if isinstance(task.metadata.get(name), str)
+        ]
         tested = await run_tests(
-            longest_block(text) or text, tests, task.metadata.get("entry_point"), references=references,
-            limits=self.limits, unfenced=self.unfenced, apart=self.partial,
-        )  # fmt: skip
+            longest_block(text) or text,
+            tests,
+            task.metadata.get("entry_point"),
+            references=references,
+            limits=self.limits,
+            unfenced=self.unfenced,
+            apart=self.partial,
+        )
         if tested.fault:
             raise NoReward(f"task {task.task_id}: {tested.fault}")
         if not tested.total:
             raise NoReward(
-                f"the tests of task {task.task_id} are not in a known format, or do not call the program "
-                f"(`check` needs entry_point): {str(tests)[:200]}"
+                f"the tests of task {task.task_id} are not in a known format, or do not call the"
+                f" program (`check` needs entry_point): {str(tests)[:200]}"
             )
         whole = tested.passed == tested.total
         value = tested.passed / tested.total if self.partial else float(whole)
@@ -123,13 +134,14 @@ class CodeJudge:
         return Verdict((Reward(name=self.name, value=value, reason=reason),), whole)
 
     def _report_missing(self, failed: Ran) -> None:
-        """Warns once of a package that programs import and the sandbox lacks: the user may want to install it."""
+        """Warns once of a package that programs import and the sandbox lacks: the user may want to
+        install it."""
         for name in _NO_MODULE.findall(failed.stderr):
             if name not in self._missing and len(self._missing) < _MOST_WARNINGS:
                 self._missing.add(name)
                 log.warning(
-                    "a program imports %s, which the sandbox of the code judge lacks, and gets 0; if tasks may use it, "
-                    "install it beside ajet",
+                    "a program imports %s, which the sandbox of the code judge lacks, and gets 0;"
+                    " if tasks may use it, install it beside ajet",
                     name,
                 )
 
@@ -151,8 +163,8 @@ async def run_tests(
 ) -> Tested:
     """Run tests until one fails; with `apart` all of them, and each statement of a list separately.
 
-    `total` is 0 if they cannot be read, or do not use the program. `references` are programs that pass the tests: what
-    they import has to be in the sandbox. Raises as `run_code` does.
+    `total` is 0 if they cannot be read, or do not use the program. `references` are programs that
+    pass the tests: what they import has to be in the sandbox. Raises as `run_code` does.
     """
     cases = list(_cases(tests, apart))
     entry = entry_point if isinstance(entry_point, str) and _tree(entry_point) is not None else ""
@@ -182,8 +194,8 @@ async def run_tests(
 
 
 _LACKS = (
-    "its tests or its reference solution import {}, which the sandbox lacks: install it beside ajet, "
-    "or leave the task out"
+    "its tests or its reference solution import {}, which the sandbox lacks: install it beside"
+    " ajet, or leave the task out"
 )
 
 
@@ -195,7 +207,12 @@ class Fault:
 
 
 async def _run_case(
-    code: str, case: str | Mapping[str, object], entry: str, limits: ProgramLimits, *, unfenced: bool
+    code: str,
+    case: str | Mapping[str, object],
+    entry: str,
+    limits: ProgramLimits,
+    *,
+    unfenced: bool,
 ) -> Ran | Fault | Literal["unused"] | None:
     """Runs one case: the failed run, or None if it passes."""
     if isinstance(case, str):
@@ -206,25 +223,33 @@ async def _run_case(
     # A right output is as long as the expected one, and is compared whole.
     length = len(expected.encode("utf-8", "replace")) + limits.shown
     enough = replace(limits, shown=length, output=max(limits.output, 2 * length))
-    ran = await run_code(code, stdin=_joined(case.get("input", "")), limits=enough, unfenced=unfenced)
+    ran = await run_code(
+        code, stdin=_joined(case.get("input", "")), limits=enough, unfenced=unfenced
+    )
     if ran.ok and _lines(ran.stdout) == _lines(expected):
         return None
     return ran
 
 
-async def _missing_packages(texts: Sequence[str], limits: ProgramLimits, *, unfenced: bool) -> list[str]:
+async def _missing_packages(
+    texts: Sequence[str], limits: ProgramLimits, *, unfenced: bool
+) -> list[str]:
     """Packages that texts import and the sandbox lacks."""
     imported = {name for text in texts for name in _imports(text)}
     names = sorted(imported - sys.stdlib_module_names - {PROGRAM_MODULE})
     if not names:
         return []
-    code = f"import importlib.util\nprint(*[n for n in {names!r} if importlib.util.find_spec(n) is None])"
+    code = (
+        f"import importlib.util\nprint(*[n for n in {names!r} if importlib.util.find_spec(n) is"
+        " None])"
+    )
     ran = await run_code(code, limits=limits, unfenced=unfenced)
     return ran.stdout.split() if ran.ok else []
 
 
 def _imports(text: str) -> set[str]:
-    """The packages that a program imports; an import that it may do without, in a `try`, does not count."""
+    """The packages that a program imports; an import that it may do without, in a `try`, does not
+    count."""
     tree = _tree(text)
     names: set[str] = set()
     parts: list[ast.AST] = [] if tree is None else [tree]
@@ -249,10 +274,11 @@ def _tree(text: str) -> ast.Module | None:
 async def _run_apart(
     code: str, tests: str, entry: str, limits: ProgramLimits, *, unfenced: bool
 ) -> Ran | Fault | Literal["unused"] | None:
-    """Runs program and tests in two fenced processes (see `sandbox/tester.py`); None if the tests pass.
+    """Runs program and tests in two fenced processes (see `sandbox/tester.py`); None if the tests
+    pass.
 
-    "unused": the tests cannot be read, or pass without using the program. The verdict comes from the tests' process
-    alone, after the program has ended.
+    "unused": the tests cannot be read, or pass without using the program. The verdict comes from
+    the tests' process alone, after the program has ended.
     """
     nonce = secrets.token_hex(16)
     ours, theirs = socket.socketpair()
@@ -262,11 +288,23 @@ async def _run_apart(
         )
         try:
             tested = await run_code(
-                _side(f"test({tests!r}, {nonce!r}, {entry!r})"), channel=ours, unfenced=unfenced,
+                _side(f"test({tests!r}, {nonce!r}, {entry!r})"),
+                channel=ours,
+                unfenced=unfenced,
                 limits=replace(limits, seconds=limits.seconds + _TESTER_SECONDS),
-            )  # fmt: skip
-            lines = [line.removeprefix(nonce) for line in tested.stderr.splitlines() if line.startswith(nonce)]
-            verdict: dict[str, Any] = {"passed": False, "gone": False, "why": tested.failure, "asked": 1, "fault": ""}
+            )
+            lines = [
+                line.removeprefix(nonce)
+                for line in tested.stderr.splitlines()
+                if line.startswith(nonce)
+            ]
+            verdict: dict[str, Any] = {
+                "passed": False,
+                "gone": False,
+                "why": tested.failure,
+                "asked": 1,
+                "fault": "",
+            }
             verdict |= json.loads(lines[0]) if lines else {}
             if verdict["gone"]:
                 ended = await program
@@ -277,7 +315,9 @@ async def _run_apart(
             await asyncio.gather(program, return_exceptions=True)
     if verdict["passed"] and verdict["fault"]:
         return Fault(verdict["fault"])
-    if not verdict["asked"] or (verdict["passed"] and verdict["asked"] == 1):  # the first request loads it
+    if not verdict["asked"] or (
+        verdict["passed"] and verdict["asked"] == 1
+    ):  # the first request loads it
         return "unused"
     if verdict["passed"]:
         return None
@@ -294,7 +334,10 @@ def _modules() -> bytes:
     folder = files("ajet_sdk.sandbox")
     sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in _MODULES}
     return marshal.dumps(
-        {f"ajet_sdk.sandbox.{name}": compile(text, "<string>", "exec") for name, text in sources.items()}
+        {
+            f"ajet_sdk.sandbox.{name}": compile(text, "<string>", "exec")
+            for name, text in sources.items()
+        }
     )
 
 
@@ -317,7 +360,10 @@ def _cases(tests: object, apart: bool) -> Iterator[str | Mapping[str, object]]:
     elif isinstance(tests, Mapping) and not tests.get("fn_name"):
         inputs, outputs = tests.get("inputs"), tests.get("outputs")
         if isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs):
-            yield from ({"input": given, "output": expected} for given, expected in zip(inputs, outputs, strict=True))
+            yield from (
+                {"input": given, "output": expected}
+                for given, expected in zip(inputs, outputs, strict=True)
+            )
     elif isinstance(tests, list | tuple):
         statements = [test for test in tests if isinstance(test, str)]
         if statements and not apart:
@@ -356,7 +402,8 @@ def _lines(text: str) -> list[str]:
 
 
 def code_in(reply: str) -> str | None:
-    """Extracts the program from a reply: its longest fenced block, else the reply itself if it is valid Python."""
+    """Extracts the program from a reply: its longest fenced block, else the reply itself if it is
+    valid Python."""
     block = longest_block(reply)
     if block is not None:
         return block
@@ -378,10 +425,18 @@ def _fenced(reply: str) -> Iterator[tuple[str, str]]:
             return
         words = reply[start + len(_FENCE) : line_end].replace("`", " ").split()
         end = reply.find(_FENCE, line_end)
-        yield (words[0].lower() if words else ""), reply[line_end + 1 : end if end >= 0 else len(reply)]
+        yield (
+            (words[0].lower() if words else ""),
+            reply[line_end + 1 : end if end >= 0 else len(reply)],
+        )
         start = -1 if end < 0 else reply.find(_FENCE, end + len(_FENCE))
 
 
 def open_code(config: Config) -> CodeJudge:
     code = config.task_judge.code
-    return CodeJudge(seconds=code.seconds, memory=code.memory_mib << 20, partial=code.partial, unfenced=code.unfenced)
+    return CodeJudge(
+        seconds=code.seconds,
+        memory=code.memory_mib << 20,
+        partial=code.partial,
+        unfenced=code.unfenced,
+    )

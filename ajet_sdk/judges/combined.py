@@ -32,19 +32,23 @@ class WeightedJudge:
 
 
 def _name_of(judge: object) -> str:
-    return str(getattr(judge, "name", None) or getattr(judge, "__name__", None) or type(judge).__name__)
+    return str(
+        getattr(judge, "name", None) or getattr(judge, "__name__", None) or type(judge).__name__
+    )
 
 
 class CombinedJudge:
-    """Runs several judges; the reward is their weighted sum, and each score is recorded under its name.
+    """Runs several judges; the reward is their weighted sum, and each score is recorded under its
+    name.
 
         judge = ajet.CombinedJudge([(math, 1.0), (ajet.LlmJudge("It is brief."), 0.2)])
 
-    Group judges and judges of single outputs can be mixed; all run once the group is complete. If a judge fails, the
-    verdict fails, since a partial sum would be a different reward. A judge with weight 0 only observes: its rewards are
-    recorded and logged as `held_out_NAME` without counting. Its first failure is logged; the metric
-    `judge_failed_NAME` is the share of episodes where it failed. An episode is a success if all weighted judges that
-    report `is_success` report it as true.
+    Group judges and judges of single outputs can be mixed; all run once the group is complete. If a
+    judge fails, the verdict fails, since a partial sum would be a different reward. A judge with
+    weight 0 only observes: its rewards are recorded and logged as `held_out_NAME` without counting.
+    Its first failure is logged; the metric `judge_failed_NAME` is the share of episodes where it
+    failed. An episode is a success if all weighted judges that report `is_success` report it as
+    true.
 
     Args:
         parts: judges with their weights.
@@ -82,8 +86,14 @@ class CombinedJudge:
         except Exception as error:  # noqa: BLE001  an observer must not fail the episode
             if name not in self._warned:
                 self._warned.add(name)
-                log.warning("the judge %s, of weight 0, failed: %s: %s (said once; the metric %s has how often)",
-                            name, type(error).__name__, error, metric)  # fmt: skip
+                log.warning(
+                    "the judge %s, of weight 0, failed: %s: %s (said once; the metric %s has how"
+                    " often)",
+                    name,
+                    type(error).__name__,
+                    error,
+                    metric,
+                )
             used = error.metrics if isinstance(error, AjetError) else {}
             failed = Verdict((), metrics={metric: 1.0})
             return [Verdict((), metrics={**used, metric: 1.0}), *[failed] * (len(episodes) - 1)]
@@ -95,16 +105,21 @@ class CombinedJudge:
         for part, verdict in zip(self.parts, verdicts, strict=True):
             for reward in verdict.rewards:
                 name = reward.name if part.name is None else part.name
-                rewards.append(reward.model_copy(update={"name": name, "weight": reward.weight * part.weight}))
+                rewards.append(
+                    reward.model_copy(update={"name": name, "weight": reward.weight * part.weight})
+                )
             for name, value in verdict.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
-        counting = [verdict for part, verdict in zip(self.parts, verdicts, strict=True) if part.weight]
+        counting = [
+            verdict for part, verdict in zip(self.parts, verdicts, strict=True) if part.weight
+        ]
         successes = [verdict.is_success for verdict in counting if verdict.is_success is not None]
         return Verdict(tuple(rewards), all(successes) if successes else None, metrics)
 
 
 def open_combined(config: Config) -> CombinedJudge:
-    """Opens the judge `combined`; paths of its parts are relative to the config file. Raises ConfigError."""
+    """Opens the judge `combined`; paths of its parts are relative to the config file. Raises
+    ConfigError."""
     parts = [(resolved(part.judge, config), part) for part in config.task_judge.combined]
     outer = _opening.get()
     for name, _ in parts:

@@ -1,4 +1,5 @@
-"""Evaluates a judge: agreement with labels, variance of repeated verdicts, and bias by length or order."""
+"""Evaluates a judge: agreement with labels, variance of repeated verdicts, and bias by length or
+order."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _LABEL = ("score", "label", "reward")
 
 @dataclass(frozen=True)
 class Labelled:
-    """An output with the label of a person or another judge. A group judge compares outputs with equal `group_id`."""
+    """An output with the label of a person or another judge. A group judge compares outputs with
+    equal `group_id`."""
 
     episode: Episode
     label: float
@@ -45,7 +47,8 @@ class Evaluation:
     agreement: Interval | None = None
     """Share of pairs with different labels in the order of the labels; 0.5 is chance."""
     accuracy: Interval | None = None
-    """Share of right verdicts, for two distinct labels; a score above their middle predicts the higher one."""
+    """Share of right verdicts, for two distinct labels; a score above their middle predicts the
+    higher one."""
     kappa: float | None = None
     correlation: Interval | None = None
     """Spearman's correlation of score and label."""
@@ -62,7 +65,8 @@ class Evaluation:
     length_beyond_labels: float | None = None
     """Partial correlation of score and length given the labels: the bias towards length."""
     calls: float = 0.0
-    """Requests per output in the first round, with failed verdicts and without cached replies; so are the next two."""
+    """Requests per output in the first round, with failed verdicts and without cached replies; so
+    are the next two."""
     tokens: float = 0.0
     cost: float | None = None
     building: Usage | None = None
@@ -74,7 +78,8 @@ class Evaluation:
 
 
 def labelled_row(row: object, place: int) -> Labelled:
-    """Reads a row with a query, an `output` (or `response`, `final_answer`, `answer`) and a `score` (or `label`).
+    """Reads a row with a query, an `output` (or `response`, `final_answer`, `answer`) and a `score`
+    (or `label`).
 
     All other fields, including those of `metadata`, become the task's metadata. Raises ConfigError.
     """
@@ -89,17 +94,29 @@ def labelled_row(row: object, place: int) -> Labelled:
     }
     output, label = names["output"], names["label"]
     value = whole.get(label)
-    if output is None or label is None or not isinstance(value, bool | int | float) or not np.isfinite(value):
+    if (
+        output is None
+        or label is None
+        or not isinstance(value, bool | int | float)
+        or not np.isfinite(value)
+    ):
         raise ConfigError(
-            f"row {place + 1} of the labels needs an output ({', '.join(_OUTPUT)}) and a number as its label "
-            f"({', '.join(_LABEL)}); it has {', '.join(map(str, row)) or 'nothing'}"
+            f"row {place + 1} of the labels needs an output ({', '.join(_OUTPUT)}) and a number as"
+            f" its label ({', '.join(_LABEL)}); it has {', '.join(map(str, row)) or 'nothing'}"
         )
     query = str(whole.get(names["query"] or "", ""))
     task_metadata = {key: value for key, value in whole.items() if key not in names.values()}
     task = Task(main_query=query, metadata=task_metadata)
     group = str(whole.get("group") or query)
     return Labelled(
-        Episode(episode_id=str(place + 1), group_id=group, attempt=place, task=task, output=whole[output], split=""),
+        Episode(
+            episode_id=str(place + 1),
+            group_id=group,
+            attempt=place,
+            task=task,
+            output=whole[output],
+            split="",
+        ),
         float(value),
     )
 
@@ -136,20 +153,32 @@ async def evaluate(
     for repeat in range(1, repeats):
         rounds.append(await _round(_anew(judge, repeat), labelled, room, done))
     values = [[value_of(verdict) for verdict in verdicts] for verdicts in rounds]
-    evaluation.failures = dict(Counter(v for verdicts in rounds for v in verdicts if isinstance(v, str)))
-    evaluation.scores = [(row.episode.episode_id, row.label, v) for row, v in zip(labelled, values[0], strict=True)]
+    evaluation.failures = dict(
+        Counter(v for verdicts in rounds for v in verdicts if isinstance(v, str))
+    )
+    evaluation.scores = [
+        (row.episode.episode_id, row.label, v) for row, v in zip(labelled, values[0], strict=True)
+    ]
     _agree(evaluation, labelled, values[0], is_group_judge(judge), seed)
     _repeat(evaluation, labelled, values)
     if is_group_judge(judge):
         reverse = await _round(judge, labelled[::-1], room, done)
-        evaluation.order = _order(labelled, values[0], [value_of(verdict) for verdict in reverse][::-1])
+        evaluation.order = _order(
+            labelled, values[0], [value_of(verdict) for verdict in reverse][::-1]
+        )
     return evaluation
 
 
 def _anew(judge: object, repeat: int) -> Any:
-    """A copy of the judge that ignores the verdicts of earlier rounds; a function is returned unchanged."""
+    """A copy of the judge that ignores the verdicts of earlier rounds; a function is returned
+    unchanged."""
     if isinstance(judge, CombinedJudge):
-        return CombinedJudge([WeightedJudge(_anew(part.judge, repeat), part.weight, part.name) for part in judge.parts])
+        return CombinedJudge(
+            [
+                WeightedJudge(_anew(part.judge, repeat), part.weight, part.name)
+                for part in judge.parts
+            ]
+        )
     if not isinstance(judge, LlmJudge):
         return judge
     another = copy.copy(judge)
@@ -158,12 +187,17 @@ def _anew(judge: object, repeat: int) -> Any:
 
 
 async def _round(
-    judge: object, labelled: Sequence[Labelled], room: asyncio.Semaphore, done: Callable[[int], None]
+    judge: object,
+    labelled: Sequence[Labelled],
+    room: asyncio.Semaphore,
+    done: Callable[[int], None],
 ) -> list[Verdict | str]:
     """Judges all outputs, in order; a string is the reason for a missing verdict."""
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(labelled):
-        groups.setdefault(row.episode.group_id if is_group_judge(judge) else str(index), []).append(index)
+        groups.setdefault(row.episode.group_id if is_group_judge(judge) else str(index), []).append(
+            index
+        )
     verdict_at: dict[int, Verdict | str] = {}
 
     async def one_group(places: Sequence[int]) -> None:
@@ -177,7 +211,8 @@ async def _round(
 
 
 async def verdicts_on(judge: object, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
-    """Judges episodes with any judge; a string is the reason for a missing verdict. Raises ConfigError."""
+    """Judges episodes with any judge; a string is the reason for a missing verdict. Raises
+    ConfigError."""
     try:
         return await judge_stored(judge, episodes)
     except ConfigError:
@@ -187,7 +222,11 @@ async def verdicts_on(judge: object, episodes: Sequence[Episode]) -> Sequence[Ve
 
 
 def value_of(verdict: Verdict | str) -> float | None:
-    return None if isinstance(verdict, str) else sum(reward.value * reward.weight for reward in verdict.rewards)
+    return (
+        None
+        if isinstance(verdict, str)
+        else sum(reward.value * reward.weight for reward in verdict.rewards)
+    )
 
 
 def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) -> None:
@@ -199,14 +238,22 @@ def _count(evaluation: Evaluation, verdicts: Sequence[Verdict], usage: Usage) ->
     calls, tokens, cost = float(usage.calls), float(usage.tokens), usage.cost
     if not usage.calls and not usage.cached:
         calls, tokens = total("judge_calls"), total("judge_tokens")
-        cost = total("judge_cost") if any("judge_cost" in verdict.metrics for verdict in verdicts) else None
+        cost = (
+            total("judge_cost")
+            if any("judge_cost" in verdict.metrics for verdict in verdicts)
+            else None
+        )
     evaluation.calls, evaluation.tokens = calls / evaluation.count, tokens / evaluation.count
     evaluation.cost = None if cost is None else cost / evaluation.count
     evaluation.cached = round(total("judge_cached"))
 
 
 def _agree(
-    evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequence[float | None], grouped: bool, seed: int
+    evaluation: Evaluation,
+    labelled: Sequence[Labelled],
+    values: Sequence[float | None],
+    grouped: bool,
+    seed: int,
 ) -> None:
     sound = [(row, value) for row, value in zip(labelled, values, strict=True) if value is not None]
     if not sound:
@@ -219,19 +266,32 @@ def _agree(
 
     evaluation.agreement = over(
         lambda at: concordance(
-            [scores[i] for i in at], [labels[i] for i in at], [groups[i] for i in at] if grouped else None
+            [scores[i] for i in at],
+            [labels[i] for i in at],
+            [groups[i] for i in at] if grouped else None,
         )
     )
-    evaluation.correlation = over(lambda at: rank_correlation([scores[i] for i in at], [labels[i] for i in at]))
+    evaluation.correlation = over(
+        lambda at: rank_correlation([scores[i] for i in at], [labels[i] for i in at])
+    )
     if len(set(labels)) == 2:
         middle = _middle(labels)
-        right = [(score > middle) == (label > middle) for score, label in zip(scores, labels, strict=True)]
+        right = [
+            (score > middle) == (label > middle)
+            for score, label in zip(scores, labels, strict=True)
+        ]
         evaluation.accuracy = over(lambda at: sum(right[i] for i in at) / len(at))
-        evaluation.kappa = kappa([score > middle for score in scores], [label > middle for label in labels])
+        evaluation.kappa = kappa(
+            [score > middle for score in scores], [label > middle for label in labels]
+        )
     lengths = [float(len(str(output_of(row.episode)))) for row, _ in sound]
     evaluation.length = rank_correlation(scores, lengths)
     evaluation.length_of_labels = rank_correlation(labels, lengths)
-    agreed, by_score, by_label = rank_correlation(scores, labels), evaluation.length, evaluation.length_of_labels
+    agreed, by_score, by_label = (
+        rank_correlation(scores, labels),
+        evaluation.length,
+        evaluation.length_of_labels,
+    )
     if agreed is not None and by_score is not None and by_label is not None:
         unexplained = (1 - agreed**2) * (1 - by_label**2)
         if unexplained > 1e-12:  # else the label determines score or length
@@ -242,21 +302,30 @@ def _middle(labels: Sequence[float]) -> float:
     return (min(labels) + max(labels)) / 2
 
 
-def _repeat(evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequence[Sequence[float | None]]) -> None:
-    known = [[score for score in scores if score is not None] for scores in zip(*values, strict=True)]
+def _repeat(
+    evaluation: Evaluation, labelled: Sequence[Labelled], values: Sequence[Sequence[float | None]]
+) -> None:
+    known = [
+        [score for score in scores if score is not None] for scores in zip(*values, strict=True)
+    ]
     repeated = [scores for scores in known if len(scores) > 1]
     if not repeated:
         return
     middle = _middle([row.label for row in labelled])
     evaluation.spread = float(np.mean([np.std(scores) for scores in repeated]))
-    evaluation.flipped = float(np.mean([len({score > middle for score in scores}) > 1 for scores in repeated]))
+    evaluation.flipped = float(
+        np.mean([len({score > middle for score in scores}) > 1 for scores in repeated])
+    )
 
 
-def _order(labelled: Sequence[Labelled], values: Sequence[float | None], reverse: list[float | None]) -> float | None:
+def _order(
+    labelled: Sequence[Labelled], values: Sequence[float | None], reverse: list[float | None]
+) -> float | None:
     groups = np.array([row.episode.group_id for row in labelled])
     first, second = np.triu_indices(len(labelled), 1)
     before, after = (
-        np.sign(scores[first] - scores[second]) for scores in (np.array(values, float), np.array(reverse, float))
+        np.sign(scores[first] - scores[second])
+        for scores in (np.array(values, float), np.array(reverse, float))
     )
     known = (groups[first] == groups[second]) & ~np.isnan(before + after)  # a missing score is NaN
     return float(np.mean(before[known] != after[known])) if known.any() else None

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from ajet_sdk.judges.number import in_ascii, number, trim
 
-_BRACES = re.compile(r"(?P<box>\\f?boxed[ \t\n]*\{)|\\\\(?!f?boxed)|\\[{}]|(?P<open>\{)|(?P<close>\})")
+_BRACES = re.compile(
+    r"(?P<box>\\f?boxed[ \t\n]*\{)|\\\\(?!f?boxed)|\\[{}]|(?P<open>\{)|(?P<close>\})"
+)
 _STATEMENT = re.compile(r"####|\banswers?[ \t*_]*(?:(?:is|are|was|=|:)[ \t]*)+", re.IGNORECASE)
 _LONGEST_STATEMENT = 1000
 """Characters of a statement that are read."""
@@ -46,7 +48,8 @@ _CLAIM_DENIED = re.compile(
 )
 _CLAIM_AFFIRMED = re.compile(
     r"\b(?:no|without(?: an?y?)?|not only|not in)[ ]+doubt(?:[ ]+\w+){0,3}[ ]+$|"
-    r"\bnot (?:hard|difficult) to (?:see|show|check|verify|find)[ ]+$|\b(?:so|hence|thus|therefore)[ ]+$",
+    r"\bnot (?:hard|difficult) to (?:see|show|check|verify|find)["
+    r" ]+$|\b(?:so|hence|thus|therefore)[ ]+$",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
@@ -88,7 +91,9 @@ _LIST_AFTER = re.compile(
     rf"[ $*]*(?:,|;|and|&)[ $*]*(?:and[ ]+)?[-+−]?(?:{_PLAIN})[ $*]*(?=$|[.,;!?)]|and\b|or\b)",
     re.IGNORECASE,
 )
-_LIST_BEFORE = re.compile(rf"(?:{_PLAIN})[ $*]*[,;][ $*]*(?:{_PLAIN})[ $*]*(?:,|;|,?[ ]*and)[ $*]*$", re.IGNORECASE)
+_LIST_BEFORE = re.compile(
+    rf"(?:{_PLAIN})[ $*]*[,;][ $*]*(?:{_PLAIN})[ $*]*(?:,|;|,?[ ]*and)[ $*]*$", re.IGNORECASE
+)
 _LIST_ONLY = re.compile(r"\b(?:or|and)\b|[\s,;:.|/()\[\]{}-]")
 _OPERATOR_AFTER = re.compile(
     r"[ ]?(?:[π√²³]|\\pi\b)|(?:[yznikM]\b|x\b(?![ ]+[A-Za-z]{2}))|"
@@ -99,7 +104,8 @@ _OPERATOR_AFTER = re.compile(
     re.IGNORECASE,
 )
 _OPERATOR_BEFORE = re.compile(
-    r"(?:[+×·÷^/*]|\d[ ]?-|\\(?:times|cdot|div|sqrt)|\b(?:plus|minus|times|divided by|the power(?: of)?))"
+    r"(?:[+×·÷^/*]|\d[ ]?-|\\(?:times|cdot|div|sqrt)|\b(?:plus|minus|times|divided by|the power(?:"
+    r" of)?))"
     r"[ ]?[{(]?$",
     re.IGNORECASE,
 )
@@ -120,7 +126,8 @@ _DENIED_FORMULA = re.compile(
 
 
 _CHOICE = re.compile(
-    r"(?:(?i:option|choice|letter|answer) )?(?P<letter>[B-HJ]|[AI](?!['’]| (?!because\b|since\b|as\b)[a-z]))"
+    r"(?:(?i:option|choice|letter|answer) )?(?P<letter>[B-HJ]|[AI](?!['’]|"
+    r" (?!because\b|since\b|as\b)[a-z]))"
     r"(?=$|[.,;:]| (?![=+*/^<>-]))"
 )
 """An article or a pronoun before a word is no choice."""
@@ -153,11 +160,14 @@ def final_answer(text: str, *, numeric: bool = False) -> str:
 
 
 def stated_choice(answer: str) -> str:
-    r"""The letter that a final answer chooses: `B`, `(B) Paris`, `\textbf{(B)}\ 12`, `option B because ...`.
+    r"""The letter that a final answer chooses: `B`, `(B) Paris`, `\textbf{(B)}\ 12`,
+    `option B because ...`.
 
     Empty if it chooses none, denies its choice, or names another option, too.
     """
-    plain = " ".join(re.sub(r"\\(?:text|mathrm|textbf|mathbf)\b|\\[ ,;!]|[{}$*()\[\]]", " ", answer).split())
+    plain = " ".join(
+        re.sub(r"\\(?:text|mathrm|textbf|mathbf)\b|\\[ ,;!]|[{}$*()\[\]]", " ", answer).split()
+    )
     match = _CHOICE.match(plain)
     if match is None:
         return ""
@@ -201,8 +211,18 @@ def _statements(text: str) -> Iterator[tuple[str, str]]:
         rest = text[match.end() : match.end() + _LONGEST_STATEMENT].lstrip(": \t\r\n")
         line = rest.partition("\n")[0]
         if line:
-            clause = re.split(r"[.,;:!?\n]", text[max(0, match.start() - _SCOPE) : match.start()])[-1]
-            yield re.sub(r"(?:[ ]*\b(?:the|my|our|its|final|correct|right|that))*[ ]*$", " ", clause, count=1), line
+            clause = re.split(r"[.,;:!?\n]", text[max(0, match.start() - _SCOPE) : match.start()])[
+                -1
+            ]
+            yield (
+                re.sub(
+                    r"(?:[ ]*\b(?:the|my|our|its|final|correct|right|that))*[ ]*$",
+                    " ",
+                    clause,
+                    count=1,
+                ),
+                line,
+            )
 
 
 def _claim_is_denied(before: str) -> bool:
@@ -214,9 +234,12 @@ def _is_denied(before: str) -> bool:
 
 
 def _clean(text: str) -> str:
-    """Without tags and emphasis and with single spaces, so that patterns need not allow for them."""
+    """Without tags and emphasis and with single spaces, so that patterns need not allow for
+    them."""
     text = _TAG.sub(" ", text)
-    text = " ".join(_EMPHASIS.sub("", text).replace("\\(", "").replace("\\)", "").replace("\\!", "").split())
+    text = " ".join(
+        _EMPHASIS.sub("", text).replace("\\(", "").replace("\\)", "").replace("\\!", "").split()
+    )
     return _POWER_OF_UNIT.sub(r"\1", _NEGATIVE.sub("-", in_ascii(text)))
 
 
@@ -231,7 +254,9 @@ def _stated_number(statement: str) -> str | None:
         if _is_denied(before) or _DENIED_AFTER.match(after):
             continue
         expression = _OPERATOR_AFTER.match(after) or _WITHIN.search(before)
-        return None if _is_one_of_several(match[0], before, after) or expression else match[0].strip()
+        return (
+            None if _is_one_of_several(match[0], before, after) or expression else match[0].strip()
+        )
     return None
 
 
@@ -259,7 +284,11 @@ def _last_number(text: str) -> str:
         after = text[match.end() : match.end() + _SCOPE]
         if _is_denied(before) or _DENIED_AFTER.match(after):
             continue
-        expression = _OPERATOR_AFTER.match(after) or _OPERATOR_BEFORE.search(before) or _WITHIN.search(before)
+        expression = (
+            _OPERATOR_AFTER.match(after)
+            or _OPERATOR_BEFORE.search(before)
+            or _WITHIN.search(before)
+        )
         return "" if _is_one_of_several(match[0], before, after) or expression else match[0].strip()
     return ""
 

@@ -45,7 +45,9 @@ def _is_near(truth: Any, value: Any) -> bool:
     however small.
     """
     truth, value = _right_side(truth), _right_side(value)
-    if not isinstance(truth, sympy.Basic | sympy.MatrixBase) or not isinstance(value, sympy.Basic | sympy.MatrixBase):
+    if not isinstance(truth, sympy.Basic | sympy.MatrixBase) or not isinstance(
+        value, sympy.Basic | sympy.MatrixBase
+    ):
         return True
     if getattr(truth, "is_number", False) and getattr(value, "is_number", False):
         return _is_near_number(truth, value)

@@ -1,9 +1,9 @@
 """`LlmJudge`: a model grades outputs by a rubric, pointwise, listwise or pairwise.
 
-Listwise grading scores all outputs of a group in one prompt, as RULER does (OpenPipe, 2025): ranking answers is easier
-than scoring them separately, and suffices for a group's advantages. Pairwise grading compares each pair in both orders,
-since models have a position bias (Zheng et al. 2023, arXiv:2306.05685, section 3.3); the score is the share of
-comparisons won.
+Listwise grading scores all outputs of a group in one prompt, as RULER does (OpenPipe, 2025):
+ranking answers is easier than scoring them separately, and suffices for a group's advantages.
+Pairwise grading compares each pair in both orders, since models have a position bias (Zheng et al.
+2023, arXiv:2306.05685, section 3.3); the score is the share of comparisons won.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ from ajet_sdk.judges import llm_prompts as prompts
 from ajet_sdk.judges.call import output_of
 from ajet_sdk.judges.llm_prompts import Example, Material
 from ajet_sdk.judges.load import RUBRIC_FILES
-from ajet_sdk.judges.model import JudgeModel, ScriptedModel, counted, gather, number_in, open_model, usage_metrics
+from ajet_sdk.judges.model import (
+    JudgeModel,
+    ScriptedModel,
+    counted,
+    gather,
+    number_in,
+    open_model,
+    usage_metrics,
+)
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.types import Episode, Reward, Task
@@ -53,8 +61,9 @@ class LlmJudge:
         judge = ajet.LlmJudge("Names the dose and the interval.", model="gpt-4o-mini")
         ajet.run(config, workflow=advise, judge=judge)
 
-    `pointwise` grades each output separately. `listwise` and `pairwise` make it a group judge, which compares all
-    attempts at a task. Equal outputs are graded once. A missing verdict raises NoReward: the episode is `failed`.
+    `pointwise` grades each output separately. `listwise` and `pairwise` make it a group judge,
+    which compares all attempts at a task. Equal outputs are graded once. A missing verdict raises
+    NoReward: the episode is `failed`.
 
     Args:
         rubric: criteria of a good output.
@@ -93,22 +102,34 @@ class LlmJudge:
         name: str = "llm",
     ) -> None:
         if mode not in get_args(Mode):
-            raise ConfigError(f"the mode of an LLM judge must be one of {', '.join(get_args(Mode))} (got {mode!r})")
+            raise ConfigError(
+                f"the mode of an LLM judge must be one of {', '.join(get_args(Mode))} (got"
+                f" {mode!r})"
+            )
         if not min_score < max_score:
-            raise ConfigError(f"min_score of an LLM judge must be less than max_score (got {min_score}, {max_score})")
+            raise ConfigError(
+                f"min_score of an LLM judge must be less than max_score (got {min_score},"
+                f" {max_score})"
+            )
         if not isinstance(model, JudgeModel):
             asked = model if isinstance(model, Model) else open_model(model, base_url, api_key)
             model = JudgeModel(
-                asked, temperature=temperature, max_tokens=max_tokens, retries=retries, cache=cache,
-                price=None if price is None else Price.parse(price, f"the price of the judge {name}"),
-            )  # fmt: skip
+                asked,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                retries=retries,
+                cache=cache,
+                price=(
+                    None if price is None else Price.parse(price, f"the price of the judge {name}")
+                ),
+            )
         if prompt is not None:
             prompts.check_prompt(prompt)
             if prompts.has_bare_answer(prompt):
                 log.warning(
-                    "the prompt of the judge %s has {answer} without tags, so that an output could pass for a part of "
-                    "the prompt; it is put between tags that no output can forge. To choose the tags yourself, write "
-                    "<answer>{answer}</answer>",
+                    "the prompt of the judge %s has {answer} without tags, so that an output could"
+                    " pass for a part of the prompt; it is put between tags that no output can"
+                    " forge. To choose the tags yourself, write <answer>{answer}</answer>",
                     name,
                 )
         self.model = model
@@ -140,7 +161,8 @@ class LlmJudge:
         return self._verdict(grade, usage)
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
-        """Judges a group, in order; the usage is recorded with the first, whose trace has the calls.
+        """Judges a group, in order; the usage is recorded with the first, whose trace has the
+        calls.
 
         Raises NoReward, EngineUnavailable.
         """
@@ -165,7 +187,8 @@ class LlmJudge:
     ) -> list[Grade]:
         """Grades a group by the judge's mode, in the group's order.
 
-        `order`: of the answers in a listwise prompt; None: shuffled, with the answers as random seed.
+        `order`: of the answers in a listwise prompt; None: shuffled, with the answers as random
+        seed.
         """
         different = list(dict.fromkeys(group))
         if self.mode == "pointwise":
@@ -180,7 +203,9 @@ class LlmJudge:
         grade_of = dict(zip(different, grades, strict=True))
         return [grade_of[material] for material in group]
 
-    async def _list(self, group: Sequence[Material], order: Sequence[int], repeat: int) -> list[Grade]:
+    async def _list(
+        self, group: Sequence[Material], order: Sequence[int], repeat: int
+    ) -> list[Grade]:
         shown = [group[place] for place in order]
 
         def read(reply: Mapping[str, Any]) -> list[Grade]:
@@ -197,7 +222,9 @@ class LlmJudge:
     async def _compare(self, group: Sequence[Material], repeat: int) -> list[Grade]:
         """Compares all pairs in both orders; a tie counts half a win."""
         pairs = list(itertools.permutations(range(len(group)), 2))
-        preferences = await gather([self.prefer(group[a], group[b], repeat=repeat) for a, b in pairs])
+        preferences = await gather(
+            [self.prefer(group[a], group[b], repeat=repeat) for a, b in pairs]
+        )
         shares: list[list[float]] = [[] for _ in group]
         for (a, b), preference in zip(pairs, preferences, strict=True):
             shares[a].append(preference.score)
@@ -205,7 +232,11 @@ class LlmJudge:
         grades = []
         for won in shares:
             share = sum(won) / len(won) if won else 0.5
-            reason = f"won {sum(won):g} of {len(won)} comparisons" if won else "there is nothing to compare it with"
+            reason = (
+                f"won {sum(won):g} of {len(won)} comparisons"
+                if won
+                else "there is nothing to compare it with"
+            )
             grades.append(Grade(self.min_score + share * (self.max_score - self.min_score), reason))
         return grades
 
@@ -220,10 +251,16 @@ class LlmJudge:
         return await self._ask("pairwise", read, [first, second], repeat)
 
     async def _ask(
-        self, mode: Mode, read: Callable[[Mapping[str, object]], T], group: Sequence[Material], repeat: int
+        self,
+        mode: Mode,
+        read: Callable[[Mapping[str, object]], T],
+        group: Sequence[Material],
+        repeat: int,
     ) -> T:
         text = prompts.question(mode, self.prompt, group, self.rubric, self.examples, self._range)
-        return await self.model.ask(prompts.messages(text), prompts.SCHEMAS[mode], read, repeat=repeat)
+        return await self.model.ask(
+            prompts.messages(text), prompts.SCHEMAS[mode], read, repeat=repeat
+        )
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -232,7 +269,9 @@ class LlmJudge:
     def _read_grade(self, reply: Mapping[str, object]) -> Grade:
         score = number_in(reply.get("score"))
         if score is None or not self.min_score <= score <= self.max_score:
-            raise ValueError(f'"score" must be a number from {self.min_score:g} to {self.max_score:g}')
+            raise ValueError(
+                f'"score" must be a number from {self.min_score:g} to {self.max_score:g}'
+            )
         return Grade(score, _reason(reply))
 
 
@@ -241,7 +280,11 @@ def _reason(reply: Mapping[str, object]) -> str:
 
 
 def material_of(
-    output: object, task: Task, episode: Episode | None, reference_key: str = "answer", show: Shown = "output"
+    output: object,
+    task: Task,
+    episode: Episode | None,
+    reference_key: str = "answer",
+    show: Shown = "output",
 ) -> Material:
     """Selects the part of an episode to show to a judge. Raises NoReward without an output."""
     if output is None:
@@ -254,14 +297,18 @@ def material_of(
         answer = "\n\n".join(part for part in (transcript(episode), f"[output] {answer}") if part)
     reference = task.metadata.get(reference_key)
     query = task.main_query or "\n\n".join(
-        _shown({"role": "user", **message}) for message in task.init_messages if message.get("content")
+        _shown({"role": "user", **message})
+        for message in task.init_messages
+        if message.get("content")
     )
     return Material(query, answer, "" if reference is None else str(reference))
 
 
 def transcript(episode: Episode) -> str:
     """Formats the last conversation of each agent, with its reply."""
-    last = {call.agent: call for call in episode.calls if call.phase == "rollout" and not call.error}
+    last = {
+        call.agent: call for call in episode.calls if call.phase == "rollout" and not call.error
+    }
     parts = []
     for agent, call in last.items():
         lines = list(map(_shown, [*request_messages(call.request), *reply_messages(call.response)]))
@@ -285,7 +332,11 @@ def open_llm(config: Config) -> LlmJudge:
     return LlmJudge(
         read_rubric(config, section.rubric),
         model=configured_model(config, section.model),
-        examples=read_examples(config.resolve(shown)) if isinstance(shown := section.examples, str) else shown,
+        examples=(
+            read_examples(config.resolve(shown))
+            if isinstance(shown := section.examples, str)
+            else shown
+        ),
         max_tokens=section.max_tokens or longest_reply(config),
         retries=section.max_retries,
         cache=None if section.cache is None else config.resolve(section.cache),
@@ -294,7 +345,8 @@ def open_llm(config: Config) -> LlmJudge:
 
 
 def configured_model(config: Config, name: str | None) -> Model:
-    """Opens the model of an LLM judge: the function of `task_judge.llm.scripted`, or one at an endpoint."""
+    """Opens the model of an LLM judge: the function of `task_judge.llm.scripted`, or one at an
+    endpoint."""
     llm = config.task_judge.llm
     if llm.scripted:
         return ScriptedModel(llm.scripted, config.source.parent if config.source else None, name)
@@ -309,7 +361,8 @@ def longest_reply(config: Config) -> int:
 
 
 def read_rubric(config: Config, text: str) -> str:
-    """Returns a rubric as written, or reads it from a file. Raises MissingResource if the file is missing."""
+    """Returns a rubric as written, or reads it from a file. Raises MissingResource if the file is
+    missing."""
     if "\n" in text or not text.endswith(RUBRIC_FILES):
         return text
     path = config.resolve(text)
@@ -326,8 +379,13 @@ def read_examples(path: str | Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         raise MissingResource(f"the judge's scored examples: there is no file {path}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the judge's scored examples: cannot read {path} as JSON lines: {error}") from None
+        raise ConfigError(
+            f"the judge's scored examples: cannot read {path} as JSON lines: {error}"
+        ) from None
     for place, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
-            raise ConfigError(f"the judge's scored examples: {path}: row {place} is not an object (got {row!r:.50})")
+            raise ConfigError(
+                f"the judge's scored examples: {path}: row {place} is not an object (got"
+                f" {row!r:.50})"
+            )
     return rows

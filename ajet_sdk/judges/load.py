@@ -1,6 +1,7 @@
 """Opens judges by config section or by name, as `--judge` takes it.
 
-exact, regex:PATTERN, llm:FILE  a kind of `ajet_sdk/config/judge_kinds.py`; FILE holds its section of `task_judge`, or
+exact, regex:PATTERN, llm:FILE  a kind of `ajet_sdk/config/judge_kinds.py`; FILE holds its section
+of `task_judge`, or
                                 a rubric as text
 file.py:function, module->Name  a user's judge
 """
@@ -24,8 +25,8 @@ RUBRIC_FILES = (".md", ".txt")
 
 
 def load_judge(config: Config) -> Any | None:
-    """Opens the judge of `task_judge`: a function whose parameters are filled by name, or an object with
-    `compute_reward`. None if the workflow gives its own reward.
+    """Opens the judge of `task_judge`: a function whose parameters are filled by name, or an object
+    with `compute_reward`. None if the workflow gives its own reward.
 
     Raises ConfigError if the class path leads to neither, MissingExtra if a library is absent.
     """
@@ -39,7 +40,8 @@ def load_judge(config: Config) -> Any | None:
         if judge_type in KINDS or isinstance(error, AjetError):
             raise
         raise ConfigError(
-            f"task_judge.judge_type: {judge_type} ({kind.opener}) failed: {type(error).__name__}: {error}"
+            f"task_judge.judge_type: {judge_type} ({kind.opener}) failed: {type(error).__name__}:"
+            f" {error}"
         ) from error
 
 
@@ -49,12 +51,15 @@ def resolved(name: str, config: Config) -> str:
     return f"{word}:{config.resolve(argument)}" if colon and word in _OF_FILE else name
 
 
-_OF_FILE = {kind.name or judge_type for judge_type, kind in KINDS.items() if kind.argument == ":FILE"}
+_OF_FILE = {
+    kind.name or judge_type for judge_type, kind in KINDS.items() if kind.argument == ":FILE"
+}
 """Kinds whose argument is a file."""
 
 
 def judge_section(name: str) -> dict[str, Any]:
-    """Expands a judge's name to a section `task_judge`; paths are relative to the working directory.
+    """Expands a judge's name to a section `task_judge`; paths are relative to the working
+    directory.
 
     Raises ConfigError for an unknown name.
     """
@@ -63,13 +68,21 @@ def judge_section(name: str) -> dict[str, Any]:
     if kind is not None and kind.argument == "[:ARGUMENT]":
         return {"judge_type": judge_type, **({"options": {"argument": argument}} if colon else {})}
     if kind is not None and bool(kind.argument) == bool(colon) and not argument.startswith("/dev/"):
-        value = _read_section(Path(argument).expanduser(), name) if kind.argument == ":FILE" else argument
+        value = (
+            _read_section(Path(argument).expanduser(), name)
+            if kind.argument == ":FILE"
+            else argument
+        )
         return {"judge_type": judge_type, **({kind.key: value} if kind.key else {})}
     if ":" not in name and "->" not in name:
-        raise ConfigError(f"a judge is one of {', '.join(judge_forms(judge_kinds()))} (got {name!r})")
+        raise ConfigError(
+            f"a judge is one of {', '.join(judge_forms(judge_kinds()))} (got {name!r})"
+        )
     for separator in ("->", ":"):
         file, separated, argument = name.rpartition(separator)
-        if separated and Path(file).is_file():  # relative to the working directory, not to a config file
+        if (
+            separated and Path(file).is_file()
+        ):  # relative to the working directory, not to a config file
             name = f"{Path(file).resolve()}{separator}{argument}"
             break
     return {"judge_type": CUSTOM, "judge_protocol": name}
@@ -80,11 +93,16 @@ def named_judge(name: str, config: Config | None = None) -> Any:
     model = config.task_judge.alien_llm_model if config is not None else None
     shared = {"alien_llm_model": model} if model is not None else {}
     own_config = load_config(values={"ajet": {"task_judge": {**shared, **judge_section(name)}}})
-    return load_judge(own_config if config is None else config.model_copy(update={"task_judge": own_config.task_judge}))
+    return load_judge(
+        own_config
+        if config is None
+        else config.model_copy(update={"task_judge": own_config.task_judge})
+    )
 
 
 def _read_section(path: Path, name: str) -> Any:
-    """Reads a section from YAML, with absolute paths, a rubric from a text file, or examples from JSON lines."""
+    """Reads a section from YAML, with absolute paths, a rubric from a text file, or examples from
+    JSON lines."""
     path = path.resolve()
     if path.suffix == ".jsonl":
         return {"jsonl_dataset_file": {"training": {"file_path": str(path)}}}
@@ -97,7 +115,8 @@ def _read_section(path: Path, name: str) -> Any:
         raise ConfigError(f"judge {name}: {path} is not valid YAML: {error}") from None
     if not isinstance(section, Mapping | list):
         raise ConfigError(
-            f"judge {name}: {path} must contain the keys of the judge's config section, or be a .md rubric"
+            f"judge {name}: {path} must contain the keys of the judge's config section, or be a .md"
+            " rubric"
         )
     return _absolute(section, path.parent)
 
@@ -140,8 +159,12 @@ def _custom(config: Config, class_path: str) -> Any:
             return build(config)
         except Exception as error:
             raise ConfigError(
-                f"task_judge.judge_protocol: {class_path}(config) failed: {type(error).__name__}: {error}"
+                f"task_judge.judge_protocol: {class_path}(config) failed: {type(error).__name__}:"
+                f" {error}"
             ) from error
     if callable(judge) or hasattr(judge, "compute_reward"):
         return judge
-    raise ConfigError(f"task_judge.judge_protocol: {class_path} is a {type(judge).__name__}, not a function or a class")
+    raise ConfigError(
+        f"task_judge.judge_protocol: {class_path} is a {type(judge).__name__}, not a function or a"
+        " class"
+    )

@@ -37,9 +37,9 @@ def math(output: object, answer: object) -> bool:
     The final answer is the last `\boxed{}`, else the text after the last `####` or `answer is`,
     else (if a number is expected) the last number, else the whole output. A number that the output
     denies, or gives as one of several, is no answer. If `answer` is the letter of an option (A to
-    J), it may be followed by the option's text or by grounds. `answer` may itself be a worked solution that
-    ends this way. Raises NoReward if `answer` cannot be parsed: an error of the dataset, not of the
-    agent.
+    J), it may be followed by the option's text or by grounds. `answer` may itself be a worked
+    solution that ends this way. Raises NoReward if `answer` cannot be parsed: an error of the
+    dataset, not of the agent.
     """
     right = final_answer(text_of(answer))
     if not right:
@@ -71,11 +71,14 @@ def _verify(answer_text: str, right: str) -> bool:
     except (TooExpensive, ValueError):
         fault = _fault_of_reference(right)
         if fault:
-            raise NoReward(f"the reference answer {right[:80]!r} cannot be evaluated: {fault}") from None
+            raise NoReward(
+                f"the reference answer {right[:80]!r} cannot be evaluated: {fault}"
+            ) from None
         return False
     if verdict == "no reference":
         raise NoReward(
-            f"the reference answer {right[:80]!r} is not a mathematical expression; use judge exact or regex"
+            f"the reference answer {right[:80]!r} is not a mathematical expression; use judge exact"
+            " or regex"
         )
     return bool(verdict == "equal")
 

@@ -1,7 +1,9 @@
-"""The model behind a judge: requests a JSON object by schema, retries invalid replies, and caches valid ones.
+"""The model behind a judge: requests a JSON object by schema, retries invalid replies, and caches
+valid ones.
 
-A verdict is a reply that is nothing but the object, or an object with the key of the request, which no judged text can
-know. Anything else in a reply may be a quote of what is judged. A reply without a verdict raises NoReward.
+A verdict is a reply that is nothing but the object, or an object with the key of the request, which
+no judged text can know. Anything else in a reply may be a quote of what is judged. A reply without
+a verdict raises NoReward.
 """
 
 from __future__ import annotations
@@ -55,9 +57,10 @@ _SHOWN = 160
 class JudgeModel:
     """Requests JSON objects from a model.
 
-    The schema is sent as `response_format`; if the server rejects it, a plain JSON object is requested, or nothing. If
-    `read` rejects a reply, the model is told why, up to `retries` times. Equal requests are sent once in this process,
-    or with `cache` in all processes. Calls within an episode are recorded in its trace as the judge's.
+    The schema is sent as `response_format`; if the server rejects it, a plain JSON object is
+    requested, or nothing. If `read` rejects a reply, the model is told why, up to `retries` times.
+    Equal requests are sent once in this process, or with `cache` in all processes. Calls within an
+    episode are recorded in its trace as the judge's.
 
     Args:
         model: a handle, or a client with its own budget and cache.
@@ -80,10 +83,15 @@ class JudgeModel:
             return self.model
         model = self.model  # its endpoint waits and retries
         return ModelClient(
-            model.base_url, model.name, transport=model.endpoint, budget=Budget(price=self.price),
+            model.base_url,
+            model.name,
+            transport=model.endpoint,
+            budget=Budget(price=self.price),
             cache=IN_MEMORY if self.cache is None else Path(self.cache),
-            concurrency=sys.maxsize, retries=0, patience=None,
-        )  # fmt: skip
+            concurrency=sys.maxsize,
+            retries=0,
+            patience=None,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the client: another process shares replies only by a cache file."""
@@ -109,12 +117,13 @@ class JudgeModel:
         *,
         repeat: int = 0,
     ) -> T:
-        """Requests a JSON object and parses it with `read`, which raises ValueError for an invalid one.
+        """Requests a JSON object and parses it with `read`, which raises ValueError for an invalid
+        one.
 
         The field `reason` is free text. A different `repeat` bypasses earlier replies.
 
-        Raises NoReward if no reply is valid or the model refuses the request, EngineUnavailable if it does not answer,
-        CacheError, BudgetSpent.
+        Raises NoReward if no reply is valid or the model refuses the request, EngineUnavailable if
+        it does not answer, CacheError, BudgetSpent.
         """
         request = {
             "messages": list(messages), "schema": schema, "temperature": self.temperature,
@@ -130,12 +139,17 @@ class JudgeModel:
             [text] = await self.client.once(request, answer, kept_errors)
         except RequestRefused as kept:
             raise NoReward(str(kept)) from kept
-        with contextlib.suppress(ValueError):  # another version of ajet may have cached an invalid reply
+        with contextlib.suppress(
+            ValueError
+        ):  # another version of ajet may have cached an invalid reply
             return read(object_in(text, _stating(schema)))
         return read(await self._answer(messages, schema, read))
 
     async def _answer(
-        self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        schema: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], T],
     ) -> dict[str, Any]:
         """Requests until a reply is valid, and returns its object."""
         key = secrets.token_hex(6)
@@ -146,17 +160,34 @@ class JudgeModel:
         wrong = ""
         # The schema does not name the key: a server compiles each new schema.
         whole = {**schema, **object_schema(**{KEY: {"type": "string"}, **schema["properties"]})}
-        by_schema = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": whole}}
+        by_schema = {
+            "type": "json_schema",
+            "json_schema": {"name": "verdict", "strict": True, "schema": whole},
+        }
         for _ in range(self.retries + 1):
             try:
                 [reply, *_rest] = await self.client.reply(
-                    conversation, temperature=self.temperature, max_tokens=self.max_tokens, response_format=by_schema
+                    conversation,
+                    temperature=self.temperature,
+                    max_tokens=self.max_tokens,
+                    response_format=by_schema,
                 )
-            except (ContextOverflow, RequestRefused) as refused:  # an error of the judge, not of the agent
-                raise NoReward(f"the judge's model {self.name} rejected the request: {refused}") from refused
+            except (
+                ContextOverflow,
+                RequestRefused,
+            ) as refused:  # an error of the judge, not of the agent
+                raise NoReward(
+                    f"the judge's model {self.name} rejected the request: {refused}"
+                ) from refused
             except EndpointMisconfigured as misconfigured:
-                keys = "" if self.model is self.client else " (task_judge.llm: model, base_url, api_key_env)"
-                raise EndpointMisconfigured(f"the judge's model {self.name}: {misconfigured}{keys}") from misconfigured
+                keys = (
+                    ""
+                    if self.model is self.client
+                    else " (task_judge.llm: model, base_url, api_key_env)"
+                )
+                raise EndpointMisconfigured(
+                    f"the judge's model {self.name}: {misconfigured}{keys}"
+                ) from misconfigured
             try:
                 if finish_of(reply.finish_reason) == "length":
                     raise ValueError(f"it is cut at {self.max_tokens} tokens (max_tokens)")
@@ -172,7 +203,9 @@ class JudgeModel:
                 ]
                 continue
             return stated
-        raise NoReward(f"no verdict from the judge's model {self.name} in {self.retries + 1} replies: {wrong}")
+        raise NoReward(
+            f"no verdict from the judge's model {self.name} in {self.retries + 1} replies: {wrong}"
+        )
 
 
 @contextlib.contextmanager
@@ -197,7 +230,11 @@ async def gather(asked: Sequence[Awaitable[T]]) -> list[T]:
 
 def usage_metrics(usage: Usage) -> dict[str, float]:
     """Usage as metrics of an episode; a step logs their means."""
-    counts = {"judge_calls": usage.calls, "judge_tokens": usage.tokens, "judge_cached": usage.cached}
+    counts = {
+        "judge_calls": usage.calls,
+        "judge_tokens": usage.tokens,
+        "judge_cached": usage.cached,
+    }
     cost = {} if usage.cost is None else {"judge_cost": usage.cost}
     return {**{name: float(count) for name, count in counts.items()}, **cost}
 
@@ -208,7 +245,9 @@ class ScriptedModel(Model):
     Raises ConfigError if `class_path` leads to no function.
     """
 
-    def __init__(self, class_path: str, relative_to: Path | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, class_path: str, relative_to: Path | None = None, name: str | None = None
+    ) -> None:
         self._given = (class_path, relative_to, name)
         replies = load_object(class_path, relative_to)
         source = inspect.getsourcefile(replies)
@@ -226,13 +265,20 @@ class ScriptedModel(Model):
         import httpx
 
         async def answer(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200, json=await self._engine.post("chat/completions", json.loads(request.content)))
+            return httpx.Response(
+                200, json=await self._engine.post("chat/completions", json.loads(request.content))
+            )
 
-        return Endpoint(self.base_url, self.api_key, timeout=self.timeout, transport=httpx.MockTransport(answer))
+        return Endpoint(
+            self.base_url, self.api_key, timeout=self.timeout, transport=httpx.MockTransport(answer)
+        )
 
 
 def open_model(
-    name: str | None, base_url: str | None = None, api_key: str | None = None, api_key_env: str = "OPENAI_API_KEY"
+    name: str | None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    api_key_env: str = "OPENAI_API_KEY",
 ) -> Model:
     """Opens a judge's model at `base_url`, OPENAI_BASE_URL, or DashScope if only its key is set.
 
@@ -245,8 +291,9 @@ def open_model(
     url = base_url or os.environ.get("OPENAI_BASE_URL")
     if url is None and not keys:
         raise MissingResource(
-            f"no endpoint for the judge's model {name}: set task_judge.llm.base_url or OPENAI_BASE_URL "
-            "(https://api.openai.com/v1) and OPENAI_API_KEY, or DASHSCOPE_API_KEY for DashScope"
+            f"no endpoint for the judge's model {name}: set task_judge.llm.base_url or"
+            " OPENAI_BASE_URL (https://api.openai.com/v1) and OPENAI_API_KEY, or DASHSCOPE_API_KEY"
+            " for DashScope"
         )
     key = api_key or user_key(api_key_env) or (keys[0] if keys else "none")
     if url is None or (url == DASHSCOPE and keys):
@@ -267,7 +314,11 @@ def object_schema(**properties: object) -> dict[str, Any]:
 def number_in(value: object) -> float | None:
     """Parses a finite number, also from text."""
     try:
-        number = float(value) if isinstance(value, str | float | int) and not isinstance(value, bool) else math.nan
+        number = (
+            float(value)
+            if isinstance(value, str | float | int) and not isinstance(value, bool)
+            else math.nan
+        )
     except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
@@ -285,24 +336,30 @@ def _stating(schema: Mapping[str, Any]) -> list[str]:
 
 
 def object_in(reply: str, fields: Collection[str], key: str = "") -> dict[str, Any]:
-    """Extracts the verdict of a reply: the reply if it is one JSON object, else the object in it with the key.
+    """Extracts the verdict of a reply: the reply if it is one JSON object, else the object in it
+    with the key.
 
-    A code fence and thoughts between `<think>` tags may stand around an object alone. Any other word may belong to a
-    quote of the judged text, whose object then stands for the verdict, whatever the quote looks like.
+    A code fence and thoughts between `<think>` tags may stand around an object alone. Any other
+    word may belong to a quote of the judged text, whose object then stands for the verdict,
+    whatever the quote looks like.
 
     Args:
         reply: the model's text, with its thoughts.
         fields: names of which an object must have one.
         key: of the request; empty: only an object alone counts.
 
-    Raises ValueError if there is none, if two differ, and if a quote in it breaks the object: it is not JSON, repeats a
-    field, or a field stands outside of it.
+    Raises ValueError if there is none, if two differ, and if a quote in it breaks the object: it is
+    not JSON, repeats a field, or a field stands outside of it.
     """
     alone = _object(_without_fence(_without_thoughts(reply.strip())))
     if alone is not None and any(name in alone for name in fields):
         return alone
     objects, outside = _objects(reply)
-    keyed = [value for value in objects if key and value.get(KEY) == key and any(name in value for name in fields)]
+    keyed = [
+        value
+        for value in objects
+        if key and value.get(KEY) == key and any(name in value for name in fields)
+    ]
     different = [value for place, value in enumerate(keyed) if value not in keyed[:place]]
     if len(different) > 1:
         raise ValueError(f"{len(different)} JSON objects in it differ")
@@ -337,7 +394,9 @@ def _object(text: str) -> dict[str, Any] | None:
 
 def _objects(text: str) -> tuple[list[dict[str, Any]], str]:
     """The outermost objects of a text, and the text around them."""
-    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_once)  # a model breaks lines in strings
+    decoder = json.JSONDecoder(
+        strict=False, object_pairs_hook=_once
+    )  # a model breaks lines in strings
     objects: list[dict[str, Any]] = []
     outside: list[str] = []
     begun = 0

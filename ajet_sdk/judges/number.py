@@ -46,7 +46,9 @@ def without_spacing(text: str) -> str:
 
 def in_ascii(text: str) -> str:
     """Writes signs and powers of ten as ASCII does; a dash that joins two numbers is no sign."""
-    text = _SUPERSCRIPT.sub(lambda match: f"10^{match[1].translate(_SUPERSCRIPTS)}", text.replace("−", "-"))
+    text = _SUPERSCRIPT.sub(
+        lambda match: f"10^{match[1].translate(_SUPERSCRIPTS)}", text.replace("−", "-")
+    )
     return _DASH.sub("-", text)
 
 

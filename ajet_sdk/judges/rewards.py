@@ -1,4 +1,5 @@
-"""Reads the results of workflows and judges as rewards. A result that is not a reward is an error, never 0."""
+"""Reads the results of workflows and judges as rewards. A result that is not a reward is an error,
+never 0."""
 
 from __future__ import annotations
 
@@ -31,13 +32,16 @@ class Verdict:
 def returned(output: Any, name: str) -> Verdict | None:
     """Reads rewards from a workflow's output; None if there are none, so that a judge decides.
 
-    A `Reward`, a list of them, and a `WorkflowOutput` with a reward are rewards; a bare number is an output. A list of
-    numbers in a `WorkflowOutput` becomes one reward each, and their sum counts. Raises NoReward for NaN and the like.
+    A `Reward`, a list of them, and a `WorkflowOutput` with a reward are rewards; a bare number is
+    an output. A list of numbers in a `WorkflowOutput` becomes one reward each, and their sum
+    counts. Raises NoReward for NaN and the like.
     """
     if isinstance(output, Reward):
         return Verdict((output,))
     if is_output(output):
-        return None if output.reward is None else Verdict(_several(output.reward, f"workflow {name}"))
+        return (
+            None if output.reward is None else Verdict(_several(output.reward, f"workflow {name}"))
+        )
     if _rewards(output):
         return Verdict(tuple(output))
     if not isinstance(output, WorkflowOutput) or output.reward is None:
@@ -46,8 +50,8 @@ def returned(output: Any, name: str) -> Verdict | None:
 
 
 def judged(value: Any, name: str) -> Verdict:
-    """Reads a judge's result: a number, a bool, a `Reward` or a list of them, `(reward, is_success)`, a `Verdict`, or
-    AgentScope Tuner's `JudgeOutput`.
+    """Reads a judge's result: a number, a bool, a `Reward` or a list of them,
+    `(reward, is_success)`, a `Verdict`, or AgentScope Tuner's `JudgeOutput`.
 
     Raises NoReward for anything else, including None, NaN and an empty list.
     """
@@ -57,7 +61,9 @@ def judged(value: Any, name: str) -> Verdict:
     success: bool | None = None
     if isinstance(value, tuple):
         if len(value) != 2 or not (value[1] is None or isinstance(value[1], (bool, np.bool_))):
-            raise NoReward(f"{source} returned {_short(value)}; a tuple must be (reward, is_success)")
+            raise NoReward(
+                f"{source} returned {_short(value)}; a tuple must be (reward, is_success)"
+            )
         value, success = value[0], None if value[1] is None else bool(value[1])
     elif type(value) in (bool, np.bool_):
         success = bool(value)
@@ -72,18 +78,20 @@ def judged(value: Any, name: str) -> Verdict:
 
 
 def judged_group(values: object, name: str, count: int) -> list[Verdict]:
-    """Reads a group judge's results for `count` episodes, in order. Raises NoReward as `judged` does."""
+    """Reads a group judge's results for `count` episodes, in order. Raises NoReward as `judged`
+    does."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         returned_count = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
         raise NoReward(
-            f"judge {name} returned {returned_count} for {count} episodes; a group judge must return a list with one "
-            "reward for each"
+            f"judge {name} returned {returned_count} for {count} episodes; a group judge must"
+            " return a list with one reward for each"
         )
     return [judged(value, name) for value in values]
 
 
 def check_names(rewards: Sequence[Reward], calls: Sequence[Call], agents: Collection[str]) -> None:
-    """Raise NoReward for a reward that names an unknown agent or call, and would therefore be ignored.
+    """Raise NoReward for a reward that names an unknown agent or call, and would therefore be
+    ignored.
 
     `agents` have a handle, but may have made no call.
     """
@@ -92,21 +100,21 @@ def check_names(rewards: Sequence[Reward], calls: Sequence[Call], agents: Collec
     for reward in rewards:
         if reward.agent is not None and reward.agent not in known:
             raise NoReward(
-                f"reward {reward.name!r} is for agent {_short(reward.agent)}, which is not in the episode; its "
-                f"agents: {', '.join(known) or 'none'}"
+                f"reward {reward.name!r} is for agent {_short(reward.agent)}, which is not in the"
+                f" episode; its agents: {', '.join(known) or 'none'}"
             )
         if reward.call_id is None:
             continue
         if reward.call_id not in agent_of:
             listed = ", ".join([*agent_of][:_LISTED]) + (", ..." if len(agent_of) > _LISTED else "")
             raise NoReward(
-                f"reward {reward.name!r} is for call {_short(reward.call_id)}, which is not one of the workflow's; its "
-                f"calls: {listed or 'none'}"
+                f"reward {reward.name!r} is for call {_short(reward.call_id)}, which is not one of"
+                f" the workflow's; its calls: {listed or 'none'}"
             )
         if reward.agent not in (None, agent_of[reward.call_id]):
             raise NoReward(
-                f"reward {reward.name!r} names call {reward.call_id} and agent {_short(reward.agent)}, but the call is "
-                f"{agent_of[reward.call_id]}'s"
+                f"reward {reward.name!r} names call {reward.call_id} and agent"
+                f" {_short(reward.agent)}, but the call is {agent_of[reward.call_id]}'s"
             )
 
 
@@ -125,12 +133,19 @@ def _several(value: Any, source: str) -> tuple[Reward, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if not value:
             raise NoReward(f"{source} returned an empty list of rewards")
-        return tuple(Reward(name=f"reward.{i}", value=_number(number, source)) for i, number in enumerate(value))
+        return tuple(
+            Reward(name=f"reward.{i}", value=_number(number, source))
+            for i, number in enumerate(value)
+        )
     return (Reward(value=_number(value, source)),)
 
 
 def _rewards(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(item, Reward) for item in value)
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(isinstance(item, Reward) for item in value)
+    )
 
 
 def _number(value: Any, source: str) -> float:
@@ -138,8 +153,8 @@ def _number(value: Any, source: str) -> float:
         value = value.item()
     if not isinstance(value, (Real, np.bool_)):
         raise NoReward(
-            f"{source} returned {_short(value)} ({type(value).__name__}), which is not a reward; return a number, "
-            "a bool, a Reward, a list of Rewards, or (reward, is_success)"
+            f"{source} returned {_short(value)} ({type(value).__name__}), which is not a reward;"
+            " return a number, a bool, a Reward, a list of Rewards, or (reward, is_success)"
         )
     number = float(value)
     if not math.isfinite(number):

@@ -1,7 +1,7 @@
 """`RubricJudge`: an LLM judge whose rubric its model writes from a few scored answers.
 
-The model writes a rubric from a part of the scored answers, and revises it with the answers that it misjudges. Of
-several rubrics, the one that agrees best with the held-out answers is used.
+The model writes a rubric from a part of the scored answers, and revises it with the answers that it
+misjudges. Of several rubrics, the one that agrees best with the held-out answers is used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Built:
     held_out: int
     """Number of held-out answers."""
     agreement: float | None
-    """Share of their pairs in the order of the labels; 0.5 is chance. None: all labels are equal."""
+    """Share of their pairs in the order of the labels; 0.5 is chance. None: all labels are
+    equal."""
     plain: float | None
     """Agreement of the same model without a rubric."""
     interval: tuple[float, float] | None = None
@@ -95,7 +96,9 @@ class RubricJudge(LlmJudge):
         super().__init__(**{"name": "rubric", **options})
         self.timeout = BUILDING_TIMEOUT
         rows = read_examples(examples) if isinstance(examples, str | Path) else list(examples)
-        scored = [row if isinstance(row, Example) else Example.of(row) for row in rows][:most_examples]
+        scored = [row if isinstance(row, Example) else Example.of(row) for row in rows][
+            :most_examples
+        ]
         self._check(scored)
         # A stride over the sorted scores gives both parts good and bad answers.
         scored.sort(key=lambda example: (example.score, example.query, example.answer))
@@ -116,16 +119,23 @@ class RubricJudge(LlmJudge):
         vars(self).update(state, _building=Shared[Built]())
 
     def _check(self, scored: Sequence[Example]) -> None:
-        off = next((example for example in scored if not self.min_score <= example.score <= self.max_score), None)
+        off = next(
+            (
+                example
+                for example in scored
+                if not self.min_score <= example.score <= self.max_score
+            ),
+            None,
+        )
         if off is not None:
             raise ConfigError(
-                f"a scored example has the score {off.score:g}, outside {self.min_score:g} to {self.max_score:g} "
-                "(min_score, max_score)"
+                f"a scored example has the score {off.score:g}, outside {self.min_score:g} to"
+                f" {self.max_score:g} (min_score, max_score)"
             )
         if len(scored) < _LEAST or len({example.score for example in scored}) < 2:
             raise ConfigError(
-                f"a rubric needs at least {_LEAST} scored examples with at least two different scores (got "
-                f"{len(scored)} with {len({example.score for example in scored})})"
+                f"a rubric needs at least {_LEAST} scored examples with at least two different"
+                f" scores (got {len(scored)} with {len({example.score for example in scored})})"
             )
 
     async def __call__(self, output: object, task: Task, episode: Episode) -> Verdict:
@@ -139,7 +149,8 @@ class RubricJudge(LlmJudge):
         return await super().compute_rewards(episodes)
 
     async def ready(self) -> Built:
-        """Writes the rubric unless there is one. Raises NoReward, EngineUnavailable if its model fails."""
+        """Writes the rubric unless there is one. Raises NoReward, EngineUnavailable if its model
+        fails."""
         if self.built is None:
             built, _ = await self._building.get("rubric", self._build)
             self.built = built
@@ -162,16 +173,22 @@ class RubricJudge(LlmJudge):
         if self._merge and len(rubrics) > 1:
             rubrics = [tuple(dict.fromkeys(point for points in rubrics for point in points))]
         scored_rubrics = [(await self._agreement(points), points) for points in rubrics]
-        agreement, points = max(scored_rubrics, key=lambda candidate: -1.0 if candidate[0] is None else candidate[0])
+        agreement, points = max(
+            scored_rubrics, key=lambda candidate: -1.0 if candidate[0] is None else candidate[0]
+        )
         sure = None if agreement is None else wilson(agreement, len(self._tried_on))
-        built = Built(points, len(self._tried_on), agreement, await self._agreement(()), sure, self._key())
+        built = Built(
+            points, len(self._tried_on), agreement, await self._agreement(()), sure, self._key()
+        )
         self._keep(built)
         if agreement is not None and built.plain is not None and agreement < built.plain:
             log.warning(
-                "the rubric agrees less with the held-out examples (%.2f) than the same model without a rubric "
-"(%.2f); provide more scored examples, or write the rubric yourself (judge llm)",
-                agreement, built.plain,
-            )  # fmt: skip
+                "the rubric agrees less with the held-out examples (%.2f) than the same model"
+                " without a rubric (%.2f); provide more scored examples, or write the rubric"
+                " yourself (judge llm)",
+                agreement,
+                built.plain,
+            )
         return built
 
     async def _refined(self, number: int) -> tuple[str, ...]:
@@ -179,7 +196,8 @@ class RubricJudge(LlmJudge):
         shown = list(self._made_of)
         random.Random(f"{self._seed}/{number}").shuffle(shown)
         points = await self._points(
-            rubric_question(shown, self._range, headings=self._headings, language=self._language), number
+            rubric_question(shown, self._range, headings=self._headings, language=self._language),
+            number,
         )
         best, grades = points, await self._grades(points, self._made_of)
         for _ in range(self._rounds):
@@ -192,7 +210,10 @@ class RubricJudge(LlmJudge):
             if not misjudged:
                 break
             question = revision(
-                best, [(example, g.score, g.reason) for example, g in misjudged], self._range, self._language
+                best,
+                [(example, g.score, g.reason) for example, g in misjudged],
+                self._range,
+                self._language,
             )
             points = await self._points(question, number)
             again = await self._grades(points, self._made_of)
@@ -204,7 +225,11 @@ class RubricJudge(LlmJudge):
     async def _points(self, text: str, number: int) -> tuple[str, ...]:
         def read(reply: Mapping[str, object]) -> tuple[str, ...]:
             points = reply.get("points")
-            if not isinstance(points, list) or not points or not all(isinstance(point, str) for point in points):
+            if (
+                not isinstance(points, list)
+                or not points
+                or not all(isinstance(point, str) for point in points)
+            ):
                 raise ValueError('"points" must be a list of sentences')
             return tuple(" ".join(point.split()) for point in points)
 
@@ -230,26 +255,34 @@ class RubricJudge(LlmJudge):
     async def _agreement(self, points: Sequence[str]) -> float | None:
         grades = await self._grades(points, self._tried_on)
         groups = [example.query for example in self._tried_on] if self.group else None
-        return concordance([grade.score for grade in grades], [example.score for example in self._tried_on], groups)
+        return concordance(
+            [grade.score for grade in grades], [example.score for example in self._tried_on], groups
+        )
 
     def _kept(self) -> Built | None:
         if self.file is None or not self.file.with_suffix(".json").exists():
             return None
         stored = json.loads(self.file.with_suffix(".json").read_text(encoding="utf-8"))
         sure = stored.get("interval")
-        built = Built(**{**stored, "points": tuple(stored["points"]), "interval": sure and tuple(sure)})
+        built = Built(
+            **{**stored, "points": tuple(stored["points"]), "interval": sure and tuple(sure)}
+        )
         return built if built.key == self._key() else None
 
     def _keep(self, built: Built) -> None:
         if self.file is None:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.with_suffix(".json").write_text(json.dumps(asdict(built), indent=1), encoding="utf-8")
+        self.file.with_suffix(".json").write_text(
+            json.dumps(asdict(built), indent=1), encoding="utf-8"
+        )
         self.file.with_suffix(".md").write_text(built.rubric + "\n", encoding="utf-8")
 
 
 def _distance(grades: Sequence[Grade], examples: Sequence[Example]) -> float:
-    return sum(abs(grade.score - example.score) for grade, example in zip(grades, examples, strict=True))
+    return sum(
+        abs(grade.score - example.score) for grade, example in zip(grades, examples, strict=True)
+    )
 
 
 def open_rubric(config: Config) -> RubricJudge:
@@ -258,36 +291,59 @@ def open_rubric(config: Config) -> RubricJudge:
     file = grader.jsonl_dataset_file.training.file_path
     if file is None:
         raise ConfigError(
-            "task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path is required: JSON lines with a "
-            "question, an answer and a score"
+            "task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path is required: JSON"
+            " lines with a question, an answer and a score"
         )
     rows = read_examples(config.resolve(file))
-    fields = {"query": grader.query_field, "answer": grader.answer_field, "reference": grader.reference_field}
+    fields = {
+        "query": grader.query_field,
+        "answer": grader.answer_field,
+        "reference": grader.reference_field,
+    }
     prompt = grader.custom_evaluation_prompt
     if isinstance(prompt, Mapping):
         prompt = str(prompt.get(grader.language) or next(iter(prompt.values()), "")) or None
     return RubricJudge(
-        [example for row in rows for example in _scored(row, fields, (grader.min_score, grader.max_score))],
+        [
+            example
+            for row in rows
+            for example in _scored(row, fields, (grader.min_score, grader.max_score))
+        ],
         model=configured_model(config, grader.model_name),
-        mode=grader.grader_mode, min_score=grader.min_score, max_score=grader.max_score,
-        success_threshold=grader.success_threshold, name=grader.grader_name, prompt=prompt,
-        retries=grader.max_retries, language=grader.language, rounds=grader.max_epochs,
-        candidates=grader.generate_number, merge=grader.aggregation_mode == "keep_all",
+        mode=grader.grader_mode,
+        min_score=grader.min_score,
+        max_score=grader.max_score,
+        success_threshold=grader.success_threshold,
+        name=grader.grader_name,
+        prompt=prompt,
+        retries=grader.max_retries,
+        language=grader.language,
+        rounds=grader.max_epochs,
+        candidates=grader.generate_number,
+        merge=grader.aggregation_mode == "keep_all",
         headings=grader.categories_number if grader.enable_categorization else 0,
-        most_examples=grader.num_reference_samples, reference_key=grader.reference_field,
-        cache=None if judge.llm.cache is None else config.resolve(judge.llm.cache), price=judge.llm.price,
-        max_tokens=longest_reply(config), file=config.directory / "rubric.md",
-    )  # fmt: skip
+        most_examples=grader.num_reference_samples,
+        reference_key=grader.reference_field,
+        cache=None if judge.llm.cache is None else config.resolve(judge.llm.cache),
+        price=judge.llm.price,
+        max_tokens=longest_reply(config),
+        file=config.directory / "rubric.md",
+    )
 
 
-def _scored(row: Mapping[str, object], fields: Mapping[str, str], scores: tuple[float, float]) -> list[Example]:
-    """Reads the examples in a row: one answer, or several with `scores` or `label_rank` (1 is best)."""
+def _scored(
+    row: Mapping[str, object], fields: Mapping[str, str], scores: tuple[float, float]
+) -> list[Example]:
+    """Reads the examples in a row: one answer, or several with `scores` or `label_rank` (1 is
+    best)."""
     metadata = row.get("metadata")
     whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
     answers = whole.get("answers")
     named = {name: whole[field] for name, field in fields.items() if whole.get(field) is not None}
     if not isinstance(answers, list):
-        if not {fields["answer"], "output", "response"}.isdisjoint(whole):  # else `answer` is the scored one
+        if not {fields["answer"], "output", "response"}.isdisjoint(
+            whole
+        ):  # else `answer` is the scored one
             whole.pop(fields["reference"], None)
         elif fields["reference"] == "answer":
             named.pop("reference", None)
@@ -296,7 +352,10 @@ def _scored(row: Mapping[str, object], fields: Mapping[str, str], scores: tuple[
     if not isinstance(labels, list):
         ranks = whole.get("label_rank") or whole.get("ranks") or []
         if not isinstance(ranks, list) or not all(isinstance(rank, int | float) for rank in ranks):
-            raise ConfigError(f"a scored example's ranks (label_rank) are not a list of numbers (got {ranks!r:.50})")
+            raise ConfigError(
+                "a scored example's ranks (label_rank) are not a list of numbers (got"
+                f" {ranks!r:.50})"
+            )
         least, most = scores
         labels = [most - (rank - 1) * (most - least) / max(len(answers) - 1, 1) for rank in ranks]
     if len(labels) != len(answers):
@@ -316,8 +375,12 @@ class AutoGraderJudge(BaseJudge):
         self.judge = open_rubric(getattr(config, "ajet", config))
         self.group, self.timeout = self.judge.group, self.judge.timeout
 
-    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        return await self.judge(workflow_output, workflow_task.task, Episode(task=workflow_task.task))
+    async def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> Any:
+        return await self.judge(
+            workflow_output, workflow_task.task, Episode(task=workflow_task.task)
+        )
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
         return await self.judge.compute_rewards(episodes)

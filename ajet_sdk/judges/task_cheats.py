@@ -22,7 +22,8 @@ _MOST_SEEN = 200
 
 
 def reference_names(judges: Sequence[object], task: Task) -> list[str]:
-    """Keys of the metadata that are the reference: those that judges take by name, else a usual name."""
+    """Keys of the metadata that are the reference: those that judges take by name, else a usual
+    name."""
     known = JUDGE_NAMES | GROUP_NAMES | set(QUERY_COLUMNS)
     named: list[str] = []
     for judge in judges:
@@ -54,7 +55,9 @@ def cheats_of(task: Task, references: Collection[str], answers: Sequence[object]
 
 
 def _is_answer(content: object, answer: object) -> bool:
-    return content == answer or (isinstance(content, str) and content.strip() == text_of_value(answer).strip())
+    return content == answer or (
+        isinstance(content, str) and content.strip() == text_of_value(answer).strip()
+    )
 
 
 def text_of_value(value: object) -> str:
@@ -76,7 +79,9 @@ def _echoes(task: Task, references: Collection[str], answer: object) -> Iterator
         yield Cheat("echo", "echo of all fields", "\n".join(map(text_of_value, fields.values())))
 
 
-def _fields(place: str, values: Mapping[str, object], left_out: set[str]) -> Iterator[tuple[str, object]]:
+def _fields(
+    place: str, values: Mapping[str, object], left_out: set[str]
+) -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if name in left_out:
             continue
@@ -92,7 +97,9 @@ def _other_answers(answer: object, answers: Sequence[object]) -> Iterator[Cheat]
     others = [text for text in counts if text != text_of_value(answer)]
     if not others:
         return
-    listed = [text_of_value(answer), *others[:_MOST_SEEN]] if answer is not None else others[:_MOST_SEEN]
+    listed = (
+        [text_of_value(answer), *others[:_MOST_SEEN]] if answer is not None else others[:_MOST_SEEN]
+    )
     for between in (", ", "\n", " or "):
         yield Cheat("answers", f"all answers, joined by {between!r}", between.join(sorted(listed)))
     commonest, _ = counts.most_common(1)[0]
@@ -121,7 +128,9 @@ def _hollow(answer: object) -> Iterator[Cheat]:
     for name, shape in shapes.items():
         if not isinstance(answer, str):
             yield Cheat("hollow", name, shape)
-        yield Cheat("hollow", f"{name}, as text", json.dumps(shape, ensure_ascii=False, default=str))
+        yield Cheat(
+            "hollow", f"{name}, as text", json.dumps(shape, ensure_ascii=False, default=str)
+        )
 
 
 def _parsed(answer: object) -> object:

@@ -1,4 +1,5 @@
-"""Micro-batches: padded rows of samples with common prefixes, their trained positions, and their size."""
+"""Micro-batches: padded rows of samples with common prefixes, their trained positions, and their
+size."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """The U positions of the flattened (B, T) grid whose logits are computed, and the index of the one that predicts
-    each trained token. Samples that share a position share its logits."""
+    """The U positions of the flattened (B, T) grid whose logits are computed, and the index of the
+    one that predicts each trained token. Samples that share a position share its logits."""
 
     positions_U: torch.Tensor
     temperatures_U: torch.Tensor | None
@@ -53,7 +54,8 @@ class LogitRows:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The M trained tokens sampled with `top_p`, `top_k` or `min_p`: their indices among the N, and their limits."""
+    """The M trained tokens sampled with `top_p`, `top_k` or `min_p`: their indices among the N, and
+    their limits."""
 
     rows_M: torch.Tensor
     top_k_M: torch.Tensor
@@ -74,7 +76,8 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right, each a tree of its samples' tokens, and the trained tokens in them."""
+    """Rows padded on the right, each a tree of its samples' tokens, and the trained tokens in
+    them."""
 
     rows: Rows
     logits: LogitRows
@@ -109,11 +112,11 @@ def micro_batches(
     *,
     share: bool = False,
 ) -> list[Group]:
-    """Puts samples with a common prefix in one row (`trees.trees_of`), and rows of similar length in groups whose
-    rows × longest row is at most `budget` tokens.
+    """Puts samples with a common prefix in one row (`trees.trees_of`), and rows of similar length
+    in groups whose rows × longest row is at most `budget` tokens.
 
-    A longer row gets its own group. The samples of a list in `together` stay in one group of any size, and share rows
-    only with each other.
+    A longer row gets its own group. The samples of a list in `together` stay in one group of any
+    size, and share rows only with each other.
     """
     units: list[tuple[int, list[list[int]]]] = []
     for which in together or [range(len(inputs))]:
@@ -134,7 +137,8 @@ def micro_batches(
 
 
 def trained_positions(sample: Sample) -> npt.NDArray[np.intp]:
-    """Positions of the tokens in the loss: those masked in, except position 0, which has no context."""
+    """Positions of the tokens in the loss: those masked in, except position 0, which has no
+    context."""
     at = np.flatnonzero(sample.timeline.loss_mask)
     return at[at > 0]
 
@@ -154,7 +158,8 @@ def collate(
 ) -> MicroBatch:
     """Lay the samples out in rows, padded on the right.
 
-    Leaves out tokens after the last trained one, and a trained token at position 0, which has no context.
+    Leaves out tokens after the last trained one, and a trained token at position 0, which has no
+    context.
 
     Args:
         samples: row by row.
@@ -191,18 +196,29 @@ def collate(
     top_k = np.where(top_k > 0, top_k, np.inf)
     return MicroBatch(
         rows=rows,
-        logits=logit_rows(np.concatenate(positions), heat, device, shared=not (processing or len(limited))),
+        logits=logit_rows(
+            np.concatenate(positions), heat, device, shared=not (processing or len(limited))
+        ),
         targets_N=torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
         sampler_N=torch.from_numpy(np.concatenate(sampler)).to(device),
         advantages_N=torch.from_numpy(np.concatenate(advantages)).to(device),
-        limits=Limits(
-            *(torch.from_numpy(array).to(device) for array in (limited, *(a[limited] for a in (top_k, top_p, min_p))))
-        ) if len(limited) else None,
+        limits=(
+            Limits(
+                *(
+                    torch.from_numpy(array).to(device)
+                    for array in (limited, *(a[limited] for a in (top_k, top_p, min_p)))
+                )
+            )
+            if len(limited)
+            else None
+        ),
         processing=tuple(processing),
         pairs_N=torch.from_numpy(np.concatenate(paired)).to(device),
-        samples_N=torch.from_numpy(np.repeat(np.arange(len(positions)), [len(part) for part in positions])).to(device),
+        samples_N=torch.from_numpy(
+            np.repeat(np.arange(len(positions)), [len(part) for part in positions])
+        ).to(device),
         turns_N=torch.from_numpy(np.concatenate(turns)).to(device),
-    )  # fmt: skip
+    )
 
 
 def logit_rows(
@@ -212,7 +228,8 @@ def logit_rows(
     *,
     shared: bool = True,
 ) -> LogitRows:
-    """Each position at each temperature once; all N unless `shared`, since each may have its own limits."""
+    """Each position at each temperature once; all N unless `shared`, since each may have its own
+    limits."""
     first_U = rows_N = np.arange(len(positions_N))
     if shared:
         keys_N = positions_N.astype(np.int64) << 32 | heat_N.view(np.uint32)
@@ -231,20 +248,28 @@ def _processing(
     begin: int,
     tokenizer: Tokenizer | None,
 ) -> Iterator[Processing]:
-    """Replies of a sample with logits processors; `at` are its trained tokens, with indices from `begin`."""
+    """Replies of a sample with logits processors; `at` are its trained tokens, with indices from
+    `begin`."""
     line = sample.timeline
     for span in line.spans:
         how = sampling.get(span.call_id, Sampling()) if isinstance(sampling, Mapping) else sampling
         first, last = np.searchsorted(at, (span.start, span.end))
         if how.processed and first < last:
             if tokenizer is None:
-                raise TrainingError("a call was sampled with a penalty or a bias; the tokenizer is needed to score it")
+                raise TrainingError(
+                    "a call was sampled with a penalty or a bias; the tokenizer is needed to"
+                    " score it"
+                )
             changes = partial(processors, how, line.token_ids[: span.start].tolist(), tokenizer)
             places = (at[first:last] - span.start).tolist()
-            yield Processing(begin + int(first), changes, line.token_ids[span.start : span.end], places)
+            yield Processing(
+                begin + int(first), changes, line.token_ids[span.start : span.end], places
+            )
 
 
-def _sampling_rows(sample: Sample, sampling: Sampling | Mapping[str, Sampling]) -> npt.NDArray[np.float32]:
+def _sampling_rows(
+    sample: Sample, sampling: Sampling | Mapping[str, Sampling]
+) -> npt.NDArray[np.float32]:
     """Temperature, `top_k`, `top_p` and `min_p` of each token, shape (4, T)."""
     line = sample.timeline
     how = np.empty((4, len(line.token_ids)), dtype=np.float32)
@@ -257,7 +282,8 @@ def _sampling_rows(sample: Sample, sampling: Sampling | Mapping[str, Sampling]) 
 
 
 def _sampling_column(sampling: Sampling) -> npt.NDArray[np.float32]:
-    """Sampling parameters as a column; greedy calls report log-probabilities at temperature 1 without limits."""
+    """Sampling parameters as a column; greedy calls report log-probabilities at temperature 1
+    without limits."""
     greedy = sampling.temperature <= 0
     drawn = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     how = (1.0, -1, 1.0, 0.0) if greedy else drawn
@@ -265,8 +291,8 @@ def _sampling_column(sampling: Sampling) -> npt.NDArray[np.float32]:
 
 
 def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
-    """Default number of tokens in a training pass: activations take at most a quarter of the device's memory, and on a
-    CPU at most 2 GiB."""
+    """Default number of tokens in a training pass: activations take at most a quarter of the
+    device's memory, and on a CPU at most 2 GiB."""
     if model.device.type == "cuda":
         limit = torch.cuda.mem_get_info(model.device)[1] * _SHARE
     else:
@@ -276,13 +302,18 @@ def tokens_of_a_pass(model: PreTrainedModel, *, checkpointing: bool) -> int:
 
 
 def bytes_of_a_token(model: PreTrainedModel, *, checkpointing: bool) -> tuple[int, int, int]:
-    """Bytes of a token's activations in all layers, of temporary ones, and of a trained token's logits."""
+    """Bytes of a token's activations in all layers, of temporary ones, and of a trained token's
+    logits."""
     shape, size = model.config.get_text_config(), model.dtype.itemsize
     hidden, layers = shape.hidden_size, shape.num_hidden_layers
     inner = getattr(shape, "intermediate_size", None) or 4 * hidden
     product = products_of(model).itemsize
-    layer = size * 8 * hidden + product * (2 * hidden + 4 * inner)  # two norms, attention; gate and up, their product
+    layer = size * 8 * hidden + product * (
+        2 * hidden + 4 * inner
+    )  # two norms, attention; gate and up, their product
     if hasattr(model, "disable_adapter") and product < 4:  # adapters, and their copy of each input
         layer += (4 if product == size else product) * (6 * hidden + inner)
-    logits = shape.vocab_size * (12 if size == 4 else 16)  # with gradient and log-probabilities, in float32
+    logits = shape.vocab_size * (
+        12 if size == 4 else 16
+    )  # with gradient and log-probabilities, in float32
     return (layers * hidden * size, layer, logits) if checkpointing else (layers * layer, 0, logits)

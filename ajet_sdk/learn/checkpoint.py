@@ -1,7 +1,9 @@
-"""Checkpoints: the full training state, in a directory that is complete or absent; checks of exported models.
+"""Checkpoints: the full training state, in a directory that is complete or absent; checks of
+exported models.
 
-`checkpoint/{run_id}/step_000020/` holds the model (a Hugging Face checkpoint; with LoRA its adapter), `trainer.pt`
-(optimizer, master weights, random state) and `state.json`. It is written to a draft directory and renamed.
+`checkpoint/{run_id}/step_000020/` holds the model (a Hugging Face checkpoint; with LoRA its
+adapter), `trainer.pt` (optimizer, master weights, random state) and `state.json`. It is written to
+a draft directory and renamed.
 """
 
 from __future__ import annotations
@@ -49,20 +51,25 @@ _TRAINER = "trainer.pt"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run. The step also gives the data position: the order of tasks depends only on the seed."""
+    """Progress of a run. The step also gives the data position: the order of tasks depends only on
+    the seed."""
 
     step: int
     """Number of finished steps."""
     policy_version: int
     shared: dict[str, str] | None = None
-    """Settings that a resumed run must share, as JSON by name; None in checkpoints of older versions."""
+    """Settings that a resumed run must share, as JSON by name; None in checkpoints of older
+    versions."""
     metrics: dict[str, float] = field(default_factory=dict)
     total_updates: int | None = None
     """Planned updates of the whole run; None in checkpoints of older versions."""
 
 
-def shared_settings(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> dict[str, str]:
-    """Settings that a resumed run must share, as JSON by name: model, tasks, seed, batch, optimizer, loss."""
+def shared_settings(
+    config: Config, settings: TrainerSettings, tasks: Sequence[Task]
+) -> dict[str, str]:
+    """Settings that a resumed run must share, as JSON by name: model, tasks, seed, batch,
+    optimizer, loss."""
     ids = json.dumps([task.task_id for task in tasks]).encode()
     sections = {
         "model": config.model.model_dump(mode="json", include={"path", "lora"}),
@@ -93,7 +100,8 @@ def save(
     best: int | None = None,
     remove: Callable[[Path], object] = shutil.rmtree,
 ) -> Path:
-    """Write a checkpoint, then `remove` all but the newest `keep` and that of step `best`; return its path."""
+    """Write a checkpoint, then `remove` all but the newest `keep` and that of step `best`; return
+    its path."""
     directory.mkdir(parents=True, exist_ok=True)
     target = step_directory(directory, progress.step)
     fresh = directory / f".{target.name}.{os.getpid()}"
@@ -124,7 +132,8 @@ def read(path: Path) -> Progress:
 
 
 def restore(path: Path, take_up: Callable[[Path], None], shared: Mapping[str, str]) -> Progress:
-    """Restore model and trainer with `take_up`. Raises CheckpointError for a checkpoint of another job.
+    """Restore model and trainer with `take_up`. Raises CheckpointError for a checkpoint of another
+    job.
 
     A setting that only one version of ajet has is not compared.
     """
@@ -132,13 +141,18 @@ def restore(path: Path, take_up: Callable[[Path], None], shared: Mapping[str, st
     before = progress.shared
     if before is None:
         raise CheckpointError(
-            f"{path} was made by a version of ajet that recorded no settings to compare; start without --resume, or "
-            "resume with that version"
+            f"{path} was made by a version of ajet that recorded no settings to compare; start"
+            " without --resume, or resume with that version"
         )
-    changed = [f"{name} {before[name]}, now {now}" for name, now in shared.items() if before.get(name, now) != now]
+    changed = [
+        f"{name} {before[name]}, now {now}"
+        for name, now in shared.items()
+        if before.get(name, now) != now
+    ]
     if changed:
         raise CheckpointError(
-            f"{path} was made with other settings ({'; '.join(changed)}); start without --resume, or restore the config"
+            f"{path} was made with other settings ({'; '.join(changed)}); start without --resume,"
+            " or restore the config"
         )
     take_up(path)
     return progress
@@ -161,16 +175,22 @@ def read_trainer(path: Path, trainer: Trainer) -> None:
     except CheckpointError:
         raise
     except Exception as error:  # errors of pickle and torch for damaged bytes have no common class
-        raise CheckpointError(f"{path} cannot be restored: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be restored: {type(error).__name__}: {error}"
+        ) from error
 
 
 def export(
-    directory: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, compare: bool = True
+    directory: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    compare: bool = True,
 ) -> Path:
     """Write a Hugging Face checkpoint; a LoRA model is merged, with its adapter in `adapter/`.
 
-    With `compare`, the checkpoint is loaded before it takes its place, and its log-probabilities are compared with the
-    model's. Raises CheckpointError if they differ.
+    With `compare`, the checkpoint is loaded before it takes its place, and its log-probabilities
+    are compared with the model's. Raises CheckpointError if they differ.
     """
     fresh = directory.with_name(f".{directory.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -208,8 +228,8 @@ def _write_merged(directory: Path, model: Any) -> None:
 def _merged_weights(base: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The weights of a base model with merged adapters, by the names of a model without any.
 
-    peft puts the module that an adapter changes into another one, by kind of adapter: `base_layer`, `token_adapter`,
-    or a trained copy (`modules_to_save`), beside which the original stays.
+    peft puts the module that an adapter changes into another one, by kind of adapter: `base_layer`,
+    `token_adapter`, or a trained copy (`modules_to_save`), beside which the original stays.
     """
     with torch.device("meta"):
         names = type(base)(base.config).state_dict().keys()
@@ -223,7 +243,9 @@ def _merged_weights(base: PreTrainedModel) -> dict[str, torch.Tensor]:
     return weights
 
 
-_PEFT_MODULES = re.compile(r"\.(?:(?:token_adapter\.base_layer|base_layer|modules_to_save\.[^.]+)\.)+")
+_PEFT_MODULES = re.compile(
+    r"\.(?:(?:token_adapter\.base_layer|base_layer|modules_to_save\.[^.]+)\.)+"
+)
 """Possibly several in one another: each matrix of a layer of experts gets its own."""
 
 
@@ -239,7 +261,8 @@ def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> None:
 
 
 def read_weights(path: Path, model: PreTrainedModel) -> None:
-    """Load the weights of a checkpoint into a model of the same shape, in place. Raises CheckpointError."""
+    """Load the weights of a checkpoint into a model of the same shape, in place. Raises
+    CheckpointError."""
     if hasattr(model, "merge_adapter"):
         try:
             mismatch = read_adapter_weights(model, path)
@@ -271,30 +294,36 @@ def replace(fresh: Path, target: Path) -> None:
 
 
 _FAR = 0.3
-"""Largest mean difference of log-probabilities, in nats per token: bfloat16 and other kernels give some hundredths,
-other weights whole nats."""
+"""Largest mean difference of log-probabilities, in nats per token: bfloat16 and other kernels give
+some hundredths, other weights whole nats."""
 _log = logging.getLogger("ajet")
 _CALLS, _TOKENS = 4, 2048
 _SHARE = 0.25
 """Largest weights to load completely, as a share of the machine's memory."""
 
 
-def check_export(path: Path, calls: Sequence[Call] = (), policy: PreTrainedModel | None = None) -> float | None:
-    """Load a Hugging Face checkpoint and compare its log-probabilities with those of the trained model.
+def check_export(
+    path: Path, calls: Sequence[Call] = (), policy: PreTrainedModel | None = None
+) -> float | None:
+    """Load a Hugging Face checkpoint and compare its log-probabilities with those of the trained
+    model.
 
-    They are known from `calls` by the final weights, or from the `policy` itself, if it is in this process.
+    They are known from `calls` by the final weights, or from the `policy` itself, if it is in this
+    process.
 
-    Returns the mean difference over tokens; None without calls or policy, or if the model exceeds a quarter of this
-    machine's memory, in which case only its names, shapes and values are checked.
+    Returns the mean difference over tokens; None without calls or policy, or if the model exceeds a
+    quarter of this machine's memory, in which case only its names, shapes and values are checked.
 
-    Raises CheckpointError if weights are missing, unexpected, of another shape or not finite, or if the probabilities
-    differ too much.
+    Raises CheckpointError if weights are missing, unexpected, of another shape or not finite, or if
+    the probabilities differ too much.
     """
     _load(path, device_map="meta")  # names and shapes alone
     _check_values(path)
     weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     if weights > _SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        _log.warning("%s is too large to be loaded again here: its log-probabilities were not compared", path)
+        _log.warning(
+            "%s is too large to be loaded again here: its log-probabilities were not compared", path
+        )
         return None
     model = _load(path, dtype="auto").eval()
     size = model.config.get_text_config().vocab_size
@@ -307,8 +336,8 @@ def check_export(path: Path, calls: Sequence[Call] = (), policy: PreTrainedModel
     gap = float(torch.cat(gaps).abs().mean())
     if gap > _FAR:
         raise CheckpointError(
-            f"the log-probabilities of the model in {path} differ by {gap:.2f} from those it sampled with: it is "
-            "not the model that was trained"
+            f"the log-probabilities of the model in {path} differ by {gap:.2f} from those it"
+            " sampled with: it is not the model that was trained"
         )
     return gap
 
@@ -317,17 +346,22 @@ _PROMPTS, _PROMPT_TOKENS = 4, 64
 _LIKELY = 16
 """Number of tokens compared at each position, the policy's most likely ones."""
 _NEAR, _NEAR_IN_16_BITS = 1e-3, 0.05
-"""Largest difference of a log-probability in float32; largest mean difference in 16 bits, to which an adapter's changes
-are rounded when it is merged."""
+"""Largest difference of a log-probability in float32; largest mean difference in 16 bits, to which
+an adapter's changes are rounded when it is merged."""
 
 
-def _compare_with_policy(path: Path, model: PreTrainedModel, policy: PreTrainedModel, size: int) -> float:
+def _compare_with_policy(
+    path: Path, model: PreTrainedModel, policy: PreTrainedModel, size: int
+) -> float:
     """The mean difference of the log-probabilities of a checkpoint and of the policy.
 
-    Prompts of random tokens meet every part of the model, and far more rows of its embeddings than texts do.
+    Prompts of random tokens meet every part of the model, and far more rows of its embeddings than
+    texts do.
     """
     generator = torch.Generator().manual_seed(0)
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _PROMPT_TOKENS
+    longest = (
+        getattr(model.config.get_text_config(), "max_position_embeddings", None) or _PROMPT_TOKENS
+    )
     shape = (_PROMPTS, min(_PROMPT_TOKENS, longest))
     ids_BT = torch.randint(0, size, shape, generator=generator)
     exported: list[torch.Tensor] = []
@@ -344,8 +378,9 @@ def _compare_with_policy(path: Path, model: PreTrainedModel, policy: PreTrainedM
     far = most > _NEAR if policy.dtype == torch.float32 else mean > _NEAR_IN_16_BITS
     if far:
         raise CheckpointError(
-            f"the log-probabilities of the model in {path} differ from those of the trained model by up to {most:.2g} "
-            f"(mean {mean:.2g}), so it was not exported; the run's newest checkpoint has the trained weights"
+            f"the log-probabilities of the model in {path} differ from those of the trained model"
+            f" by up to {most:.2g} (mean {mean:.2g}), so it was not exported; the run's newest"
+            " checkpoint has the trained weights"
         )
     return mean
 
@@ -353,7 +388,9 @@ def _compare_with_policy(path: Path, model: PreTrainedModel, policy: PreTrainedM
 def _load(path: Path, **options: object) -> PreTrainedModel:
     """The model at `path`. Raises CheckpointError if its tensors do not fit."""
     try:
-        model, mismatch = read_causal_lm(path, local_files_only=True, trust_remote_code=False, **options)
+        model, mismatch = read_causal_lm(
+            path, local_files_only=True, trust_remote_code=False, **options
+        )
     except LOAD_ERRORS as error:
         raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
     if mismatch:

@@ -1,4 +1,5 @@
-"""Deterministic training (`rollout.deterministic`): deterministic operations, sorted samples, a hash of each step."""
+"""Deterministic training (`rollout.deterministic`): deterministic operations, sorted samples, a
+hash of each step."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ def deterministic_torch(wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     memory: Any = torch.utils.deterministic  # its property has no type in torch
     filled, threads = memory.fill_uninitialized_memory, torch.get_num_threads()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -43,7 +47,10 @@ def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 
     def key(sample: Sample) -> list[bytes]:
         line = sample.timeline
-        return [array.tobytes() for array in (line.token_ids, line.loss_mask, line.logprobs, sample.advantages)]
+        return [
+            array.tobytes()
+            for array in (line.token_ids, line.loss_mask, line.logprobs, sample.advantages)
+        ]
 
     return tuple(sorted(samples, key=key))
 
@@ -51,7 +58,11 @@ def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
 def step_hash(episodes: Sequence[Episode], weights: Iterable[torch.Tensor]) -> int:
     """Hash of a step's prompts, sampled tokens, log-probabilities and final weights."""
     calls = [
-        b"".join(part.tobytes() for part in (call.prompt_ids, call.output_ids, call.logprobs) if part is not None)
+        b"".join(
+            part.tobytes()
+            for part in (call.prompt_ids, call.output_ids, call.logprobs)
+            if part is not None
+        )
         for episode in episodes
         for call in episode.calls
         if is_trained(call)

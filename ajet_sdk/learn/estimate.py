@@ -33,14 +33,21 @@ class Estimate:
     def __str__(self) -> str:
         memory = f"about {self.memory / 2**30:.1f} GiB of memory"
         if self.longest is not None:
-            memory += f" ({self.longest[1] / 2**30:.1f} GiB for a conversation of {self.longest[0]:,} tokens)"
+            memory += (
+                f" ({self.longest[1] / 2**30:.1f} GiB for a conversation of {self.longest[0]:,}"
+                " tokens)"
+            )
         return f"{self.episodes:,} episodes, {memory}; the time is estimated after the first step"
 
 
 def state_bytes(trainer: Trainer) -> int:
     """Bytes of weights, reference, gradients, AdamW's two moments and master weights."""
     moved = sum(int(m.numel()) for m in trainer.masters)
-    copied = sum(int(m.numel()) for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
+    copied = sum(
+        int(m.numel())
+        for m, p in zip(trainer.masters, trainer.parameters, strict=True)
+        if m is not p
+    )
     return _loaded_bytes(trainer) + 12 * moved + 4 * copied
 
 
@@ -51,7 +58,9 @@ def _loaded_bytes(trainer: Trainer) -> int:
     return sum(int(p.numel() * p.element_size()) for p in weights)
 
 
-def activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:
+def activation_bytes(
+    model: PreTrainedModel, tokens: int, *, checkpointing: bool, trained: int | None = None
+) -> int:
     """Bytes of the activations of `tokens`, `trained` of which are in the loss (None: all).
 
     Attention matrices of eager attention are not included.
@@ -61,25 +70,32 @@ def activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool
 
 
 def sampler_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
-    """Bytes of the local sampler: keys and values of `rows` conversations of `tokens`, and its copy of the weights if
-    the model has an adapter (merged) or products of another type."""
+    """Bytes of the local sampler: keys and values of `rows` conversations of `tokens`, and its copy
+    of the weights if the model has an adapter (merged) or products of another type."""
     shape = model.config.get_text_config()
     heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
     size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     cached = rows * tokens * 2 * shape.num_hidden_layers * heads * size * model.dtype.itemsize
     products = products_of(model)
     copied = products != model.dtype or hasattr(model, "disable_adapter")
-    weights = inner_model(model).num_parameters(exclude_embeddings=True) * products.itemsize * copied
+    weights = (
+        inner_model(model).num_parameters(exclude_embeddings=True) * products.itemsize * copied
+    )
     return int(min(cached, kv_budget(model.device)) + weights)
 
 
-def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int, sampled: bool = True) -> Estimate:
+def estimate(
+    config: Config, trainer: Trainer, *, steps: int, val_episodes: int, sampled: bool = True
+) -> Estimate:
     """Estimate episodes and peak memory; with `sampled` false another process samples."""
     rollout = config.rollout
     stored = config.trainer_common.algorithm.stored
     per_step = config.data.train_batch_size * (1 if stored else rollout.num_repeat)
     shape = trainer.model.config.get_text_config()
-    longest = min(rollout.max_model_len, getattr(shape, "max_position_embeddings", None) or rollout.max_model_len)
+    longest = min(
+        rollout.max_model_len,
+        getattr(shape, "max_position_embeddings", None) or rollout.max_model_len,
+    )
     tokens = min(trainer.micro_batch_tokens, per_step * longest)
     model, apart = trainer.model, rollout.max_staleness > 0
     state = state_bytes(trainer)

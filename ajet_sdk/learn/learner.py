@@ -1,4 +1,5 @@
-"""The learner: a model with its sampler and trainer in this process, and the weights as a vLLM server loads them."""
+"""The learner: a model with its sampler and trainer in this process, and the weights as a vLLM
+server loads them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Learner:
     def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
         """Estimate the run's episodes and memory, as text."""
         sampled = isinstance(self.sampler, LocalSampler)
-        return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes, sampled=sampled))
+        return str(
+            estimate(config, self.trainer, steps=steps, val_episodes=val_episodes, sampled=sampled)
+        )
 
     def write(self, directory: Path) -> None:
         """Save the training state to a directory."""
@@ -62,7 +65,8 @@ class Learner:
         shutil.rmtree(directory)
 
     def export(self, run: Path) -> Path:
-        """Write the model as a Hugging Face checkpoint. Raises CheckpointError if it isn't the trained model."""
+        """Write the model as a Hugging Face checkpoint. Raises CheckpointError if it isn't the
+        trained model."""
         return checkpoint.export(run / "model", self.trainer.model, self.tokenizer.hf)
 
     @property
@@ -82,33 +86,47 @@ class Learner:
 def default_lr(parameters: int, *, lora: bool) -> float:
     """Default learning rate by number of parameters.
 
-    For full weights it falls from 1e-3 (up to a million parameters) to 1e-6 (from a billion); for adapters, whose best
-    rate hardly depends on the size (Schulman et al. 2025, "LoRA Without Regret"), from 1e-3 (up to 200 million) to
-    1e-4 (from 2 billion). Both are linear between on logarithmic axes.
+    For full weights it falls from 1e-3 (up to a million parameters) to 1e-6 (from a billion); for
+    adapters, whose best rate hardly depends on the size (Schulman et al. 2025, "LoRA Without
+    Regret"), from 1e-3 (up to 200 million) to 1e-4 (from 2 billion). Both are linear between on
+    logarithmic axes.
     """
     first, decades, falls = (math.log10(2e8), 1.0, 1.0) if lora else (6.0, 3.0, 3.0)
     share = min(1.0, max(0.0, (math.log10(max(parameters, 1)) - first) / decades))
     return float(f"{10.0 ** (-3.0 - falls * share):.1e}")
 
 
-async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[str], None]) -> Learner:
-    """Load the model, or build it from its recipe, with a sampler and a trainer for `steps` steps."""
+async def open_learner(
+    config: Config, probe: Probe, steps: int, say: Callable[[str], None]
+) -> Learner:
+    """Load the model, or build it from its recipe, with a sampler and a trainer for `steps`
+    steps."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     if config.model.base_url or config.model.scripted:
         raise ConfigError(
-            "backbone local trains model weights: set model.path instead of model.base_url or model.scripted"
+            "backbone local trains model weights: set model.path instead of model.base_url or"
+            " model.scripted"
         )
     if not config.model.path:
-        raise ConfigError("model.path is not set: backbone local needs a local directory or a Hugging Face name")
+        raise ConfigError(
+            "model.path is not set: backbone local needs a local directory or a Hugging Face name"
+        )
     if wants_recipe(config):
         path: Path | str = await build_recipe(config, probe, say)
     else:
-        path = config.resolve(config.model.path) if config.resolve(config.model.path).exists() else config.model.path
+        path = (
+            config.resolve(config.model.path)
+            if config.resolve(config.model.path).exists()
+            else config.model.path
+        )
     learner = await asyncio.to_thread(_load, config, path, steps, samples_with_vllm(config), say)
     if isinstance(learner.sampler, VllmSampler):
-        say(f"Starting the vLLM server, which may take a minute; log file: {learner.sampler.settings.log}")
+        say(
+            "Starting the vLLM server, which may take a minute; log file:"
+            f" {learner.sampler.settings.log}"
+        )
         try:
             await learner.sampler.ready()
         except BaseException:
@@ -117,7 +135,9 @@ async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[
     return learner
 
 
-def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callable[[str], None]) -> Learner:
+def _load(
+    config: Config, path: Path | str, steps: int, vllm: bool, say: Callable[[str], None]
+) -> Learner:
     import torch
 
     check_start_adapter(config, path, say)
@@ -125,18 +145,25 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
     source = config.model
     tokenizer = HFTokenizer(str(path), trust_remote_code=source.trust_remote_code)
     model = load_model(
-        path, dtype=source.dtype, attn_implementation=source.attn_implementation, device=source.device,
-        lora=source.lora if source.lora.enabled else None, trust_remote_code=source.trust_remote_code,
-    )  # fmt: skip
+        path,
+        dtype=source.dtype,
+        attn_implementation=source.attn_implementation,
+        device=source.device,
+        lora=source.lora if source.lora.enabled else None,
+        trust_remote_code=source.trust_remote_code,
+    )
     check_all_linear(config, path, model)
     if source.gradient_checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None)  # the name in newer versions
+        enable = getattr(
+            model, "activation_checkpointing_enable", None
+        )  # the name in newer versions
         (enable or model.gradient_checkpointing_enable)()
         model.enable_input_require_grads()
     if products_of(model) != model.dtype:
         say(
-            f"matrices are multiplied in bfloat16 ({instructions() or 'slow on this CPU'}): sampler and trainer may "
-            "differ by some hundredths of a nat per token (train/logprob_gap_mean); exact: model.dtype: float32"
+            f"matrices are multiplied in bfloat16 ({instructions() or 'slow on this CPU'}): sampler"
+            " and trainer may differ by some hundredths of a nat per token"
+            " (train/logprob_gap_mean); exact: model.dtype: float32"
         )
     parameters = sum(p.numel() for p in model.parameters())
     lr = config.trainer_common.optim.lr
@@ -165,7 +192,11 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
 
 
 def _vllm_sampler(
-    config: Config, path: Path | str, model: PreTrainedModel, tokenizer: HFTokenizer, max_model_len: int
+    config: Config,
+    path: Path | str,
+    model: PreTrainedModel,
+    tokenizer: HFTokenizer,
+    max_model_len: int,
 ) -> VllmSampler:
     """A sampler over a vLLM server that gets the model's weights after each step."""
     served = ServedWeights(model, tokenizer.hf)
@@ -222,7 +253,8 @@ class ServedWeights:
     def _adapts_embeddings(self) -> bool:
         inner = self._inner
         return any(
-            hasattr(layer, "get_base_layer") for layer in (inner.get_output_embeddings(), inner.get_input_embeddings())
+            hasattr(layer, "get_base_layer")
+            for layer in (inner.get_output_embeddings(), inner.get_input_embeddings())
         )
 
     @property
@@ -259,18 +291,22 @@ class ServedWeights:
     def _untie(self, directory: Path) -> None:
         """Write the tied output embedding as a separate tensor.
 
-        On a CPU vLLM stores it separately and reloads only tensors in the checkpoint, so that a tied one would keep old
-        weights.
+        On a CPU vLLM stores it separately and reloads only tensors in the checkpoint, so that a
+        tied one would keep old weights.
         """
         head = self._inner.get_output_embeddings()
-        name = next(name for name, module in self._inner.named_modules() if module is head) + ".weight"
+        name = (
+            next(name for name, module in self._inner.named_modules() if module is head) + ".weight"
+        )
         weight = head.weight.detach().contiguous().cpu()
         save_file({name: weight}, directory / _EMBEDDING, metadata={"format": "pt"})
         index = directory / "model.safetensors.index.json"
         if not index.is_file():
             (directory / "model.safetensors").rename(directory / _REST)
             with safe_open(directory / _REST, framework="pt") as file:
-                index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(file.keys(), _REST)}))
+                index.write_text(
+                    json.dumps({"metadata": {}, "weight_map": dict.fromkeys(file.keys(), _REST)})
+                )
         known = json.loads(index.read_text())
         known["weight_map"][name] = _EMBEDDING
         index.write_text(json.dumps(known))

@@ -1,14 +1,15 @@
 """The policy-gradient objective over the sampled tokens of a step, in five independent parts.
 
-Notation: token t of sample i has the advantage A, log-probability `new` under the weights in training, `sampler` under
-the weights that sampled it, and `old` under the trainer's weights before the step's first update. N is the number of
-trained tokens of a micro-batch, K that of its segments (turns or samples).
+Notation: token t of sample i has the advantage A, log-probability `new` under the weights in
+training, `sampler` under the weights that sampled it, and `old` under the trainer's weights before
+the step's first update. N is the number of trained tokens of a micro-batch, K that of its segments
+(turns or samples).
 
     J = sum over tokens of  weight · (w · surrogate(ratio, A) - kl_coef · KL + entropy_coef · H)
 
-1. Ratio: exp(new - base), with `base` = `sampler` or `old` (`ratio_base`). At the level of turns or sequences
-   (`ratio_level`) it is the geometric mean over tokens, which scales the gradient of each token: GSPO-token (Zheng et
-   al. 2025, arXiv:2507.18071), or GSPO with one advantage per sequence.
+1. Ratio: exp(new - base), with `base` = `sampler` or `old` (`ratio_base`). At the level of turns or
+   sequences (`ratio_level`) it is the geometric mean over tokens, which scales the gradient of each
+   token: GSPO-token (Zheng et al. 2025, arXiv:2507.18071), or GSPO with one advantage per sequence.
 2. Surrogate (`clip_type`), with the bounds l = 1 - clip_ratio_low and h = 1 + clip_ratio_high:
        two_sided   min(r·A, clip(r, l, h)·A)            PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7); bounds
                                                         apart as in DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 10);
@@ -16,18 +17,19 @@ trained tokens of a micro-batch, K that of its segments (turns or samples).
        one_sided   stop_gradient(clip(r, l, h))·A·new   CISPO (MiniMax 2025, arXiv:2506.13585)
        soft        4/τ·sigmoid(τ·(r - 1))·A             SAPO (arXiv:2511.20347); τ for A > 0 and for A <= 0
        none        r·A                                  importance sampling
-3. Correction (`importance_weights`): w corrects for a sampler whose probabilities differ from the trainer's,
-   w = exp(old - sampler) of a token or of a sequence (`importance_level`): truncated to `importance_bounds` (Yao et al.
-   2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"), or masked, 0 outside of them
-   (IcePop: Ling team 2025, arXiv:2510.18855).
-4. Aggregation (`loss_aggregation`): equal weight for each token of the update (DAPO, eq. 8), sample (GRPO: Shao et al.
-   2024, arXiv:2402.03300, eq. 3), turn, or agent of an episode; `constant` divides a sample's sum by a fixed length
-   (Dr. GRPO: Liu et al. 2025, arXiv:2503.20783).
-5. KL to the reference (`kl_loss_type`): k1, k2, k3 are Schulman's estimators (2020, "Approximating KL divergence"). In
-   the reward instead: `less_kl`.
+3. Correction (`importance_weights`): w corrects for a sampler whose probabilities differ from the
+   trainer's, w = exp(old - sampler) of a token or of a sequence (`importance_level`): truncated to
+   `importance_bounds` (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy
+   RL Training"), or masked, 0 outside of them (IcePop: Ling team 2025, arXiv:2510.18855).
+4. Aggregation (`loss_aggregation`): equal weight for each token of the update (DAPO, eq. 8), sample
+   (GRPO: Shao et al. 2024, arXiv:2402.03300, eq. 3), turn, or agent of an episode; `constant`
+   divides a sample's sum by a fixed length (Dr. GRPO: Liu et al. 2025, arXiv:2503.20783).
+5. KL to the reference (`kl_loss_type`): k1, k2, k3 are Schulman's estimators (2020, "Approximating
+   KL divergence"). In the reward instead: `less_kl`.
 
-Replay (`algorithm.replay`) adds replay_coef · mean of `new` over the tokens of given replies: imitation in addition to
-the policy's objective, as Ouyang et al. 2022 mix pretraining gradients into PPO (arXiv:2203.02155, eq. 2).
+Replay (`algorithm.replay`) adds replay_coef · mean of `new` over the tokens of given replies:
+imitation in addition to the policy's objective, as Ouyang et al. 2022 mix pretraining gradients
+into PPO (arXiv:2203.02155, eq. 2).
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Log-probability of each trained token, and the entropy of the distribution at its position."""
+    """Log-probability of each trained token, and the entropy of the distribution at its
+    position."""
 
     logprobs_N: torch.Tensor
     entropy_N: torch.Tensor | None
@@ -93,16 +96,24 @@ class Scored:
 
 
 def policy_loss(
-    scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
+    scored: Scored,
+    batch: MicroBatch,
+    settings: LossSettings,
+    reference_N: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The negative objective of each trained token, shape (N,), before aggregation; and values to log."""
+    """The negative objective of each trained token, shape (N,), before aggregation; and values to
+    log."""
     new_N = scored.logprobs_N
     apart_N = (new_N - batch.sampler_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     seen = {"gap": (new_N - batch.sampler_N).abs(), "sampler_kl": apart_N.exp() - 1.0 - apart_N}
     old_N = batch.sampler_N
-    if settings.ratio_base == "trainer":  # before a step's first update the trainer's weights are those in training
+    if (
+        settings.ratio_base == "trainer"
+    ):  # before a step's first update the trainer's weights are those in training
         old_N = new_N.detach() if batch.old_N is None else batch.old_N
-    loss_N, seen["clip_share"] = _surrogate(_ratio(new_N, old_N, batch, settings), new_N, batch.advantages_N, settings)
+    loss_N, seen["clip_share"] = _surrogate(
+        _ratio(new_N, old_N, batch, settings), new_N, batch.advantages_N, settings
+    )
     if settings.importance_weights != "none":
         weights_N, seen["importance_share"] = _importance(old_N, batch, settings)
         loss_N = loss_N * weights_N
@@ -116,7 +127,9 @@ def policy_loss(
     return loss_N, seen
 
 
-def _ratio(new_N: torch.Tensor, old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) -> torch.Tensor:
+def _ratio(
+    new_N: torch.Tensor, old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings
+) -> torch.Tensor:
     log_ratio_N = (new_N - old_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     if settings.ratio_level != "token":
         segments_N = batch.segments_N(settings.ratio_level)
@@ -142,11 +155,15 @@ def _surrogate(
     if settings.clip_type == "soft":
         positive, negative = settings.soft_clip_temperatures
         tau_N = torch.where(advantages_N > 0, positive, negative).to(ratio_N.dtype)
-        return -torch.sigmoid(tau_N * (ratio_N - 1.0)) * 4.0 / tau_N * advantages_N, torch.zeros_like(new_N)
+        return -torch.sigmoid(
+            tau_N * (ratio_N - 1.0)
+        ) * 4.0 / tau_N * advantages_N, torch.zeros_like(new_N)
     return -ratio_N * advantages_N, torch.zeros_like(new_N)
 
 
-def _importance(old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+def _importance(
+    old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights, without gradient, and 1 for tokens whose weight is out of bounds."""
     log_N = old_N - batch.sampler_N
     if settings.importance_level == "sequence":
@@ -161,13 +178,17 @@ def _importance(old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) 
 
 
 def _sum_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:
-    return values_N.new_zeros(int(segments_N.max()) + 1).index_add(0, segments_N, values_N)[segments_N]
+    return values_N.new_zeros(int(segments_N.max()) + 1).index_add(0, segments_N, values_N)[
+        segments_N
+    ]
 
 
 def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) -> torch.Tensor:
-    """Per-token estimate of KL(policy ‖ reference) from one sample: k1 (`kl`), `abs`, k2 (`mse`), k3 (`low_var_kl`).
+    """Per-token estimate of KL(policy ‖ reference) from one sample: k1 (`kl`), `abs`, k2 (`mse`),
+    k3 (`low_var_kl`).
 
-    k3 is unbiased, never negative and of low variance; with r = log reference - log policy it is exp(r) - 1 - r.
+    k3 is unbiased, never negative and of low variance; with r = log reference - log policy it is
+    exp(r) - 1 - r.
     """
     if kind in ("kl", "k1"):
         return logprobs_N - reference_N
@@ -179,14 +200,18 @@ def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) 
         r_N = (reference_N - logprobs_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         return torch.expm1(r_N) - r_N
     raise ConfigError(
-        f"trainer_common.kl_loss_type {kind!r} is unknown; choose k1 (kl), abs, k2 (mse) or k3 (low_var_kl)"
+        f"trainer_common.kl_loss_type {kind!r} is unknown; choose k1 (kl), abs, k2 (mse) or k3"
+        " (low_var_kl)"
     )
 
 
-def token_weights(samples: Sequence[Sample], settings: LossSettings) -> list[npt.NDArray[np.float32]]:
+def token_weights(
+    samples: Sequence[Sample], settings: LossSettings
+) -> list[npt.NDArray[np.float32]]:
     """Weight of each trained token in an update's loss.
 
-    The weights sum to 1, except for `constant`, where they sum to the mean sample length divided by `loss_length`.
+    The weights sum to 1, except for `constant`, where they sum to the mean sample length divided by
+    `loss_length`.
     """
     counts = [len(trained_positions(sample)) for sample in samples]
     aggregation = settings.loss_aggregation
@@ -198,16 +223,23 @@ def token_weights(samples: Sequence[Sample], settings: LossSettings) -> list[npt
         if aggregation == "turn":
             at = trained_positions(sample)
             ends = [np.searchsorted(at, (span.start, span.end)) for span in sample.timeline.spans]
-            segments.append([((i, k), int(end - begin)) for k, (begin, end) in enumerate(ends) if end > begin])
+            segments.append(
+                [((i, k), int(end - begin)) for k, (begin, end) in enumerate(ends) if end > begin]
+            )
         else:
-            keys: dict[str, object] = {"token": None, "sample": i, "agent": (sample.episode_id, sample.timeline.agent)}
+            keys: dict[str, object] = {
+                "token": None,
+                "sample": i,
+                "agent": (sample.episode_id, sample.timeline.agent),
+            }
             segments.append([(keys[aggregation], count)] if count else [])
     sizes: Counter[object] = Counter()
     for key, size in (segment for parts in segments for segment in parts):
         sizes[key] += size
     return [
         np.repeat(
-            np.array([1.0 / (len(sizes) * sizes[key]) for key, _ in parts], np.float32), [size for _, size in parts]
+            np.array([1.0 / (len(sizes) * sizes[key]) for key, _ in parts], np.float32),
+            [size for _, size in parts],
         )
         for parts in segments
     ]
@@ -220,12 +252,13 @@ def less_kl(
     coef: float,
     equal: Collection[tuple[str, str]] = (),
 ) -> tuple[list[Episode], float]:
-    """Adds a negative reward for each agent's divergence from the initial model, whose mean per token is also returned.
+    """Adds a negative reward for each agent's divergence from the initial model, whose mean per
+    token is also returned.
 
-    An attempt loses coef · sum over its sampled tokens of log sampler - log reference: the k1 estimate of KL(policy ‖
-    reference) of a whole reply, whose policy gradient is that of the divergence (Ouyang et al. 2022, arXiv:2203.02155,
-    section 3.5; Ahmadian et al. 2024, arXiv:2402.14740, eq. 1), as in verl's `use_kl_in_reward` with `kl_penalty: kl`
-    and TRL's RLOO.
+    An attempt loses coef · sum over its sampled tokens of log sampler - log reference: the k1
+    estimate of KL(policy ‖ reference) of a whole reply, whose policy gradient is that of the
+    divergence (Ouyang et al. 2022, arXiv:2203.02155, section 3.5; Ahmadian et al. 2024,
+    arXiv:2402.14740, eq. 1), as in verl's `use_kl_in_reward` with `kl_penalty: kl` and TRL's RLOO.
 
     Args:
         episodes: of one step; those that failed or have no reward are unchanged.
@@ -247,16 +280,23 @@ def less_kl(
         if (episode_id, agent) not in equal:
             of_episode[episode_id].append(Reward(name="kl", value=-nats, weight=coef, agent=agent))
     rewarded = [
-        episode.model_copy(update={"rewards": (*episode.rewards, *of_episode[episode.episode_id])})
-        if episode.rewards and episode.status == "succeeded"
-        else episode
+        (
+            episode.model_copy(
+                update={"rewards": (*episode.rewards, *of_episode[episode.episode_id])}
+            )
+            if episode.rewards and episode.status == "succeeded"
+            else episode
+        )
         for episode in episodes
     ]
     return rewarded, sum(divergence.values()) / max(1, tokens)
 
 
-def without_signal(episodes: Sequence[Episode], ledger: Sequence[LedgerEntry]) -> set[tuple[str, str]]:
-    """Episode ids and agents that the ledger doesn't train because all attempts got the same reward."""
+def without_signal(
+    episodes: Sequence[Episode], ledger: Sequence[LedgerEntry]
+) -> set[tuple[str, str]]:
+    """Episode ids and agents that the ledger doesn't train because all attempts got the same
+    reward."""
     calls = {call.call_id: call for episode in episodes for call in episode.calls}
     agents: dict[Outcome, set[tuple[str, str]]] = defaultdict(set)
     for row in ledger:

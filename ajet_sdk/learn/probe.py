@@ -32,7 +32,11 @@ class Probe:
     """Runs a workflow on training tasks with a model in memory, without recording."""
 
     def __init__(
-        self, config: Config, workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task]
+        self,
+        config: Config,
+        workflow: Callable[..., object] | None,
+        judge: object,
+        tasks: Sequence[Task],
     ) -> None:
         self.config, self.workflow, self.judge = before_training(config), workflow, judge
         self.tasks = list(tasks)
@@ -42,10 +46,20 @@ class Probe:
     def of(cls, config: Config) -> Probe:
         """Builds a probe from a config's workflow, judge and tasks."""
         if config.rollout.user_workflow is None:
-            raise ConfigError("rollout.user_workflow is not set; model.recipe needs the agent to measure its model")
-        return cls(config, config.load(config.rollout.user_workflow), load_judge(config), load_tasks(config).train)
+            raise ConfigError(
+                "rollout.user_workflow is not set; model.recipe needs the agent to measure its"
+                " model"
+            )
+        return cls(
+            config,
+            config.load(config.rollout.user_workflow),
+            load_judge(config),
+            load_tasks(config).train,
+        )
 
-    async def reward(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
+    async def reward(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int
+    ) -> float:
         """Mean reward over `count` tasks; an episode that failed by its own fault counts as 0.
 
         Raises TrainingError if fewer than `rollout.min_sound_share` of them are sound.
@@ -54,7 +68,12 @@ class Probe:
         exact = HFTokenizer(tokenizer)
         limit = min(rollout.max_model_len, model.config.max_position_embeddings)
         sampler = LocalSampler(
-            model, exact, model_name="recipe", max_model_len=limit, max_batch=rollout.max_env_worker, seed=0
+            model,
+            exact,
+            model_name="recipe",
+            max_model_len=limit,
+            max_batch=rollout.max_env_worker,
+            seed=0,
         )
         engine = TokenEngine(sampler, exact)
         seed = self.config.trainer_common.seed

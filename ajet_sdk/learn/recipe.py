@@ -1,9 +1,10 @@
 """Recipes: build a small model from demonstrations, for machines without a GPU or a network.
 
-A recipe trains a byte-level BPE tokenizer and a Qwen3 of a hundred thousand parameters on demonstrations of a task,
-until the real agent earns some reward with it; reinforcement learning does the rest. The result is a Hugging Face
-checkpoint, which is reused until the recipe's content changes. Each seed has its own directory, and `model.path` links
-to one of them. Runs of several seeds can be concurrent: none moves what another reads, and each change is one rename.
+A recipe trains a byte-level BPE tokenizer and a Qwen3 of a hundred thousand parameters on
+demonstrations of a task, until the real agent earns some reward with it; reinforcement learning
+does the rest. The result is a Hugging Face checkpoint, which is reused until the recipe's content
+changes. Each seed has its own directory, and `model.path` links to one of them. Runs of several
+seeds can be concurrent: none moves what another reads, and each change is one rename.
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ class Shape:
 class Recipe:
     """Settings for a small model that can start to learn a task.
 
-    `demonstrate` writes a conversation. Some should be wrong, since a model that has only seen success has nothing left
-    to learn. From `min_steps` on, the agent runs on training tasks at temperature 1 every `check_every` steps, and the
-    warm-up ends once it earns `enough`, or after `max_steps` with an error that reports the best reward.
+    `demonstrate` writes a conversation. Some should be wrong, since a model that has only seen
+    success has nothing left to learn. From `min_steps` on, the agent runs on training tasks at
+    temperature 1 every `check_every` steps, and the warm-up ends once it earns `enough`, or after
+    `max_steps` with an error that reports the best reward.
     """
 
     demonstrate: Callable[[random.Random], Demonstration]
@@ -137,36 +139,48 @@ _PROBE, _WARM_UP = "ajet_sdk.learn.probe", "ajet_sdk.learn.warm_up"
 """Loaded only to build a model, since they import torch."""
 
 
-async def with_model(config: Config, agent: tuple[object, object, Sequence[Task]] | None = None) -> Config:
-    """Build a recipe's model; returns the config with its directory, which runs of other seeds do not replace.
+async def with_model(
+    config: Config, agent: tuple[object, object, Sequence[Task]] | None = None
+) -> Config:
+    """Build a recipe's model; returns the config with its directory, which runs of other seeds do
+    not replace.
 
-    `agent`: workflow, judge and tasks to measure it with; by default those of the config. Raises as `build_recipe`.
+    `agent`: workflow, judge and tasks to measure it with; by default those of the config. Raises as
+    `build_recipe`.
     """
     if not wants_recipe(config):
         return config
     probe = None if agent is None else import_module(_PROBE).Probe(config, *agent)
-    source = {"path": str(await build_recipe(config, probe)), "recipe": None, "name": config.model_name}
+    source = {
+        "path": str(await build_recipe(config, probe)),
+        "recipe": None,
+        "name": config.model_name,
+    }
     return config.model_copy(update={"model": config.model.model_copy(update=source)})
 
 
 async def build_recipe(config: Config, probe: Probe | None = None, say: Say = log.info) -> Path:
     """Build `model.path` by `model.recipe` unless it is up to date; return the model's directory.
 
-    Each seed has its own directory, and `model.path` links to it until a run of another seed starts. A directory
-    without a recipe's mark is a user's model and is left unchanged. `probe` measures the agent (default: the config's);
-    `say` prints progress. Raises ConfigError, and TrainingError if the warm-up fails.
+    Each seed has its own directory, and `model.path` links to it until a run of another seed
+    starts. A directory without a recipe's mark is a user's model and is left unchanged. `probe`
+    measures the agent (default: the config's); `say` prints progress. Raises ConfigError, and
+    TrainingError if the warm-up fails.
     """
     assert config.model.path is not None and config.model.recipe is not None
     path = config.resolve(config.model.path)
     if path.exists() and not recipe_of(path):
         if not (path / "config.json").is_file():
             raise ConfigError(
-                f"model.path: {path} exists but contains no model; choose another directory for the recipe"
+                f"model.path: {path} exists but contains no model; choose another directory for the"
+                " recipe"
             )
         return path
     recipe = config.load(config.model.recipe)
     if not isinstance(recipe, Recipe):
-        raise ConfigError(f"model.recipe: {config.model.recipe} is a {type(recipe).__name__}, not a Recipe")
+        raise ConfigError(
+            f"model.recipe: {config.model.recipe} is a {type(recipe).__name__}, not a Recipe"
+        )
     seed = config.trainer_common.seed
     key = recipe.key(seed)
     if (stored := find_model(path, seed, key)) is not None:
@@ -176,23 +190,29 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
 
     def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
         # The agent runs in the run's loop, to which connections of its module-level clients belong.
-        reward: float = asyncio.run_coroutine_threadsafe(measured.reward(model, tokenizer, count), loop).result()
+        reward: float = asyncio.run_coroutine_threadsafe(
+            measured.reward(model, tokenizer, count), loop
+        ).result()
         return reward
 
     make_model = import_module(_WARM_UP).make_model
-    model: Path = await asyncio.to_thread(make_model, recipe, path, seed=seed, key=key, measure=measure, say=say)
+    model: Path = await asyncio.to_thread(
+        make_model, recipe, path, seed=seed, key=key, measure=measure, say=say
+    )
     return model
 
 
 def recipe_of(path: Path) -> dict[str, Any]:
-    """The record of the model at `path` (`recipe`: the key; `seed`); empty if it is from no recipe."""
+    """The record of the model at `path` (`recipe`: the key; `seed`); empty if it is from no
+    recipe."""
     mark = path / MARK
     record: dict[str, object] = json.loads(mark.read_text()) if mark.is_file() else {}
     return record
 
 
 def find_model(path: Path, seed: int, key: str) -> Path | None:
-    """Returns the directory of the seed's model, and links `path` to it; None if it is from another recipe.
+    """Returns the directory of the seed's model, and links `path` to it; None if it is from another
+    recipe.
 
     A directory at `path`, from an earlier version of ajet, is first moved to its seed's directory.
     """
@@ -208,7 +228,8 @@ def find_model(path: Path, seed: int, key: str) -> Path | None:
 
 
 def store_model(path: Path, write: Callable[[Path], None], record: dict[str, Any]) -> Path:
-    """Store a model in its seed's directory atomically, replacing an earlier one, and link `path` to it.
+    """Store a model in its seed's directory atomically, replacing an earlier one, and link `path`
+    to it.
 
     Returns the directory.
     """
@@ -217,7 +238,9 @@ def store_model(path: Path, write: Callable[[Path], None], record: dict[str, Any
     fresh = _unused_path(model)
     write(fresh)
     (fresh / MARK).write_text(json.dumps(record, indent=1))
-    if recipe_of(model).get("recipe") == record["recipe"]:  # of a concurrent run, which may be reading it
+    if (
+        recipe_of(model).get("recipe") == record["recipe"]
+    ):  # of a concurrent run, which may be reading it
         shutil.rmtree(fresh)
     else:
         _discard(model)
@@ -238,7 +261,8 @@ def _link(path: Path, model: Path) -> None:
 
 
 def _discard(model: Path) -> None:
-    """Rename a model, then remove it, so that a half-removed directory is never taken for a model."""
+    """Rename a model, then remove it, so that a half-removed directory is never taken for a
+    model."""
     if model.exists():
         old = _unused_path(model)
         model.rename(old)

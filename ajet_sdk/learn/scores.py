@@ -31,7 +31,11 @@ def trained_calls(
     calls = {call.call_id: call for episode in episodes for call in episode.calls}
     for i, sample in enumerate(samples):
         unknown = np.full(len(sample.timeline.token_ids), np.nan, np.float32)
-        values = (sample.advantages, logprobs[i] if logprobs else unknown, entropy[i] if entropy else unknown)
+        values = (
+            sample.advantages,
+            logprobs[i] if logprobs else unknown,
+            entropy[i] if entropy else unknown,
+        )
         for span in sample.timeline.spans:
             size = output_tokens(calls[span.call_id])
             columns = [_pad(array[span.start : span.end], size) for array in values]
@@ -62,7 +66,10 @@ class TokenScores:
         self.entropy: list[npt.NDArray[np.float32]] = []
 
     def record(
-        self, samples: Sequence[Sample], share: Sequence[int], seen: Sequence[tuple[Sequence[int], Scored]]
+        self,
+        samples: Sequence[Sample],
+        share: Sequence[int],
+        seen: Sequence[tuple[Sequence[int], Scored]],
     ) -> None:
         """Store the scores of micro-batches, whose positions index `share`."""
         self.logprobs = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
@@ -81,7 +88,8 @@ class TokenScores:
 
 
 class Tally:
-    """Sums and maxima of per-token values over the micro-batches of a step; read once, at its end."""
+    """Sums and maxima of per-token values over the micro-batches of a step; read once, at its
+    end."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[torch.Tensor, int]] = {}
@@ -92,14 +100,17 @@ class Tally:
         self._sums[name] = (total + values.sum(), count + values.numel())
 
     def add_all(self, seen: Mapping[str, torch.Tensor], *, first: bool) -> None:
-        """Add the values of a loss. The gap is only that of the first update: later ones compare different policies."""
+        """Add the values of a loss. The gap is only that of the first update: later ones compare
+        different policies."""
         for name, values in seen.items():
             if name != "gap":
                 self.add(name, values)
             elif first:
                 self.add("logprob_gap_mean", values)
                 top, name = values.max(), "logprob_gap_max"
-                self._maxima[name] = torch.maximum(self._maxima[name], top) if name in self._maxima else top
+                self._maxima[name] = (
+                    torch.maximum(self._maxima[name], top) if name in self._maxima else top
+                )
 
     def means(self) -> dict[str, float]:
         means = {name: float(total) / max(1, count) for name, (total, count) in self._sums.items()}

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
     from ajet_sdk.config.config import Config
 
-_OBJECTIVES: dict[str, Literal["imitation", "preference"]] = {"sft": "imitation", "dpo": "preference"}
+_OBJECTIVES: dict[str, Literal["imitation", "preference"]] = {
+    "sft": "imitation",
+    "dpo": "preference",
+}
 _IMITATION = LossSettings(objective="imitation")
 
 
@@ -56,8 +59,8 @@ class TrainerSettings:
     """Optimizer updates per step and epoch, each on its share of the samples."""
     ppo_epochs: int = 1
     micro_batch_tokens: int | None = None
-    """Tokens in a forward and backward pass, with padding, shared prefixes counted once; bounds memory without changing
-    results. None: as many as fit the device (`tokens_of_a_pass`)."""
+    """Tokens in a forward and backward pass, with padding, shared prefixes counted once; bounds
+    memory without changing results. None: as many as fit the device (`tokens_of_a_pass`)."""
     seed: int = 0
     has_reference: bool = False
     """Whether `reference_logprobs` will be called."""
@@ -69,15 +72,23 @@ class TrainerSettings:
         by_reward, in_reward = common.algorithm.by_reward, common.algorithm.use_kl_in_reward
         if in_reward and not common.algorithm.has_kl_in_reward:
             raise ConfigError(
-                "trainer_common.algorithm.use_kl_in_reward is for adv_estimator grpo, rloo and opo; set it to false "
-                "and use trainer_common.use_kl_loss with kl_loss_coef"
+                "trainer_common.algorithm.use_kl_in_reward is for adv_estimator grpo, rloo and opo;"
+                " set it to false and use trainer_common.use_kl_loss with kl_loss_coef"
             )
         return cls(
             lr=lr,
             loss=LossSettings(
-                **{key: getattr(common, key) for key in OBJECTIVE if key not in ("loss_type", "loss_length")},
+                **{
+                    key: getattr(common, key)
+                    for key in OBJECTIVE
+                    if key not in ("loss_type", "loss_length")
+                },
                 loss_length=common.loss_length or config.rollout.max_model_len,
-                kl_coef=common.kl_loss_coef if common.use_kl_loss and by_reward and not in_reward else 0.0,
+                kl_coef=(
+                    common.kl_loss_coef
+                    if common.use_kl_loss and by_reward and not in_reward
+                    else 0.0
+                ),
                 kl_type=common.kl_loss_type,
                 entropy_coef=common.entropy_coef if by_reward else 0.0,
                 objective=_OBJECTIVES.get(common.algorithm.adv_estimator, "policy"),
@@ -98,36 +109,44 @@ class TrainerSettings:
         )
 
     def lr_after(self, updates: int) -> float:
-        """Learning rate of the next update: it rises to `lr` during the warm-up, then stays or falls to 0.
+        """Learning rate of the next update: it rises to `lr` during the warm-up, then stays or
+        falls to 0.
 
-        It depends on the number of updates and the length of the run alone, so that a resumed run goes on as one that
-        had its length from the start.
+        It depends on the number of updates and the length of the run alone, so that a resumed run
+        goes on as one that had its length from the start.
         """
         if updates < self.warmup_steps:
             return self.lr * (updates + 1) / self.warmup_steps
         falling = max(1, self.total_updates - self.warmup_steps)
         gone = min(1.0, (updates - self.warmup_steps) / falling)
-        shares = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
+        shares = {
+            "constant": 1.0,
+            "linear": 1.0 - gone,
+            "cosine": (1.0 + math.cos(math.pi * gone)) / 2,
+        }
         return self.lr * shares[self.lr_scheduler_type]
 
     def schedule_notice(self, done: int, planned: int | None) -> str:
-        """What to know about the learning rate of a run that begins after `done` updates; empty if nothing.
+        """What to know about the learning rate of a run that begins after `done` updates; empty if
+        nothing.
 
         `planned` is the number of updates of the run that is resumed.
         """
         if done < self.total_updates < self.warmup_steps:
             peak = self.lr_after(self.total_updates - 1)
             return (
-                f"the warm-up (trainer_common.optim.warmup_steps: {self.warmup_steps} updates) is longer than the run "
-                f"({self.total_updates}): the learning rate rises to {peak:.3g} and doesn't reach {self.lr:.3g}"
+                f"the warm-up (trainer_common.optim.warmup_steps: {self.warmup_steps} updates) is"
+                f" longer than the run ({self.total_updates}): the learning rate rises to"
+                f" {peak:.3g} and doesn't reach {self.lr:.3g}"
             )
         if planned is None or planned == self.total_updates or self.lr_scheduler_type == "constant":
             return ""
         before = replace(self, total_updates=planned).lr_after(done)
         now = self.lr_after(done)
         return (
-            f"the run was planned for {planned} updates and now has {self.total_updates}, over which the learning rate "
-            f"falls: the next update has {now:.3g}; by the former plan it was {before:.3g}"
+            f"the run was planned for {planned} updates and now has {self.total_updates}, over"
+            f" which the learning rate falls: the next update has {now:.3g}; by the former plan it"
+            f" was {before:.3g}"
         )
 
     def mini_batches(self, samples: Sequence[Sample]) -> int:
@@ -155,8 +174,11 @@ def batches_of(
     *,
     share: bool,
 ) -> Iterator[tuple[list[int], MicroBatch]]:
-    """Yields micro-batches of at most `tokens` with the positions of their samples; see `micro_batches`, `collate`."""
-    for group in micro_batches([trained_inputs(sample) for sample in samples], tokens, together, share=share):
+    """Yields micro-batches of at most `tokens` with the positions of their samples; see
+    `micro_batches`, `collate`."""
+    for group in micro_batches(
+        [trained_inputs(sample) for sample in samples], tokens, together, share=share
+    ):
         members = [samples[i] for i in group.members]
         yield group.members, collate(members, sampling, device, tokenizer, group.row_sizes)
 
@@ -166,7 +188,8 @@ def logprobs_of(
     batches: Iterator[tuple[list[int], MicroBatch]],
     score_N: Callable[[MicroBatch], torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Log-probabilities of each sample's trained tokens, in order; `score_N` computes them for a micro-batch."""
+    """Log-probabilities of each sample's trained tokens, in order; `score_N` computes them for a
+    micro-batch."""
     logprobs = [torch.empty(0)] * len(samples)
     for members, batch in batches:
         counts = [len(trained_positions(samples[i])) for i in members]
@@ -181,8 +204,11 @@ def trainable_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def adamw(parameters: list[torch.Tensor] | list[torch.nn.Parameter], **options: Any) -> torch.optim.AdamW:
-    """AdamW in one kernel for all tensors; torch's default on a CPU is a loop in Python over them."""
+def adamw(
+    parameters: list[torch.Tensor] | list[torch.nn.Parameter], **options: Any
+) -> torch.optim.AdamW:
+    """AdamW in one kernel for all tensors; torch's default on a CPU is a loop in Python over
+    them."""
     fused = parameters[0].device.type in ("cpu", "cuda")
     return torch.optim.AdamW(parameters, fused=fused, **options)
 
@@ -190,14 +216,17 @@ def adamw(parameters: list[torch.Tensor] | list[torch.nn.Parameter], **options: 
 class Trainer:
     """Applies a loss to a model, in place.
 
-    Weights below fp32 get fp32 master copies, so that AdamW's small steps are not lost to rounding. For a KL term and
-    for preferences, a copy of the initial model is the frozen reference. It shares the weights that aren't trained. Of
-    a LoRA model, only the adapter is copied, which may have been trained before.
+    Weights below fp32 get fp32 master copies, so that AdamW's small steps are not lost to rounding.
+    For a KL term and for preferences, a copy of the initial model is the frozen reference. It
+    shares the weights that aren't trained. Of a LoRA model, only the adapter is copied, which may
+    have been trained before.
     """
 
     plain_only = False
 
-    def __init__(self, model: PreTrainedModel, settings: TrainerSettings, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, settings: TrainerSettings, tokenizer: Tokenizer | None = None
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         """Needed to score calls with penalties, forbidden words and the like."""
@@ -207,11 +236,19 @@ class Trainer:
         self.parameters = trainable_parameters(model)
         if not self.parameters:
             raise ConfigError("the model has no trainable parameters")
-        self.masters = [p if p.dtype == torch.float32 or p.dtype == torch.float64 else p.detach().float()
-                        for p in self.parameters]  # fmt: skip
-        self.optimizer = adamw(self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
-        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-        self.micro_batch_tokens = settings.micro_batch_tokens or tokens_of_a_pass(model, checkpointing=checkpointing)
+        self.masters = [
+            p if p.dtype == torch.float32 or p.dtype == torch.float64 else p.detach().float()
+            for p in self.parameters
+        ]
+        self.optimizer = adamw(
+            self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+        checkpointing = any(
+            getattr(module, "gradient_checkpointing", False) for module in model.modules()
+        )
+        self.micro_batch_tokens = settings.micro_batch_tokens or tokens_of_a_pass(
+            model, checkpointing=checkpointing
+        )
         with policy_pass(model):
             self._shares = shares_prefixes(model)
         self._threads = torch.get_num_threads()
@@ -255,7 +292,9 @@ class Trainer:
                         first = epoch == 0 and number == 0
                         shared_old = None if old is None else [old[i] for i in share]
                         self._replay(replay[number :: self.settings.mini_batches(samples)], tally)
-                        seen = self._update([samples[i] for i in share], sampling, tally, shared_old, first=first)
+                        seen = self._update(
+                            [samples[i] for i in share], sampling, tally, shared_old, first=first
+                        )
                         if scores is not None and first:
                             scores.record(samples, share, seen)
                         if updated is not None:
@@ -277,18 +316,25 @@ class Trainer:
     def _old_logprobs(
         self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling]
     ) -> list[torch.Tensor] | None:
-        """Log-probabilities of each sample's trained tokens before the step's first update; None if the step has one
-        update, whose own pass computes them, or if the loss doesn't use them."""
+        """Log-probabilities of each sample's trained tokens before the step's first update; None if
+        the step has one update, whose own pass computes them, or if the loss doesn't use them."""
         if self.settings.loss.ratio_base != "trainer" or self.settings.updates_of(samples) == 1:
             return None
         batches = self._batches(samples, sampling)
-        return logprobs_of(samples, batches, lambda batch: score(self.model, batch, entropy=False).logprobs_N)
+        return logprobs_of(
+            samples, batches, lambda batch: score(self.model, batch, entropy=False).logprobs_N
+        )
 
-    def reference_logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[torch.Tensor]:
-        """Log-probabilities of each sample's trained tokens under the initial model, with the policy's limits."""
+    def reference_logprobs(
+        self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]
+    ) -> list[torch.Tensor]:
+        """Log-probabilities of each sample's trained tokens under the initial model, with the
+        policy's limits."""
 
         def reference(batch: MicroBatch) -> torch.Tensor:
-            support_MV = None if batch.limits is None else score(self.model, batch, entropy=False).support_MV
+            support_MV = (
+                None if batch.limits is None else score(self.model, batch, entropy=False).support_MV
+            )
             return self._reference_logprobs(batch, support_MV)
 
         with policy_pass(self.model):
@@ -301,7 +347,9 @@ class Trainer:
         together: Sequence[Sequence[int]] | None = None,
     ) -> Iterator[tuple[list[int], MicroBatch]]:
         tokens, share = self.micro_batch_tokens, self._shares
-        return batches_of(samples, sampling, tokens, self.device, self.tokenizer, together, share=share)
+        return batches_of(
+            samples, sampling, tokens, self.device, self.tokenizer, together, share=share
+        )
 
     def _update(
         self,
@@ -312,7 +360,8 @@ class Trainer:
         *,
         first: bool,
     ) -> list[tuple[list[int], Scored]]:
-        """Makes an optimizer update. Returns the samples' positions in each micro-batch and their detached scores."""
+        """Makes an optimizer update. Returns the samples' positions in each micro-batch and their
+        detached scores."""
         seen: list[tuple[list[int], Scored]] = []
         together = units(samples, self.settings.loss)
         paired = self.settings.loss.objective == "preference"
@@ -320,7 +369,9 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for members, batch in self._batches(samples, sampling, together if paired else None):
             if weights:
-                weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(self.device)
+                weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(
+                    self.device
+                )
                 old_N = None if old is None else torch.cat([old[i] for i in members])
                 batch = replace(batch, weights_N=weights_N, old_N=old_N)
             loss, scored = self._backward(batch, len(together), tally, first=first)
@@ -334,7 +385,9 @@ class Trainer:
         """Adds gradients of imitation, with equal token weights, to those of the next update."""
         weights = token_weights(samples, _IMITATION)
         for members, batch in self._batches(samples, {}) if samples else ():
-            weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(self.device)
+            weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(
+                self.device
+            )
             loss_N, _ = loss_of(score(self.model, batch, entropy=False), batch, _IMITATION)
             (self.settings.loss.replay_coef * (loss_N * weights_N).sum()).backward()
             self._gather()
@@ -345,14 +398,21 @@ class Trainer:
         tally = Tally()
         with policy_pass(self.model), torch.no_grad():
             for _, batch in self._batches(samples, {}):
-                tally.add("loss", loss_of(score(self.model, batch, entropy=False), batch, _IMITATION)[0])
+                tally.add(
+                    "loss", loss_of(score(self.model, batch, entropy=False), batch, _IMITATION)[0]
+                )
         return tally.means()["loss"]
 
-    def _backward(self, batch: MicroBatch, pairs: int, tally: Tally, *, first: bool) -> tuple[torch.Tensor, Scored]:
-        """Adds the gradients of a micro-batch. Returns its share of the update's loss and its detached scores."""
+    def _backward(
+        self, batch: MicroBatch, pairs: int, tally: Tally, *, first: bool
+    ) -> tuple[torch.Tensor, Scored]:
+        """Adds the gradients of a micro-batch. Returns its share of the update's loss and its
+        detached scores."""
         settings = self.settings.loss
         reference_N = None
-        if settings.has_reference and batch.limits is None:  # first, while there are no activations in memory
+        if (
+            settings.has_reference and batch.limits is None
+        ):  # first, while there are no activations in memory
             reference_N = self._reference_logprobs(batch)
         scored = score(self.model, batch, entropy=True, entropy_grad=bool(settings.entropy_coef))
         if settings.has_reference and batch.limits is not None:
@@ -363,9 +423,13 @@ class Trainer:
         self._gather()
         tally.add_all(seen, first=first)
         entropy_N = scored.entropy_N
-        return share.detach(), Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
+        return share.detach(), Scored(
+            scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach()
+        )
 
-    def _reference_logprobs(self, batch: MicroBatch, support_MV: torch.Tensor | None = None) -> torch.Tensor:
+    def _reference_logprobs(
+        self, batch: MicroBatch, support_MV: torch.Tensor | None = None
+    ) -> torch.Tensor:
         assert self.reference is not None
         with torch.no_grad():
             return score(self.reference, batch, entropy=False, support_MV=support_MV).logprobs_N
@@ -385,7 +449,8 @@ class Trainer:
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.grad_clip))
         if not math.isfinite(norm):
             raise TrainingError(
-                f"the gradient of update {self.updates + 1} is not finite; try a smaller trainer_common.optim.lr"
+                f"the gradient of update {self.updates + 1} is not finite; try a smaller"
+                " trainer_common.optim.lr"
             )
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.lr_after(self.updates)
@@ -404,9 +469,16 @@ class Trainer:
             parameter.grad = None
 
     def state(self) -> dict[str, object]:
-        """Everything besides the weights that the next step depends on, as tensors, numbers and lists."""
-        masters = [m.detach() for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
-        state = {"updates": self.updates, "optimizer": self.optimizer.state_dict(), "masters": masters}
+        """Everything besides the weights that the next step depends on, as tensors, numbers and
+        lists."""
+        masters = [
+            m.detach() for m, p in zip(self.masters, self.parameters, strict=True) if m is not p
+        ]
+        state = {
+            "updates": self.updates,
+            "optimizer": self.optimizer.state_dict(),
+            "masters": masters,
+        }
         state["rng"] = torch.get_rng_state()
         if self.device.type == "cuda":
             state["device_rng"] = torch.cuda.get_rng_state(self.device)

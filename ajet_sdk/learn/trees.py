@@ -1,8 +1,9 @@
-"""Lays out token sequences with common prefixes in one row, so that shared tokens are computed once.
+"""Lays out token sequences with common prefixes in one row, so that shared tokens are computed
+once.
 
-A row is the prefix tree of its sequences, depth first: the descendants of token j end at `ends[j]`. Token i attends to
-token j if j <= i < ends[j], and its position in its sequence is its depth. A single sequence is a tree without
-branches, with causal attention.
+A row is the prefix tree of its sequences, depth first: the descendants of token j end at `ends[j]`.
+Token i attends to token j if j <= i < ends[j], and its position in its sequence is its depth. A
+single sequence is a tree without branches, with causal attention.
 
 Letters of shapes: B rows, T their padded length.
 """
@@ -34,8 +35,9 @@ _Places = npt.NDArray[np.int64]
 
 
 _LEAST_SHARED = 32
-"""Tokens of a common prefix for which it pays to lay samples out in one row. Attention is computed run by run there,
-which takes the time of 16 to 45 tokens per branch (models of 3 and 0.1 million parameters)."""
+"""Tokens of a common prefix for which it pays to lay samples out in one row. Attention is computed
+run by run there, which takes the time of 16 to 45 tokens per branch (models of 3 and 0.1 million
+parameters)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,10 @@ def trees_of(
 ) -> Iterator[tuple[int, list[int]]]:
     """Assigns the sequences `which` to rows; yields each row's length and its sequences.
 
-    With `share`, a sequence joins the row of its predecessor in sorted order if they have a common prefix of at least
-    `_LEAST_SHARED` tokens, or if it continues its predecessor. A row with branches has at most `budget` tokens, or a
-    quarter more than the longest sequence. Otherwise each sequence gets its own row.
+    With `share`, a sequence joins the row of its predecessor in sorted order if they have a common
+    prefix of at least `_LEAST_SHARED` tokens, or if it continues its predecessor. A row with
+    branches has at most `budget` tokens, or a quarter more than the longest sequence. Otherwise
+    each sequence gets its own row.
     """
     if not share or not which:
         yield from ((len(sequences[i]), [i]) for i in which)
@@ -94,7 +97,8 @@ def trees_of(
 
 
 def _sorted(sequences: Sequence[Tokens], which: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Sorts sequences by their tokens; yields each with the length of the prefix shared with its predecessor."""
+    """Sorts sequences by their tokens; yields each with the length of the prefix shared with its
+    predecessor."""
     before: Tokens = np.zeros(0, np.int64)
     for i in sorted(which, key=lambda i: sequences[i].astype(">i4").tobytes()):
         width = min(len(before), len(sequences[i]))
@@ -109,20 +113,27 @@ class Rows:
 
     ids_BT: torch.Tensor
     depths_BT: torch.Tensor | None = None
-    """None, like `ends_BT`, if no row has branches. Right padding needs no mask in a causal model."""
+    """None, like `ends_BT`, if no row has branches. Right padding needs no mask in a causal
+    model."""
     ends_BT: torch.Tensor | None = None
     """On the CPU: attention reads it in each layer."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Arguments of a transformers model; its attention gets the ends in place of a mask (`_attend`)."""
+        """Arguments of a transformers model; its attention gets the ends in place of a mask
+        (`_attend`)."""
         if self.depths_BT is None or self.ends_BT is None:
             return {"input_ids": self.ids_BT}
         ends_B11T = self.ends_BT[:, None, None, :]
-        return {"input_ids": self.ids_BT, "position_ids": self.depths_BT, "attention_mask": ends_B11T}
+        return {
+            "input_ids": self.ids_BT,
+            "position_ids": self.depths_BT,
+            "attention_mask": ends_B11T,
+        }
 
 
 class Run(NamedTuple):
-    """Tokens of a row without a branch between them; each attends to earlier ones, and to all of the runs above."""
+    """Tokens of a row without a branch between them; each attends to earlier ones, and to all of
+    the runs above."""
 
     size: int
     above: tuple[int, ...]
@@ -134,7 +145,9 @@ def _runs(ends: bytes) -> tuple[Run, ...]:
     """The runs of a row, from the bytes of its 64-bit `ends_T`."""
     ends_T = np.frombuffer(ends, np.int64)
     at_T = np.arange(len(ends_T))
-    begins = np.flatnonzero((at_T == 0) | (ends_T != np.roll(ends_T, 1)) | (at_T >= np.roll(ends_T, 1)))
+    begins = np.flatnonzero(
+        (at_T == 0) | (ends_T != np.roll(ends_T, 1)) | (at_T >= np.roll(ends_T, 1))
+    )
     runs: list[Run] = []
     path: list[tuple[int, int]] = []
     for number, (start, stop) in enumerate(pairwise([*begins, len(ends_T)])):
@@ -148,7 +161,9 @@ def _runs(ends: bytes) -> tuple[Run, ...]:
 @lru_cache(maxsize=256)
 def _mask(before: int, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Causal mask of `size` tokens after `before` visible ones."""
-    return torch.full((size, before + size), -torch.inf, dtype=dtype, device=device).triu(before + 1)
+    return torch.full((size, before + size), -torch.inf, dtype=dtype, device=device).triu(
+        before + 1
+    )
 
 
 def _attend(
@@ -159,7 +174,8 @@ def _attend(
     attention_mask: torch.Tensor | None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of transformers' `sdpa`; rows with branches are computed run by run, without masked pairs.
+    """Attention of transformers' `sdpa`; rows with branches are computed run by run, without masked
+    pairs.
 
     Args:
         query: (B, heads, T, D), like key and value, which may have fewer heads.
@@ -167,9 +183,13 @@ def _attend(
     """
     if torch.is_autocast_enabled(query.device.type):  # as in the sampler, and faster on a CPU
         with torch.autocast(query.device.type, enabled=False):
-            return _attend(module, query.float(), key.float(), value.float(), attention_mask, **more)
+            return _attend(
+                module, query.float(), key.float(), value.float(), attention_mask, **more
+            )
     if attention_mask is None or attention_mask.dtype != torch.int64:
-        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, **more
+        )
         return plain
     settings = {"scale": more.get("scaling"), "dropout_p": more.get("dropout", 0.0)}
     rows = [
@@ -189,18 +209,27 @@ def _attend(
 
 
 def _attend_in_row(
-    runs: Sequence[Run], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: dict[str, Any]
+    runs: Sequence[Run],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    settings: dict[str, Any],
 ) -> torch.Tensor:
-    """Attention of one row. The backward pass recomputes each run's copy of keys and values, which for a prompt with
-    eight replies would be a quarter of all activations."""
+    """Attention of one row. The backward pass recomputes each run's copy of keys and values, which
+    for a prompt with eight replies would be a quarter of all activations."""
     heads = query.shape[1] // key.shape[1]
     sizes = [run.size for run in runs]
-    queries, keys, values = query.split(sizes, 2), *(repeat_kv(x, heads).split(sizes, 2) for x in (key, value))
+    queries, keys, values = (
+        query.split(sizes, 2),
+        *(repeat_kv(x, heads).split(sizes, 2) for x in (key, value)),
+    )
     attended = []
     for number, run in enumerate(runs):
         seen = [*run.above, number]
         before = sum(runs[index].size for index in run.above)
-        mask = _mask(before, run.size, query.dtype, query.device) if before and run.size > 1 else None
+        mask = (
+            _mask(before, run.size, query.dtype, query.device) if before and run.size > 1 else None
+        )
         attended.append(
             scaled_dot_product_attention(
                 queries[number],
@@ -217,7 +246,8 @@ def _attend_in_row(
 def grid(
     sequences: Sequence[Tokens], row_sizes: Sequence[int], device: torch.device | str = "cpu"
 ) -> tuple[Rows, list[_Places]]:
-    """Lays out sequences in rows of `row_sizes`; also returns their positions in the flattened (B, T) grid.
+    """Lays out sequences in rows of `row_sizes`; also returns their positions in the flattened (B,
+    T) grid.
 
     Padding attends to itself, and no other token attends to padding.
     """
@@ -228,9 +258,17 @@ def grid(
     ends_BT = np.full((len(trees), width), width)
     for row, tree in enumerate(trees):
         used = len(tree.ids_T)
-        ids_BT[row, :used], depths_BT[row, :used], ends_BT[row, :used] = tree.ids_T, tree.depths_T, tree.ends_T
+        ids_BT[row, :used], depths_BT[row, :used], ends_BT[row, :used] = (
+            tree.ids_T,
+            tree.depths_T,
+            tree.ends_T,
+        )
     places = [row * width + at for row, tree in enumerate(trees) for at in tree.places]
-    tensors = [torch.from_numpy(ids_BT).to(device), torch.from_numpy(depths_BT).to(device), torch.from_numpy(ends_BT)]
+    tensors = [
+        torch.from_numpy(ids_BT).to(device),
+        torch.from_numpy(depths_BT).to(device),
+        torch.from_numpy(ends_BT),
+    ]
     branches = any((tree.ends_T < len(tree.ends_T)).any() for tree in trees)
     return Rows(*(tensors if branches else tensors[:1])), places
 
@@ -238,13 +276,17 @@ def grid(
 def shares_prefixes(model: PreTrainedModel) -> bool:
     """Whether rows with branches give the same logits as separate sequences.
 
-    They don't if the model's attention is not transformers' `sdpa`, doesn't cover the whole context (sliding windows,
-    state spaces) or scales positions by sequence length, or if a trial gives different logits. The model must be in a
-    mode without dropout.
+    They don't if the model's attention is not transformers' `sdpa`, doesn't cover the whole context
+    (sliding windows, state spaces) or scales positions by sequence length, or if a trial gives
+    different logits. The model must be in a mode without dropout.
     """
     config = model.config.get_text_config()
     by_length = any("dynamic" in kind or kind == "longrope" for kind, _ in rope_kinds(config))
-    if by_length or getattr(model.config, "_attn_implementation", "") != "sdpa" or unsupported_reason(config):
+    if (
+        by_length
+        or getattr(model.config, "_attn_implementation", "") != "sdpa"
+        or unsupported_reason(config)
+    ):
         return False
     AttentionInterface.register("sdpa", _attend)
     return _trial(model)
@@ -259,8 +301,12 @@ def _trial(model: PreTrainedModel) -> bool:
         with torch.no_grad(), exact_products(model):
             logits = model(**rows.inputs(), use_cache=False).logits[0]
             for at, tokens in zip(places, sequences, strict=True):
-                alone = model(input_ids=torch.from_numpy(tokens)[None].to(model.device), use_cache=False).logits[0]
-                if not distance(logits[torch.from_numpy(at).to(model.device)], alone) <= tolerance(model):
+                alone = model(
+                    input_ids=torch.from_numpy(tokens)[None].to(model.device), use_cache=False
+                ).logits[0]
+                if not distance(logits[torch.from_numpy(at).to(model.device)], alone) <= tolerance(
+                    model
+                ):
                     return False
     except Exception:  # noqa: BLE001  (a model may refuse such a pass in any way)
         return False

@@ -1,4 +1,5 @@
-"""Builds a recipe's model: trains its tokenizer, then the model on demonstrations, until the agent earns some reward.
+"""Builds a recipe's model: trains its tokenizer, then the model on demonstrations, until the agent
+earns some reward.
 
 The agent is measured with the same engine, gateway and judge as in the run that follows.
 """
@@ -30,15 +31,25 @@ from ajet_sdk.types import Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
-           "<tool_response>", "</tool_response>")  # fmt: skip
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 
 Measure = Callable[[Any, Any, int], float]
 """(model, tokenizer, number of tasks) -> mean reward of the agent at temperature 1."""
 
 
-def make_model(recipe: Recipe, path: Path, *, seed: int, key: str, measure: Measure, say: Say) -> Path:
-    """Train a model and store it at `path` atomically. Returns the directory that `path` links to."""
+def make_model(
+    recipe: Recipe, path: Path, *, seed: int, key: str, measure: Measure, say: Say
+) -> Path:
+    """Train a model and store it at `path` atomically. Returns the directory that `path` links
+    to."""
     started = time.perf_counter()
     draw = random.Random(f"{seed}/demonstrations")
     demonstrations = [recipe.demonstrate(draw) for _ in range(recipe.demonstrations)]
@@ -47,7 +58,8 @@ def make_model(recipe: Recipe, path: Path, *, seed: int, key: str, measure: Meas
     torch.manual_seed(seed)
     model = new_model(recipe, tokenizer)
     say(
-        f"recipe: warming up a model of {model.num_parameters():,} parameters on {len(demonstrations):,} demonstrations"
+        f"recipe: warming up a model of {model.num_parameters():,} parameters on"
+        f" {len(demonstrations):,} demonstrations"
     )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -62,18 +74,24 @@ def make_model(recipe: Recipe, path: Path, *, seed: int, key: str, measure: Meas
         tokenizer.save_pretrained(directory)
 
     model_path = store_model(path, write, record)
-    say(f"recipe: {path} made in {time.perf_counter() - started:.0f} s; reward {reward:.2f} at temperature 1")
+    say(
+        f"recipe: {path} made in {time.perf_counter() - started:.0f} s; reward {reward:.2f} at"
+        " temperature 1"
+    )
     return model_path
 
 
 def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> Any:
-    """Train a byte-level BPE on rendered demonstrations, with a token for each digit, sign and special token."""
+    """Train a byte-level BPE on rendered demonstrations, with a token for each digit, sign and
+    special token."""
 
     def wrap(backend: Tokenizer) -> Any:
         fast = PreTrainedTokenizerFast(
-            tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+            tokenizer_object=backend,
+            eos_token="<|im_end|>",
+            pad_token="<|endoftext|>",
             model_max_length=recipe.shape.max_length,
-        )  # fmt: skip
+        )
         fast.chat_template = recipe.chat_template
         return fast
 
@@ -98,7 +116,9 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
 
     def pieces() -> Iterator[str]:
         for demonstration in demonstrations[:1000]:
-            text = blank.apply_chat_template(demonstration.messages, tools=demonstration.tools, tokenize=False)
+            text = blank.apply_chat_template(
+                demonstration.messages, tools=demonstration.tools, tokenize=False
+            )
             yield from filter(None, apart.split(text))
 
     backend.train_from_iterator(pieces(), trainer)
@@ -115,7 +135,11 @@ def tokenize_demonstrations(
         calls = calls_of(demonstration.messages, demonstration.tools, f"demonstration {number}")
         for line in merge(retokenise(calls, exact)).timelines:
             ids = {"episode_id": line.call_ids[0], "group_id": line.call_ids[0]}
-            samples.append(Sample(timeline=line, reward=1.0, advantages=line.loss_mask.astype("float32"), **ids))
+            samples.append(
+                Sample(
+                    timeline=line, reward=1.0, advantages=line.loss_mask.astype("float32"), **ids
+                )
+            )
     return samples
 
 
@@ -154,7 +178,9 @@ def warm_up(
     say: Say,
 ) -> tuple[int, float]:
     """Train until the agent earns enough. Returns the number of steps and the reward."""
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.01
+    )
     batches = _batches(samples, recipe.batch, random.Random(f"{seed}/batches"))
     best = 0.0
     for step in range(1, recipe.max_steps + 1):
@@ -171,12 +197,15 @@ def warm_up(
             model.eval()
             reward = measure(model, tokenizer, recipe.check_tasks)
             best = max(best, reward)
-            say(f"recipe: step {step}, loss {float(loss.detach()):.3f}, reward {reward:.2f} at temperature 1")
+            say(
+                f"recipe: step {step}, loss {float(loss.detach()):.3f}, reward {reward:.2f} at"
+                " temperature 1"
+            )
             if reward >= recipe.enough:
                 return step, reward
     raise TrainingError(
-        f"the recipe's warm-up reached a reward of {best:.2f} in {recipe.max_steps} steps, less than "
-        f"{recipe.enough:.2f} (enough); give simpler demonstrations, or raise max_steps"
+        f"the recipe's warm-up reached a reward of {best:.2f} in {recipe.max_steps} steps, less"
+        f" than {recipe.enough:.2f} (enough); give simpler demonstrations, or raise max_steps"
     )
 
 

@@ -1,7 +1,8 @@
 """Causes of the gap between the log-probabilities of sampler and trainer for the same tokens.
 
-A call belongs to the first cause that applies: an older policy sampled it (staleness); top_p, top_k, penalties, bias
-or a grammar changed its distribution (sampling); neither (numerics: data type, kernels, quantisation).
+A call belongs to the first cause that applies: an older policy sampled it (staleness); top_p,
+top_k, penalties, bias or a grammar changed its distribution (sampling); neither (numerics: data
+type, kernels, quantisation).
 """
 
 from __future__ import annotations
@@ -25,24 +26,36 @@ GAPS = """
     SELECT c.policy_version, c.sampling, c.index, g.gap, g.tokens
     FROM (SELECT call_id, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens FROM gaps
         WHERE isfinite(trainer) AND isfinite(sampler) GROUP BY ALL) g JOIN calls c USING (call_id)"""
-"""SQL: the trained calls of a step, with the summed gap of their tokens in nats and their number."""
+"""SQL: the trained calls of a step, with the summed gap of their tokens in nats and their
+number."""
 
 _ADVICE = {
     "staleness": "lower rollout.max_staleness",
     "sampling": "sample without limits (rollout.top_p: 1, top_k: -1), penalties and grammars",
-    "numerics": "set model.dtype: float32, or the same type and no quantisation for sampler and trainer",
+    "numerics": (
+        "set model.dtype: float32, or the same type and no quantisation for sampler and trainer"
+    ),
 }
 
 
 def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
-    """Sums gaps and counts tokens by cause and by turn (`turn 1`, …); `rows` are results of `GAPS`."""
+    """Sums gaps and counts tokens by cause and by turn (`turn 1`, …); `rows` are results of
+    `GAPS`."""
     newest = max((row["policy_version"] or 0 for row in rows), default=0)
     sums: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for row in rows:
         sampling = Sampling.of(json.loads(row["sampling"] or "{}"))
-        limited = sampling.processed or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+        limited = (
+            sampling.processed or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+        )
         changed = limited or bool(sampling.grammar)
-        cause = "staleness" if (row["policy_version"] or 0) < newest else "sampling" if changed else "numerics"
+        cause = (
+            "staleness"
+            if (row["policy_version"] or 0) < newest
+            else "sampling"
+            if changed
+            else "numerics"
+        )
         for name in (cause, f"turn {min(row['index'] + 1, _TURNS)}"):
             gap, tokens = sums[name]
             sums[name] = gap + row["gap"], tokens + row["tokens"]
@@ -50,24 +63,31 @@ def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, in
 
 
 def gap_message(parts: Mapping[str, tuple[float, int]], service: str = "") -> str:
-    """Describes a step's gap: its mean, the shares of causes and turns, and advice on the largest cause.
+    """Describes a step's gap: its mean, the shares of causes and turns, and advice on the largest
+    cause.
 
-    `service` is the name of the service that samples and trains, whose numerics no setting here changes.
+    `service` is the name of the service that samples and trains, whose numerics no setting here
+    changes.
     """
     causes = {name: part for name, part in parts.items() if name in _ADVICE}
     total, tokens = (sum(column) for column in zip(*causes.values(), strict=True))
     ordered = sorted(causes, key=lambda name: -causes[name][0])
-    shares = ", ".join(f"{causes[name][0] / total:.0%} {name} ({_mean(causes[name]):.2f})" for name in ordered)
+    shares = ", ".join(
+        f"{causes[name][0] / total:.0%} {name} ({_mean(causes[name]):.2f})" for name in ordered
+    )
     turns = [f"{_mean(parts[name]):.2f}" for name in sorted(set(parts) - set(causes))]
     by_turn = f"; by turn {', '.join(turns)}" if len(turns) > 1 else ""
     advice = _ADVICE[ordered[0]]
     if service and ordered[0] == "numerics":
-        advice = f"{service} samples and trains with other probabilities: report it to whoever runs the service"
+        advice = (
+            f"{service} samples and trains with other probabilities: report it to whoever runs the"
+            " service"
+        )
     else:
         advice = f"{advice[0].upper()}{advice[1:]}"
     return (
-        f"log-probabilities of sampler and trainer differ by {total / tokens:.2f} per token, so ratios are wrong: "
-        f"{shares}{by_turn}. {advice}"
+        f"log-probabilities of sampler and trainer differ by {total / tokens:.2f} per token, so"
+        f" ratios are wrong: {shares}{by_turn}. {advice}"
     )
 
 

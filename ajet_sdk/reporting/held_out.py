@@ -1,7 +1,7 @@
 """Analysis of validations: rewards by set of tasks, drops, and whether training carries over.
 
-Two validations are compared by the mean rewards of the same tasks, in pairs, with the interval of `reporting.paired`:
-95 % for all comparisons together (Bonferroni).
+Two validations are compared by the mean rewards of the same tasks, in pairs, with the interval of
+`reporting.paired`: 95 % for all comparisons together (Bonferroni).
 """
 
 from __future__ import annotations
@@ -58,13 +58,16 @@ class Change:
 
     def __str__(self) -> str:
         return (
-            f"{self.before:.3f} → {self.after:.3f} ({self.after - self.before:+.3f}, interval {self.low:+.3f} to "
-            f"{self.high:+.3f}, {self.tasks} tasks)"
+            f"{self.before:.3f} → {self.after:.3f} ({self.after - self.before:+.3f}, interval"
+            f" {self.low:+.3f} to {self.high:+.3f}, {self.tasks} tasks)"
         )
 
 
-def compare(before: Mapping[str, float], after: Mapping[str, float], comparisons: int = 1) -> Change | None:
-    """Compares rewards of common tasks, by id; None for fewer than `MIN_TASKS`, or too few for an interval.
+def compare(
+    before: Mapping[str, float], after: Mapping[str, float], comparisons: int = 1
+) -> Change | None:
+    """Compares rewards of common tasks, by id; None for fewer than `MIN_TASKS`, or too few for an
+    interval.
 
     `comparisons`: the number of simultaneous comparisons, which widens the intervals.
     """
@@ -74,7 +77,13 @@ def compare(before: Mapping[str, float], after: Mapping[str, float], comparisons
     test = paired([after[task] - before[task] for task in shared], level=1 - 0.05 / comparisons)
     if test.low is None or test.high is None:
         return None
-    return Change(fmean(before[t] for t in shared), fmean(after[t] for t in shared), test.low, test.high, test.n)
+    return Change(
+        fmean(before[t] for t in shared),
+        fmean(after[t] for t in shared),
+        test.low,
+        test.high,
+        test.n,
+    )
 
 
 def sets_of(tasks: Sequence[Task], keys: Sequence[str]) -> dict[str, set[str]]:
@@ -88,7 +97,10 @@ def sets_of(tasks: Sequence[Task], keys: Sequence[str]) -> dict[str, set[str]]:
 
 
 def rewards_by_set(
-    name: str, episodes: Sequence[Episode], sets: Mapping[str, set[str]], failure_reward: float | None
+    name: str,
+    episodes: Sequence[Episode],
+    sets: Mapping[str, set[str]],
+    failure_reward: float | None,
 ) -> dict[str, float]:
     """Metrics `NAME/SET`: the mean reward of each set's episodes that count, if it has any."""
     rewards: dict[str, list[float]] = {key: [] for key in sets}
@@ -103,7 +115,13 @@ def rewards_by_set(
 
 
 def task_rewards(
-    trace: TraceReader, run_id: str, first: int, last: int, *, greedy: bool = False, sound: bool = False
+    trace: TraceReader,
+    run_id: str,
+    first: int,
+    last: int,
+    *,
+    greedy: bool = False,
+    sound: bool = False,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Mean reward of each validation task at two steps, of the sampled or the greedy attempts.
 
@@ -116,7 +134,9 @@ def task_rewards(
     return by_step[first], by_step[last]
 
 
-def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mapping[str, set[str]]) -> dict[str, Change]:
+def dropped(
+    before: Mapping[str, float], after: Mapping[str, float], sets: Mapping[str, set[str]]
+) -> dict[str, Change]:
     """The sets whose reward fell significantly; "" stands for all tasks."""
     within = {"": before.keys(), **sets}
     fell = {}
@@ -128,42 +148,49 @@ def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mappi
 
 
 def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out reward") -> str:
-    """A message about rewards that fell since the first validation, with advice; empty if none fell."""
+    """A message about rewards that fell since the first validation, with advice; empty if none
+    fell."""
     if not fell:
         return ""
     worst = sorted(fell.items(), key=lambda item: item[1].after - item[1].before)
-    listed = "; ".join(f"{name or 'all validation tasks'} {change}" for name, change in worst[:_LISTED])
+    listed = "; ".join(
+        f"{name or 'all validation tasks'} {change}" for name, change in worst[:_LISTED]
+    )
     more = f"; and {len(worst) - _LISTED} more sets" if len(worst) > _LISTED else ""
     return (
-        f"{metric} fell since step {first}: {listed}{more}. Mix such tasks into the training tasks, or lower "
-        "trainer_common.optim.lr; trainer_common.stop_when: [drop] ends a run here"
+        f"{metric} fell since step {first}: {listed}{more}. Mix such tasks into the training tasks,"
+        " or lower trainer_common.optim.lr; trainer_common.stop_when: [drop] ends a run here"
     )
 
 
 def not_carried_over(train: Mapping[int, float], change: Change | None, step: int) -> str:
     """A warning if the training reward rose and the held-out reward did not; else empty.
 
-    `train`: mean training reward by step, at least 6 steps. The held-out reward did not rise if the upper end of its
-    interval is below half of the training reward's rise.
+    `train`: mean training reward by step, at least 6 steps. The held-out reward did not rise if the
+    upper end of its interval is below half of the training reward's rise.
     """
     steps = [at for at in sorted(train) if at <= step]
     span = min(8, len(steps) // 2)
     if span < 3 or change is None:
         return ""
     early, late = [train[at] for at in steps[:span]], [train[at] for at in steps[-span:]]
-    rise, noise = fmean(late) - fmean(early), math.sqrt((stdev(early) ** 2 + stdev(late) ** 2) / span)
+    rise, noise = (
+        fmean(late) - fmean(early),
+        math.sqrt((stdev(early) ** 2 + stdev(late) ** 2) / span),
+    )
     if rise <= 2 * noise or change.high >= rise / 2:
         return ""
     return (
-        f"the training reward rose from {fmean(early):.3f} to {fmean(late):.3f} (steps {steps[0]} to {steps[-1]}) and "
-        f"the held-out reward did not: {change}. What is learnt does not carry over: train on more and more varied "
-        "tasks (`ajet dataset expand`), fewer passes over them, or teach it with demonstrations first "
-        "(trainer_common.algorithm: sft)"
+        f"the training reward rose from {fmean(early):.3f} to {fmean(late):.3f} (steps {steps[0]}"
+        f" to {steps[-1]}) and the held-out reward did not: {change}. What is learnt does not carry"
+        " over: train on more and more varied tasks (`ajet dataset expand`), fewer passes over"
+        " them, or teach it with demonstrations first (trainer_common.algorithm: sft)"
     )
 
 
 def rising(losses: Mapping[int, float]) -> bool:
-    """Whether the loss on held-out conversations, by step, was above its lowest at both of the newest measurements."""
+    """Whether the loss on held-out conversations, by step, was above its lowest at both of the
+    newest measurements."""
     values = [loss for _, loss in sorted(losses.items())]
     return len(values) > 2 and min(values[-2:]) > min(values)
 
@@ -173,7 +200,11 @@ def without_signal(trace: TraceReader, run_id: str) -> str:
 
     Counts tasks with at least `MIN_ATTEMPTS` attempts that count.
     """
-    rows = [row for row in trace.query(_TRAINED, [run_id]).to_pylist() if row["attempts"] >= MIN_ATTEMPTS]
+    rows = [
+        row
+        for row in trace.query(_TRAINED, [run_id]).to_pylist()
+        if row["attempts"] >= MIN_ATTEMPTS
+    ]
     same = [row for row in rows if row["spread"] <= 1e-8]
     if len(same) <= _SHARE * len(rows):
         return ""
@@ -183,8 +214,11 @@ def without_signal(trace: TraceReader, run_id: str) -> str:
     advice = "`ajet dataset calibrate` keeps tasks that are solved now and then"
     if beyond:
         parts[0] += f", {beyond} of them in {MANY_ATTEMPTS} attempts and more"
-        advice += "; for those that are beyond the model: demonstrations first (adv_estimator: sft), or a larger model"
+        advice += (
+            "; for those that are beyond the model: demonstrations first (adv_estimator: sft), or a"
+            " larger model"
+        )
     return (
-        f"{len(same)} of {len(rows)} training tasks gave every attempt the same reward so far ({'; '.join(parts)}), so "
-        f"they teach nothing: {advice}"
+        f"{len(same)} of {len(rows)} training tasks gave every attempt the same reward so far"
+        f" ({'; '.join(parts)}), so they teach nothing: {advice}"
     )

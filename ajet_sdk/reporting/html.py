@@ -22,14 +22,19 @@ def paragraph(text: str, *, bold: bool = False) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
-    """A callback that shows finished episodes and their mean reward in a notebook cell; None elsewhere."""
+    """A callback that shows finished episodes and their mean reward in a notebook cell; None
+    elsewhere."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if getattr(shell, "kernel", None) is None:  # terminals cannot show it, nor programs that import parts of a kernel
+    if (
+        getattr(shell, "kernel", None) is None
+    ):  # terminals cannot show it, nor programs that import parts of a kernel
         return None
     from IPython.display import HTML, display
 
@@ -74,7 +79,14 @@ def learning_curve(history: Mapping[str, Mapping[int, float]]) -> bytes | None:
     axes = figure.add_subplot()
     for name, (label, colour, style) in present.items():
         points = sorted(history[name].items())
-        axes.plot([s for s, _ in points], [v for _, v in points], style, label=label, color=colour, linewidth=1.5)
+        axes.plot(
+            [s for s, _ in points],
+            [v for _, v in points],
+            style,
+            label=label,
+            color=colour,
+            linewidth=1.5,
+        )
     axes.set_xlabel("step")
     axes.set_ylabel("reward")
     axes.grid(alpha=0.3)
@@ -86,7 +98,11 @@ def learning_curve(history: Mapping[str, Mapping[int, float]]) -> bytes | None:
 
 def picture(png: bytes | None) -> str:
     """A picture within the page; nothing where there is none."""
-    return "" if png is None else f'<img width="560" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    return (
+        ""
+        if png is None
+        else f'<img width="560" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    )
 
 
 def _text(text: str) -> str:

@@ -1,4 +1,5 @@
-"""Loggers of a run's metrics: trace, console, tensorboard, wandb, swanlab, and a PNG of the learning curve."""
+"""Loggers of a run's metrics: trace, console, tensorboard, wandb, swanlab, and a PNG of the
+learning curve."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import html, output
-from ajet_sdk.reporting.held_out import compare, drop_message, dropped, not_carried_over, task_rewards, without_signal
+from ajet_sdk.reporting.held_out import (
+    compare,
+    drop_message,
+    dropped,
+    not_carried_over,
+    task_rewards,
+    without_signal,
+)
 from ajet_sdk.reporting.metrics import STEPS, discarded, unstable, warning_signs
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
@@ -26,7 +34,9 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Metric, Outcome
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+    from tensorboard.compat.proto.event_pb2 import (
+        Event,
+    )  # pyright: ignore[reportAttributeAccessIssue]
 
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
@@ -43,16 +53,24 @@ _KNOWN = ("console", "tensorboard", *TRACKERS)
 class Loggers(AbstractContextManager["Loggers"]):
     """Logs metrics by step to the trace and to the loggers in `names`.
 
-    wandb and swanlab get the run's name, project and config from its row in the trace. Raises ConfigError for an
-    unknown name or an unreachable service, MissingExtra for an absent package.
+    wandb and swanlab get the run's name, project and config from its row in the trace. Raises
+    ConfigError for an unknown name or an unreachable service, MissingExtra for an absent package.
     """
 
     def __init__(
-        self, names: Sequence[str], *, directory: Path, run_id: str, writer: TraceWriter, total_steps: int
+        self,
+        names: Sequence[str],
+        *,
+        directory: Path,
+        run_id: str,
+        writer: TraceWriter,
+        total_steps: int,
     ) -> None:
         for name in names:
             if name not in _KNOWN:
-                raise ConfigError(f"trainer_common.logger: {name!r} is unknown; choose from {', '.join(_KNOWN)}")
+                raise ConfigError(
+                    f"trainer_common.logger: {name!r} is unknown; choose from {', '.join(_KNOWN)}"
+                )
         self.history: dict[str, dict[int, float]] = defaultdict(dict)
         self.last: dict[str, float] = {}
         """The newest value of each metric."""
@@ -77,19 +95,30 @@ class Loggers(AbstractContextManager["Loggers"]):
     @classmethod
     def of(cls, job: Job, writer: TraceWriter, total_steps: int) -> Loggers:
         common, directory = job.config.trainer_common, job.directory / "metrics"
-        loggers = cls(common.logger, directory=directory, run_id=job.run_id, writer=writer, total_steps=total_steps)
+        loggers = cls(
+            common.logger,
+            directory=directory,
+            run_id=job.run_id,
+            writer=writer,
+            total_steps=total_steps,
+        )
         loggers.best_by = "val/loss" if "rise" in common.stop_when else "val/reward"
         return loggers
 
     def _describe_run(self) -> TrackedRun:
         """Reads the run from the trace, whose config has no secrets."""
         self._writer.flush()
-        [row] = self._writer.query("SELECT name, config FROM runs WHERE run_id = ?", [self._run_id]).to_pylist()
+        [row] = self._writer.query(
+            "SELECT name, config FROM runs WHERE run_id = ?", [self._run_id]
+        ).to_pylist()
         config = json.loads(row["config"])
-        return TrackedRun(self._run_id, config["ajet"]["project_name"], row["name"], config, self._directory)
+        return TrackedRun(
+            self._run_id, config["ajet"]["project_name"], row["name"], config, self._directory
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of a step, without non-finite values, which stores treat differently."""
+        """Record the metrics of a step, without non-finite values, which stores treat
+        differently."""
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self.last |= finite
         for name, value in finite.items():
@@ -97,20 +126,26 @@ class Loggers(AbstractContextManager["Loggers"]):
         self._write_board(step, finite)
         for tracker in self._trackers:
             tracker.log(step, finite)
-        self._writer.put(*(Metric(run_id=self._run_id, step=step, name=n, value=v) for n, v in finite.items()))
+        self._writer.put(
+            *(Metric(run_id=self._run_id, step=step, name=n, value=v) for n, v in finite.items())
+        )
         if self.display is not None:
             self.display.metrics(step, finite)
         self._warn(step)
 
     def _warn(self, step: int) -> None:
-        """Print warnings; those about a rising reward, which persist, again when the run is twice as long."""
+        """Print warnings; those about a rising reward, which persist, again when the run is twice
+        as long."""
         for name, text in warning_signs(self.history).items():
             text = f"{text}; inspect some episodes: does the judge reward what you want?"
             self._warn_once(step, name, text, pause=max(2 * STEPS, step))
         warnings = unstable(self.history)
         self.unstable = next(iter(warnings.values()), "")
         newest = sorted(self.history.get("train/tokens_trained", {}))[-STEPS:]
-        values = {outcome: self.history.get(f"train/tokens_{outcome}", {}) for outcome in get_args(Outcome)}
+        values = {
+            outcome: self.history.get(f"train/tokens_{outcome}", {})
+            for outcome in get_args(Outcome)
+        }
         tokens = {outcome: sum(of.get(at, 0.0) for at in newest) for outcome, of in values.items()}
         for name, text in {**warnings, "discarded": discarded(tokens)}.items():
             self._warn_once(step, name, text)
@@ -128,13 +163,19 @@ class Loggers(AbstractContextManager["Loggers"]):
         try:
             self._board.write(step, metrics)
         except OSError as error:
-            log.warning("tensorboard failed; metrics are still written to the trace: %s: %s", self._board.path, error)
+            log.warning(
+                "tensorboard failed; metrics are still written to the trace: %s: %s",
+                self._board.path,
+                error,
+            )
             self._board = None
 
     def held_out(self, step: int, sets: Mapping[str, set[str]], *, greedy: bool = False) -> bool:
-        """Print warnings about a validation; return whether a set, or all tasks, fell since the first.
+        """Print warnings about a validation; return whether a set, or all tasks, fell since the
+        first.
 
-        `sets`: ids of validation tasks by the name of their set. `greedy`: compare greedy attempts, not sampled ones.
+        `sets`: ids of validation tasks by the name of their set. `greedy`: compare greedy attempts,
+        not sampled ones.
         """
         validated = self.history["val/reward"]
         first = min(validated, default=step)
@@ -150,7 +191,12 @@ class Loggers(AbstractContextManager["Loggers"]):
             drop_message(fell, first),
             drop_message(failing, first, "the share of sound validation episodes"),
         )
-        for name, text in {"drop": drop, "failures": failures, "signal": signal, "carry": carried}.items():
+        for name, text in {
+            "drop": drop,
+            "failures": failures,
+            "signal": signal,
+            "carry": carried,
+        }.items():
             self._warn_once(step, name, text)
         return bool(fell or failing)
 
@@ -159,17 +205,24 @@ class Loggers(AbstractContextManager["Loggers"]):
             self.display.say(text)
 
     def best_step(self) -> int | None:
-        """The step with the best validation so far, or the newest of equal ones; None before the first."""
+        """The step with the best validation so far, or the newest of equal ones; None before the
+        first."""
         sign, values = -1 if self.best_by == "val/loss" else 1, self.history[self.best_by]
         return max(values, key=lambda step: (sign * values[step], step), default=None)
 
-    def tuned(self, path: Path | None, directory: Path, saved: Mapping[int, Path] = MappingProxyType({})) -> TunedModel:
+    def tuned(
+        self, path: Path | None, directory: Path, saved: Mapping[int, Path] = MappingProxyType({})
+    ) -> TunedModel:
         """Print and return the model at `path` with the logged metrics.
 
-        `directory` is the experiment's; `saved` are checkpoints by step, that of step 0 is the model at the start.
+        `directory` is the experiment's; `saved` are checkpoints by step, that of step 0 is the
+        model at the start.
         """
         self._writer.flush()
-        booked = "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = ? GROUP BY outcome"
+        booked = (
+            "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = ? GROUP BY"
+            " outcome"
+        )
         with open_trace(directory) as trace:  # processes of a cluster write separate files
             rows = trace.query(booked, [self._run_id]).to_pylist()
         best, validated = self.best_step(), self.history[self.best_by]
@@ -183,7 +236,10 @@ class Loggers(AbstractContextManager["Loggers"]):
             best=path if best is None or best == max(validated) else saved.get(best),
         )
         if path is not None:
-            self.say(f"{'trained model' if tuned.trained_tokens else 'no update was made; model'} saved to {path}")
+            self.say(
+                f"{'trained model' if tuned.trained_tokens else 'no update was made; model'} saved"
+                f" to {path}"
+            )
         return tuned
 
     def close(self, error: BaseException | None = None) -> None:
@@ -206,8 +262,8 @@ class Loggers(AbstractContextManager["Loggers"]):
 
 
 class Display:
-    """The console: a line for each step, and the progress of its episodes: on a terminal a bar with the time left,
-    otherwise a line every `_QUIET` seconds."""
+    """The console: a line for each step, and the progress of its episodes: on a terminal a bar with
+    the time left, otherwise a line every `_QUIET` seconds."""
 
     def __init__(self, total_steps: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -252,12 +308,17 @@ class Display:
             spent = time.perf_counter() - self._started
             remaining = _duration(spent / (step - first) * (self._total - step))
             self._progress.update(self._task, left=f"{remaining} left")
-            self.say(f"step {step:>{self._width}}/{self._total}  {_columns(metrics, _TRAIN)}  {remaining} left")
+            self.say(
+                f"step {step:>{self._width}}/{self._total}  {_columns(metrics, _TRAIN)} "
+                f" {remaining} left"
+            )
         validation = {k: v for k, v in metrics.items() if k.startswith("val/")}
         if validation:
             names = [n for n in validation if n in _SHOWN or n.startswith("val/pass@")]
             shown = [(n, n.removeprefix("val/").replace("_", " "), "{:.3f}") for n in names]
-            self.say(f"step {step:>{self._width}}/{self._total}  validation: {_columns(metrics, shown)}")
+            self.say(
+                f"step {step:>{self._width}}/{self._total}  validation: {_columns(metrics, shown)}"
+            )
             for name, values in _by_set(validation).items():
                 self.say(f"{'':{2 * self._width + 8}}{name}: {values}")
 
@@ -287,18 +348,23 @@ _TRAIN = [
 
 
 def _by_set(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Formats the rewards of validation sets, a line for each key: `family: a .500 (greedy .625)  b .…`."""
+    """Formats the rewards of validation sets, a line for each key:
+    `family: a .500 (greedy .625)  b .…`."""
     lines: dict[str, list[str]] = defaultdict(list)
     for name, value in metrics.items():
         if name.startswith("val/reward/"):
             key, _, of = name.removeprefix("val/reward/").partition("=")
             greedy = metrics.get(f"val/greedy_reward/{key}={of}")
-            lines[key].append(f"{of} {value:.3f}" + ("" if greedy is None else f" (greedy {greedy:.3f})"))
+            lines[key].append(
+                f"{of} {value:.3f}" + ("" if greedy is None else f" (greedy {greedy:.3f})")
+            )
     return {key: "  ".join(values) for key, values in lines.items()}
 
 
 def _columns(metrics: Mapping[str, float], wanted: Sequence[tuple[str, str, str]]) -> str:
-    return "  ".join(f"{label} {form.format(metrics[name])}" for name, label, form in wanted if name in metrics)
+    return "  ".join(
+        f"{label} {form.format(metrics[name])}" for name, label, form in wanted if name in metrics
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -310,20 +376,24 @@ def _duration(seconds: float) -> str:
 class _Board:
     """An event file for tensorboard, written in the caller's thread.
 
-    torch's `SummaryWriter` uses a background thread, which prints a traceback if the disk is full. Raises MissingExtra,
-    ConfigError if tensorboard cannot be imported, OSError if the file cannot be written.
+    torch's `SummaryWriter` uses a background thread, which prints a traceback if the disk is full.
+    Raises MissingExtra, ConfigError if tensorboard cannot be imported, OSError if the file cannot
+    be written.
     """
 
     def __init__(self, directory: Path) -> None:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+            from tensorboard.compat.proto.event_pb2 import (
+                Event,
+            )  # pyright: ignore[reportAttributeAccessIssue]
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ModuleNotFoundError as error:
             raise MissingExtra("tensorboard", "local") from error
         except Exception as error:  # any error of its dependencies
             raise ConfigError(
-                f"trainer_common.logger: tensorboard is installed but can't be imported ({type(error).__name__}: "
-                f"{error}); reinstall it (pip install --force-reinstall tensorboard), or remove it from the list"
+                "trainer_common.logger: tensorboard is installed but can't be imported"
+                f" ({type(error).__name__}: {error}); reinstall it (pip install --force-reinstall"
+                " tensorboard), or remove it from the list"
             ) from error
         directory.mkdir(parents=True, exist_ok=True)
         host, pid, unique = socket.gethostname(), os.getpid(), time.time_ns()

@@ -1,9 +1,10 @@
 """Metrics of a step or a validation, and warnings about them.
 
-Warnings are about signs that a rising reward is not an improvement: a judge with weight 0 disagrees, answers change in
-length, or more of them use the same phrase. Each compares the newest steps of a run with the preceding and the first
-ones, and applies only if the reward has risen significantly. Others are about many untrained tokens, and about training
-metrics that leave their range.
+Warnings are about signs that a rising reward is not an improvement: a judge with weight 0
+disagrees, answers change in length, or more of them use the same phrase. Each compares the newest
+steps of a run with the preceding and the first ones, and applies only if the reward has risen
+significantly. Others are about many untrained tokens, and about training metrics that leave their
+range.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ def mean_reward(episodes: Iterable[Episode], failure_reward: float | None) -> fl
     return _mean(counted_rewards(episodes, failure_reward))
 
 
-def episode_metrics(prefix: str, episodes: Sequence[Episode], failure_reward: float | None) -> dict[str, float]:
-    """Mean reward of the episodes that count, shares of failed and solved ones, and the means of their own metrics."""
+def episode_metrics(
+    prefix: str, episodes: Sequence[Episode], failure_reward: float | None
+) -> dict[str, float]:
+    """Mean reward of the episodes that count, shares of failed and solved ones, and the means of
+    their own metrics."""
     by_name: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.metrics.items():
@@ -52,12 +56,18 @@ def episode_metrics(prefix: str, episodes: Sequence[Episode], failure_reward: fl
 
 def group_metrics(prefix: str, episodes: Sequence[Episode], size: int) -> dict[str, float]:
     """pass@1 and pass@size of consecutive groups of `size` episodes."""
-    solved_counts = [sum(map(solved, episodes[i : i + size])) for i in range(0, len(episodes), size)]
-    return {f"{prefix}/pass@{k}": _mean([pass_at_k(size, n, k) for n in solved_counts]) for k in sorted({1, size})}
+    solved_counts = [
+        sum(map(solved, episodes[i : i + size])) for i in range(0, len(episodes), size)
+    ]
+    return {
+        f"{prefix}/pass@{k}": _mean([pass_at_k(size, n, k) for n in solved_counts])
+        for k in sorted({1, size})
+    }
 
 
 def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
-    """Updates between the policy that sampled a call and the policy being trained: mean and maximum."""
+    """Updates between the policy that sampled a call and the policy being trained: mean and
+    maximum."""
     calls = [call for episode in episodes for call in episode.calls if is_trained(call)]
     lags = [updates - call.policy_version for call in calls if call.policy_version is not None]
     return {"train/staleness": _mean(lags), "train/staleness_max": max(lags)} if lags else {}
@@ -84,15 +94,24 @@ def reason_for_no_samples(
         outcomes[entry.outcome] = outcomes.get(entry.outcome, 0) + entry.tokens
     if not outcomes:
         return (
-            "no call to the policy was captured, so there is nothing to train on; does the agent use a client that "
-            "ajet captures?"
+            "no call to the policy was captured, so there is nothing to train on; does the agent"
+            " use a client that ajet captures?"
         )
     if set(outcomes) == {"zero_advantage"}:
         if all(map(solved, episodes)):
             reached = _solved_at(episodes, failure_reward)
-            return f"solved: every attempt solved its task ({reached}); to go on, choose harder tasks"
-        same = "episodes of the batch" if estimator == "reinforce_plus_plus" else "attempts at each task"
-        cause = f"the rewards have no variance: all {same} got the same reward, so there is nothing to learn from"
+            return (
+                f"solved: every attempt solved its task ({reached}); to go on, choose harder tasks"
+            )
+        same = (
+            "episodes of the batch"
+            if estimator == "reinforce_plus_plus"
+            else "attempts at each task"
+        )
+        cause = (
+            f"the rewards have no variance: all {same} got the same reward, so there is nothing to"
+            " learn from"
+        )
         advice = _advice_without_variance(episodes, estimator, failure_reward, earlier or {})
         return f"{cause} ({_solved_at(episodes, failure_reward)}); {advice}"
     shares = ", ".join(f"{tokens} tokens {outcome}" for outcome, tokens in sorted(outcomes.items()))
@@ -107,48 +126,64 @@ def _solved_at(episodes: Sequence[Episode], failure_reward: float | None) -> str
 
 
 def _advice_without_variance(
-    episodes: Sequence[Episode], estimator: str, failure_reward: float | None, earlier: Mapping[int, float]
+    episodes: Sequence[Episode],
+    estimator: str,
+    failure_reward: float | None,
+    earlier: Mapping[int, float],
 ) -> str:
     count, mean = sum(map(solved, episodes)), mean_reward(episodes, failure_reward)
     if not count and (fall := _fall(earlier, mean, len(episodes))):
         return fall
     if not count:
         return (
-            "no attempt solved its task: choose easier tasks or a stronger model, teach it with demonstrations first "
-            "(trainer_common.algorithm.adv_estimator: sft), or let the judge give partial credit"
+            "no attempt solved its task: choose easier tasks or a stronger model, teach it with"
+            " demonstrations first (trainer_common.algorithm.adv_estimator: sft), or let the judge"
+            " give partial credit"
         )
     size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
-    return f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset calibrate)"
+    return (
+        f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset"
+        " calibrate)"
+    )
 
 
 _FALL = 4.0
-"""Standard deviations of the mean reward over steps, below which the reward of one step is no accident of its tasks."""
+"""Standard deviations of the mean reward over steps, below which the reward of one step is no
+accident of its tasks."""
 _ATTEMPTS = 16
 """Minimum number of attempts for that."""
 
 
 def _fall(earlier: Mapping[int, float], mean: float, attempts: int) -> str:
-    """What is known if no attempt of a step solved its task, and earlier steps had more reward; else empty.
+    """What is known if no attempt of a step solved its task, and earlier steps had more reward;
+    else empty.
 
-    Other tasks and a judge that changed look the same as a policy that got worse, so the cause isn't claimed.
+    Other tasks and a judge that changed look the same as a policy that got worse, so the cause
+    isn't claimed.
     """
     steps = sorted(earlier)[-STEPS:]
     usual = [earlier[step] for step in steps]
     if not usual or max(usual) <= mean:
         return ""
     best = max(steps, key=lambda step: earlier[step])
-    compared = "`ajet trace diff` of the two steps shows whether tasks, judge or replies are other ones"
+    compared = (
+        "`ajet trace diff` of the two steps shows whether tasks, judge or replies are other ones"
+    )
     enough = len(usual) == STEPS and attempts >= _ATTEMPTS
-    if enough and mean < min(usual) and float(np.mean(usual)) - mean > _FALL * float(np.std(usual, ddof=1)):
+    if (
+        enough
+        and mean < min(usual)
+        and float(np.mean(usual)) - mean > _FALL * float(np.std(usual, ddof=1))
+    ):
         spread = float(np.std(usual, ddof=1))
         return (
-            f"the {STEPS} steps before had {float(np.mean(usual)):.3g} ± {spread:.2g}, so this is more than chance. "
-            f"{compared}; if the replies got worse, lower trainer_common.optim.lr, and start again from a checkpoint "
-            "before"
+            f"the {STEPS} steps before had {float(np.mean(usual)):.3g} ± {spread:.2g}, so this is"
+            f" more than chance. {compared}; if the replies got worse, lower"
+            " trainer_common.optim.lr, and start again from a checkpoint before"
         )
     return (
-        f"step {best} had {earlier[best]:.3g}; a single step doesn't tell why. {compared}, and a validation "
-        "(trainer_common.test_freq) measures the same tasks each time"
+        f"step {best} had {earlier[best]:.3g}; a single step doesn't tell why. {compared}, and a"
+        " validation (trainer_common.test_freq) measures the same tasks each time"
     )
 
 
@@ -171,8 +206,8 @@ _READ = 4000
 
 
 def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Metrics of sound episodes: mean output length, share of the most frequent phrase, mean of each reward with weight
-    0."""
+    """Metrics of sound episodes: mean output length, share of the most frequent phrase, mean of
+    each reward with weight 0."""
     sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
     texts = [text for e in sound if (text := answer_text(e.output))]
     metrics: dict[str, float] = {}
@@ -186,7 +221,9 @@ def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]
         for reward in episode.rewards:
             if reward.weight == 0:
                 watched.setdefault(reward.name, []).append(reward.value)
-    return metrics | {f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()}
+    return metrics | {
+        f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()
+    }
 
 
 def answer_text(output: object) -> str:
@@ -199,7 +236,8 @@ def answer_text(output: object) -> str:
 
 
 def phrases(text: str) -> set[str]:
-    """Lower-case phrases of five words at the beginning of an answer; a shorter answer is one phrase.
+    """Lower-case phrases of five words at the beginning of an answer; a shorter answer is one
+    phrase.
 
     A single word is not a phrase, since it is often the outcome of an environment ("goal").
     """
@@ -212,8 +250,9 @@ def phrases(text: str) -> set[str]:
 def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
     """Warnings about the reward of a run so far, by metric.
 
-    `history`: the values of each metric by step. Empty if the reward has not risen, or after too few steps. The
-    comparison with the first steps keeps a sign visible after the reward has stopped rising.
+    `history`: the values of each metric by step. Empty if the reward has not risen, or after too
+    few steps. The comparison with the first steps keeps a sign visible after the reward has stopped
+    rising.
     """
     return _signs(history, since_start=False) | _signs(history, since_start=True)
 
@@ -234,14 +273,32 @@ def _signs(history: Mapping[str, Mapping[int, float]], *, since_start: bool) -> 
         metric, factor = name.removeprefix("train/"), after / max(before, 1e-9)
         if metric.startswith("held_out_") and errors < -_SURE:
             judge = metric.removeprefix("held_out_")
-            signs[name] = f"{rose} while that of judge {judge} (weight 0) fell from {before:.3g} to {after:.3g}"
-        elif metric == "answer_chars" and errors > _SURE and factor >= _GROWTH:
-            signs[name] = f"{rose} while the answers grew from {before:.0f} to {after:.0f} characters"
-        elif metric == "answer_chars" and errors < -_SURE and factor <= 1 / _GROWTH and not since_start:
-            signs[name] = f"{rose} while the answers shrank from {before:.0f} to {after:.0f} characters"
-        elif metric == "phrase_share" and errors > _SURE and after - before > _SPREAD and after > 2 * _SPREAD:
             signs[name] = (
-                f"{rose} while the share of answers that contain one phrase rose from {before:.0%} to {after:.0%}"
+                f"{rose} while that of judge {judge} (weight 0) fell from {before:.3g} to"
+                f" {after:.3g}"
+            )
+        elif metric == "answer_chars" and errors > _SURE and factor >= _GROWTH:
+            signs[name] = (
+                f"{rose} while the answers grew from {before:.0f} to {after:.0f} characters"
+            )
+        elif (
+            metric == "answer_chars"
+            and errors < -_SURE
+            and factor <= 1 / _GROWTH
+            and not since_start
+        ):
+            signs[name] = (
+                f"{rose} while the answers shrank from {before:.0f} to {after:.0f} characters"
+            )
+        elif (
+            metric == "phrase_share"
+            and errors > _SURE
+            and after - before > _SPREAD
+            and after > 2 * _SPREAD
+        ):
+            signs[name] = (
+                f"{rose} while the share of answers that contain one phrase rose from {before:.0%}"
+                f" to {after:.0%}"
             )
     return signs
 
@@ -249,19 +306,33 @@ def _signs(history: Mapping[str, Mapping[int, float]], *, since_start: bool) -> 
 _DISCARDED = 0.05
 """Share of untrained sampled tokens above which it is reported."""
 _CAUSES = {
-    "stale": "sampled more updates ago than rollout.max_staleness allows: raise it, or let the trainer hand over "
-    "its weights more often",
-    "failed": "of episodes without a reward: `ajet trace ls --status failed` lists those that failed",
-    "cancelled": "the agent's client left, or its episode ended, while the reply was sampled: raise the time limit",
+    "stale": (
+        "sampled more updates ago than rollout.max_staleness allows: raise it, or let the trainer"
+        " hand over its weights more often"
+    ),
+    "failed": (
+        "of episodes without a reward: `ajet trace ls --status failed` lists those that failed"
+    ),
+    "cancelled": (
+        "the agent's client left, or its episode ended, while the reply was sampled: raise the time"
+        " limit"
+    ),
     "undelivered": "the agent's client did not take the reply: raise its time limit",
-    "truncated": "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len, "
-    "data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl) rollout.multi_turn.expected_steps",
+    "truncated": (
+        "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len,"
+        " data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl)"
+        " rollout.multi_turn.expected_steps"
+    ),
     "unmaskable": "sampled under a grammar whose mask the trainer cannot apply: use backbone local",
-    "overlong": "of attempts that ended at the maximum length, which rollout.overlong_filtering leaves out: raise "
-    "rollout.max_response_length_in_one_turn or rollout.max_model_len, or let rollout.overlong_buffer teach shorter "
-    "replies",
-    "superseded": "sampled after the checkpoint that the run was resumed at, or for steps that it did not come to: "
-    "lower trainer_common.save_freq or rollout.max_staleness",
+    "overlong": (
+        "of attempts that ended at the maximum length, which rollout.overlong_filtering leaves out:"
+        " raise rollout.max_response_length_in_one_turn or rollout.max_model_len, or let"
+        " rollout.overlong_buffer teach shorter replies"
+    ),
+    "superseded": (
+        "sampled after the checkpoint that the run was resumed at, or for steps that it did not"
+        " come to: lower trainer_common.save_freq or rollout.max_staleness"
+    ),
 }
 """Advice by outcome of untrained tokens; other outcomes need none."""
 
@@ -271,12 +342,16 @@ def discarded(tokens: Mapping[str, float]) -> str:
 
     `tokens`: number of tokens by outcome of the ledger.
     """
-    total = sum(count for outcome, count in tokens.items() if outcome not in ("evaluation", "untrainable"))
+    total = sum(
+        count for outcome, count in tokens.items() if outcome not in ("evaluation", "untrainable")
+    )
     lost = {outcome: tokens[outcome] for outcome in _CAUSES if tokens.get(outcome)}
     if sum(lost.values()) <= _DISCARDED * total:
         return ""
     listed = sorted(lost.items(), key=lambda item: -item[1])
-    causes = "; ".join(f"{count / total:.1%} {outcome} ({_CAUSES[outcome]})" for outcome, count in listed)
+    causes = "; ".join(
+        f"{count / total:.1%} {outcome} ({_CAUSES[outcome]})" for outcome, count in listed
+    )
     return f"{sum(lost.values()) / total:.1%} of the sampled tokens were not trained: {causes}"
 
 
@@ -295,14 +370,14 @@ _RANGES = {
         "sampler and trainer disagree: set model.dtype: float32, or lower max_staleness",
     ),
 }
-"""Factor of the median magnitude of the first `STEPS` steps (below 1: a fall), and minimum magnitude, at which a metric
-is out of range."""
+"""Factor of the median magnitude of the first `STEPS` steps (below 1: a fall), and minimum
+magnitude, at which a metric is out of range."""
 _SOLVED = 0.9
 
 
 def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
-    """Warnings, by metric, about training metrics that left the range of the first `STEPS` steps in both of the two
-    newest steps. Low entropy is fine if nearly all tasks are solved."""
+    """Warnings, by metric, about training metrics that left the range of the first `STEPS` steps in
+    both of the two newest steps. Low entropy is fine if nearly all tasks are solved."""
     messages = {}
     for name, (times, least, advice) in _RANGES.items():
         values = history.get(name, {})
@@ -318,13 +393,15 @@ def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
             outside = min(newest) > max(times * usual, least)
         if outside:
             way = "fell" if times < 1 else "rose"
-            messages[name] = f"{name} {way} from {usual:.3g} (first {STEPS} steps) to {newest[-1]:.3g}; {advice}"
+            messages[name] = (
+                f"{name} {way} from {usual:.3g} (first {STEPS} steps) to {newest[-1]:.3g}; {advice}"
+            )
     return messages
 
 
 def _change(values: Mapping[int, float], since_start: bool) -> tuple[float, float, float] | None:
-    """Means of the preceding (or first) span and the newest one, and their difference in standard errors; None for too
-    few steps."""
+    """Means of the preceding (or first) span and the newest one, and their difference in standard
+    errors; None for too few steps."""
     listed = [values[step] for step in sorted(values)]
     if len(listed) < 2 * STEPS:
         return None
@@ -332,5 +409,11 @@ def _change(values: Mapping[int, float], since_start: bool) -> tuple[float, floa
     before, after = np.array(listed[start:][:STEPS]), np.array(listed[-STEPS:])
     error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / STEPS)
     difference = float(after.mean() - before.mean())
-    errors = difference / error if error > 1e-12 else math.copysign(math.inf, difference) if difference else 0.0
+    errors = (
+        difference / error
+        if error > 1e-12
+        else math.copysign(math.inf, difference)
+        if difference
+        else 0.0
+    )
     return float(before.mean()), float(after.mean()), errors

@@ -1,7 +1,8 @@
-"""Output to the terminal, in which no text can move the cursor, set colors, hide itself or change direction.
+"""Output to the terminal, in which no text can move the cursor, set colors, hide itself or change
+direction.
 
-`echo` prints a line and `console` opens a rich console; both escape control characters in model replies, dataset rows
-and error messages. Nothing else prints; a test checks it.
+`echo` prints a line and `console` opens a rich console; both escape control characters in model
+replies, dataset rows and error messages. Nothing else prints; a test checks it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _STYLED = re.compile("\ufdd0([1-3][1-6]?(?:;[12])?)\ufdd1(.*?)\ufdd2", re.S)
 
 def visible(text: str) -> str:
     """Escape control characters, escape sequences and direction marks of a text: \\x1b, \\u202e."""
-    return "\n".join(line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n"))
+    return "\n".join(
+        line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n")
+    )
 
 
 def _shown(c: str) -> str:
@@ -42,11 +45,15 @@ def _shown(c: str) -> str:
 
 def _spelled(character: str) -> str:
     code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+    )
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
-    codes = ";".join([*([_COLOURS[fg]] if fg else []), *(["1"] if bold else []), *(["2"] if dim else [])])
+    codes = ";".join(
+        [*([_COLOURS[fg]] if fg else []), *(["1"] if bold else []), *(["2"] if dim else [])]
+    )
     return f"\ufdd0{codes}\ufdd1{text}\ufdd2" if codes else text
 
 
@@ -60,15 +67,19 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def json_line(value: object, *, indent: int | None = 2) -> str:
-    """Formats JSON for a terminal: characters that `visible` would escape are escaped as in JSON."""
+    """Formats JSON for a terminal: characters that `visible` would escape are escaped as in
+    JSON."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=json_default)
-    return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n"))
+    return "\n".join(
+        line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n")
+    )
 
 
 def json_default(value: object) -> float | str:
     """Converts other values to JSON, as `default` of `json.dumps`.
 
-    Decimals become numbers, dates, times and intervals text, bytes text if they are UTF-8, else base64.
+    Decimals become numbers, dates, times and intervals text, bytes text if they are UTF-8, else
+    base64.
     """
     if isinstance(value, Decimal):
         return float(value) if value.is_finite() else str(value)
@@ -100,7 +111,9 @@ def _console_class() -> type[Console]:
     from rich.segment import Segment
 
     class VisibleConsole(Console):
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
             for text, form, control in super().render(renderable, options):
                 yield Segment(text if control else visible(text), form, control)
 
@@ -113,16 +126,29 @@ class ProgressBar:
     lines: elsewhere, print a line at each quarter of a named stage.
     """
 
-    def __init__(self, title: str, total: int | None = None, *, quiet: bool = False, lines: bool = False) -> None:
+    def __init__(
+        self, title: str, total: int | None = None, *, quiet: bool = False, lines: bool = False
+    ) -> None:
         self._bar: Progress | None = None
         self._lines = lines and not quiet
         self._printed = ""
         """The last line of a named stage."""
         if quiet or not sys.stderr.isatty():
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
         self._bar = Progress(*columns, console=console(stderr=True), transient=True)
         self._task = self._bar.add_task(title, total=total)
 

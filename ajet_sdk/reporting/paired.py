@@ -1,10 +1,12 @@
-"""Paired differences: a sign-flip permutation test of their mean, with the corresponding confidence interval.
+"""Paired differences: a sign-flip permutation test of their mean, with the corresponding confidence
+interval.
 
-If two runs perform equally well, the difference on a task is as likely to be d as -d. The test counts how many of the
-2^n choices of signs give a mean as far from 0 as observed (Fisher 1935, The Design of Experiments, section 21). The
-interval inverts the test: the means of all subsets of the differences cut the line into 2^n parts, each equally likely
-to contain the true mean if the differences are distributed symmetrically about it (Hartigan 1969, Using Subsample
-Values as Typical Values, JASA 64). Both are exact up to `EXACT` pairs, and sampled above.
+If two runs perform equally well, the difference on a task is as likely to be d as -d. The test
+counts how many of the 2^n choices of signs give a mean as far from 0 as observed (Fisher 1935, The
+Design of Experiments, section 21). The interval inverts the test: the means of all subsets of the
+differences cut the line into 2^n parts, each equally likely to contain the true mean if the
+differences are distributed symmetrically about it (Hartigan 1969, Using Subsample Values as Typical
+Values, JASA 64). Both are exact up to `EXACT` pairs, and sampled above.
 """
 
 from __future__ import annotations

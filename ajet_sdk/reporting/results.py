@@ -65,7 +65,8 @@ class TaskScore:
         return sum(e.status != "succeeded" for e in self.episodes)
 
     def pass_at(self, k: int) -> float | None:
-        """pass@k. The agent's failures count as attempts; None if infrastructure failures left fewer than k."""
+        """pass@k. The agent's failures count as attempts; None if infrastructure failures left
+        fewer than k."""
         counted = [e for e in self.episodes if not e.infrastructure]
         return pass_at_k(len(counted), sum(map(solved, counted)), k) if len(counted) >= k else None
 
@@ -104,13 +105,21 @@ class Report:
     def notices(self) -> list[str]:
         """Notices about the reliability of the score."""
         messages = failure_messages(self.episodes, cause=False)
-        used = [call.sampling.get("temperature") for e in self.episodes for call in e.calls if call.phase == "rollout"]
+        used = [
+            call.sampling.get("temperature")
+            for e in self.episodes
+            for call in e.calls
+            if call.phase == "rollout"
+        ]
         if self.k > 1 and used and all(temperature == 0 for temperature in used):
-            messages.append(f"all calls were sampled at temperature 0, so pass@{self.k} equals pass@1")
+            messages.append(
+                f"all calls were sampled at temperature 0, so pass@{self.k} equals pass@1"
+            )
         return messages
 
     def to_arrow(self) -> pa.Table:
-        """A row for each episode: task_id, question, attempt, reward, status, is_success, output, error, tokens, …"""
+        """A row for each episode: task_id, question, attempt, reward, status, is_success, output,
+        error, tokens, …"""
         import pyarrow as pa
 
         return pa.Table.from_pylist(list(self._rows()), schema=pa.schema(_COLUMNS))
@@ -126,10 +135,16 @@ class Report:
                     "reward": episode.reward,
                     "status": episode.status,
                     "is_success": episode.is_success,
-                    "output": text if text is None or isinstance(text, str) else json.dumps(text, default=str),
+                    "output": (
+                        text
+                        if text is None or isinstance(text, str)
+                        else json.dumps(text, default=str)
+                    ),
                     "error": episode.error,
                     "calls": len(episode.calls),
-                    "tokens": sum(len(c.output_ids) for c in episode.calls if c.output_ids is not None),
+                    "tokens": sum(
+                        len(c.output_ids) for c in episode.calls if c.output_ids is not None
+                    ),
                     "seconds": (episode.ended_at - episode.started_at).total_seconds(),
                     "episode_id": episode.episode_id,
                     "run_id": self.run_id,
@@ -155,28 +170,37 @@ class Report:
     def summary(self) -> str:
         """The score as one line."""
         if self.reward is None:
-            return f"No episode has a reward: {_count(self.episodes, 'episode')} of {_count(self.tasks, 'task')}"
+            return (
+                f"No episode has a reward: {_count(self.episodes, 'episode')} of"
+                f" {_count(self.tasks, 'task')}"
+            )
         passed = "".join(f", pass@{k} {value:.4g}" for k, value in self.pass_at.items())
         counted = f"{_count(self.tasks, 'task')}, {_count(self.episodes, 'episode')}"
         without = sum(score.uncounted for score in self.tasks)
         if without:
             scored = sum(score.reward is not None for score in self.tasks)
             counted = (
-                f"the {len(self.episodes) - without} of {len(self.episodes)} episodes that have a reward "
-                f"({scored} of {len(self.tasks)} tasks)"
+                f"the {len(self.episodes) - without} of {len(self.episodes)} episodes that have a"
+                f" reward ({scored} of {len(self.tasks)} tasks)"
             )
         return f"Mean reward {self.reward:.4g} over {counted}{passed}"
 
     def __repr__(self) -> str:
         more, notes = self._notes()
-        return output.visible("\n".join([_text_table(*self.table()), *more, "", self.summary(), *notes]))
+        return output.visible(
+            "\n".join([_text_table(*self.table()), *more, "", self.summary(), *notes])
+        )
 
     def _notes(self) -> tuple[list[str], list[str]]:
         """Lines below the table, and lines below the summary."""
         more = len(self.tasks) - SHOWN
         where = f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}"
         return (
-            [f"… and {more} more tasks: ajet trace show {self.directory} has all"] if more > 0 else [],
+            (
+                [f"… and {more} more tasks: ajet trace show {self.directory} has all"]
+                if more > 0
+                else []
+            ),
             [*self.failures, *self.notices, where],
         )
 
@@ -229,7 +253,8 @@ class TunedModel:
     """The last value of each metric."""
     run_id: str = ""
     episodes: Sequence[Episode] = ()
-    """The episodes of a run that trains nothing (`debug`); empty otherwise: they are in the trace."""
+    """The episodes of a run that trains nothing (`debug`); empty otherwise: they are in the
+    trace."""
     history: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Each metric's values by step."""
     directory: Path | None = None
@@ -237,7 +262,8 @@ class TunedModel:
     outcomes: Mapping[str, int] | None = None
     """Sampled tokens by their outcome in the ledger; None if nothing was trained (`debug`)."""
     best: Path | None = None
-    """The checkpoint with the best validation: `path`, an earlier one, or the initial model; None if it was deleted."""
+    """The checkpoint with the best validation: `path`, an earlier one, or the initial model; None
+    if it was deleted."""
 
     @property
     def trained_tokens(self) -> int | None:
@@ -245,7 +271,8 @@ class TunedModel:
         return None if self.outcomes is None else self.outcomes.get("trained", 0)
 
     def warning(self) -> str:
-        """A warning if sampled tokens were not trained, no update was made, or the validation fell; else empty."""
+        """A warning if sampled tokens were not trained, no update was made, or the validation fell;
+        else empty."""
         return "\n".join(filter(None, (discarded(self.outcomes or {}), self._result_warning())))
 
     def _result_warning(self) -> str:
@@ -261,23 +288,37 @@ class TunedModel:
         best = max(values, key=lambda step: (values[step], step))
         start = "start" if first == 0 else "first validation"
         return (
-            f"worse than the {start}; best was step {best} (val/reward {values[first]:.3f} at step {first}, "
-            f"{values[last]:.3f} at step {last}{f', {values[best]:.3f} at step {best}' if best != first else ''})"
+            f"worse than the {start}; best was step {best} (val/reward {values[first]:.3f} at step"
+            f" {first}, {values[last]:.3f} at step"
+            f" {last}{f', {values[best]:.3f} at step {best}' if best != first else ''})"
         )
 
     def to_arrow(self) -> pa.Table:
-        """The learning curve: a row for each step, a column for each metric, null where a step has no value."""
+        """The learning curve: a row for each step, a column for each metric, null where a step has
+        no value."""
         import pyarrow as pa
 
         steps = sorted({step for values in self.history.values() for step in values})
-        columns = {name: [values.get(step) for step in steps] for name, values in sorted(self.history.items())}
+        columns = {
+            name: [values.get(step) for step in steps]
+            for name, values in sorted(self.history.items())
+        }
         return pa.table(
-            {"step": pa.array(steps, pa.int64()), **{n: pa.array(v, pa.float64()) for n, v in columns.items()}}
+            {
+                "step": pa.array(steps, pa.int64()),
+                **{n: pa.array(v, pa.float64()) for n, v in columns.items()},
+            }
         )
 
     def __repr__(self) -> str:
         name = "Model" if self.trained_tokens == 0 else "Trained model"
-        lines = [f"{name}: {self.path}" if self.path is not None else "No model: this backbone does not train"]
+        lines = [
+            (
+                f"{name}: {self.path}"
+                if self.path is not None
+                else "No model: this backbone does not train"
+            )
+        ]
         for name in _CURVES:
             points = sorted(self.history.get(name, {}).items())
             if points:

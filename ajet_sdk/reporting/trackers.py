@@ -1,7 +1,7 @@
 """wandb and swanlab.
 
-Configure network use in these tools: `WANDB_MODE=offline`, `SWANLAB_MODE=offline` (or `local`), `wandb login`,
-`swanlab login`.
+Configure network use in these tools: `WANDB_MODE=offline`, `SWANLAB_MODE=offline` (or `local`),
+`wandb login`, `swanlab login`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class _Wandb:
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
-        run.directory.mkdir(parents=True, exist_ok=True)  # otherwise it uses the system's temporary directory
+        run.directory.mkdir(
+            parents=True, exist_ok=True
+        )  # otherwise it uses the system's temporary directory
         self._run = wandb.init(
             project=run.project,
             name=run.name,
@@ -82,7 +84,9 @@ class _Swanlab:
             resume="allow",
             log_dir=str(run.directory / "swanlab"),
             config=dict(run.config),
-            settings=swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none")),
+            settings=swanlab.Settings(
+                interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none")
+            ),
         )
         offline = f"in {self._run.dir}; upload it with: swanlab sync {self._run.dir}"
         self.address = self._run.url if self._run.mode == "online" else offline
@@ -104,24 +108,28 @@ TRACKERS: Mapping[str, Callable[[TrackedRun], _Service]] = {"wandb": _Wandb, "sw
 
 
 class Tracker:
-    """A run in one of `TRACKERS`. Later failures are reported once by `say` and do not stop the run.
+    """A run in one of `TRACKERS`. Later failures are reported once by `say` and do not stop the
+    run.
 
-    Raises MissingExtra if the package is absent, ConfigError if the run cannot start: no key, no network (after 40
-    seconds at most).
+    Raises MissingExtra if the package is absent, ConfigError if the run cannot start: no key, no
+    network (after 40 seconds at most).
     """
 
     def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]) -> None:
         self._name, self._say, self._directory = name, say, run.directory
         try:
-            self._service: _Service | None = _in_a_thread(lambda: TRACKERS[name](run), _BEGIN_SECONDS)
+            self._service: _Service | None = _in_a_thread(
+                lambda: TRACKERS[name](run), _BEGIN_SECONDS
+            )
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
             raise MissingExtra(name, "loggers") from error
         except Exception as error:  # any error of the service
             raise ConfigError(
-                f"trainer_common.logger: {name} could not start the run ({type(error).__name__}: {error}); log in "
-                f"with `{name} login`, write files here with {name.upper()}_MODE=offline, or remove {name}"
+                f"trainer_common.logger: {name} could not start the run ({type(error).__name__}:"
+                f" {error}); log in with `{name} login`, write files here with"
+                f" {name.upper()}_MODE=offline, or remove {name}"
             ) from error
         say(f"{name}: {self._service.address}")
 
@@ -132,8 +140,8 @@ class Tracker:
             self._service.log(step, metrics)
         except Exception as error:  # noqa: BLE001  any error of the service; reported, and the metrics are in the trace
             self._say(
-                f"{self._name} failed and gets no more metrics ({type(error).__name__}: {error}); they are still "
-                "written to the trace"
+                f"{self._name} failed and gets no more metrics ({type(error).__name__}: {error});"
+                " they are still written to the trace"
             )
             self._service = None
 
@@ -145,7 +153,9 @@ class Tracker:
         try:
             _in_a_thread(lambda: service.finish(error), _END_SECONDS)
         except TimeoutError:
-            self._say(f"{self._name} has not uploaded everything; its files are in {self._directory}")
+            self._say(
+                f"{self._name} has not uploaded everything; its files are in {self._directory}"
+            )
         except Exception as lost:  # noqa: BLE001  as in `log`
             self._say(f"{self._name} could not finish the run ({type(lost).__name__}: {lost})")
 

@@ -46,8 +46,11 @@ class Attempt:
     """Called with the episode's id after the workflow; raises if the output must not be judged."""
 
 
-def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_seed: int) -> list[str] | None:
-    """Choose the policy's targets: those of the config, else the workflow's; if `trained_seats` is set, that many.
+def draw_seats(
+    rollout: Rollout, workflow_targets: Sequence[str] | None, group_seed: int
+) -> list[str] | None:
+    """Choose the policy's targets: those of the config, else the workflow's; if `trained_seats` is
+    set, that many.
 
     None means every agent. Raises ConfigError if there are too few.
     """
@@ -56,8 +59,13 @@ def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_s
         return None if targets is None else list(targets)
     if targets is None or len(targets) < rollout.trained_seats:
         raise ConfigError(
-            f"rollout.trained_seats: {rollout.trained_seats} targets are chosen from trainable_targets, which "
-            + ("is empty: list the target tags that the policy may play" if not targets else f"has {len(targets)}")
+            f"rollout.trained_seats: {rollout.trained_seats} targets are chosen from"
+            " trainable_targets, which "
+            + (
+                "is empty: list the target tags that the policy may play"
+                if not targets
+                else f"has {len(targets)}"
+            )
         )
     drawn = random.Random(f"{group_seed}/seats").sample(list(targets), rollout.trained_seats)
     return [target for target in targets if target in drawn]
@@ -66,14 +74,21 @@ def draw_seats(rollout: Rollout, workflow_targets: Sequence[str] | None, group_s
 def draw_models(
     config: Config, attempt: Attempt, policy: Engine, frozen: FrozenModels
 ) -> tuple[dict[str, Engine], Engine | None]:
-    """The other models of an episode, by agent, target tag or debug name, and a random opponent from the population.
-    Raises as `source_of` does."""
+    """The other models of an episode, by agent, target tag or debug name, and a random opponent
+    from the population. Raises as `source_of` does."""
     rollout = config.rollout
-    population = (rollout.val_kwargs.opponent if attempt.split == "val" else None) or rollout.opponent
+    population = (
+        rollout.val_kwargs.opponent if attempt.split == "val" else None
+    ) or rollout.opponent
     draw = random.Random(f"{attempt.group_seed}/opponent")
-    opponent = frozen_model(draw.choice(population), config, attempt, policy, frozen, draw) if population else None
+    opponent = (
+        frozen_model(draw.choice(population), config, attempt, policy, frozen, draw)
+        if population
+        else None
+    )
     models = {
-        name: frozen_model(model, config, attempt, policy, frozen, draw) for name, model in rollout.debug_models.items()
+        name: frozen_model(model, config, attempt, policy, frozen, draw)
+        for name, model in rollout.debug_models.items()
     }
     return models, opponent
 
@@ -100,4 +115,6 @@ def check_models(config: Config, workflow: object, *, training: bool) -> None:
 
 def seed_of(*parts: object) -> int:
     """Derives a 48-bit seed from the parts, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big"
+    )

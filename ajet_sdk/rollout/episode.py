@@ -1,7 +1,8 @@
 """Runs an attempt at a task to a finished `Episode`, or a batch of attempts concurrently.
 
-A crash, a time-out, a refused call or an invalid reward is recorded on the episode, and other episodes continue. Only
-errors that end the run are raised: too many abandoned calls, a misconfigured endpoint, a cancellation.
+A crash, a time-out, a refused call or an invalid reward is recorded on the episode, and other
+episodes continue. Only errors that end the run are raised: too many abandoned calls, a
+misconfigured endpoint, a cancellation.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from ajet_sdk.agent.agentscope import arguments as tuner_arguments
 from ajet_sdk.agent.agentscope import is_output, plain
 from ajet_sdk.agent.context import HostGuard, current_episode
 from ajet_sdk.agent.decorators import bind, collected, spec_of
-from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
+from ajet_sdk.agent.workflow import (
+    AjetTuner,
+    WorkflowOutput,
+    WorkflowTask,
+    is_workflow_class,
+    make_workflow,
+)
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.capture.unattributed import outlived
 from ajet_sdk.config.api_keys import placeholder_keys
@@ -78,16 +85,18 @@ async def run_episode(
 ) -> Episode:
     """Run a workflow once, judge it, write the finished episode to `writer`, and return it.
 
-    `workflow` is a decorated function or a `Workflow` class, `judge` a decorated function or a `BaseJudge`. `sampling`
-    overrides the agent's parameters in trainable calls. `member` is the attempt's membership in a group with a group
-    judge. Faults of the agent, the judge, the environment or the engine are not raised: see `Episode.status`, `cause`
-    and `infrastructure`.
+    `workflow` is a decorated function or a `Workflow` class, `judge` a decorated function or a
+    `BaseJudge`. `sampling` overrides the agent's parameters in trainable calls. `member` is the
+    attempt's membership in a group with a group judge. Faults of the agent, the judge, the
+    environment or the engine are not raised: see `Episode.status`, `cause` and `infrastructure`.
 
-    Raises TrainingError if more calls than `rollout.max_env_worker` were abandoned, EndpointMisconfigured for a wrong
-    key, URL or model of an endpoint.
+    Raises TrainingError if more calls than `rollout.max_env_worker` were abandoned,
+    EndpointMisconfigured for a wrong key, URL or model of an endpoint.
     """
     with _workers(config) as workers:
-        running = EpisodeRunner(workflow, judge, attempt, engine, gateway, config, sampling, workers, member)
+        running = EpisodeRunner(
+            workflow, judge, attempt, engine, gateway, config, sampling, workers, member
+        )
         try:
             await running.run()
         finally:
@@ -106,7 +115,9 @@ def _workers(config: Config) -> Iterator[Workers]:
     with (
         placeholder_keys(),
         installed(),
-        Workers(config.rollout.max_env_worker) if present is None else nullcontext(present) as workers,
+        (
+            Workers(config.rollout.max_env_worker) if present is None else nullcontext(present)
+        ) as workers,
     ):
         yield workers
 
@@ -163,7 +174,9 @@ class EpisodeRunner:
                 check_names(verdict.rewards, self.opened.calls, self.opened.agents)
             self.settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
             self.settle(metrics={**self.episode.metrics, **verdict.metrics})
-            self.settle(**with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine))
+            self.settle(
+                **with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine)
+            )
             if verdict.is_success is not None:
                 self.settle(is_success=verdict.is_success)
         except TrainingError:
@@ -201,17 +214,27 @@ class EpisodeRunner:
     # Before
 
     async def _prepare(self) -> tuple[str, float | None, Callable[..., object]]:
-        """Opens the episode and its environment. Returns the workflow's name, time limit and call."""
+        """Opens the episode and its environment. Returns the workflow's name, time limit and
+        call."""
         if is_workflow_class(self.workflow):
             instance = make_workflow(self.workflow)
             instance.trainable_targets = self._targets(instance.trainable_targets)
-            self.opened = opened = self._open(None, uses_handle=True)  # the tuner has the targets, which may change
+            self.opened = opened = self._open(
+                None, uses_handle=True
+            )  # the tuner has the targets, which may change
             await self._enter_environment()
             tuner = AjetTuner(
-                self.config, opened.model(), lambda: instance.trainable_targets, lambda: opened.context_overflow,
+                self.config,
+                opened.model(),
+                lambda: instance.trainable_targets,
+                lambda: opened.context_overflow,
                 self._debug_model,
-            )  # fmt: skip
-            return instance.name, None, functools.partial(instance.execute, self.attempt_task(), tuner)
+            )
+            return (
+                instance.name,
+                None,
+                functools.partial(instance.execute, self.attempt_task(), tuner),
+            )
         spec = spec_of(self.workflow, "workflow")
         self.opened = self._open(self._targets(spec.trainable_targets), spec.uses_handle)
         if "env" in spec.parameters:
@@ -242,7 +265,9 @@ class EpisodeRunner:
                 open_debug_model=self._debug_model,
                 call_timeout=rollout.timeout,
                 stop_after=check_of(self.config, self.engine),
-                guard=HostGuard(rollout.on_uncaptured, tuple(rollout.llm_hosts), tuple(rollout.allowed_urls)),
+                guard=HostGuard(
+                    rollout.on_uncaptured, tuple(rollout.llm_hosts), tuple(rollout.allowed_urls)
+                ),
             )
         )
 
@@ -250,21 +275,39 @@ class EpisodeRunner:
         service = self.config.task_reader.env_service
         if not self.config.task_reader.has_environment(self.task.env_type):
             return
-        self.env = GymEnv(service.env_url, self.task.env_type or service.env_type, self.task.task_id)
+        self.env = GymEnv(
+            service.env_url, self.task.env_type or service.env_type, self.task.task_id
+        )
         outcome = await self.workers.call(
-            self.env.create, {}, timeout=self.config.rollout.judge_timeout, label="the creation of the environment"
+            self.env.create,
+            {},
+            timeout=self.config.rollout.judge_timeout,
+            label="the creation of the environment",
         )
         if outcome.error is not None:
             raise EpisodeFault(outcome.error)
         if outcome.value and not self.task.init_messages:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
-    def reserved_arguments(self, opened: OpenEpisode, function: object, output: object = None) -> dict[str, object]:
-        """Values of the reserved parameters of a workflow or judge; `function` is None for an object."""
-        arguments: dict[str, object] = {"task": self.task, "model": opened.model(), "episode": self.episode}
-        spec = None if function is None else spec_of(function, "judge" if opened.judged else "workflow")
+    def reserved_arguments(
+        self, opened: OpenEpisode, function: object, output: object = None
+    ) -> dict[str, object]:
+        """Values of the reserved parameters of a workflow or judge; `function` is None for an
+        object."""
+        arguments: dict[str, object] = {
+            "task": self.task,
+            "model": opened.model(),
+            "episode": self.episode,
+        }
+        spec = (
+            None
+            if function is None
+            else spec_of(function, "judge" if opened.judged else "workflow")
+        )
         if spec is not None and spec.tuner_names:
-            arguments |= tuner_arguments(spec.parameters, self.task, opened.model, self.config, output)
+            arguments |= tuner_arguments(
+                spec.parameters, self.task, opened.model, self.config, output
+            )
         if self.env is not None:
             arguments["env"] = self.env
         return arguments
@@ -279,14 +322,20 @@ class EpisodeRunner:
 
     # During
 
-    async def _act(self, name: str, timeout: float | None, function: Callable[..., object]) -> object:
-        """Runs the workflow. Raises EpisodeFault, also for failed calls that the workflow ignored."""
+    async def _act(
+        self, name: str, timeout: float | None, function: Callable[..., object]
+    ) -> object:
+        """Runs the workflow. Raises EpisodeFault, also for failed calls that the workflow
+        ignored."""
         opened = self.opened
         assert opened is not None
         token = current_episode.set(opened.active)
         try:
             outcome = await self.workers.call(
-                function, {}, timeout=timeout or self.config.rollout.timeout, label=f"workflow {name}"
+                function,
+                {},
+                timeout=timeout or self.config.rollout.timeout,
+                label=f"workflow {name}",
             )
         finally:
             current_episode.reset(token)
@@ -303,13 +352,16 @@ class EpisodeRunner:
         if self.attempt.check is not None:
             self.attempt.check(self.episode.episode_id)
         if isinstance(outcome.value, WorkflowOutput):
-            self.settle(metrics=numbers(outcome.value.log_metrics), is_success=outcome.value.is_success)
+            self.settle(
+                metrics=numbers(outcome.value.log_metrics), is_success=outcome.value.is_success
+            )
         elif is_output(outcome.value):
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
 
     async def _check_senders(self, opened: OpenEpisode) -> None:
-        """Fails the episode if its calls may be those of other episodes, sent by a worker that they share."""
+        """Fails the episode if its calls may be those of other episodes, sent by a worker that they
+        share."""
         left = await opened.senders_left()
         if left:
             error = outlived(activity.name for activity in left)
@@ -370,10 +422,11 @@ async def run_batch(
 ) -> list[Episode]:
     """Run attempts, at most `rollout.max_env_worker` at once; returns their episodes in order.
 
-    After an infrastructure fault an attempt is repeated as a new episode, up to `rollout.max_retries` times. The last
-    episode is returned; the trace has the others, with their tokens in the ledger as `failed`. `on_episode` is called
-    for each returned episode as it finishes. Raises as `run_episode` does, and TrainingError for calls that cannot be
-    attributed to an episode: the others of the batch may lack them.
+    After an infrastructure fault an attempt is repeated as a new episode, up to
+    `rollout.max_retries` times. The last episode is returned; the trace has the others, with their
+    tokens in the ledger as `failed`. `on_episode` is called for each returned episode as it
+    finishes. Raises as `run_episode` does, and TrainingError for calls that cannot be attributed to
+    an episode: the others of the batch may lack them.
     """
     room = asyncio.Semaphore(config.rollout.max_env_worker)
     groups = groups_of((attempt.group_id for attempt in attempts), judge)
@@ -387,19 +440,32 @@ async def run_batch(
             remaining = config.rollout.max_retries
             while True:
                 episode = await run_episode(
-                    workflow, judge, attempt, engine=engine, gateway=gateway, config=config, writer=writer,
-                    sampling=sampling, member=member,
-                )  # fmt: skip
+                    workflow,
+                    judge,
+                    attempt,
+                    engine=engine,
+                    gateway=gateway,
+                    config=config,
+                    writer=writer,
+                    sampling=sampling,
+                    member=member,
+                )
                 if episode.cause == UnattributedCall.__name__:
                     raise TrainingError(
-                        f"the agent's calls cannot be attributed to its episodes (episode {episode.episode_id}). "
-                        f"{episode.error}"
+                        "the agent's calls cannot be attributed to its episodes (episode"
+                        f" {episode.episode_id}). {episode.error}"
                     )
                 # Attempts that were judged as a group are not repeated separately.
-                if not (episode.infrastructure and remaining) or (group is not None and group.judged):
+                if not (episode.infrastructure and remaining) or (
+                    group is not None and group.judged
+                ):
                     break
                 if writer is not None:
-                    writer.put(*untrained_entries(episode, "failed" if episode.split == "train" else "evaluation"))
+                    writer.put(
+                        *untrained_entries(
+                            episode, "failed" if episode.split == "train" else "evaluation"
+                        )
+                    )
                 remaining -= 1
                 attempt = replace(attempt, retry=attempt.retry + 1)
             if group is not None:

@@ -1,6 +1,8 @@
-"""Runs a coroutine to its end, even if the caller's event loop is running, as in notebooks and async programs.
+"""Runs a coroutine to its end, even if the caller's event loop is running, as in notebooks and
+async programs.
 
-Meanwhile the first SIGINT (Ctrl-C) or SIGTERM cancels the coroutine, which ends orderly; the second ends the process.
+Meanwhile the first SIGINT (Ctrl-C) or SIGTERM cancels the coroutine, which ends orderly; the second
+ends the process.
 """
 
 from __future__ import annotations
@@ -29,17 +31,21 @@ _begun: ContextVar[_Begun | None] = ContextVar("ajet_begun", default=None)
 _START_SECONDS = 10.0
 """Time for a thread to start, in seconds."""
 _LOOK = 1.0
-"""Seconds between checks for Ctrl-C: a signal just before a thread starts to wait does not wake it."""
+"""Seconds between checks for Ctrl-C: a signal just before a thread starts to wait does not wake
+it."""
 TERMINATED = 128 + signal.SIGTERM
 """Exit code after SIGTERM, also of the `SystemExit` raised for it."""
 
 
-def run_to_end(work: Coroutine[Any, Any, T], on_signal: Callable[[signal.Signals], None] | None = None) -> T:
+def run_to_end(
+    work: Coroutine[Any, Any, T], on_signal: Callable[[signal.Signals], None] | None = None
+) -> T:
     """Run a coroutine as `asyncio.run` does, even if a loop is running, as in a notebook.
 
-    In the latter case it gets its own loop in a thread, and the caller's loop waits. Ctrl-C (a notebook's interrupt)
-    and SIGTERM cancel it; when it has ended, KeyboardInterrupt or SystemExit(143) is raised. `on_signal` is called in
-    the coroutine's loop before the cancellation.
+    In the latter case it gets its own loop in a thread, and the caller's loop waits. Ctrl-C (a
+    notebook's interrupt) and SIGTERM cancel it; when it has ended, KeyboardInterrupt or
+    SystemExit(143) is raised. `on_signal` is called in the coroutine's loop before the
+    cancellation.
     """
     try:
         asyncio.get_running_loop()
@@ -94,16 +100,23 @@ async def _cancellable(work: Coroutine[Any, Any, T], stop: _Stop) -> T:
     if begun is not None and begun.cancelled():
         work.close()
         raise asyncio.CancelledError
-    if begun is not None and task is not None and not begun.done() and begun.set_running_or_notify_cancel():
+    if (
+        begun is not None
+        and task is not None
+        and not begun.done()
+        and begun.set_running_or_notify_cancel()
+    ):
         begun.set_result((asyncio.get_running_loop(), task))
     with stop.listening():
         return await work
 
 
 class _Stop:
-    """Handles the two signals while a coroutine runs in the main thread. Handlers of the caller stay in place.
+    """Handles the two signals while a coroutine runs in the main thread. Handlers of the caller
+    stay in place.
 
-    It replaces asyncio's handler of SIGINT, which even after a second signal waits for a training thread.
+    It replaces asyncio's handler of SIGINT, which even after a second signal waits for a training
+    thread.
     """
 
     def __init__(self, on_signal: Callable[[signal.Signals], None] | None) -> None:
@@ -130,7 +143,9 @@ class _Stop:
                     signal.signal(number, old)
 
     def _handle(self, number: int, _: object) -> None:
-        if self.signal is not None or os.getpid() != self._pid:  # or in a forked child, which doesn't run this loop
+        if (
+            self.signal is not None or os.getpid() != self._pid
+        ):  # or in a forked child, which doesn't run this loop
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -149,8 +164,12 @@ class _Stop:
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Within the block, SIGTERM raises SystemExit(143) in the main thread, as Ctrl-C raises KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    """Within the block, SIGTERM raises SystemExit(143) in the main thread, as Ctrl-C raises
+    KeyboardInterrupt."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
         yield
         return
     signal.signal(signal.SIGTERM, _exit)

@@ -1,4 +1,5 @@
-"""Judges an episode, or a group once its last attempt has ended, and adds rewards for faults of replies.
+"""Judges an episode, or a group once its last attempt has ended, and adds rewards for faults of
+replies.
 
 Faults are endless repetition, unparsable tool calls and excessive length.
 """
@@ -49,7 +50,9 @@ class Runner(Protocol):
     def attempt_task(self) -> WorkflowTask:
         """The task for `compute_reward`."""
 
-    def reserved_arguments(self, opened: OpenEpisode, function: object, output: object = None) -> dict[str, object]:
+    def reserved_arguments(
+        self, opened: OpenEpisode, function: object, output: object = None
+    ) -> dict[str, object]:
         """Values of the reserved parameters of a judge; `function` is None for an object."""
 
 
@@ -61,16 +64,20 @@ async def judge_episode(runner: Runner, output: object) -> Verdict:
         return Verdict(())
     if judge is None:
         raise NoReward(
-            "the workflow returned no reward and there is no judge; return an ajet.Reward, or set a judge "
-            "(task_judge.judge_protocol, --judge)"
+            "the workflow returned no reward and there is no judge; return an ajet.Reward, or set a"
+            " judge (task_judge.judge_protocol, --judge)"
         )
     if is_group_judge(judge):
         return await (runner.member or Member(Group(judge, 1))).verdict(runner)
     async with opened.judging():
         episode = _to_be_judged(runner)
         instance = judge(runner.config) if isinstance(judge, type) else judge
-        reserved = runner.reserved_arguments(opened, None if hasattr(instance, "compute_reward") else judge, output)
-        call = call_judge(instance, runner.task, output, episode, given=reserved, attempt=runner.attempt_task())
+        reserved = runner.reserved_arguments(
+            opened, None if hasattr(instance, "compute_reward") else judge, output
+        )
+        call = call_judge(
+            instance, runner.task, output, episode, given=reserved, attempt=runner.attempt_task()
+        )
         return judged(await _called(runner, opened, call), call.name)
 
 
@@ -85,11 +92,15 @@ async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> objec
     """Call the judge and return its result. Raises EpisodeFault."""
     before = len(opened.errors)
     timeout = call.timeout or runner.config.rollout.judge_timeout
-    outcome = await runner.workers.call(call.function, {}, timeout=timeout, label=f"judge {call.name}")
+    outcome = await runner.workers.call(
+        call.function, {}, timeout=timeout, label=f"judge {call.name}"
+    )
     if outcome.error is not None:
         fault = EpisodeFault(outcome.error, f"judge {call.name}: ")
         # If the judge's model failed, the judge's client raises its own exception.
-        fault.fields["infrastructure"] |= any(error.infrastructure for error in opened.errors[before:])
+        fault.fields["infrastructure"] |= any(
+            error.infrastructure for error in opened.errors[before:]
+        )
         raise fault
     if len(opened.errors) > before and is_last_call_lost(opened, "judge"):
         raise EpisodeFault(opened.errors[-1], f"judge {call.name}: ")
@@ -139,15 +150,21 @@ class Group:
         members = sorted(self._waiting, key=lambda member: member[1].attempt)
         futures = [future for _, _, future in members]
         try:
-            verdicts = await self._ask([runner for runner, _, _ in members], [episode for _, episode, _ in members])
+            verdicts = await self._ask(
+                [runner for runner, _, _ in members], [episode for _, episode, _ in members]
+            )
         except Exception as error:  # noqa: BLE001  any error is recorded on each of the episodes
             prefix = "" if isinstance(error, AjetError) else "judge: "
             first = error if isinstance(error, EpisodeFault) else EpisodeFault(error, prefix)
             for number, future in enumerate(futures):
                 if not future.done():
-                    fault = EpisodeFault(error)  # an exception shared by tasks would collect their tracebacks
+                    fault = EpisodeFault(
+                        error
+                    )  # an exception shared by tasks would collect their tracebacks
                     fault.fields = dict(first.fields)
-                    fault.metrics = {} if number else first.metrics  # the first trace has the judge's calls
+                    fault.metrics = (
+                        {} if number else first.metrics
+                    )  # the first trace has the judge's calls
                     future.set_exception(fault)
         else:
             for future, verdict in zip(futures, verdicts, strict=True):
@@ -196,7 +213,8 @@ _LONGEST = 100
 
 
 def repeats(text: str) -> bool:
-    """Whether a text of at most 100 characters occurs ten times or more in a row, over at least 200 characters."""
+    """Whether a text of at most 100 characters occurs ten times or more in a row, over at least 200
+    characters."""
     letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     for period in range(1, min(_LONGEST, len(letters) // _TIMES) + 1):
         same = letters[period:] == letters[:-period]
@@ -208,12 +226,17 @@ def repeats(text: str) -> bool:
 
 
 def fault_in(call: Call, checklist: Sequence[str], engine: Engine) -> str | None:
-    """The first fault of the checklist (`nonsense`, `wrong_toolcall`) in a reply of the policy, or None."""
+    """The first fault of the checklist (`nonsense`, `wrong_toolcall`) in a reply of the policy, or
+    None."""
     if not is_trained(call) or call.error is not None:
         return None
     if "nonsense" in checklist and repeats(_text_of(call, engine)):
         return "nonsense"
-    return "wrong_toolcall" if "wrong_toolcall" in checklist and _unread(call) and not _cut(call) else None
+    return (
+        "wrong_toolcall"
+        if "wrong_toolcall" in checklist and _unread(call) and not _cut(call)
+        else None
+    )
 
 
 def _unread(call: Call) -> bool:
@@ -227,11 +250,14 @@ def _cut(call: Call) -> bool:
 
 
 def metrics_of(calls: Sequence[Call]) -> dict[str, float]:
-    """Counts the policy's replies with an unparsable tool call, and those of them cut at the maximum length; empty if
-    no tool was offered."""
+    """Counts the policy's replies with an unparsable tool call, and those of them cut at the
+    maximum length; empty if no tool was offered."""
     offered = [call for call in calls if is_trained(call) and call.request.get("tools")]
     unread = [call for call in offered if _unread(call)]
-    metrics = {"unread_tool_calls": float(len(unread)), "cut_tool_calls": float(sum(map(_cut, unread)))}
+    metrics = {
+        "unread_tool_calls": float(len(unread)),
+        "cut_tool_calls": float(sum(map(_cut, unread))),
+    }
     return metrics if offered else {}
 
 
@@ -247,7 +273,8 @@ def _text_of(call: Call, engine: Engine) -> str:
 
 
 def check_of(config: Config, engine: Engine) -> Callable[[Call], str | None] | None:
-    """The function `EpisodeSpec.stop_after`, which ends an episode after a faulty reply; None if disabled."""
+    """The function `EpisodeSpec.stop_after`, which ends an episode after a faulty reply; None if
+    disabled."""
     rollout = config.rollout
     if not rollout.agent_madness_termination or not rollout.compute_madness_checklist:
         return None
@@ -258,32 +285,50 @@ def verdict_on_stopped(stopped: str | None, config: Config) -> Verdict | None:
     """The verdict on an episode that a faulty reply ended, if any."""
     if stopped is None:
         return None
-    return Verdict((Reward(name=MADNESS, value=config.rollout.agent_madness_reward, reason=stopped),), False)
+    return Verdict(
+        (Reward(name=MADNESS, value=config.rollout.agent_madness_reward, reason=stopped),), False
+    )
 
 
 def with_rewards_of_replies(
     episode: Episode, calls: Sequence[Call], config: Config, engine: Engine
 ) -> dict[str, object]:
-    """The episode's `rewards`, with one for each faulty reply that sets its value to the configured one.
+    """The episode's `rewards`, with one for each faulty reply that sets its value to the configured
+    one.
 
-    In training, replies that reach into `overlong_buffer` get a penalty, with `is_success` unaffected by it.
+    In training, replies that reach into `overlong_buffer` get a penalty, with `is_success`
+    unaffected by it.
     """
     rollout, rewards = config.rollout, list[Reward]()
-    for call in calls if rollout.compute_madness_checklist and not rollout.agent_madness_termination else ():
+    for call in (
+        calls if rollout.compute_madness_checklist and not rollout.agent_madness_termination else ()
+    ):
         fault = fault_in(call, rollout.compute_madness_checklist, engine)
         if fault is not None:
             value = rollout.agent_madness_reward - (episode.value(call.agent, call.call_id) or 0.0)
-            rewards.append(Reward(name=MADNESS, value=value, reason=fault, agent=call.agent, call_id=call.call_id))
+            rewards.append(
+                Reward(
+                    name=MADNESS, value=value, reason=fault, agent=call.agent, call_id=call.call_id
+                )
+            )
     earned = (*episode.rewards, *rewards)
     longest, buffer = rollout.max_response_length_in_one_turn, rollout.overlong_buffer
-    lost = overlong(calls, longest, buffer, rollout.overlong_penalty) if episode.split == "train" and buffer else []
+    lost = (
+        overlong(calls, longest, buffer, rollout.overlong_penalty)
+        if episode.split == "train" and buffer
+        else []
+    )
     if not lost:
         return {"rewards": earned}
-    return {"rewards": (*earned, *lost), "is_success": solved(episode.model_copy(update={"rewards": earned}))}
+    return {
+        "rewards": (*earned, *lost),
+        "is_success": solved(episode.model_copy(update={"rewards": earned})),
+    }
 
 
 def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -> list[Reward]:
-    """Penalties for overlong replies of the policy: Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
+    """Penalties for overlong replies of the policy: Yu et al. 2025 (DAPO), arXiv:2503.14476,
+    equation 13.
 
     They grow linearly from 0 at `longest - buffer` tokens to `penalty` at `longest`.
     """
@@ -293,7 +338,15 @@ def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -
         if is_trained(call) and beyond > 0:
             value = -penalty * min(beyond / buffer, 1.0)
             reason = f"{output_tokens(call)} of {longest} tokens"
-            rewards.append(Reward(name=OVERLONG, value=value, reason=reason, agent=call.agent, call_id=call.call_id))
+            rewards.append(
+                Reward(
+                    name=OVERLONG,
+                    value=value,
+                    reason=reason,
+                    agent=call.agent,
+                    call_id=call.call_id,
+                )
+            )
     return rewards
 
 
@@ -302,13 +355,28 @@ def log_replies(episode_id: str, calls: Sequence[Call], config: Config, engine: 
     tracker = config.context_tracker
     for call in calls if tracker.log_tool_format_check else ():
         if fault_in(call, ("wrong_toolcall",), engine):
-            text = f": {_text_of(call, engine)!r:.2000}" if tracker.log_tool_format_error_detail else ""
-            log.warning("Episode %s, call %s: a tool call could not be parsed%s", episode_id, call.call_id, text)
+            text = (
+                f": {_text_of(call, engine)!r:.2000}"
+                if tracker.log_tool_format_error_detail
+                else ""
+            )
+            log.warning(
+                "Episode %s, call %s: a tool call could not be parsed%s",
+                episode_id,
+                call.call_id,
+                text,
+            )
     if tracker.detect_timeline_snap:
         tokenizer = getattr(engine, "tokenizer", None)
-        known = (None, None) if tokenizer is None else (tokenizer.decode, ChatTemplate.known(tokenizer))
+        known = (
+            (None, None) if tokenizer is None else (tokenizer.decode, ChatTemplate.known(tokenizer))
+        )
         for split in merge(calls, *known).splits:
             log.warning(
                 "Episode %s: call %s starts a new timeline at token %d (%s). %s",
-                episode_id, split.call_id, split.at_token, split.cause, split.hint,
-            )  # fmt: skip
+                episode_id,
+                split.call_id,
+                split.at_token,
+                split.cause,
+                split.hint,
+            )

@@ -1,4 +1,5 @@
-"""Outcomes of episodes: the cause of a missing reward, failures of a batch, pass@k, and JSON files of episodes."""
+"""Outcomes of episodes: the cause of a missing reward, failures of a batch, pass@k, and JSON files
+of episodes."""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ from ajet_sdk.types import Episode, LedgerEntry, Outcome, Phase, Status
 log = logging.getLogger("ajet")
 
 WITHOUT_CALLS = (
-    "Likely causes: the agent's framework caught an exception and returned anyway (see the episode's output and the "
-    "framework's log), the workflow returned before its first call, or its client is one that ajet does not capture "
-    "(give the function a parameter `model` and use `model.base_url` and `model.api_key`)"
+    "Likely causes: the agent's framework caught an exception and returned anyway (see the"
+    " episode's output and the framework's log), the workflow returned before its first call, or"
+    " its client is one that ajet does not capture (give the function a parameter `model` and use"
+    " `model.base_url` and `model.api_key`)"
 )
 
 RETRY = "retry"
-"""Metric of an episode that repeats an attempt: the number of earlier tries, each with an episode of its own."""
+"""Metric of an episode that repeats an attempt: the number of earlier tries, each with an episode
+of its own."""
 
 _WARN_SHARE = 0.1
 """Share of failed episodes above which a notice is logged."""
@@ -52,7 +55,8 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
     """
     if not 1 <= k <= attempts or not 0 <= successes <= attempts:
         raise ValueError(
-            f"pass@{k} cannot be computed from {attempts} attempts ({successes} successes): it needs at least k"
+            f"pass@{k} cannot be computed from {attempts} attempts ({successes} successes): it"
+            " needs at least k"
         )
     return 1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k)
 
@@ -84,22 +88,31 @@ def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list
     if repeated:
         tries = sum(int(e.metrics[RETRY]) for e in repeated)
         messages.append(
-            f"{len(repeated)} of {len(episodes)} attempts were repeated after faults of the infrastructure; the trace "
-            f"also has their {tries} failed tries"
+            f"{len(repeated)} of {len(episodes)} attempts were repeated after faults of the"
+            f" infrastructure; the trace also has their {tries} failed tries"
         )
-    silent = [e for e in episodes if e.status == "succeeded" and not any(c.phase == "rollout" for c in e.calls)]
+    silent = [
+        e
+        for e in episodes
+        if e.status == "succeeded" and not any(c.phase == "rollout" for c in e.calls)
+    ]
     if silent:
         messages.append(
-            f"{len(silent)} of {len(episodes)} episodes never called a model, so there is nothing to train. "
-            + WITHOUT_CALLS
+            f"{len(silent)} of {len(episodes)} episodes never called a model, so there is nothing"
+            " to train. " + WITHOUT_CALLS
         )
-    untrained = [e for e in episodes if e.status == "succeeded" and e.calls and not any(c.trainable for c in e.calls)]
+    untrained = [
+        e
+        for e in episodes
+        if e.status == "succeeded" and e.calls and not any(c.trainable for c in e.calls)
+    ]
     if untrained:
         messages.append(
-            f"{len(untrained)} of {len(episodes)} episodes only called models that are not the policy "
-            f"({', '.join(sorted({c.model for e in untrained for c in e.calls if c.phase == 'rollout'}))}); call "
-            "the policy through the function's `model` or tuner if it has one, else add the name to "
-            "rollout.policy_models"
+            f"{len(untrained)} of {len(episodes)} episodes only called models that are not the"
+            " policy"
+            f" ({', '.join(sorted({c.model for e in untrained for c in e.calls if c.phase == 'rollout'}))});"
+            " call the policy through the function's `model` or tuner if it has one, else add the"
+            " name to rollout.policy_models"
         )
     return messages
 
@@ -110,8 +123,8 @@ def check_sound(episodes: Sequence[Episode], share: float) -> None:
     if episodes and sound < share * len(episodes):
         causes = "\n  ".join(failures_by_cause(episodes))
         raise TrainingError(
-            f"only {sound} of {len(episodes)} episodes succeeded, less than rollout.min_sound_share "
-            f"({share:g}):\n  {causes}\nTo view one: ajet trace show EPISODE"
+            f"only {sound} of {len(episodes)} episodes succeeded, less than rollout.min_sound_share"
+            f" ({share:g}):\n  {causes}\nTo view one: ajet trace show EPISODE"
         )
 
 
@@ -133,14 +146,16 @@ def _first_line(episode: Episode) -> str:
 def is_infrastructure_error(error: BaseException) -> bool:
     """Whether an exception, or one of its causes, comes from the infrastructure.
 
-    Those are errors of ours with `infrastructure` set, and any exception from a method of a `GymEnv` or subclass.
+    Those are errors of ours with `infrastructure` set, and any exception from a method of a
+    `GymEnv` or subclass.
     """
     return any(
         bool(getattr(origin, "infrastructure", False))
         or (
             not isinstance(origin, AjetError)
             and any(
-                isinstance(frame.f_locals.get("self"), GymEnv) for frame, _ in traceback.walk_tb(origin.__traceback__)
+                isinstance(frame.f_locals.get("self"), GymEnv)
+                for frame, _ in traceback.walk_tb(origin.__traceback__)
             )
         )
         for origin in _origins(error, set())
@@ -172,14 +187,17 @@ class UserError(Exception):
 def describe_error(error: BaseException) -> str:
     """Describes an error: its message, the frames of the user's code, then the causes.
 
-    Characters outside of UTF-8, such as a sampled lone surrogate, become `?`, since episodes are sent as JSON.
+    Characters outside of UTF-8, such as a sampled lone surrogate, become `?`, since episodes are
+    sent as JSON.
     """
     if isinstance(error, UserError):
         return error.description
     first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST]
     if isinstance(error, AjetError):
         return first
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library_code(f.filename)]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if not is_library_code(f.filename)
+    ]
     where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST:]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     parts = [first, where, f"caused by {describe_error(cause)}" if cause is not None else ""]
@@ -189,7 +207,9 @@ def describe_error(error: BaseException) -> str:
 class EpisodeFault(Exception):
     """The cause of a missing reward, as fields of `Episode`."""
 
-    def __init__(self, error: BaseException, prefix: str = "", *, cause: str | None = None, detail: str = "") -> None:
+    def __init__(
+        self, error: BaseException, prefix: str = "", *, cause: str | None = None, detail: str = ""
+    ) -> None:
         super().__init__(str(error))
         status: Status = "timeout" if isinstance(error, EpisodeTimeout) else "failed"
         self.fields: dict[str, Any] = {
@@ -202,23 +222,36 @@ class EpisodeFault(Exception):
         self.metrics = error.metrics if isinstance(error, AjetError) else {}
         self.__cause__ = error
         self.misconfigured = next(
-            (origin for origin in _origins(error, set()) if isinstance(origin, EndpointMisconfigured)), None
+            (
+                origin
+                for origin in _origins(error, set())
+                if isinstance(origin, EndpointMisconfigured)
+            ),
+            None,
         )
         """The error that ends the run."""
 
 
 def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeFault | None:
-    """The fault of an episode after its workflow: of its calls if they caused it, else of its own code.
+    """The fault of an episode after its workflow: of its calls if they caused it, else of its own
+    code.
 
     A failed engine is the cause if the workflow raised, or returned after a failed last call.
     """
     if isinstance(error, EpisodeTimeout):
         return EpisodeFault(error)
     of_calls = next((fault for fault in opened.errors if not fault.infrastructure), None)
-    if of_calls is None and opened.errors and (error is not None or is_last_call_lost(opened, "rollout")):
+    if (
+        of_calls is None
+        and opened.errors
+        and (error is not None or is_last_call_lost(opened, "rollout"))
+    ):
         of_calls = opened.errors[-1]
     if of_calls is not None:
-        return EpisodeFault(of_calls, detail="" if error is None else f"\n\nIn the workflow: {describe_error(error)}")
+        return EpisodeFault(
+            of_calls,
+            detail="" if error is None else f"\n\nIn the workflow: {describe_error(error)}",
+        )
     if error is None:
         return None
     return EpisodeFault(error, cause="ContextOverflow" if opened.context_overflow else None)
@@ -234,19 +267,28 @@ def is_last_call_lost(opened: OpenEpisode, phase: Phase) -> bool:
         next((call.error for call in reversed(calls) if call.trainable is trainable), None)
         for trainable in (True, False)
     )
-    return not calls or policy_error is not None or bool(other_error and not other_error.startswith("undelivered"))
+    return (
+        not calls
+        or policy_error is not None
+        or bool(other_error and not other_error.startswith("undelivered"))
+    )
 
 
 def write_trajectory(directory: Path, episode: Episode) -> None:
     """Write `trajectory/{split}-{step}/{episode_id}.json`.
 
-    An output that is no JSON is written as its `str`. A failure only logs a warning, since the trace has the episode.
+    An output that is no JSON is written as its `str`. A failure only logs a warning, since the
+    trace has the episode.
     """
-    place = directory / "trajectory" / f"{episode.split}-{episode.step}" / f"{episode.episode_id}.json"
+    place = (
+        directory / "trajectory" / f"{episode.split}-{episode.step}" / f"{episode.episode_id}.json"
+    )
     try:
         output = to_jsonable_python(episode.output, fallback=str)
         text = episode.model_copy(update={"output": output}).model_dump_json()
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a lone surrogate, say
-        log.warning("trainer_common.save_trajectory_as_json_file: could not write %s: %s", place, error)
+        log.warning(
+            "trainer_common.save_trajectory_as_json_file: could not write %s: %s", place, error
+        )

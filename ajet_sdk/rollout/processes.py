@@ -1,7 +1,8 @@
 """Worker processes on a Ray cluster that run users' code, one call at a time; processes are reused.
 
-Engine, gateway, trace and trainer stay in this process; agents send requests to the gateway over HTTP. If an agent
-harms its process (blocks, leaks memory, crashes), only its own attempt fails, and the process is replaced.
+Engine, gateway, trace and trainer stay in this process; agents send requests to the gateway over
+HTTP. If an agent harms its process (blocks, leaks memory, crashes), only its own attempt fails, and
+the process is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ from ajet_sdk.cluster.ray import Node, RayCluster
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.errors import ConfigError, EpisodeTimeout, TrainingError, WorkerLost
 from ajet_sdk.memory import resident_bytes
-from ajet_sdk.rollout.remote_call import ObjectStore, RemoteCall, Reply, dump_object, dump_outcome, dumps, loads
+from ajet_sdk.rollout.remote_call import (
+    ObjectStore,
+    RemoteCall,
+    Reply,
+    dump_object,
+    dump_outcome,
+    dumps,
+    loads,
+)
 from ajet_sdk.rollout.threads import Outcome, Workers
 
 log = logging.getLogger("ajet")
@@ -56,10 +65,12 @@ class _Process:
 
 
 class RayWorkers(Workers):
-    """`Workers` that run users' functions in processes of a Ray cluster, and ajet's own in threads here.
+    """`Workers` that run users' functions in processes of a Ray cluster, and ajet's own in threads
+    here.
 
-    There are as many processes as concurrent calls, at most `limit` and four per CPU. Further calls wait, and their
-    time limit starts when a process takes them. A lost process becomes WorkerLost on its attempt, not an error of Ray.
+    There are as many processes as concurrent calls, at most `limit` and four per CPU. Further calls
+    wait, and their time limit starts when a process takes them. A lost process becomes WorkerLost
+    on its attempt, not an error of Ray.
     """
 
     def __init__(self, limit: int, cluster: RayCluster) -> None:
@@ -84,15 +95,28 @@ class RayWorkers(Workers):
             self._end(process)
         if self.calls:
             hosts = {node.node_id: node.host for node in self.cluster.nodes()}
-            by_node = ", ".join(f"{calls} on {hosts[node]} ({node[:8]})" for node, calls in self.calls.most_common())
-            log.info("Ray ran %d calls of user code: %s; processes lost: %d", self.calls.total(), by_node, self.lost)
+            by_node = ", ".join(
+                f"{calls} on {hosts[node]} ({node[:8]})" for node, calls in self.calls.most_common()
+            )
+            log.info(
+                "Ray ran %d calls of user code: %s; processes lost: %d",
+                self.calls.total(),
+                by_node,
+                self.lost,
+            )
 
     async def call(
-        self, function: Callable[..., object], arguments: dict[str, object], *, timeout: float | None, label: str
+        self,
+        function: Callable[..., object],
+        arguments: dict[str, object],
+        *,
+        timeout: float | None,
+        label: str,
     ) -> Outcome:
         """Call a function in a process that no other call uses; see `Workers.call`.
 
-        Raises TrainingError if the function cannot be pickled, ConfigError if its code cannot be set up there.
+        Raises TrainingError if the function cannot be pickled, ConfigError if its code cannot be
+        set up there.
         """
         if _is_ours(function):
             return await super().call(function, arguments, timeout=timeout, label=label)
@@ -125,9 +149,10 @@ class RayWorkers(Workers):
                     self._data[key] = ray.put(dump_object(thing))
         except Exception as error:
             raise TrainingError(
-                f"{call.label} cannot be sent to a worker process ({type(error).__name__}: {error}). With "
-                "rollout.runner: ray it must be picklable: create clients, locks and open files inside it or at "
-                "module level, not on the instance or in an enclosing function"
+                f"{call.label} cannot be sent to a worker process ({type(error).__name__}:"
+                f" {error}). With rollout.runner: ray it must be picklable: create clients, locks"
+                " and open files inside it or at module level, not on the instance or in an"
+                " enclosing function"
             ) from error
         return data
 
@@ -138,13 +163,19 @@ class RayWorkers(Workers):
         new = {key: self._data[key] for key in self._data if key not in process.has}
         process.has |= set(new)
         self.calls[process.node.node_id] += 1
-        answer = asyncio.wrap_future(process.actor.do.remote(label, data, list(new), *new.values()).future())
+        answer = asyncio.wrap_future(
+            process.actor.do.remote(label, data, list(new), *new.values()).future()
+        )
         try:
-            done, memory = await asyncio.wait_for(answer, None if timeout is None else timeout + _GRACE)
+            done, memory = await asyncio.wait_for(
+                answer, None if timeout is None else timeout + _GRACE
+            )
         except asyncio.TimeoutError:
             self._end(process, lost=True)
             return Outcome(
-                error=EpisodeTimeout(f"{label} did not finish within {timeout:.3g} s and could not be interrupted")
+                error=EpisodeTimeout(
+                    f"{label} did not finish within {timeout:.3g} s and could not be interrupted"
+                )
             )
         except RayTaskError:
             raise  # a bug of ours: exceptions of users' code come as a reply
@@ -169,8 +200,8 @@ class RayWorkers(Workers):
             return WorkerLost(f"lost the Ray node {node.host} {when}")
         detail = text.partition("Worker exit detail: ")[2].partition(" There are some")[0] or text
         return WorkerLost(
-            f"the worker process on {node.host} died {when}: it was killed, ran out of memory, or called os._exit "
-            f"({' '.join(detail.split())[:500]})"
+            f"the worker process on {node.host} died {when}: it was killed, ran out of memory, or"
+            f" called os._exit ({' '.join(detail.split())[:500]})"
         )
 
     def _drop_node(self, node: Node) -> None:
@@ -184,9 +215,11 @@ class RayWorkers(Workers):
                 self._end(process)
         log.warning(
             "Lost the Ray node %s (%s). Its %d running attempts are retried on other nodes, up to "
-"rollout.max_retries; their recorded calls are kept",
-            node.host, node.node_id[:8], busy,
-        )  # fmt: skip
+            "rollout.max_retries; their recorded calls are kept",
+            node.host,
+            node.node_id[:8],
+            busy,
+        )
 
     # The pool
 
@@ -239,8 +272,13 @@ class RayWorkers(Workers):
         self._hand_over(None)
 
     def _choose_node(self) -> Node | None:
-        """The node with the fewest processes per CPU; None if all are full. Raises TrainingError."""
-        nodes = [n for n in self.cluster.nodes() if n.alive and n.cpus >= 1 and n.node_id not in self._gone]
+        """The node with the fewest processes per CPU; None if all are full. Raises
+        TrainingError."""
+        nodes = [
+            n
+            for n in self.cluster.nodes()
+            if n.alive and n.cpus >= 1 and n.node_id not in self._gone
+        ]
         if not nodes:
             raise TrainingError("no node of the Ray cluster has a CPU; see `ray status`")
         counts = Counter(process.node.node_id for process in self._processes)
@@ -258,17 +296,22 @@ class RayWorkers(Workers):
             await asyncio.wait_for(asyncio.wrap_future(actor.ready.remote().future()), _START)
         except RuntimeEnvSetupError as error:
             self._end(process)
-            raise ConfigError(f"the run's code could not be set up on the Ray node {node.host}: {error}") from error
+            raise ConfigError(
+                f"the run's code could not be set up on the Ray node {node.host}: {error}"
+            ) from error
         except asyncio.TimeoutError as error:
             self._end(process)
             raise TrainingError(
-                f"no worker process started on the Ray node {node.host} within {_START:g} s; see `ray status`"
+                f"no worker process started on the Ray node {node.host} within {_START:g} s; see"
+                " `ray status`"
             ) from error
         except RayError as error:
             if getattr(error, "actor_init_failed", False):
                 self._end(process)
                 reason = str(error).strip().splitlines()[-1]
-                raise ConfigError(f"ajet could not be started on the Ray node {node.host}: {reason}") from error
+                raise ConfigError(
+                    f"ajet could not be started on the Ray node {node.host}: {reason}"
+                ) from error
             raise await self._explain_loss(process, error, "while it started") from error
         except BaseException:
             self._end(process)
@@ -284,7 +327,8 @@ def _is_ours(function: Callable[..., object]) -> bool:
 
 
 class AgentProcess:
-    """Runs users' functions on a Ray node, one at a time, in a lasting event loop for module-level clients."""
+    """Runs users' functions on a Ray node, one at a time, in a lasting event loop for module-level
+    clients."""
 
     def __init__(self) -> None:
         install_code()

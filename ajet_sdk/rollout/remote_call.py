@@ -1,7 +1,8 @@
 """Serializes calls of users' functions for worker processes, and their results.
 
-Functions and classes in users' files are sent as file and name, so that the other process imports the file and makes
-its own clients. Constants of a run (config, judge, tokenizer) are sent once per process.
+Functions and classes in users' files are sent as file and name, so that the other process imports
+the file and makes its own clients. Constants of a run (config, judge, tokenizer) are sent once per
+process.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class RemoteCall:
         function = self.function
         if not isinstance(function, partial):
             return None
-        given = (getattr(value, "gym_env", value) for value in (*function.args, *function.keywords.values()))
+        given = (
+            getattr(value, "gym_env", value)
+            for value in (*function.args, *function.keywords.values())
+        )
         return next((value for value in given if isinstance(value, GymEnv)), None)
 
 
@@ -62,11 +66,14 @@ class Reply:
     """A fault of the environment, even if the function caught it."""
 
     def outcome(self) -> Outcome:
-        """Converts to an outcome; exceptions of other classes become a `UserError` with the same class name."""
+        """Converts to an outcome; exceptions of other classes become a `UserError` with the same
+        class name."""
         if isinstance(self.error, _ErrorReport):
             report = self.error
             return Outcome(
-                error=type(report.name, (UserError,), {})(report.message, report.description, report.infrastructure)
+                error=type(report.name, (UserError,), {})(
+                    report.message, report.description, report.infrastructure
+                )
             )
         return Outcome(self.value, self.error)
 
@@ -90,8 +97,9 @@ def dump_outcome(outcome: Outcome, label: str, environment: GymEnv | None = None
         return dumps(Reply(outcome.value, fault=fault))
     except Exception as error:  # noqa: BLE001  pickling may raise anything
         wrong = ConfigError(
-            f"{label} returned {type(outcome.value).__name__}, which cannot be sent between processes "
-            f"({type(error).__name__}: {error}); return text, numbers, lists and dictionaries of them, or Rewards"
+            f"{label} returned {type(outcome.value).__name__}, which cannot be sent between"
+            f" processes ({type(error).__name__}: {error}); return text, numbers, lists and"
+            " dictionaries of them, or Rewards"
         )
         return dumps(Reply(error=wrong, fault=fault))
 
@@ -137,7 +145,8 @@ def _is_engine_part(thing: object) -> bool:
 
 
 def dumps(thing: object, store: ObjectStore | None = None) -> bytes:
-    """Pickle a call or reply; objects in `store` are replaced with their keys. Raises as pickling does."""
+    """Pickle a call or reply; objects in `store` are replaced with their keys. Raises as pickling
+    does."""
     into = io.BytesIO()
     _Pickler(into, store).dump(thing)
     return into.getvalue()
@@ -180,10 +189,16 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _reference(thing: Any) -> tuple[str, ...] | None:
-    """File, module and name of a function or class at the top level of a user's file; None for others."""
+    """File, module and name of a function or class at the top level of a user's file; None for
+    others."""
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if module is None or not file or is_library_file(Path(file)) or module.__name__.partition(".")[0] in _OURS:
+    if (
+        module is None
+        or not file
+        or is_library_file(Path(file))
+        or module.__name__.partition(".")[0] in _OURS
+    ):
         return None
     value: Any = module
     for step in thing.__qualname__.split("."):
@@ -211,16 +226,22 @@ def _load_module(sent_file: str, name: str) -> ModuleType:
             return known
     if not file.is_file():
         raise ConfigError(
-            f"{sent_file} is not part of the code that was sent to this machine; put it beside the workflow"
+            f"{sent_file} is not part of the code that was sent to this machine; put it beside the"
+            " workflow"
         )
     importable = importlib.util.find_spec(name) if "." in name or name not in sys.modules else None
-    if importable is not None and importable.origin and Path(importable.origin).resolve() == file.resolve():
+    if (
+        importable is not None
+        and importable.origin
+        and Path(importable.origin).resolve() == file.resolve()
+    ):
         return importlib.import_module(name)
     return import_as(name, file)
 
 
 class DeferredObject:
-    """An object of ours that is unpickled at its first use, such as a tokenizer, which most agents never use."""
+    """An object of ours that is unpickled at its first use, such as a tokenizer, which most agents
+    never use."""
 
     def __init__(self, data: bytes) -> None:
         self.__dict__["_data"] = data

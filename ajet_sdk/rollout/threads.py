@@ -1,10 +1,11 @@
 """Threads that run users' code, apart from the training loop.
 
-Async functions of a run share an event loop in its own thread, so that module-level clients stay on the same loop for
-the whole run. A blocking call in async code delays the other episodes, with a warning, but neither the gateway nor the
-run's loop. Each sync function gets a daemon thread.
+Async functions of a run share an event loop in its own thread, so that module-level clients stay on
+the same loop for the whole run. A blocking call in async code delays the other episodes, with a
+warning, but neither the gateway nor the run's loop. Each sync function gets a daemon thread.
 
-Code that does not end within its time limit is abandoned and counted; more than `limit` of it stops the run.
+Code that does not end within its time limit is abandoned and counted; more than `limit` of it stops
+the run.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class _Work:
 
 
 class _Daemons(ThreadPoolExecutor):
-    """Default executor of the shared loop: hung calls neither exhaust a pool nor block the end of the process."""
+    """Default executor of the shared loop: hung calls neither exhaust a pool nor block the end of
+    the process."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return in_thread(partial(fn, *args, **kwargs), "ajet-to-thread")
@@ -106,7 +108,9 @@ class _Loop:
             return task
         return None
 
-    def submit(self, make: Callable[[], Coroutine[object, object, object]], context: Context) -> _Work:
+    def submit(
+        self, make: Callable[[], Coroutine[object, object, object]], context: Context
+    ) -> _Work:
         future: Future[Outcome] = Future()
         future.set_running_or_notify_cancel()
         work = _Work(future, lambda: None, self.thread, self)
@@ -150,7 +154,9 @@ async def _unwind() -> None:
         task.cancel()
     if pending:  # they may need several iterations of the loop
         await asyncio.wait(pending, timeout=_GRACE / 2)
-    closing = asyncio.create_task(asyncio.get_running_loop().shutdown_asyncgens())  # and their connections
+    closing = asyncio.create_task(
+        asyncio.get_running_loop().shutdown_asyncgens()
+    )  # and their connections
     await asyncio.wait([closing], timeout=_GRACE / 2)
 
 
@@ -166,11 +172,16 @@ def _current_place(thread: threading.Thread) -> str:
 def is_library_code(filename: str) -> bool:
     """Whether a file belongs to an installed package, Python or ajet, rather than to the user."""
     path = Path(filename)
-    return "site-packages" in path.parts or bool({_STANDARD_LIBRARY, _OURS} & {*path.parents}) or filename[:1] == "<"
+    return (
+        "site-packages" in path.parts
+        or bool({_STANDARD_LIBRARY, _OURS} & {*path.parents})
+        or filename[:1] == "<"
+    )
 
 
 class _ThreadLoop(asyncio.SelectorEventLoop):
-    """An event loop that opens its selector and sockets at its first use: most sync code never uses it."""
+    """An event loop that opens its selector and sockets at its first use: most sync code never uses
+    it."""
 
     def __init__(self) -> None:
         self.used = False
@@ -189,7 +200,8 @@ class _ThreadLoop(asyncio.SelectorEventLoop):
 
 @contextmanager
 def _event_loop() -> Iterator[None]:
-    """Provides `asyncio.get_event_loop()` in this thread, as in a main thread; closed at the end."""
+    """Provides `asyncio.get_event_loop()` in this thread, as in a main thread; closed at the
+    end."""
     loop = _ThreadLoop()
     asyncio.set_event_loop(loop)
 
@@ -208,7 +220,8 @@ _CLONE_FS = 0x200
 def _unshare() -> None:
     """Give this thread and its children their own working directory and umask.
 
-    This takes Linux and, in containers, the permission; otherwise `Workers` reverts changes after the call.
+    This takes Linux and, in containers, the permission; otherwise `Workers` reverts changes after
+    the call.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).unshare(_CLONE_FS)
@@ -278,18 +291,27 @@ class Workers:
         self._retired, self._shared = [], None
 
     async def call(
-        self, function: Callable[..., object], arguments: dict[str, object], *, timeout: float | None, label: str
+        self,
+        function: Callable[..., object],
+        arguments: dict[str, object],
+        *,
+        timeout: float | None,
+        label: str,
     ) -> Outcome:
         """Call a function, sync or async, in a copy of this context; `label` names it in messages.
 
-        The outcome's error is EpisodeTimeout after `timeout` seconds. Raises TrainingError if more calls than `limit`
-        were abandoned.
+        The outcome's error is EpisodeTimeout after `timeout` seconds. Raises TrainingError if more
+        calls than `limit` were abandoned.
         """
         context = copy_context()
         deadline = None if timeout is None else time.monotonic() + timeout
         if inspect.iscoroutinefunction(function):
-            return await self._wait(self._loop().submit(partial(function, **arguments), context), deadline, label)
-        outcome = await self._wait(_start_thread(partial(function, **arguments), context), deadline, label)
+            return await self._wait(
+                self._loop().submit(partial(function, **arguments), context), deadline, label
+            )
+        outcome = await self._wait(
+            _start_thread(partial(function, **arguments), context), deadline, label
+        )
         if inspect.isawaitable(outcome.value):  # a sync wrapper around an async function
             awaitable = outcome.value
 
@@ -309,7 +331,11 @@ class Workers:
         started = time.monotonic()
         try:
             while True:
-                remaining = self.patience if deadline is None else min(deadline - time.monotonic(), self.patience)
+                remaining = (
+                    self.patience
+                    if deadline is None
+                    else min(deadline - time.monotonic(), self.patience)
+                )
                 done, _ = await asyncio.wait({waiting}, timeout=max(remaining, 0))
                 if done:
                     return waiting.result()
@@ -333,7 +359,11 @@ class Workers:
         except OSError:  # it was removed
             changed = True
         if changed and self._directory is not None:
-            log.warning("%s changed the working directory; ajet changed it back to %s", label, self._directory)
+            log.warning(
+                "%s changed the working directory; ajet changed it back to %s",
+                label,
+                self._directory,
+            )
             os.chdir(self._directory)
 
     def _warn_if_blocked(self, work: _Work) -> None:
@@ -341,18 +371,22 @@ class Workers:
             return
         self._warned = True
         log.warning(
-            "A blocking call in async code delays all other episodes (%s). Use an async client, or make the "
-            "workflow a plain function, which runs in its own thread.",
+            "A blocking call in async code delays all other episodes (%s). Use an async client, or"
+            " make the workflow a plain function, which runs in its own thread.",
             _current_place(work.thread),
         )
 
-    async def _end_overdue(self, work: _Work, waiting: asyncio.Future[Outcome], seconds: float, label: str) -> Outcome:
+    async def _end_overdue(
+        self, work: _Work, waiting: asyncio.Future[Outcome], seconds: float, label: str
+    ) -> Outcome:
         blocker = None if work.loop is None else work.loop.blocker()
         place = _current_place(work.thread) if work.loop is None or blocker is not None else ""
         work.cancel()
         end_programs()  # a call may be waiting for one
         done, _ = await asyncio.wait({waiting}, timeout=_GRACE)
-        message = f"{label} did not finish within {seconds:.3g} s" + (f"; it was at {place}" if place else "")
+        message = f"{label} did not finish within {seconds:.3g} s" + (
+            f"; it was at {place}" if place else ""
+        )
         held_up = blocker is not None and blocker not in work.tasks
         if blocker is not None and work.loop is self._shared and self._shared is not None:
             self._retired.append(self._shared)
@@ -362,7 +396,9 @@ class Workers:
             self._abandon(label, place)
         if held_up:
             return Outcome(
-                error=WorkerBlocked(f"{message}, blocked by a call of another episode on the same event loop")
+                error=WorkerBlocked(
+                    f"{message}, blocked by a call of another episode on the same event loop"
+                )
             )
         return Outcome(error=EpisodeTimeout(message))
 
@@ -370,7 +406,8 @@ class Workers:
         self.abandoned += 1
         if self.abandoned > self.limit:
             raise TrainingError(
-                f"{self.abandoned} calls of {label} did not finish in time and were abandoned, more than "
-                f"rollout.max_env_worker ({self.limit}); the last was at {place or 'an await'}. Set a time limit "
-                "for blocking calls, or raise rollout.timeout"
+                f"{self.abandoned} calls of {label} did not finish in time and were abandoned, more"
+                f" than rollout.max_env_worker ({self.limit}); the last was at"
+                f" {place or 'an await'}. Set a time limit for blocking calls, or raise"
+                " rollout.timeout"
             )

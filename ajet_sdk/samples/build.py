@@ -1,22 +1,25 @@
-"""Builds training samples with advantages from episodes, and the ledger that accounts for every sampled token.
+"""Builds training samples with advantages from episodes, and the ledger that accounts for every
+sampled token.
 
-`grpo` and `rloo` compare the attempts at one task. `grpo` subtracts the group's mean and, if asked, divides by its
-standard deviation (Shao et al. 2024, DeepSeekMath, section 4.1.2). `rloo` subtracts the mean of the other attempts
-(Ahmadian et al. 2024, Back to Basics, section 3.3). In both, each episode counts once in its baseline, regardless of
-its number of calls or timelines: its weight is divided equally among its role's calls, which matters if rewards name
-single calls. `opo` subtracts the mean over the group's sampled tokens, so that long episodes count more (Hao et al.
-2025, arXiv:2505.23585).
+`grpo` and `rloo` compare the attempts at one task. `grpo` subtracts the group's mean and, if asked,
+divides by its standard deviation (Shao et al. 2024, DeepSeekMath, section 4.1.2). `rloo` subtracts
+the mean of the other attempts (Ahmadian et al. 2024, Back to Basics, section 3.3). In both, each
+episode counts once in its baseline, regardless of its number of calls or timelines: its weight is
+divided equally among its role's calls, which matters if rewards name single calls. `opo` subtracts
+the mean over the group's sampled tokens, so that long episodes count more (Hao et al. 2025,
+arXiv:2505.23585).
 
-`reinforce_plus_plus` normalizes each token's return by mean and standard deviation over all tokens of the batch, so
-that one attempt per task suffices (Hu et al. 2025, arXiv:2501.03262, global advantage normalization; the variant
-without subtracting a group mean first). The return is undiscounted and without the paper's KL penalty, which is in the
-loss here (`use_kl_loss`). Each role is normalized separately.
+`reinforce_plus_plus` normalizes each token's return by mean and standard deviation over all tokens
+of the batch, so that one attempt per task suffices (Hu et al. 2025, arXiv:2501.03262, global
+advantage normalization; the variant without subtracting a group mean first). The return is
+undiscounted and without the paper's KL penalty, which is in the loss here (`use_kl_loss`). Each
+role is normalized separately.
 
-A role is a target tag, or else an agent. All estimators compare calls of the same role only: the rewards of roles may
-have different scales, and the agents of a role may vary between attempts.
+A role is a target tag, or else an agent. All estimators compare calls of the same role only: the
+rewards of roles may have different scales, and the agents of a role may vary between attempts.
 
-`sft` and `opd` weight all tokens equally, with an advantage of 1 (which `opd` replaces by the teacher's). `dpo` pairs
-the best (1) and the worst (-1) attempt of each group, role by role.
+`sft` and `opd` weight all tokens equally, with an advantage of 1 (which `opd` replaces by the
+teacher's). `dpo` pairs the best (1) and the worst (-1) attempt of each group, role by role.
 """
 
 from __future__ import annotations
@@ -97,13 +100,19 @@ def build(
     """
     if estimator not in get_args(Estimator):
         known = ", ".join(get_args(Estimator))
-        raise ConfigError(f"trainer_common.algorithm.adv_estimator must be one of {known} (got {estimator!r})")
+        raise ConfigError(
+            f"trainer_common.algorithm.adv_estimator must be one of {known} (got {estimator!r})"
+        )
     rewarded, scored = estimator not in _UNREWARDED, estimator not in _UNSCORED
     drafts = [
-        Draft(episode, merge(episode.calls, decode, template), failure_reward, gamma, rewarded, scored)
+        Draft(
+            episode, merge(episode.calls, decode, template), failure_reward, gamma, rewarded, scored
+        )
         for episode in episodes
     ]
-    newest = None if policy_version is None or max_staleness is None else policy_version - max_staleness
+    newest = (
+        None if policy_version is None or max_staleness is None else policy_version - max_staleness
+    )
     for draft in drafts:
         draft.rule_out(newest, scorable)
     zero = _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
@@ -123,8 +132,11 @@ _Values = list[tuple[Draft, list[tuple[Call, float]]]]
 """Calls of a role in each episode of a group, with their values."""
 
 
-def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bool) -> tuple[int, int]:
-    """Sets each call's advantage or outcome `zero_advantage`. Returns the number of groups, and of those without."""
+def _advantages(
+    drafts: Sequence[Draft], estimator: Estimator, normalize_std: bool
+) -> tuple[int, int]:
+    """Sets each call's advantage or outcome `zero_advantage`. Returns the number of groups, and of
+    those without."""
     groups: dict[str, list[Draft]] = defaultdict(list)
     for draft in drafts:
         groups[draft.episode.group_id or draft.episode.episode_id].append(draft)
@@ -133,7 +145,9 @@ def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bo
         for role in dict.fromkeys(role for draft in together for role in draft.candidates):
             if estimator in _UNREWARDED:
                 for draft in together:
-                    draft.advantages |= {call.call_id: 1.0 for call in draft.candidates.get(role, ())}
+                    draft.advantages |= {
+                        call.call_id: 1.0 for call in draft.candidates.get(role, ())
+                    }
                 continue
             episodes, callless = _values(together, role)
             if estimator == "reinforce_plus_plus":
@@ -142,7 +156,9 @@ def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bo
                 _pair(episodes)
             else:
                 _group(episodes, callless, estimator, normalize_std)
-    return len(groups), sum(not any(draft.advantages for draft in group) for group in groups.values())
+    return len(groups), sum(
+        not any(draft.advantages for draft in group) for group in groups.values()
+    )
 
 
 def _values(drafts: Sequence[Draft], role: str) -> tuple[_Values, list[float]]:
@@ -166,8 +182,11 @@ def _values(drafts: Sequence[Draft], role: str) -> tuple[_Values, list[float]]:
     return values, callless
 
 
-def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, normalize_std: bool) -> None:
-    """Sets the advantages of a role's calls in a group, or rules them out if their values are equal or there is one."""
+def _group(
+    episodes: _Values, callless: Sequence[float], estimator: Estimator, normalize_std: bool
+) -> None:
+    """Sets the advantages of a role's calls in a group, or rules them out if their values are equal
+    or there is one."""
     means = [_mean([value for _, value in valued]) for _, valued in episodes] + [*callless]
     n = len(means)
     varied = n > 1 and _varied([*_earned(episodes), *callless])
@@ -176,7 +195,9 @@ def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, n
     spreads += [(value - mean) ** 2 for value in callless]
     deviation = (sum(spreads) / (n - 1)) ** 0.5 if n > 1 else 0.0
     weighted = [(sampled_tokens(call), value) for _, valued in episodes for call, value in valued]
-    token_mean = math.fsum(size * value for size, value in weighted) / max(1, sum(size for size, _ in weighted))
+    token_mean = math.fsum(size * value for size, value in weighted) / max(
+        1, sum(size for size, _ in weighted)
+    )
     for (draft, valued), episode_mean in zip(episodes, means, strict=False):
         for call, value in valued:
             if not varied:
@@ -186,17 +207,23 @@ def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, n
             elif estimator == "opo":
                 draft.advantages[call.call_id] = value - token_mean
             else:
-                draft.advantages[call.call_id] = (value - mean) / (deviation + _EPSILON if normalize_std else 1.0)
+                draft.advantages[call.call_id] = (value - mean) / (
+                    deviation + _EPSILON if normalize_std else 1.0
+                )
 
 
 def _batch(episodes: _Values) -> None:
-    """Sets the advantages of a role's calls in the batch, by mean and deviation over tokens, or rules them out if all
-    tokens have the same value."""
+    """Sets the advantages of a role's calls in the batch, by mean and deviation over tokens, or
+    rules them out if all tokens have the same value."""
     values = np.array([value for _, valued in episodes for _, value in valued])
     tokens = np.array([output_tokens(call) for _, valued in episodes for call, _ in valued])
     varied = _varied(_earned(episodes, least_tokens=1))
     mean = math.fsum(tokens * values) / int(tokens.sum()) if varied else 0.0
-    deviation = (math.fsum(tokens * (values - mean) ** 2) / (int(tokens.sum()) - 1)) ** 0.5 if varied else 0.0
+    deviation = (
+        (math.fsum(tokens * (values - mean) ** 2) / (int(tokens.sum()) - 1)) ** 0.5
+        if varied
+        else 0.0
+    )
     for draft, valued in episodes:
         for call, value in valued:
             if varied:
@@ -206,7 +233,8 @@ def _batch(episodes: _Values) -> None:
 
 
 def _pair(episodes: _Values) -> None:
-    """Pairs the best and the worst attempt of a group, the first among equals; rules out the others, and ties."""
+    """Pairs the best and the worst attempt of a group, the first among equals; rules out the
+    others, and ties."""
     means = [_mean([value for _, value in valued]) for _, valued in episodes]
     sides = {means.index(max(means)): 1.0, means.index(min(means)): -1.0} if _varied(means) else {}
     for place, (draft, valued) in enumerate(episodes):
@@ -218,13 +246,23 @@ def _pair(episodes: _Values) -> None:
 
 
 def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sample]:
-    """Adds the role to each sample's `group_id`, which then identifies the pair; rules out pairs with only one side."""
-    roles = {call.call_id: role for draft in drafts for role, calls in draft.candidates.items() for call in calls}
+    """Adds the role to each sample's `group_id`, which then identifies the pair; rules out pairs
+    with only one side."""
+    roles = {
+        call.call_id: role
+        for draft in drafts
+        for role, calls in draft.candidates.items()
+        for call in calls
+    }
     pairs: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         pair = f"{sample.group_id}/{roles[sample.timeline.spans[0].call_id]}"
         pairs[pair].append(sample.model_copy(update={"group_id": pair}))
-    lone = [sides for sides in pairs.values() if len({bool((sample.advantages > 0).any()) for sample in sides}) < 2]
+    lone = [
+        sides
+        for sides in pairs.values()
+        if len({bool((sample.advantages > 0).any()) for sample in sides}) < 2
+    ]
     out = {span.call_id for sides in lone for sample in sides for span in sample.timeline.spans}
     for draft in drafts:
         draft.outcomes |= dict.fromkeys(out & draft.advantages.keys(), "zero_advantage")
@@ -232,8 +270,14 @@ def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sam
 
 
 def _earned(episodes: _Values, least_tokens: int = 0) -> list[float]:
-    """Undiscounted values of calls: the discount depends on a turn's position, not on its quality."""
-    calls = [(draft, call) for draft, valued in episodes for call, _ in valued if output_tokens(call) >= least_tokens]
+    """Undiscounted values of calls: the discount depends on a turn's position, not on its
+    quality."""
+    calls = [
+        (draft, call)
+        for draft, valued in episodes
+        for call, _ in valued
+        if output_tokens(call) >= least_tokens
+    ]
     values = [draft.value(call.agent, call.call_id, discounted=False) for draft, call in calls]
     return [value for value in values if value is not None]
 
@@ -253,18 +297,26 @@ def has_signal(group: Iterable[Episode]) -> bool:
 
 
 def _metrics(
-    drafts: Sequence[Draft], samples: Sequence[Sample], ledger: Sequence[LedgerEntry], groups: tuple[int, int]
+    drafts: Sequence[Draft],
+    samples: Sequence[Sample],
+    ledger: Sequence[LedgerEntry],
+    groups: tuple[int, int],
 ) -> dict[str, float]:
     """Metrics of the step; see docs for each name."""
     drafts = [draft for draft in drafts if draft.episode.split == "train"]
     if not drafts:
         return {}
-    values = [counted_reward(draft.episode, draft.failure_reward) for draft in drafts if draft.counts]
+    values = [
+        counted_reward(draft.episode, draft.failure_reward) for draft in drafts if draft.counts
+    ]
     rewards = [value for value in values if value is not None]
     calls = {call.call_id: call for draft in drafts for call in draft.episode.calls}
     tokens = sum(len(sample.timeline.token_ids) for sample in samples)
     alone = [calls[span.call_id] for sample in samples for span in sample.timeline.spans]
-    apart = sum(output_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids)) for call in alone)
+    apart = sum(
+        output_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids))
+        for call in alone
+    )
     splits = Counter(split.cause for draft in drafts for split in draft.merged.splits)
     metrics: dict[str, float] = {
         "train/episodes": len(drafts),
@@ -273,13 +325,18 @@ def _metrics(
         "train/timelines": len(samples),
         "train/merge_ratio": apart / tokens if tokens else 1.0,
         "train/tokens_in_samples": tokens,
-        "train/tokens_sampled": sum(sampled_tokens(call) for call in calls.values() if is_trained(call)),
+        "train/tokens_sampled": sum(
+            sampled_tokens(call) for call in calls.values() if is_trained(call)
+        ),
         "train/splits": splits.total(),
     }
     metrics |= token_metrics((row.outcome, row.tokens) for row in ledger)
     metrics |= {f"train/splits_{cause}": n for cause, n in splits.items()}
     if rewards:
-        metrics |= {"train/reward": float(np.mean(rewards)), "train/reward_std": float(np.std(rewards))}
+        metrics |= {
+            "train/reward": float(np.mean(rewards)),
+            "train/reward_std": float(np.std(rewards)),
+        }
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -288,7 +345,11 @@ def token_metrics(ledger: Iterable[tuple[str, int]]) -> dict[str, float]:
     tokens = Counter({"trained": 0})
     for outcome, count in ledger:
         tokens[outcome] += count
-    return {f"train/tokens_{outcome}": float(n) for outcome, n in tokens.items() if outcome != "evaluation"}
+    return {
+        f"train/tokens_{outcome}": float(n)
+        for outcome, n in tokens.items()
+        if outcome != "evaluation"
+    }
 
 
 def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:
@@ -310,6 +371,11 @@ def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:
             if is_trained(call):
                 problems.append(f"call {call_id}: {sampled} tokens sampled, none in the ledger")
         elif accounted[call_id] != sampled:
-            problems.append(f"call {call_id}: {sampled} tokens sampled, {accounted[call_id]} in the ledger")
-    problems += [f"call {call_id}: in the ledger, but the call does not exist" for call_id in accounted.keys() - known]
+            problems.append(
+                f"call {call_id}: {sampled} tokens sampled, {accounted[call_id]} in the ledger"
+            )
+    problems += [
+        f"call {call_id}: in the ledger, but the call does not exist"
+        for call_id in accounted.keys() - known
+    ]
     return problems

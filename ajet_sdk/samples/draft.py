@@ -39,7 +39,8 @@ class Draft:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no value to train on. `failure_reward` is for faults of the agent itself only."""
+        """Whether there is no value to train on. `failure_reward` is for faults of the agent itself
+        only."""
         episode = self.episode
         if episode.status == "succeeded":
             return self.rewarded and not episode.rewards
@@ -50,12 +51,18 @@ class Draft:
         """Whether the episode counts in its group's baseline."""
         return self.episode.split == "train" and not self.failed
 
-    def value(self, agent: str | None, call_id: str | None = None, *, discounted: bool = True) -> float | None:
+    def value(
+        self, agent: str | None, call_id: str | None = None, *, discounted: bool = True
+    ) -> float | None:
         succeeded = self.episode.status == "succeeded"
         value = self.episode.value(agent, call_id) if succeeded else self.failure_reward
         if value is None or call_id is None or not discounted or self.gamma == 1:
             return value
-        mine = [r for r in self.episode.rewards if succeeded and r.call_id == call_id and r.agent in (None, agent)]
+        mine = [
+            r
+            for r in self.episode.rewards
+            if succeeded and r.call_id == call_id and r.agent in (None, agent)
+        ]
         immediate = sum(r.value * r.weight for r in mine)
         return immediate + (value - immediate) * self.gamma ** self.later_turns.get(call_id, 0)
 
@@ -66,10 +73,14 @@ class Draft:
         calls = [call for call in self.episode.calls if is_trained(call) and call.error is None]
         for call in calls:
             turns[call.agent].setdefault(call.request_id or call.call_id, len(turns[call.agent]))
-        return {c.call_id: len(turns[c.agent]) - 1 - turns[c.agent][c.request_id or c.call_id] for c in calls}
+        return {
+            c.call_id: len(turns[c.agent]) - 1 - turns[c.agent][c.request_id or c.call_id]
+            for c in calls
+        }
 
     def rule_out(self, newest: int | None, scorable: Callable[[Call], bool] | None) -> None:
-        """Record the outcome of calls that are left out by themselves or with their episode: the first that applies."""
+        """Record the outcome of calls that are left out by themselves or with their episode: the
+        first that applies."""
         for call in self.episode.calls:
             outcome: Outcome | None = None
             if self.episode.split in ("val", "trial"):
@@ -77,14 +88,22 @@ class Draft:
             elif not is_trained(call):
                 outcome = "untrainable"
             elif call.error is not None:
-                outcome = "cancelled" if call.output_ids is None and call.cut_tokens else "undelivered"
+                outcome = (
+                    "cancelled" if call.output_ids is None and call.cut_tokens else "undelivered"
+                )
             elif call.prompt_ids is None or call.output_ids is None:
                 outcome = "untrainable"
-            elif self.scored and not (call.logprobs is not None and np.isfinite(call.logprobs).all()):
+            elif self.scored and not (
+                call.logprobs is not None and np.isfinite(call.logprobs).all()
+            ):
                 outcome = "untrainable"  # the engine reported no usable probability of each token
             elif self.failed:
                 outcome = "failed"
-            elif newest is not None and call.policy_version is not None and call.policy_version < newest:
+            elif (
+                newest is not None
+                and call.policy_version is not None
+                and call.policy_version < newest
+            ):
                 outcome = "stale"
             elif scorable is not None and not scorable(call):
                 outcome = "unmaskable"
@@ -92,10 +111,12 @@ class Draft:
                 self.outcomes[call.call_id] = outcome
 
     def mask_overlong(self) -> None:
-        """Rule out calls that ended at their maximum length, and all of an agent whose last one did.
+        """Rule out calls that ended at their maximum length, and all of an agent whose last one
+        did.
 
-        The reward of such an attempt tells of the limit rather than of the replies (Yu et al. 2025, arXiv:2503.14476,
-        section 3.4). It is called after advantages are computed, as the attempt counts in its group's baseline.
+        The reward of such an attempt tells of the limit rather than of the replies (Yu et al. 2025,
+        arXiv:2503.14476, section 3.4). It is called after advantages are computed, as the attempt
+        counts in its group's baseline.
         """
         of_agents: dict[str, list[Call]] = defaultdict(list)
         for call in sorted(self.episode.calls, key=lambda call: (call.started_at, call.index)):
@@ -109,21 +130,33 @@ class Draft:
 
     @cached_property
     def candidates(self) -> dict[str, list[Call]]:
-        """Calls by role that are not ruled out, or only as stale; fixed before advantages rule out more."""
+        """Calls by role that are not ruled out, or only as stale; fixed before advantages rule out
+        more."""
         by_role: dict[str, list[Call]] = defaultdict(list)
         for call in self.episode.calls:
             if call.call_id not in self.outcomes or self.outcomes[call.call_id] == "stale":
-                by_role[call.agent if call.target_tag in (None, UNTAGGED) else call.target_tag].append(call)
+                by_role[
+                    call.agent if call.target_tag in (None, UNTAGGED) else call.target_tag
+                ].append(call)
         return by_role
 
-    def samples(self, max_tokens: int | None, max_lengths: Lengths, max_samples: int | None) -> list[Sample]:
-        """Builds a sample for each timeline with trained tokens, or for a fixed random choice of `max_samples`."""
-        timelines = [t for t in self.merged.timelines if any(s.call_id not in self.outcomes for s in t.spans)]
+    def samples(
+        self, max_tokens: int | None, max_lengths: Lengths, max_samples: int | None
+    ) -> list[Sample]:
+        """Builds a sample for each timeline with trained tokens, or for a fixed random choice of
+        `max_samples`."""
+        timelines = [
+            t for t in self.merged.timelines if any(s.call_id not in self.outcomes for s in t.spans)
+        ]
         if max_samples is not None and len(timelines) > max_samples:
             at = self.episode
             draw = random.Random(f"{at.task.task_id}/{at.step}/{at.attempt}")
-            timelines.sort(key=lambda timeline: timeline.token_ids.tobytes())  # the order of parallel calls varies
-            timelines = [timelines[i] for i in sorted(draw.sample(range(len(timelines)), max_samples))]
+            timelines.sort(
+                key=lambda timeline: timeline.token_ids.tobytes()
+            )  # the order of parallel calls varies
+            timelines = [
+                timelines[i] for i in sorted(draw.sample(range(len(timelines)), max_samples))
+            ]
         samples = []
         for timeline in timelines:
             limit = len(timeline.token_ids) if max_tokens is None else max_tokens
@@ -140,7 +173,11 @@ class Draft:
                 end = min(span.end, limit)
                 self.trained_tokens[span.call_id] = max(0, end - span.start)
                 if end > span.start:
-                    spans.append(span if end == span.end else Span(call_id=span.call_id, start=span.start, end=end))
+                    spans.append(
+                        span
+                        if end == span.end
+                        else Span(call_id=span.call_id, start=span.start, end=end)
+                    )
         if not spans:
             return None
         size = spans[-1].end
@@ -157,7 +194,9 @@ class Draft:
             advantages=advantages,
         )
 
-    def _shorten(self, timeline: Timeline, spans: tuple[Span, ...], mask: npt.NDArray[np.bool_]) -> Timeline:
+    def _shorten(
+        self, timeline: Timeline, spans: tuple[Span, ...], mask: npt.NDArray[np.bool_]
+    ) -> Timeline:
         """The timeline up to its last trained token, with nothing else masked in."""
         size = len(mask)
         if spans == timeline.spans and size == len(timeline.token_ids):
@@ -170,7 +209,9 @@ class Draft:
             token_ids=timeline.token_ids[:size],
             loss_mask=mask,
             logprobs=np.where(mask, timeline.logprobs[:size], np.float32(0)),
-            call_ids=tuple(c for c in timeline.call_ids if (ids := prompts[c]) is not None and len(ids) < size),
+            call_ids=tuple(
+                c for c in timeline.call_ids if (ids := prompts[c]) is not None and len(ids) < size
+            ),
             policy_version=min((v for v in versions if v is not None), default=None),
             spans=spans,
         )

@@ -1,9 +1,11 @@
 """Finds the earlier call that a call extends, and the one with which it shares the longest prefix.
 
-The extended call, of the same agent and phase, is a prefix of the prompt as a whole; merging follows it. The nearest
-call, of any agent, shares most tokens; the trace stores only the tokens after the shared prefix.
+The extended call, of the same agent and phase, is a prefix of the prompt as a whole; merging
+follows it. The nearest call, of any agent, shares most tokens; the trace stores only the tokens
+after the shared prefix.
 
-Memory is linear in the number of distinct tokens: ids are stored as a tree of runs, and messages as digests.
+Memory is linear in the number of distinct tokens: ids are stored as a tree of runs, and messages as
+digests.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def is_trained(call: Call) -> bool:
 
 
 def rank(call: Call) -> tuple[bool, Any, str]:
-    """Order among calls with equal prompts and outputs, of which the first is extended: trained ones, then by time."""
+    """Order among calls with equal prompts and outputs, of which the first is extended: trained
+    ones, then by time."""
     return not is_trained(call), call.started_at, call.call_id
 
 
@@ -55,7 +58,8 @@ def common_prefix(a: Ids, b: Ids) -> int:
 
 
 def common_start(a: Sequence[object], b: Sequence[object]) -> int:
-    """Length of the common prefix of two texts or lists, by bisection, since slices compare faster than items."""
+    """Length of the common prefix of two texts or lists, by bisection, since slices compare faster
+    than items."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -73,7 +77,8 @@ DIGEST = 16
 
 
 class Ends(Generic[T]):
-    """Sequences (prompt and output) of an agent by length, to find the longest that is a prefix of a prompt."""
+    """Sequences (prompt and output) of an agent by length, to find the longest that is a prefix of
+    a prompt."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
@@ -114,7 +119,8 @@ class CallPlace(NamedTuple):
     """A call's relation to the earlier calls of its episode."""
 
     extends_call_id: str | None = None
-    """The longest call of the same agent and phase whose prompt and output are a prefix of the prompt."""
+    """The longest call of the same agent and phase whose prompt and output are a prefix of the
+    prompt."""
     parent_call_id: str | None = None
     """The call with the longest common prefix."""
     prefix_len: int = 0
@@ -167,8 +173,9 @@ class _Leaf:
 class PrefixIndex:
     """Index of an episode's calls for finding the place of later ones. Thread-safe.
 
-    A call that a later one repeats completely never shares more than the latter, so that only leaves are compared: one
-    for a linear conversation of any length, at most 64. The extended call is found among all calls.
+    A call that a later one repeats completely never shares more than the latter, so that only
+    leaves are compared: one for a linear conversation of any length, at most 64. The extended call
+    is found among all calls.
     """
 
     def __init__(self) -> None:
@@ -186,14 +193,19 @@ class PrefixIndex:
         """Find the place of a call, and add it."""
         return self.find(call)[0]
 
-    def find(self, call: Call, engine_ids: array[int] | None = None) -> tuple[CallPlace, IdRun | None]:
+    def find(
+        self, call: Call, engine_ids: array[int] | None = None
+    ) -> tuple[CallPlace, IdRun | None]:
         """Find the place of a call, and add it. Also returns the run that starts with its prompt.
 
-        `engine_ids` are the last ids of its prompt if the engine stores them, so that they are not stored twice.
+        `engine_ids` are the last ids of its prompt if the engine stores them, so that they are not
+        stored twice.
         """
         with self._lock:
             prompt = _NO_IDS if call.prompt_ids is None else call.prompt_ids
-            output = _NO_IDS if call.output_ids is None or call.prompt_ids is None else call.output_ids
+            output = (
+                _NO_IDS if call.output_ids is None or call.prompt_ids is None else call.output_ids
+            )
             keys = self._keys(call.request.get("messages"))
             shared, nearest = self._nearest(prompt, keys)
             hashed, extended = None, None
@@ -201,7 +213,9 @@ class PrefixIndex:
                 whole = nearest if nearest is not None and shared[0] == nearest.end else None
                 hashed, extended = self._extended(call, prompt, output, whole)
             new = prompt[shared[0] :]
-            if engine_ids and np.array_equal(new, engines := np.frombuffer(engine_ids, dtype=np.int32)):
+            if engine_ids and np.array_equal(
+                new, engines := np.frombuffer(engine_ids, dtype=np.int32)
+            ):
                 new = engines
             run = _append(None if nearest is None else nearest.run, shared[0], new)
             last = _append(run, len(prompt), output)
@@ -217,13 +231,19 @@ class PrefixIndex:
         known: dict[IdRun | None, int] = {None: 0}
         data = prompt.tobytes()
         for leaf in self._leaves:
-            shared = min(_shared(leaf.run, prompt, data, known), leaf.end), common_start(keys, leaf.keys)
+            shared = (
+                min(_shared(leaf.run, prompt, data, known), leaf.end),
+                common_start(keys, leaf.keys),
+            )
             if shared > best:
                 best, nearest = shared, leaf
         return best, nearest
 
-    def _extended(self, call: Call, prompt: Ids, output: Ids, first: _Leaf | None) -> tuple[IdHash, str | None]:
-        """The extended call, and the hash of prompt and output; `first` is a leaf that is a prefix of the prompt."""
+    def _extended(
+        self, call: Call, prompt: Ids, output: Ids, first: _Leaf | None
+    ) -> tuple[IdHash, str | None]:
+        """The extended call, and the hash of prompt and output; `first` is a leaf that is a prefix
+        of the prompt."""
         limit = min(len(prompt), len(prompt) + len(output) - 1)
         ends = self._ends[call.agent, call.phase]
         hashed, extended = IdHash(digest_size=DIGEST), None
@@ -235,11 +255,18 @@ class PrefixIndex:
             extended = ends.longest(prompt, limit, hashed)
         hashed.update(np.ascontiguousarray(output).data)
         last = output if len(output) else prompt
-        ends.add(hashed, len(prompt) + len(output), int(last[-1]) if len(last) else -1, rank(call), call.call_id)
+        ends.add(
+            hashed,
+            len(prompt) + len(output),
+            int(last[-1]) if len(last) else -1,
+            rank(call),
+            call.call_id,
+        )
         return hashed, extended
 
     def _keys(self, messages: object) -> Sequence[bytes]:
-        """For each message a digest of it and its predecessors, up to one that cannot be serialized."""
+        """For each message a digest of it and its predecessors, up to one that cannot be
+        serialized."""
         if not isinstance(messages, list):
             return ()
         before, known = self._spelt
@@ -252,13 +279,16 @@ class PrefixIndex:
             spelling = _spelling(message)
             if spelling is None:
                 break
-            keys.append(hashlib.blake2b((keys[-1] if keys else b"") + spelling, digest_size=16).digest())
+            keys.append(
+                hashlib.blake2b((keys[-1] if keys else b"") + spelling, digest_size=16).digest()
+            )
         self._spelt = messages, keys
         return keys
 
 
 def place_all(calls: Iterable[Call]) -> list[Call]:
-    """Sets the place of each call of an episode among those before it by `index`; keeps the given order."""
+    """Sets the place of each call of an episode among those before it by `index`; keeps the given
+    order."""
     calls = list(calls)
     index = PrefixIndex()
     placed = {id(call): index.add(call) for call in sorted(calls, key=attrgetter("index"))}
@@ -266,7 +296,8 @@ def place_all(calls: Iterable[Call]) -> list[Call]:
 
 
 def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | None, int]) -> int:
-    """Length of the common prefix of a run and a prompt with the bytes `data`. Caches each run in `known`."""
+    """Length of the common prefix of a run and a prompt with the bytes `data`. Caches each run in
+    `known`."""
     above = list[IdRun]()
     while run is not None and run not in known:
         above.append(run)
@@ -276,25 +307,34 @@ def _shared(run: IdRun | None, prompt: Ids, data: bytes, known: dict[IdRun | Non
         if count >= ancestor.start:
             tail: Any = ancestor.tail  # a buffer; bytes compare faster than arrays
             whole = data.startswith(tail, 4 * ancestor.start)
-            count = ancestor.end if whole else ancestor.start + common_prefix(ancestor.tail, prompt[ancestor.start :])
+            count = (
+                ancestor.end
+                if whole
+                else ancestor.start + common_prefix(ancestor.tail, prompt[ancestor.start :])
+            )
         known[ancestor] = count
     return count
 
 
 def _append(run: IdRun | None, start: int, ids: Ids) -> IdRun | None:
-    """The run that ends with `ids`, after the first `start` ids of another; None if there are no ids."""
+    """The run that ends with `ids`, after the first `start` ids of another; None if there are no
+    ids."""
     while run is not None and run.start >= start:
         run = run.parent
     if not len(ids):
         return run
-    part = isinstance(ids.base, np.ndarray) and ids.base.size > ids.size  # a view would keep the whole prompt in memory
+    part = (
+        isinstance(ids.base, np.ndarray) and ids.base.size > ids.size
+    )  # a view would keep the whole prompt in memory
     return IdRun(run, start, ids.copy() if part else np.ascontiguousarray(ids), start + len(ids))
 
 
 def _spelling(message: Any) -> bytes | None:
     """Serializes a message for comparison; None if impossible."""
     try:
-        return marshal.dumps(message, 2)  # the last format without references, so that equal values have equal bytes
+        return marshal.dumps(
+            message, 2
+        )  # the last format without references, so that equal values have equal bytes
     except ValueError:
         pass
     try:

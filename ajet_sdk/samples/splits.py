@@ -1,15 +1,15 @@
 """Finds the cause of a split: why a call does not extend an earlier one, and what a user can do.
 
-Two sides are compared: the call that was expected to be extended, and the request that did not extend it. A cause is
-proven if undoing it makes the latter extend the former:
+Two sides are compared: the call that was expected to be extended, and the request that did not
+extend it. A cause is proven if undoing it makes the latter extend the former:
 
-- Causes in the text (other ids, dropped reasoning, an end token, a stop string, a tool call with other spelling) are
-  undone in the two texts.
-- Causes in the request (tools, options, system prompt, history) are undone in the request, which is rendered again.
-  Without the template, the cause is the change, if there is only one.
+- Causes in the text (other ids, dropped reasoning, an end token, a stop string, a tool call with
+  other spelling) are undone in the two texts.
+- Causes in the request (tools, options, system prompt, history) are undone in the request, which is
+  rendered again. Without the template, the cause is the change, if there is only one.
 - If two changes have to be undone together, the cause is `several`; if nothing helps, `unknown`.
-- No proof is needed if the messages don't extend the other call's (`parallel_branch`, `new_conversation`,
-  `summarised`), and for `template_rewrites`, a request without changes.
+- No proof is needed if the messages don't extend the other call's (`parallel_branch`,
+  `new_conversation`, `summarised`), and for `template_rewrites`, a request without changes.
 """
 
 from __future__ import annotations
@@ -30,31 +30,57 @@ from ajet_sdk.tokens.template import ChatTemplate, Message, meaning
 from ajet_sdk.types import JsonView
 
 HINTS: Mapping[str, str] = {
-    "think_stripped": "Earlier reasoning was dropped from the history: send `reasoning_content` back with each "
-    "reply, or use a chat template that keeps the reasoning of earlier turns.",
-    "retokenised": "The same text came back as different ids because the engine re-tokenizes the history. Let ajet "
-    "make the prompt ids, or have the server accept and return token ids.",
-    "tool_call_reserialised": "A tool call in the history differs in spelling from what the model wrote: use a chat "
-    "template that renders tool calls as the model writes them.",
-    "tools_changed": "The list of tools differs from the earlier call's: keep the tools and their order the same "
-    "throughout an episode.",
-    "options_changed": "The chat template's arguments differ from the earlier call's: keep them the same throughout "
-    "an episode.",
-    "system_changed": "The system prompt differs from the earlier call's: move what changes (time, state) into a "
-    "later message.",
-    "history_edited": "An earlier message was changed, removed or moved: only append to the history.",
-    "summarised": "The history was shortened or summarized: expected when the context is full; otherwise raise the "
-    "length at which the agent shortens it.",
-    "new_conversation": "The call shares only a system prompt with earlier calls: expected if the agent starts a "
-    "new conversation; give different roles different agent names.",
-    "parallel_branch": "Another call continues from the same point (a retry, several choices, parallel calls): "
-    "expected if the agent explores alternatives.",
-    "end_token": "The reply ended with another token than the one the template writes at the end of a turn: make "
-    "them the same in the generation config.",
-    "stop_string": "The reply ended with a stop string that is missing in the history: let the agent append it to "
-    "the reply, or let replies end with the end-of-turn token.",
-    "template_rewrites": "The chat template renders earlier messages differently once the conversation continues: "
-    "use a template whose text only grows.",
+    "think_stripped": (
+        "Earlier reasoning was dropped from the history: send `reasoning_content` back with each "
+        "reply, or use a chat template that keeps the reasoning of earlier turns."
+    ),
+    "retokenised": (
+        "The same text came back as different ids because the engine re-tokenizes the history. Let"
+        " ajet make the prompt ids, or have the server accept and return token ids."
+    ),
+    "tool_call_reserialised": (
+        "A tool call in the history differs in spelling from what the model wrote: use a chat "
+        "template that renders tool calls as the model writes them."
+    ),
+    "tools_changed": (
+        "The list of tools differs from the earlier call's: keep the tools and their order the same"
+        " throughout an episode."
+    ),
+    "options_changed": (
+        "The chat template's arguments differ from the earlier call's: keep them the same"
+        " throughout an episode."
+    ),
+    "system_changed": (
+        "The system prompt differs from the earlier call's: move what changes (time, state) into a "
+        "later message."
+    ),
+    "history_edited": (
+        "An earlier message was changed, removed or moved: only append to the history."
+    ),
+    "summarised": (
+        "The history was shortened or summarized: expected when the context is full; otherwise"
+        " raise the length at which the agent shortens it."
+    ),
+    "new_conversation": (
+        "The call shares only a system prompt with earlier calls: expected if the agent starts a "
+        "new conversation; give different roles different agent names."
+    ),
+    "parallel_branch": (
+        "Another call continues from the same point (a retry, several choices, parallel calls): "
+        "expected if the agent explores alternatives."
+    ),
+    "end_token": (
+        "The reply ended with another token than the one the template writes at the end of a turn:"
+        " make them the same in the generation config."
+    ),
+    "stop_string": (
+        "The reply ended with a stop string that is missing in the history: let the agent append it"
+        " to the reply, or let replies end with the end-of-turn token."
+    ),
+    "template_rewrites": (
+        "The chat template renders earlier messages differently once the conversation continues: "
+        "use a template whose text only grows."
+    ),
     "several": "Several things changed between the calls, and each causes a split.",
     "unknown": "Unknown: the text is not available; pass `decode`, or record requests.",
 }
@@ -91,7 +117,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompt and reply of a call, and the prompt of a later one, both from the same position before they diverge."""
+    """Prompt and reply of a call, and the prompt of a later one, both from the same position before
+    they diverge."""
 
     old: str
     """Prompt and reply of the earlier call."""
@@ -108,7 +135,8 @@ class Texts:
 
 
 def _atoms(text: str, start: int = 0) -> Iterator[tuple[str | Decimal, int]]:
-    """Yields characters without blanks, with JSON escapes resolved, and numbers by value, each with its end."""
+    """Yields characters without blanks, with JSON escapes resolved, and numbers by value, each with
+    its end."""
     for match in _ATOM.finditer(text, start):
         atom = match.group()
         if len(atom) > 1 and atom[0] == "\\":
@@ -121,10 +149,11 @@ def _atoms(text: str, start: int = 0) -> Iterator[tuple[str | Decimal, int]]:
 
 
 def align(sampled: str, text: str, start: int = 0) -> int | None:
-    """The end of the sampled text in `text`, if text[start:] starts with it apart from spelling; else None.
+    """The end of the sampled text in `text`, if text[start:] starts with it apart from spelling;
+    else None.
 
-    Blanks, JSON escapes and the spelling of numbers may differ: templates trim replies and rewrite tool calls. A
-    character in which the reply was cut is matched if the text has it, too.
+    Blanks, JSON escapes and the spelling of numbers may differ: templates trim replies and rewrite
+    tool calls. A character in which the reply was cut is matched if the text has it, too.
     """
     if text.startswith(sampled, start):
         return start + len(sampled)
@@ -140,7 +169,9 @@ def align(sampled: str, text: str, start: int = 0) -> int | None:
     return end
 
 
-def explain(old: Side, new: Side, texts: Texts | None = None, template: ChatTemplate | None = None) -> tuple[str, str]:
+def explain(
+    old: Side, new: Side, texts: Texts | None = None, template: ChatTemplate | None = None
+) -> tuple[str, str]:
     """Explains why `new` does not extend `old`: a key of `HINTS`, and advice."""
     changed = _changes(old, new)
     if changed and changed[-1] in _ELSEWHERE:
@@ -153,11 +184,17 @@ def explain(old: Side, new: Side, texts: Texts | None = None, template: ChatTemp
     if template is not None and texts is not None and old.reply is not None:
         causes = _by_rendering(old, new, texts, template, changed)
         if not causes:
-            return "unknown", f"Unknown: the calls do not merge even with {', '.join(changed)} undone."
+            return (
+                "unknown",
+                f"Unknown: the calls do not merge even with {', '.join(changed)} undone.",
+            )
     else:
         causes = changed or ["template_rewrites"]
         if len(causes) > 1:
-            return "unknown", f"One of: {', '.join(causes)}; the chat template is needed to tell which."
+            return (
+                "unknown",
+                f"One of: {', '.join(causes)}; the chat template is needed to tell which.",
+            )
     return _with_hint(*causes)
 
 
@@ -182,7 +219,10 @@ def _json(value: object) -> str:
 
 def _systems(messages: Sequence[Message]) -> int:
     """Number of leading system messages."""
-    return next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
+    return next(
+        (i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")),
+        len(messages),
+    )
 
 
 def _changes(old: Side, new: Side) -> list[str] | None:
@@ -191,7 +231,11 @@ def _changes(old: Side, new: Side) -> list[str] | None:
     Empty if only a turn was added, None if the requests are not recorded.
     """
     changed = ["tools_changed"] if _json(old.tools) != _json(new.tools) else []
-    changed += ["options_changed"] if _json(sorted(old.options.items())) != _json(sorted(new.options.items())) else []
+    changed += (
+        ["options_changed"]
+        if _json(sorted(old.options.items())) != _json(sorted(new.options.items()))
+        else []
+    )
     if old.messages is None or new.messages is None:
         return changed or None
     n_old, n_new = _systems(old.messages), _systems(new.messages)
@@ -233,7 +277,9 @@ _SILENT = {"content": "", "reasoning_content": ""}
 # Undoing it
 
 
-def _undo(old: Side, new: Side, seen: Texts, template: ChatTemplate, causes: Sequence[str]) -> Texts | None:
+def _undo(
+    old: Side, new: Side, seen: Texts, template: ChatTemplate, causes: Sequence[str]
+) -> Texts | None:
     """Renders the two texts with some changes undone; None if the template refuses them."""
     before, after = old.messages or (), new.messages or ()
     n_old, n_new = _systems(before), _systems(after)
@@ -244,21 +290,34 @@ def _undo(old: Side, new: Side, seen: Texts, template: ChatTemplate, causes: Seq
     options = old.options if "options_changed" in causes else new.options
     at = datetime.now()
     try:
-        prompt = template.render([template.form_cleaned(m) for m in before], old.tools, at=at, **old.options)
-        text = template.render([template.form_cleaned(m) for m in [*system, *turns]], tools, at=at, **options)
+        prompt = template.render(
+            [template.form_cleaned(m) for m in before], old.tools, at=at, **old.options
+        )
+        text = template.render(
+            [template.form_cleaned(m) for m in [*system, *turns]], tools, at=at, **options
+        )
     except RequestRefused:
         return None
     return Texts(prompt + seen.sampled, text, len(prompt), seen.last)
 
 
-def _by_rendering(old: Side, new: Side, seen: Texts, template: ChatTemplate, changed: Sequence[str]) -> list[str]:
-    """The smallest set of changes to undo for the calls to merge, with a cause in the text if needed.
+def _by_rendering(
+    old: Side, new: Side, seen: Texts, template: ChatTemplate, changed: Sequence[str]
+) -> list[str]:
+    """The smallest set of changes to undo for the calls to merge, with a cause in the text if
+    needed.
 
     Empty if the calls don't merge even with all changes undone.
     """
     if not changed:  # except for irrelevant keys (a name), which the template may show
         texts = _undo(old, new, seen, template, ("history_edited",))
-        return ["history_edited" if texts is not None and _begins(texts.old, texts) else "template_rewrites"]
+        return [
+            (
+                "history_edited"
+                if texts is not None and _begins(texts.old, texts)
+                else "template_rewrites"
+            )
+        ]
     remaining: dict[tuple[str, ...], list[str]] = {}
     for size in range(1, len(changed) + 2):
         for undone in combinations(changed, size):
@@ -274,19 +333,26 @@ def _by_rendering(old: Side, new: Side, seen: Texts, template: ChatTemplate, cha
 
 
 def _begins(text: str, texts: Texts) -> bool:
-    """Whether the new text starts with an old one: exactly with its prompt, and with its reply apart from spelling."""
+    """Whether the new text starts with an old one: exactly with its prompt, and with its reply
+    apart from spelling."""
     prompt = texts.old[: texts.reply_at]
-    return texts.new.startswith(prompt) and align(text[len(prompt) :], texts.new, len(prompt)) is not None
+    return (
+        texts.new.startswith(prompt)
+        and align(text[len(prompt) :], texts.new, len(prompt)) is not None
+    )
 
 
 def _of_text(old: Side, texts: Texts, template: ChatTemplate | None, same_reply: bool) -> list[str]:
-    """Causes in the texts that, if undone, make the new text extend the old one; empty without such causes.
+    """Causes in the texts that, if undone, make the new text extend the old one; empty without such
+    causes.
 
     `same_reply`: the history has the unchanged reply, or is unknown.
     """
     if texts.new.startswith(texts.old):
         return ["retokenised"]
-    start = max(0, min(common_start(texts.old, texts.new), texts.reply_at) - _BEFORE)  # drop most of the common prefix
+    start = max(
+        0, min(common_start(texts.old, texts.new), texts.reply_at) - _BEFORE
+    )  # drop most of the common prefix
     texts = Texts(texts.old[start:], texts.new[start:], texts.reply_at - start, texts.last)
     if same_reply and _begins(texts.old, texts):
         respelled = "{" in texts.sampled or (old.reply or {}).get("tool_calls")
@@ -299,7 +365,10 @@ def _of_text(old: Side, texts: Texts, template: ChatTemplate | None, same_reply:
             return [cause]
     if bare:
         return ["think_stripped"]
-    return next((["think_stripped", c] for c, t in shorter if _lacks_reasoning(old, t, texts.new, block)), [])
+    return next(
+        (["think_stripped", c] for c, t in shorter if _lacks_reasoning(old, t, texts.new, block)),
+        [],
+    )
 
 
 def _shorten(old: Side, texts: Texts, block: re.Pattern[str] | None) -> Iterator[tuple[str, str]]:
@@ -313,14 +382,23 @@ def _shorten(old: Side, texts: Texts, block: re.Pattern[str] | None) -> Iterator
     if texts.last and sampled.endswith(texts.last) and known:
         yield "end_token", texts.old.removesuffix(texts.last)
     content = reply.get("content")
-    if _shows_calls(reply, texts.new[texts.reply_at :]) and isinstance(content, str) and content in sampled:
+    if (
+        _shows_calls(reply, texts.new[texts.reply_at :])
+        and isinstance(content, str)
+        and content in sampled
+    ):
         thought = max((match.end() for match in block.finditer(sampled)), default=0) if block else 0
-        yield "tool_call_reserialised", texts.old[: texts.reply_at + max(thought, sampled.find(content) + len(content))]
+        yield (
+            "tool_call_reserialised",
+            texts.old[: texts.reply_at + max(thought, sampled.find(content) + len(content))],
+        )
 
 
 def _shows_calls(reply: Message, text: str) -> bool:
     """Whether a reply calls tools, and the text names each of them."""
-    functions = [call.get("function") for call in reply.get("tool_calls") or () if isinstance(call, Mapping)]
+    functions = [
+        call.get("function") for call in reply.get("tool_calls") or () if isinstance(call, Mapping)
+    ]
     names = [function.get("name") for function in functions if isinstance(function, Mapping)]
     return bool(names) and all(isinstance(name, str) and name in text for name in names)
 
@@ -338,15 +416,20 @@ def _lacks_reasoning(old: Side, before: str, after: str, block: re.Pattern[str] 
         bare_before, bare_after = block.sub("", before), block.sub("", after)
         if bare_before != before and align(bare_before, bare_after) is not None:
             return True
-    thoughts = [message.get("reasoning_content") for message in [*(old.messages or ()), old.reply or {}]]
-    known = [thought.strip() for thought in thoughts if isinstance(thought, str) and thought.strip()]
+    thoughts = [
+        message.get("reasoning_content") for message in [*(old.messages or ()), old.reply or {}]
+    ]
+    known = [
+        thought.strip() for thought in thoughts if isinstance(thought, str) and thought.strip()
+    ]
     gone = _missing_pieces(before, after) if known else None
     return bool(gone) and all(any(thought in piece for thought in known) for piece in gone or ())
 
 
 _ANCHOR, _SPAN, _BACK, _MOST, _BEFORE = 6, 40, 24, 64, 200
-"""Lengths for aligning texts, in characters: of a match to search for, of a match to verify, before the divergence to
-search, and of common text to keep before it; and the maximum number of missing pieces (`_MOST`)."""
+"""Lengths for aligning texts, in characters: of a match to search for, of a match to verify, before
+the divergence to search, and of common text to keep before it; and the maximum number of missing
+pieces (`_MOST`)."""
 
 
 def _missing_pieces(old: str, new: str) -> list[str] | None:
@@ -363,7 +446,8 @@ def _missing_pieces(old: str, new: str) -> list[str] | None:
 
 
 def _find_drop(old: str, new: str, where: int) -> tuple[int, int] | None:
-    """Positions of equal text near the divergence in the new text, and further on in the old text."""
+    """Positions of equal text near the divergence in the new text, and further on in the old
+    text."""
     for start in range(where, max(-1, where - _BACK), -1):
         anchor = new[start : start + _ANCHOR]
         if len(anchor.strip()) < 3:
@@ -374,7 +458,9 @@ def _find_drop(old: str, new: str, where: int) -> tuple[int, int] | None:
             if span >= _ANCHOR and old.startswith(new[start : start + span], at):
                 return start, at
             at = old.find(anchor, at + 1)
-        for size in range(_ANCHOR - 1, 2, -1):  # near the end of the old text, a shorter match suffices
+        for size in range(
+            _ANCHOR - 1, 2, -1
+        ):  # near the end of the old text, a shorter match suffices
             if old.endswith(anchor[:size]) and len(old) - size > max(start, where):
                 return start, len(old) - size
     return None

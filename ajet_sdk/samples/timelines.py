@@ -1,13 +1,15 @@
 """Merges calls into timelines, and explains splits.
 
-A call extends the timeline that is the longest exact token prefix of its prompt, or else opens a new one, a branch.
-Every sampled token is masked in exactly once, after the exact prefix with which it was sampled, and masked out where a
-branch repeats it. Two replies to one prompt are both included, agents never share a timeline, and the order of the
-calls doesn't matter: of several calls that extend the same one, the one with most tokens sampled after it continues the
-timeline, and the others branch off.
+A call extends the timeline that is the longest exact token prefix of its prompt, or else opens a
+new one, a branch. Every sampled token is masked in exactly once, after the exact prefix with which
+it was sampled, and masked out where a branch repeats it. Two replies to one prompt are both
+included, agents never share a timeline, and the order of the calls doesn't matter: of several calls
+that extend the same one, the one with most tokens sampled after it continues the timeline, and the
+others branch off.
 
-The extended call is found at recording (`Call.extends_call_id`) and verified here, since no token may be trained after
-a prefix with which it was not sampled. If it is missing, it is searched among all calls, including later ones.
+The extended call is found at recording (`Call.extends_call_id`) and verified here, since no token
+may be trained after a prefix with which it was not sampled. If it is missing, it is searched among
+all calls, including later ones.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Merged:
     splits: tuple[Split, ...]
 
 
-def merge(calls: Sequence[Call], decode: Decode | None = None, template: ChatTemplate | None = None) -> Merged:
+def merge(
+    calls: Sequence[Call], decode: Decode | None = None, template: ChatTemplate | None = None
+) -> Merged:
     """Merge calls into timelines.
 
     Args:
@@ -72,7 +76,8 @@ def merge(calls: Sequence[Call], decode: Decode | None = None, template: ChatTem
 
 
 class _Node:
-    """A call in the tree of calls; its parent's prompt and output are the longest prefix of its prompt."""
+    """A call in the tree of calls; its parent's prompt and output are the longest prefix of its
+    prompt."""
 
     def __init__(self, call: Call, prompt: _Ids, output: _Ids) -> None:
         self.call, self.prompt, self.output = call, prompt, output
@@ -96,7 +101,8 @@ class _Node:
         return int(last[-1]) if self.end else -1
 
     def begins_with(self, earlier: _Node) -> bool:
-        """Whether another call's prompt and output are a prefix of this prompt, and shorter than this call."""
+        """Whether another call's prompt and output are a prefix of this prompt, and shorter than
+        this call."""
         if earlier.end > self.start or earlier.end >= self.end:
             return False
         if (self.prompt[: earlier.start] != earlier.prompt).any():
@@ -127,7 +133,8 @@ def _find_parents(nodes: Sequence[_Node]) -> None:
 
 
 def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
-    """Sets the parents of some nodes, from shorter to longer sequences, since a parent is shorter than its child."""
+    """Sets the parents of some nodes, from shorter to longer sequences, since a parent is shorter
+    than its child."""
     ends: Ends[_Node] = Ends()
     hashes: dict[str, IdHash] = {}
     to_extend = {node.parent.call.call_id for node in nodes if node.parent is not None}
@@ -136,9 +143,16 @@ def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
         call_id = node.call.call_id
         limit = min(node.start, node.end - 1)
         before = node.parent
-        if before is None and latest is not None and latest.end <= limit and node.begins_with(latest):
+        if (
+            before is None
+            and latest is not None
+            and latest.end <= limit
+            and node.begins_with(latest)
+        ):
             before = latest
-        hashed = IdHash(digest_size=DIGEST) if before is None else hashes[before.call.call_id].copy()
+        hashed = (
+            IdHash(digest_size=DIGEST) if before is None else hashes[before.call.call_id].copy()
+        )
         parent = ends.longest(node.prompt, limit, hashed, 0 if before is None else before.end)
         if call_id in unplaced:
             node.parent = parent
@@ -150,13 +164,15 @@ def _search(nodes: Sequence[_Node], unplaced: Collection[str]) -> None:
 
 
 def _choose(nodes: Sequence[_Node]) -> None:
-    """Chooses the heir of each node: the child with most sampled tokens; among equals the one with the smallest ids as
-    bytes, since the order of parallel calls varies; then the earlier one."""
+    """Chooses the heir of each node: the child with most sampled tokens; among equals the one with
+    the smallest ids as bytes, since the order of parallel calls varies; then the earlier one."""
 
     def key(node: _Node) -> tuple[Any, ...]:
         return -node.weight, node.prompt.tobytes(), node.output.tobytes(), _began(node)
 
-    for node in sorted(nodes, key=lambda n: (n.start, n.end), reverse=True):  # children before their parents
+    for node in sorted(
+        nodes, key=lambda n: (n.start, n.end), reverse=True
+    ):  # children before their parents
         node.weight += node.end - node.start
         parent = node.parent
         if parent is None:
@@ -183,7 +199,9 @@ def _timeline(node: _Node) -> Timeline:
     logprobs = np.zeros(last.end, np.float32)
     for link in trained:
         mask[link.start : link.end] = True
-        logprobs[link.start : link.end] = np.nan if link.call.logprobs is None else link.call.logprobs
+        logprobs[link.start : link.end] = (
+            np.nan if link.call.logprobs is None else link.call.logprobs
+        )
     for array in (token_ids, mask, logprobs):
         array.flags.writeable = False
     versions = [v for link in trained if (v := link.call.policy_version) is not None]
@@ -198,7 +216,9 @@ def _timeline(node: _Node) -> Timeline:
     )
 
 
-def _splits(nodes: Sequence[_Node], decode: Decode | None, template: ChatTemplate | None) -> list[tuple[_Node, Split]]:
+def _splits(
+    nodes: Sequence[_Node], decode: Decode | None, template: ChatTemplate | None
+) -> list[tuple[_Node, Split]]:
     """Builds a split for each timeline of an agent but its first."""
     opened = [node for node in nodes if node.opens]
     if len(opened) < 2:
@@ -208,7 +228,9 @@ def _splits(nodes: Sequence[_Node], decode: Decode | None, template: ChatTemplat
     return [(node, _split(node, history, decode, template)) for node in opened if node is not first]
 
 
-def _split(node: _Node, history: _History, decode: Decode | None, template: ChatTemplate | None) -> Split:
+def _split(
+    node: _Node, history: _History, decode: Decode | None, template: ChatTemplate | None
+) -> Split:
     old, new = history.parted(node)
     rival = None if node.parent is None else node.parent.heir
     if old is None:
@@ -222,7 +244,12 @@ def _split(node: _Node, history: _History, decode: Decode | None, template: Chat
             prompt = decode(old.prompt[start:].tolist())
             old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
             new_text = decode(new.prompt[start : old.end + 1024].tolist())
-            texts = Texts(old_text, new_text, min(len(prompt), len(old_text)), decode(old.output[-1:].tolist()))
+            texts = Texts(
+                old_text,
+                new_text,
+                min(len(prompt), len(old_text)),
+                decode(old.output[-1:].tolist()),
+            )
         cause, hint = explain(old.side, new.side, texts, template)
         at = at if new is node or rival is None else _common_tokens(node, rival)
     expected = old if new is node and old is not None else node.parent
@@ -239,7 +266,9 @@ def _split(node: _Node, history: _History, decode: Decode | None, template: Chat
 def _common_tokens(node: _Node, earlier: _Node) -> int:
     """Length of the common prefix of a prompt and another call's prompt and output."""
     same = common_prefix(node.prompt, earlier.prompt)
-    return same + common_prefix(node.prompt[same:], earlier.output) if same == earlier.start else same
+    return (
+        same + common_prefix(node.prompt[same:], earlier.output) if same == earlier.start else same
+    )
 
 
 class _History:
@@ -258,9 +287,11 @@ class _History:
                 self._asked[len(messages), meaning(clean(messages[-1]))].append(node)
 
     def parted(self, node: _Node) -> tuple[_Node | None, _Node]:
-        """The earlier call that was not extended, if any, and the call that should have extended it.
+        """The earlier call that was not extended, if any, and the call that should have extended
+        it.
 
-        The latter may be the heir of the call's parent: a next turn that extends the parent instead of the call.
+        The latter may be the heir of the call's parent: a next turn that extends the parent instead
+        of the call.
         """
         if node.parent is None:
             twin = self._roots[node.prompt.tobytes()]
@@ -268,36 +299,59 @@ class _History:
         assert node.parent.heir is not None
         for late, early in ((node, node.parent.heir), (node.parent.heir, node)):
             wanted = self._extended(late, len(late.side.meanings) - 1)
-            if wanted is None and not late.side.meanings and self._place[id(early)] < self._place[id(late)]:
-                wanted = early if early.start < late.start and _common_tokens(late, early) >= early.start else None
+            if (
+                wanted is None
+                and not late.side.meanings
+                and self._place[id(early)] < self._place[id(late)]
+            ):
+                wanted = (
+                    early
+                    if early.start < late.start and _common_tokens(late, early) >= early.start
+                    else None
+                )
             if wanted is not None and _common_tokens(late, wanted) < wanted.end:
                 return wanted, late
         return None, node
 
     def _expected(self, node: _Node) -> _Node:
-        """The call that a root extends by its messages, else the latest that ended before it began."""
+        """The call that a root extends by its messages, else the latest that ended before it
+        began."""
         extended = self._extended(node, len(node.side.meanings))
         if extended is not None:
             return extended
         place = self._place[id(node)]
-        recent = self._nodes[max(0, place - _RECENT) : place][::-1]  # not empty, since it is not the agent's first call
+        recent = self._nodes[max(0, place - _RECENT) : place][
+            ::-1
+        ]  # not empty, since it is not the agent's first call
         ended = [earlier for earlier in recent if earlier.call.ended_at <= node.call.started_at]
         return (ended or recent)[0]
 
     def _extended(self, node: _Node, most: int) -> _Node | None:
-        """The latest call whose messages are the longest prefix, up to `most`; preferably with the same reply."""
+        """The latest call whose messages are the longest prefix, up to `most`; preferably with the
+        same reply."""
         meanings, place = node.side.meanings, self._place[id(node)]
         for n in range(most, 0, -1):
             nodes = self._asked.get((n, meanings[n - 1]), ())[-64:]
-            equal = [o for o in reversed(nodes) if self._place[id(o)] < place and o.side.meanings == meanings[:n]]
+            equal = [
+                o
+                for o in reversed(nodes)
+                if self._place[id(o)] < place and o.side.meanings == meanings[:n]
+            ]
             if equal:
-                return next((o for o in equal if n < len(meanings) and o.side.reply_meaning == meanings[n]), equal[0])
+                return next(
+                    (o for o in equal if n < len(meanings) and o.side.reply_meaning == meanings[n]),
+                    equal[0],
+                )
         return None
 
 
 def _messages(call: Call) -> Sequence[Any] | None:
     messages = call.request.get("messages")
-    return messages if isinstance(messages, list) and all(isinstance(m, Mapping) for m in messages) else None
+    return (
+        messages
+        if isinstance(messages, list) and all(isinstance(m, Mapping) for m in messages)
+        else None
+    )
 
 
 def _side(call: Call) -> Side:

@@ -1,10 +1,12 @@
-"""The watcher between `sandbox` and the code that it runs: sets limits, runs the code, watches it, and reports.
+"""The watcher between `sandbox` and the code that it runs: sets limits, runs the code, watches it,
+and reports.
 
-It is started as `python -I -S -c SOURCE LIMITS` and imports nothing of ajet. It writes lines of JSON to a socket, whose
-file descriptor is among the limits: that it has started, then the code's exit status and the limit that it exceeded.
-When the other side closes the socket, it ends the code, also if ajet is killed. Inside a fence it is the first process:
-the code cannot send it signals, and all of the code's processes end with it. Outside it kills them one by one. It does
-without pathlib, to start quickly.
+It is started as `python -I -S -c SOURCE LIMITS` and imports nothing of ajet. It writes lines of
+JSON to a socket, whose file descriptor is among the limits: that it has started, then the code's
+exit status and the limit that it exceeded. When the other side closes the socket, it ends the code,
+also if ajet is killed. Inside a fence it is the first process: the code cannot send it signals, and
+all of the code's processes end with it. Outside it kills them one by one. It does without pathlib,
+to start quickly.
 """
 
 from __future__ import annotations
@@ -108,12 +110,17 @@ def passed(limits: Json, until: float) -> str:
         return "processes"
     if sum(running.values()) > limits["memory"]:
         return "memory"
-    size, files = filled(limits["folders"]) if limits["folders"] else (used(limits["directory"], limits["disk"]), 0)
+    size, files = (
+        filled(limits["folders"])
+        if limits["folders"]
+        else (used(limits["directory"], limits["disk"]), 0)
+    )
     return "disk" if size > limits["disk"] or files > FILES else ""
 
 
 def end(child: int) -> None:
-    """Kill all processes of the code until there are no new ones; orphans are children of this process."""
+    """Kill all processes of the code until there are no new ones; orphans are children of this
+    process."""
     killed: set[int] = set()
     while alive := ({child, *descendants()} - killed):
         for pid in alive:
@@ -135,7 +142,9 @@ def descendants() -> dict[int, int]:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:  # it has ended
                 continue
-            children.setdefault(int(fields[1]), []).append((int(name), int(fields[21]) * resource.getpagesize()))
+            children.setdefault(int(fields[1]), []).append(
+                (int(name), int(fields[21]) * resource.getpagesize())
+            )
     pids, todo = dict[int, int](), [os.getpid()]
     while todo:
         below = children.get(todo.pop(), [])
@@ -147,7 +156,9 @@ def descendants() -> dict[int, int]:
 def filled(folders: list[str]) -> tuple[int, int]:
     """Bytes and files in the code's file systems."""
     there = [os.statvfs(folder) for folder in folders]
-    size = sum((filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize for filesystem in there)
+    size = sum(
+        (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize for filesystem in there
+    )
     return size, sum(filesystem.f_files - filesystem.f_ffree for filesystem in there)
 
 

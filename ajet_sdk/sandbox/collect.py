@@ -29,7 +29,11 @@ def is_assertion(node: ast.AST) -> bool:
     """
     if isinstance(node, ast.Assert):
         return True
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith(_ASSERTING)
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr.startswith(_ASSERTING)
+    )
 
 
 class Collected:
@@ -51,18 +55,26 @@ class Collected:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 named = node.name.startswith("test")
                 # A function with parameters is a helper of the tests.
-                alone = not of_class and not _has_parameters(node) and any(map(is_assertion, ast.walk(node)))
+                alone = (
+                    not of_class
+                    and not _has_parameters(node)
+                    and any(map(is_assertion, ast.walk(node)))
+                )
                 if named or alone:
                     self._mark(node, place + node.name)
             elif isinstance(node, ast.ClassDef):
                 self._collect(node.body, f"{place}{node.name}.", of_class=True)
-            elif isinstance(node, ast.If | ast.Try | ast.With):  # definitions may depend on a version or an import
+            elif isinstance(
+                node, ast.If | ast.Try | ast.With
+            ):  # definitions may depend on a version or an import
                 for field in ("body", "orelse", "finalbody"):
                     self._collect(getattr(node, field, []), place, of_class=of_class)
 
     def _mark(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
         call = ast.Call(ast.Name("__entered__", ast.Load()), [ast.Constant(len(self.names))], [])
-        has_docstring = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+        has_docstring = isinstance(node.body[0], ast.Expr) and isinstance(
+            node.body[0].value, ast.Constant
+        )
         node.body.insert(int(has_docstring), ast.Expr(call))
         self.names.append(name)
 
@@ -76,13 +88,21 @@ class Collected:
             set_up()
         values = list(names.values())
         for value in values:
-            if isinstance(value, types.FunctionType) and self._is_left(value.__name__) and not _required_of(value):
+            if (
+                isinstance(value, types.FunctionType)
+                and self._is_left(value.__name__)
+                and not _required_of(value)
+            ):
                 _finish(value())
-        classes = [value for value in values if isinstance(value, type) and value.__module__ == "__main__"]
+        classes = [
+            value for value in values if isinstance(value, type) and value.__module__ == "__main__"
+        ]
         for kind in classes:
             if _is_case(kind) and self._has_tests(kind):
                 self._run_case(kind)
-        for kind in classes:  # last, since the tests of a mixin run with the case that it is mixed into
+        for (
+            kind
+        ) in classes:  # last, since the tests of a mixin run with the case that it is mixed into
             if not _is_case(kind) and self._has_tests(kind):
                 self._run_class(kind)
         for tear_down in (names.get("tearDownModule"), names.get("teardown_module")):
@@ -103,7 +123,12 @@ class Collected:
 
     def _has_tests(self, kind: type) -> bool:
         """Whether a class has a test of its own or of a base that has not run."""
-        names = {f"{base.__name__}.{name}" for base in kind.__mro__ for name in vars(base) if name.startswith("test")}
+        names = {
+            f"{base.__name__}.{name}"
+            for base in kind.__mro__
+            for name in vars(base)
+            if name.startswith("test")
+        }
         # A subclass runs the tests of its bases anew, as unittest does.
         return bool(names & set(self.names if _is_case(kind) else self._left()))
 
@@ -130,14 +155,18 @@ class Collected:
                 raise AssertionError(failed[0][1])
             if result.skipped and self.asked() > before:
                 # Otherwise a program could have its tests skipped.
-                raise AssertionError(f"a test skips itself after it has used the program: {result.skipped[0][1]}")
+                raise AssertionError(
+                    f"a test skips itself after it has used the program: {result.skipped[0][1]}"
+                )
             if result.skipped:
                 name = test.id().rpartition(".")[2]
                 self.left_out |= {f"{base.__name__}.{name}" for base in kind.__mro__}
 
 
 def _is_case(kind: type) -> bool:
-    return "unittest" in sys.modules and issubclass(kind, importlib.import_module("unittest").TestCase)
+    return "unittest" in sys.modules and issubclass(
+        kind, importlib.import_module("unittest").TestCase
+    )
 
 
 def _has_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -147,7 +176,10 @@ def _has_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _required_of(function: Any) -> bool:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
-    return any(parameter.default is parameter.empty and parameter.kind not in kinds for parameter in parameters)
+    return any(
+        parameter.default is parameter.empty and parameter.kind not in kinds
+        for parameter in parameters
+    )
 
 
 def _call(instance: object, names: tuple[str, ...], method: object) -> None:

@@ -1,8 +1,10 @@
-"""The fence around a program written by a model: bubblewrap's namespaces and a system call filter, with a test.
+"""The fence around a program written by a model: bubblewrap's namespaces and a system call filter,
+with a test.
 
-Inside, a program has a read-only root with only the files that Python needs, a scratch directory in memory, a private
-loopback as its only network, no privileges, and its own process table, whose first process, the watcher, it can neither
-kill nor stop. `fence` tests this: it runs a program that tries to escape, and raises if any attempt succeeds.
+Inside, a program has a read-only root with only the files that Python needs, a scratch directory in
+memory, a private loopback as its only network, no privileges, and its own process table, whose
+first process, the watcher, it can neither kill nor stop. `fence` tests this: it runs a program that
+tries to escape, and raises if any attempt succeeds.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Fence:
     bwrap: str
     version: str
     users: bool
-    """Whether each program gets its own user (ajet runs as root), rather than ajet's in a namespace."""
+    """Whether each program gets its own user (ajet runs as root), rather than ajet's in a
+    namespace."""
 
     @property
     def sized(self) -> bool:
@@ -57,7 +60,8 @@ class Fence:
         return tuple(map(int, re.findall(r"\d+", self.version)[:2])) >= (0, 7)
 
     def user(self, number: int) -> int:
-        """The user of a program: process limits count per user, so concurrent programs get different ones."""
+        """The user of a program: process limits count per user, so concurrent programs get
+        different ones."""
         return _USERS[(os.getpid() * 64 + number) % len(_USERS)] if self.users else 0
 
     def command(self, disk: int, calls: int, program: int) -> list[str]:
@@ -71,7 +75,15 @@ class Fence:
         if self.users:
             rights = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
-            rights = ["--unshare-user", "--uid", str(_STRANGER), "--gid", str(_STRANGER), "--cap-drop", "ALL"]
+            rights = [
+                "--unshare-user",
+                "--uid",
+                str(_STRANGER),
+                "--gid",
+                str(_STRANGER),
+                "--cap-drop",
+                "ALL",
+            ]
         tmpfs = ("--perms", "0777", *(("--size", str(disk)) if self.sized else ()), "--tmpfs")
         return [
             self.bwrap, *rights,
@@ -93,8 +105,12 @@ def fence() -> Fence:
     if bwrap is None:
         raise NoFence("bubblewrap is not installed (apt-get install bubblewrap)")
     if platform.machine() not in _CALLS:
-        raise NoFence(f"the system call filter supports {' and '.join(_CALLS)}, not {platform.machine()}")
-    version = subprocess.run([bwrap, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+        raise NoFence(
+            f"the system call filter supports {' and '.join(_CALLS)}, not {platform.machine()}"
+        )
+    version = subprocess.run(
+        [bwrap, "--version"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     problems = []
     for users in (True, False) if os.geteuid() == 0 else (False,):
         candidate = Fence(bwrap, version or "bubblewrap", users)
@@ -109,8 +125,9 @@ def fenced(feature: str, *, unfenced: bool) -> bool:
     """Whether programs run inside a fence; False, with a warning, if `unfenced`. Raises NoFence."""
     if unfenced:
         log.warning(
-            "%s --unfenced: programs written by a model run with your permissions: they can read, change and "
-            "delete your files and use the network. Only time, memory, files and output are limited",
+            "%s --unfenced: programs written by a model run with your permissions: they can read,"
+            " change and delete your files and use the network. Only time, memory, files and output"
+            " are limited",
             feature,
         )
         return False
@@ -118,9 +135,9 @@ def fenced(feature: str, *, unfenced: bool) -> bool:
         fence()
     except NoFence as error:
         raise NoFence(
-            f"{feature} runs programs written by a model, and there is no working sandbox: {error}. Fix that (`ajet "
-            "doctor` checks the sandbox), verify with agreement:3 or a judge, or pass --unfenced to run them "
-            "with your permissions"
+            f"{feature} runs programs written by a model, and there is no working sandbox: {error}."
+            " Fix that (`ajet doctor` checks the sandbox), verify with agreement:3 or a judge, or"
+            " pass --unfenced to run them with your permissions"
         ) from None
     return True
 
@@ -166,9 +183,15 @@ def program_files(code: bytes) -> Iterator[tuple[int, int]]:
 
 def _prove(candidate: Fence) -> str:
     """Tests a fence; returns the problem, or an empty text."""
-    drop = f"import os; os.setgroups([]); u = {candidate.user(0)}; os.setresgid(u, u, u); os.setresuid(u, u, u)\n"
+    drop = (
+        f"import os; os.setgroups([]); u = {candidate.user(0)}; os.setresgid(u, u, u);"
+        " os.setresuid(u, u, u)\n"
+    )
     run = "os.execve(sys.argv[1], [sys.argv[1], '-I', '-S', 'program.py', *sys.argv[2:]], {})"
-    with tempfile.TemporaryDirectory(prefix="ajet-fence-") as place, socket.create_server(("127.0.0.1", 0)) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="ajet-fence-") as place,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
         secret = Path(place, "secret")
         secret.write_text("secret")
         with program_files(_ATTEMPTS.encode()) as descriptors:
@@ -179,9 +202,16 @@ def _prove(candidate: Fence) -> str:
             ]  # fmt: skip
             try:
                 done = subprocess.run(
-                    command, pass_fds=descriptors, env={"AJET_FENCE": "x"}, cwd="/",
-                    stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,
-                )  # fmt: skip
+                    command,
+                    pass_fds=descriptors,
+                    env={"AJET_FENCE": "x"},
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=_PROBE_SECONDS,
+                    check=False,
+                )
             except (OSError, subprocess.TimeoutExpired) as error:
                 return str(error)
     if done.returncode != 0:
@@ -199,7 +229,11 @@ def _python() -> tuple[str, ...]:
             *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store"),
             *("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime", "/usr/share/zoneinfo"),
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-            *(f"{prefix}/{name}" for prefix in (sys.base_prefix, sys.prefix) for name in ("lib", "lib64")),
+            *(
+                f"{prefix}/{name}"
+                for prefix in (sys.base_prefix, sys.prefix)
+                for name in ("lib", "lib64")
+            ),
             f"{sys.prefix}/pyvenv.cfg",
         ]
     )
@@ -209,12 +243,16 @@ def _python() -> tuple[str, ...]:
             shown.append(("--symlink", str(path.readlink()), str(path)))
         elif path.exists():
             shown.append(("--ro-bind", str(path), str(path)))
-    path = Path(sys.executable)  # and the links that lead to it, whose location determines the environment
+    path = Path(
+        sys.executable
+    )  # and the links that lead to it, whose location determines the environment
     while path.is_symlink():
         shown.append(("--symlink", str(path.readlink()), str(path)))
         path = path.parent / path.readlink()
     shown.append(("--ro-bind", str(path), str(path)))
-    above = dict.fromkeys(str(parent) for *_, target in shown for parent in reversed(Path(target).parents))
+    above = dict.fromkeys(
+        str(parent) for *_, target in shown for parent in reversed(Path(target).parents)
+    )
     above.pop("/")  # else they would be accessible for ajet's user only
     folders = [text for folder in above for text in ("--perms", "0755", "--dir", folder)]
     return (*folders, *(text for step in shown for text in step))
@@ -233,17 +271,21 @@ _REFUSED = {
     "msgget": (68, 186), "mq_open": (240, 180), "personality": (135, 92), "syslog": (103, 116),
     "open_by_handle_at": (304, 265),
 }  # fmt: skip
-"""Numbers on x86-64 and arm64 of calls for namespaces, kernel tables, and memory outside of process limits."""
+"""Numbers on x86-64 and arm64 of calls for namespaces, kernel tables, and memory outside of process
+limits."""
 _CALLS = {"x86_64": (0, 0xC000003E, 56, 41), "aarch64": (1, 0xC00000B7, 220, 198)}
-"""Machine -> column of `_REFUSED`, the kernel's id of the machine, numbers of `clone` and `socket`."""
+"""Machine -> column of `_REFUSED`, the kernel's id of the machine, numbers of `clone` and
+`socket`."""
 _CLONE3, _X32 = 435, 0x40000000
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW* of clone(2)
 _FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET and AF_INET6: the network namespace doesn't cover all others, such as AF_VSOCK."""
+"""AF_UNIX, AF_INET and AF_INET6: the network namespace doesn't cover all others, such as
+AF_VSOCK."""
 
 
 def system_calls() -> bytes:
-    """A seccomp filter in classic BPF (linux/filter.h): refused calls fail; those of other machines end the program."""
+    """A seccomp filter in classic BPF (linux/filter.h): refused calls fail; those of other machines
+    end the program."""
     column, machine, clone, sockets = _CALLS[platform.machine()]
     load, equal, at_least, has_bits, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill = 0x7FFF0000, 0x80000000
@@ -251,12 +293,27 @@ def system_calls() -> bytes:
     def fail(number: int) -> tuple[int, int, int, int]:
         return (end, 0, 0, 0x00050000 | number)
 
-    refused, no_such_call, no_such_family = fail(1), fail(38), fail(97)  # EPERM, ENOSYS, EAFNOSUPPORT
+    refused, no_such_call, no_such_family = (
+        fail(1),
+        fail(38),
+        fail(97),
+    )  # EPERM, ENOSYS, EAFNOSUPPORT
     program = [(load, 0, 0, 4), (equal, 1, 0, machine), (end, 0, 0, kill), (load, 0, 0, 0)]
-    program += [(at_least, 0, 1, _X32), no_such_call, (equal, 0, 1, _CLONE3), no_such_call]  # then libc uses clone
+    program += [
+        (at_least, 0, 1, _X32),
+        no_such_call,
+        (equal, 0, 1, _CLONE3),
+        no_such_call,
+    ]  # then libc uses clone
     for numbers in _REFUSED.values():
         program += [(equal, 0, 1, numbers[column]), refused]
-    program += [(equal, 0, 3, clone), (load, 0, 0, 16), (has_bits, 0, 1, _NEW_NAMESPACES), refused, (load, 0, 0, 0)]
+    program += [
+        (equal, 0, 3, clone),
+        (load, 0, 0, 16),
+        (has_bits, 0, 1, _NEW_NAMESPACES),
+        refused,
+        (load, 0, 0, 0),
+    ]
     families = [(equal, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
     program += [(equal, 0, len(families) + 2, sockets), (load, 0, 0, 16), *families, no_such_family]
     program += [(end, 0, 0, allow)]

@@ -97,9 +97,13 @@ def _start() -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             [sys.executable, "-c", "from ajet_sdk.sandbox.limited import serve; serve()"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=environment, cwd="/", start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
     except OSError as error:
         raise WorkerFailed(f"no process to read replies can be started: {error}") from error
 

@@ -70,7 +70,9 @@ class Peer:
     def refuse(self, remote: Remote, operation: str) -> None:
         """Record that an object stands where the tests ask for plain data."""
         if self.code is None:
-            self.refused = self.refused or f"{operation} of an object of class {remote._called}, no plain data"
+            self.refused = (
+                self.refused or f"{operation} of an object of class {remote._called}, no plain data"
+            )
 
     def send(self, *message: object) -> None:
         text = json.dumps(message)
@@ -120,7 +122,14 @@ class Peer:
             except NotPlain as error:
                 self.refused = self.refused or str(error)
                 raise
-            except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
+            except (
+                ValueError,
+                TypeError,
+                LookupError,
+                ArithmeticError,
+                AttributeError,
+                RecursionError,
+            ):
                 self.gone = True
                 raise Gone("the program sent something that is not a value") from None
             stream = sys.stdout  # of the tests, never a terminal
@@ -173,7 +182,11 @@ class Peer:
         if operation in ("get", "set", "delete"):
             if self.code is None and not self.may_access(operation, values[0], values[1]):
                 raise AttributeError(values[1])
-            attribute: dict[str, Callable[..., object]] = {"get": getattr, "set": setattr, "delete": delattr}
+            attribute: dict[str, Callable[..., object]] = {
+                "get": getattr,
+                "set": setattr,
+                "delete": delattr,
+            }
             return attribute[operation](*values)
         raise ValueError(operation)
 
@@ -195,11 +208,18 @@ class Peer:
         if isinstance(value, Remote):
             return ["yours", value._number]
         if isinstance(value, BaseException):
-            return ["error", self.encode(type(value)), self.encode(value.args), self.encode(dict(vars(value)))]
+            return [
+                "error",
+                self.encode(type(value)),
+                self.encode(value.args),
+                self.encode(dict(vars(value))),
+            ]
         if isinstance(value, type) and issubclass(value, BaseException):
             if value in vars(builtins).values():
                 return ["builtin error", value.__name__]
-            bases = [self.encode(base) for base in value.__bases__ if issubclass(base, BaseException)]
+            bases = [
+                self.encode(base) for base in value.__bases__ if issubclass(base, BaseException)
+            ]
             return ["error class", self.number(value), value.__name__, bases]
         if inspect.iscoroutine(value):
             return ["coroutine", self.number(value)]
@@ -207,7 +227,9 @@ class Peer:
             return ["member", self.number(value), type(value).__name__]
         fields: list[tuple[str, bool]] = []
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [(field.name, field.compare is not False) for field in dataclasses.fields(value)]
+            fields = [
+                (field.name, field.compare is not False) for field in dataclasses.fields(value)
+            ]
         return ["mine", self.number(value), type(value).__name__, fields]
 
     def number(self, value: object) -> int:
@@ -246,8 +268,11 @@ class Peer:
             return self.error(*fields)
         raise ValueError(kind)
 
-    def remote(self, number: int, called: str, fields: tuple[tuple[str, bool], ...], grade: Grade) -> Remote:
-        """The proxy of an object: one for each grade, since a method may return the object it was called on."""
+    def remote(
+        self, number: int, called: str, fields: tuple[tuple[str, bool], ...], grade: Grade
+    ) -> Remote:
+        """The proxy of an object: one for each grade, since a method may return the object it was
+        called on."""
         if self.code is not None:
             grade = Grade.OBJECT  # a program may use the tests' objects as it likes
         if (number, grade) not in self.remotes:
@@ -266,7 +291,9 @@ class Peer:
             instance = error.__new__(error)
         instance.args = decoded
         for name, value in self.decode(attributes).items():
-            if is_plain(value):  # an exception can be a result, too: no method of the program comes with it
+            if is_plain(
+                value
+            ):  # an exception can be a result, too: no method of the program comes with it
                 instance.__dict__[str(name)] = value
         return instance
 
@@ -278,7 +305,9 @@ def restore(old: Any, new: Any) -> Any:
     if isinstance(old, list):
         old[:] = [*map(restore, old, new), *new[len(old) :]]
     elif isinstance(old, dict):
-        changed = {key: restore(old[key], value) if key in old else value for key, value in new.items()}
+        changed = {
+            key: restore(old[key], value) if key in old else value for key, value in new.items()
+        }
         old.clear()
         old.update(changed)
     elif isinstance(old, set):

@@ -95,15 +95,26 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
         return ["deque", [encode(item, refer) for item in value], value.maxlen]
     if kind in FIELDS:
         return [kind.__name__, *FIELDS[kind](value)]
-    if kind.__module__ == "numpy" and getattr(getattr(value, "dtype", None), "kind", "-") in ARRAY_KINDS:
+    if (
+        kind.__module__ == "numpy"
+        and getattr(getattr(value, "dtype", None), "kind", "-") in ARRAY_KINDS
+    ):
         is_array = kind.__name__ == "ndarray"
-        return ["numpy", str(value.dtype), list(value.shape), encode(value.tolist(), refer), is_array]
+        return [
+            "numpy",
+            str(value.dtype),
+            list(value.shape),
+            encode(value.tolist(), refer),
+            is_array,
+        ]
     if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
         return _encode_table(value, refer)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         items = [encode(item, refer) for item in tuple.__iter__(value)]
         return ["namedtuple", kind.__name__, list(kind._fields), items]
-    if isinstance(value, enum.Enum) and isinstance(value, int | str):  # IntEnum and StrEnum are used as values
+    if isinstance(value, enum.Enum) and isinstance(
+        value, int | str
+    ):  # IntEnum and StrEnum are used as values
         return encode(value.value, refer)
     return refer(value)
 

@@ -30,9 +30,22 @@ WITH_DATA: dict[str, Callable[..., object]] = {
         *("lt", "le", "gt", "ge", "getitem", "setitem", "delitem", "contains"),
     )
 } | {"len": len}
-"""Operations that see plain data of the tests, as a key or an operand, or tell how many items there are."""
+"""Operations that see plain data of the tests, as a key or an operand, or tell how many items there
+are."""
 OPERATIONS = ONE_OBJECT | WITH_DATA
-REFLECTED = ("add", "mul", "sub", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor")
+REFLECTED = (
+    "add",
+    "mul",
+    "sub",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and_",
+    "or_",
+    "xor",
+)
 
 
 class NoAttribute(NotPlain, AttributeError):
@@ -80,7 +93,11 @@ class Remote:
         value = self._peer.ask("get", self, name, grade=self._peer.grade_of(f".{name}"))
         if self._grade > Grade.RESULT:
             self._peer.interface.add(name)
-        elif name not in self._peer.interface and name in names_of_plain_data() and not is_plain(value):
+        elif (
+            name not in self._peer.interface
+            and name in names_of_plain_data()
+            and not is_plain(value)
+        ):
             self._peer.refuse(self, name)
             raise NoAttribute(f"{name}: {self._peer.refused}")
         return value
@@ -141,8 +158,8 @@ class Remote:
         result = self._peer.ask("exit", self, kind, error, None)
         if not result or error is None or isinstance(error, AssertionError | NotPlain):
             return False
-        # The program must not suppress what makes a test fail, nor leave out assertions: only what the
-        # statement's own body raises, if there is no assertion in it.
+        # The program must not suppress what makes a test fail, nor leave out assertions: only what
+        # the statement's own body raises, if there is no assertion in it.
         frame = sys._getframe(1)
         is_of_body = trace is not None and trace.tb_frame is frame and trace.tb_next is None
         return is_of_body and frame.f_lineno not in self._peer.with_assertions
@@ -155,7 +172,8 @@ class Remote:
 
 
 class ItemsRead:
-    """The items of a result that were read: they are the same each time, as those of plain data are."""
+    """The items of a result that were read: they are the same each time, as those of plain data
+    are."""
 
     def __init__(self, source: Remote) -> None:
         self.source = source
@@ -201,9 +219,13 @@ def record_class(name: str, fields: tuple[tuple[str, bool], ...]) -> type[Remote
 
     `fields`: their names, and whether they count for equality.
     """
-    described = [(str(field), object, dataclasses.field(compare=bool(compare))) for field, compare in fields]
+    described = [
+        (str(field), object, dataclasses.field(compare=bool(compare))) for field, compare in fields
+    ]
     model = dataclasses.make_dataclass(name, described)
-    return type(name, (RemoteRecord,), {"__dataclass_fields__": vars(model)["__dataclass_fields__"]})
+    return type(
+        name, (RemoteRecord,), {"__dataclass_fields__": vars(model)["__dataclass_fields__"]}
+    )
 
 
 def forward(name: str, *, reflected: bool = False) -> Callable[..., object]:

@@ -1,8 +1,9 @@
-"""Runs code written by a model inside a fence (`fence`), with limits, in an empty scratch directory.
+"""Runs code written by a model inside a fence (`fence`), with limits, in an empty scratch
+directory.
 
-The program has its own root, no network, no other processes, no environment variables and no privileges. Time, memory,
-processes, file sizes and output are limited. With `unfenced` only the limits apply, and the code has ajet's
-permissions.
+The program has its own root, no network, no other processes, no environment variables and no
+privileges. Time, memory, processes, file sizes and output are limited. With `unfenced` only the
+limits apply, and the code has ajet's permissions.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class Ran:
         last = next((line for line in reversed(self.stderr.splitlines()) if line.strip()), "")
         if self.stopped:
             return f"exceeded its limit of {self.stopped}"
-        return last[:300] or (f"killed by signal {-self.code}" if self.code < 0 else f"exit status {self.code}")
+        return last[:300] or (
+            f"killed by signal {-self.code}" if self.code < 0 else f"exit status {self.code}"
+        )
 
 
 async def run_code(
@@ -107,14 +110,16 @@ async def run_code(
 ) -> Ran:
     """Run a Python program and return the result; its own errors are not raised.
 
-    `channel` becomes its stdin and stdout, in place of `stdin` and a recorded `stdout`; it is closed here once the
-    program has it.
+    `channel` becomes its stdin and stdout, in place of `stdin` and a recorded `stdout`; it is
+    closed here once the program has it.
 
-    Raises NoFence without a working fence unless `unfenced`, ConfigError if the system has no limits either (Windows),
-    SandboxError if nothing could be started.
+    Raises NoFence without a working fence unless `unfenced`, ConfigError if the system has no
+    limits either (Windows), SandboxError if nothing could be started.
     """
     if os.name != "posix":
-        raise ConfigError("running code needs Linux or macOS; verify with agreement:3 or a judge instead")
+        raise ConfigError(
+            "running code needs Linux or macOS; verify with agreement:3 or a judge instead"
+        )
     limits = limits or ProgramLimits()
     text = code.encode("utf-8", "replace")
     try:
@@ -141,17 +146,23 @@ def _inside_fence(code: bytes, limits: ProgramLimits, report: int) -> Iterator[_
     around = fence()
     with program_files(code) as descriptors:
         inside = _command(SCRATCH, limits, report, user=around.user(next(_numbers)), fenced=True)
-        yield _Launcher([*around.command(limits.disk, *descriptors), *inside], (report, *descriptors), "/")
+        yield _Launcher(
+            [*around.command(limits.disk, *descriptors), *inside], (report, *descriptors), "/"
+        )
 
 
 @contextmanager
 def _without_fence(code: bytes, limits: ProgramLimits, report: int) -> Iterator[_Launcher]:
     with tempfile.TemporaryDirectory(prefix="ajet-code-") as directory:
         Path(directory, "program.py").write_bytes(code)
-        yield _Launcher(_command(directory, limits, report, user=0, fenced=False), (report,), directory)
+        yield _Launcher(
+            _command(directory, limits, report, user=0, fenced=False), (report,), directory
+        )
 
 
-def _command(directory: str, limits: ProgramLimits, report: int, *, user: int, fenced: bool) -> list[str]:
+def _command(
+    directory: str, limits: ProgramLimits, report: int, *, user: int, fenced: bool
+) -> list[str]:
     settings: dict[str, object] = {
         "argv": [sys.executable, "-I", "-B", "program.py"],
         "environment": {
@@ -194,22 +205,30 @@ async def _run(
     inout = asyncio.subprocess.PIPE if channel is None else channel.fileno()
     process = await asyncio.create_subprocess_exec(
         *started.command,
-        stdin=inout, stdout=inout, stderr=asyncio.subprocess.PIPE,
-        cwd=started.directory, env={}, pass_fds=started.descriptors, start_new_session=True,
-    )  # fmt: skip
+        stdin=inout,
+        stdout=inout,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=started.directory,
+        env={},
+        pass_fds=started.descriptors,
+        start_new_session=True,
+    )
     theirs.close()
     if channel is not None:
         channel.close()
     flood, counted = asyncio.Event(), [0]
     readers = [
-        asyncio.create_task(_read(stream, limits, counted, flood)) for stream in (process.stdout, process.stderr)
+        asyncio.create_task(_read(stream, limits, counted, flood))
+        for stream in (process.stdout, process.stderr)
     ]
     writer = asyncio.create_task(_write(process.stdin, stdin))
     ended, flooded = asyncio.create_task(process.wait()), asyncio.create_task(flood.wait())
     late = False
     try:
         done, _ = await asyncio.wait(
-            {ended, flooded}, timeout=limits.seconds + _START_UP, return_when=asyncio.FIRST_COMPLETED
+            {ended, flooded},
+            timeout=limits.seconds + _START_UP,
+            return_when=asyncio.FIRST_COMPLETED,
         )
         late = not done
     finally:
@@ -223,18 +242,23 @@ async def _run(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     seconds = time.monotonic() - began
-    (out, _), (err, last) = (task.result() if not task.cancelled() else ("", "") for task in readers)
+    (out, _), (err, last) = (
+        task.result() if not task.cancelled() else ("", "") for task in readers
+    )
     ours.setblocking(False)
     stands, *reported = _all(ours).splitlines() or [b""]
     if not stands:
-        raise SandboxError(f"no program can be started: {err.strip()[-300:] or 'the sandbox printed nothing'}")
+        raise SandboxError(
+            f"no program can be started: {err.strip()[-300:] or 'the sandbox printed nothing'}"
+        )
     code, killed = _ending(reported)
     stopped = "output" if flood.is_set() else "time" if late else killed
     return Ran(out, err, code, stopped or _limit(code, last), counted[0], round(seconds, 3))
 
 
 def _all(ours: socket.socket) -> bytes:
-    """Reads the report without waiting for processes that still have the other end of the socket."""
+    """Reads the report without waiting for processes that still have the other end of the
+    socket."""
     data = b""
     with suppress(BlockingIOError):
         while chunk := ours.recv(_CHUNK):
@@ -243,13 +267,16 @@ def _all(ours: socket.socket) -> bytes:
 
 
 def _ending(reported: list[bytes]) -> tuple[int, str]:
-    """Exit status and limit from the watcher's report. Without a valid report, the program was killed."""
+    """Exit status and limit from the watcher's report. Without a valid report, the program was
+    killed."""
     try:
         [ending] = map(json.loads, reported)
         code, killed = ending.get("code", -signal.SIGKILL), ending.get("killed", "")
     except (ValueError, RecursionError, AttributeError):
         return -signal.SIGKILL, ""
-    return (code, killed) if type(code) is int and isinstance(killed, str) else (-signal.SIGKILL, "")
+    return (
+        (code, killed) if type(code) is int and isinstance(killed, str) else (-signal.SIGKILL, "")
+    )
 
 
 def _limit(code: int, err: str) -> str:
@@ -266,7 +293,10 @@ def _source() -> str:
 
 
 async def _read(
-    stream: asyncio.StreamReader | None, limits: ProgramLimits, counted: list[int], flood: asyncio.Event
+    stream: asyncio.StreamReader | None,
+    limits: ProgramLimits,
+    counted: list[int],
+    flood: asyncio.Event,
 ) -> tuple[str, str]:
     """The stored beginning of a stream, and its end."""
     head, last = bytearray(), b""

@@ -26,9 +26,24 @@ from ajet_sdk.sandbox.peer import Gone, Peer
 from ajet_sdk.sandbox.plain import names_of_plain_data
 from ajet_sdk.sandbox.remote import Remote
 
-MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {"np": "numpy", "pd": "pandas"}
+MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {
+    "np": "numpy",
+    "pd": "pandas",
+}
 """Modules that tests may use without an import, regardless of the program's names."""
-COMPARING = ("abs", "all", "any", "len", "set", "sorted", "list", "tuple", "round", "isinstance", "print")
+COMPARING = (
+    "abs",
+    "all",
+    "any",
+    "len",
+    "set",
+    "sorted",
+    "list",
+    "tuple",
+    "round",
+    "isinstance",
+    "print",
+)
 """Built-in functions that tests call around the program's."""
 
 
@@ -73,7 +88,11 @@ class Names(dict[str, Any]):
         it.
         """
         super().__init__(__name__="__main__", __in_place__=in_place)
-        loads = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        loads = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
         holders = {
             node.value.id
             for node in ast.walk(tree)
@@ -82,9 +101,12 @@ class Names(dict[str, Any]):
         self.peer = peer
         self.modules = {name: MODULES[name] for name in holders & MODULES.keys()}
         names = loads - self.modules.keys()
-        # `abs` is the built-in even if the program defines it, unless it is the function under test.
+        # `abs` is the built-in even if the program defines it, unless it is the function under
+        # test.
         entry_names = {node.id for node in ast.walk(ast.parse(entry)) if isinstance(node, ast.Name)}
-        self.program_names = {name for name in names if name in entry_names or not hasattr(builtins, name)}
+        self.program_names = {
+            name for name in names if name in entry_names or not hasattr(builtins, name)
+        }
         if not self.program_names - assigned(tree):
             self.program_names |= under_test(tree, names)
         self.peer.makers = constructing(tree)
@@ -134,13 +156,14 @@ def under_test(tree: ast.Module, names: set[str]) -> set[str]:
 def constructing(tree: ast.Module) -> set[str]:
     """Names from which tests get objects, by how they use them; those of methods begin with a dot.
 
-    They are named as classes are; or what they return has an attribute that no plain data has, or is
-    compared with an object.
+    They are named as classes are; or what they return has an attribute that no plain data has, or
+    is compared with an object.
     """
     sources = _sources(tree)
 
     def source(value: ast.expr) -> str:
-        """The function, class or method that an expression comes from, also by way of a variable."""
+        """The function, class or method that an expression comes from, also by way of a
+        variable."""
         while isinstance(value, ast.Subscript):
             value = value.value
         if isinstance(value, ast.Name):
@@ -165,7 +188,8 @@ def constructing(tree: ast.Module) -> set[str]:
 
 
 def _sources(tree: ast.Module) -> dict[str, set[str]]:
-    """Variables of the tests with the functions, classes and methods that their values come from."""
+    """Variables of the tests with the functions, classes and methods that their values come
+    from."""
     sources: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         pairs: list[tuple[ast.expr | None, ast.expr]] = []
@@ -220,7 +244,9 @@ class InPlace(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         return self.visit_statement(node)
 
-    def visit_statement(self, node: ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign) -> ast.AST:
+    def visit_statement(
+        self, node: ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign
+    ) -> ast.AST:
         if isinstance(node.value, ast.Call):
             node.value.func = ast.Call(ast.Name("__in_place__", ast.Load()), [node.value.func], [])
         return node
@@ -230,7 +256,9 @@ def in_place(function: object) -> object:
     if not isinstance(function, Remote):
         return function
     grade = function._grade_of_calls()
-    return lambda *arguments, **named: function._peer.ask("in place", function, arguments, named, grade=grade)
+    return lambda *arguments, **named: function._peer.ask(
+        "in place", function, arguments, named, grade=grade
+    )
 
 
 def run(tests: str, entry: str, peer: Peer) -> str:
@@ -238,7 +266,10 @@ def run(tests: str, entry: str, peer: Peer) -> str:
     ran.
     """
     tree = ast.parse(tests)
-    for module in ("numpy", "pandas"):  # what counts as plain data depends on them, before the tests import them
+    for module in (
+        "numpy",
+        "pandas",
+    ):  # what counts as plain data depends on them, before the tests import them
         if module in tests and importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
     names = Names(peer, tree, entry)
@@ -247,14 +278,20 @@ def run(tests: str, entry: str, peer: Peer) -> str:
     peer.with_assertions = {
         node.lineno
         for node in ast.walk(tree)
-        if isinstance(node, ast.With) and any(is_assertion(part) for body in node.body for part in ast.walk(body))
+        if isinstance(node, ast.With)
+        and any(is_assertion(part) for body in node.body for part in ast.walk(body))
     }
     collected = Collected(tree, lambda: peer.asked)
     names["__entered__"] = collected.entered.add
     peer.ask("load")
     if "unittest" in tests:
         importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
-    exec(compile(ast.fix_missing_locations(InPlace().visit(tree)), "tests.py", "exec", dont_inherit=True), names)
+    exec(
+        compile(
+            ast.fix_missing_locations(InPlace().visit(tree)), "tests.py", "exec", dont_inherit=True
+        ),
+        names,
+    )
     return collected.run_remaining(names)
 
 
@@ -276,7 +313,13 @@ def test(tests: str, nonce: str, entry: str) -> None:
         why += f" ({peer.refused})"
     if peer.gone:
         why = "the program ended while it was tested"
-    report = {"passed": not why, "why": why[-2000:], "gone": peer.gone, "asked": peer.asked, "fault": fault}
+    report = {
+        "passed": not why,
+        "why": why[-2000:],
+        "gone": peer.gone,
+        "asked": peer.asked,
+        "fault": fault,
+    }
     verdict.write(f"{nonce}{json.dumps(report)}\n")
     verdict.flush()
     os._exit(0)

@@ -1,4 +1,5 @@
-"""Reads tasks from a Hugging Face dataset: a local directory by pyarrow, or a name by `datasets`."""
+"""Reads tasks from a Hugging Face dataset: a local directory by pyarrow, or a name by
+`datasets`."""
 
 from __future__ import annotations
 
@@ -23,14 +24,19 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     """Reads training and validation rows of `task_reader.huggingface_dat_repo`."""
     repo = config.task_reader.huggingface_dat_repo
     if repo.dataset_path is None:
-        raise ConfigError(f"{SECTION}.dataset_path is not set; give a Hugging Face name or a directory")
+        raise ConfigError(
+            f"{SECTION}.dataset_path is not set; give a Hugging Face name or a directory"
+        )
     path = config.resolve(repo.dataset_path)
     local = path.exists()
     if not local and (
-        path.is_absolute() or repo.dataset_path.startswith((".", "~")) or repo.dataset_path.count("/") > 1
+        path.is_absolute()
+        or repo.dataset_path.startswith((".", "~"))
+        or repo.dataset_path.count("/") > 1
     ):
         raise MissingResource(
-            f"{SECTION}.dataset_path: there is no directory {path} ({config.origin(SECTION + '.dataset_path')})"
+            f"{SECTION}.dataset_path: there is no directory {path}"
+            f" ({config.origin(SECTION + '.dataset_path')})"
         )
     if local and repo.dataset_name and (path / repo.dataset_name).is_dir():
         path = path / repo.dataset_name
@@ -49,7 +55,11 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     except (TaskError, MissingResource) as error:
         if is_set:
             raise
-        log.warning("%s, so there are no validation tasks. Set %s.validation_split to another split", error, SECTION)
+        log.warning(
+            "%s, so there are no validation tasks. Set %s.validation_split to another split",
+            error,
+            SECTION,
+        )
         return training, iter(())
 
 
@@ -68,20 +78,32 @@ def path_rows(path: Path, name: str) -> Iterator[Row]:
 def _local_rows(path: Path, split: str) -> Iterator[Row]:
     files = [path] if path.is_file() else _files(path, split)
     columns = partitions(path if path.is_dir() else path.parent, files)
-    rows = ((file, json_rows(file) if file.suffix in (".json", ".jsonl") else _table_rows(file)) for file in files)
+    rows = (
+        (file, json_rows(file) if file.suffix in (".json", ".jsonl") else _table_rows(file))
+        for file in files
+    )
     return (_with_columns(row, columns[file]) for file, of_file in rows for row in of_file)
 
 
 def _files(folder: Path, split: str) -> list[Path]:
     files = sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-    known = by_split(folder, ((p, p.stem) for p in files if p.stem not in ("dataset_info", "state", "dataset_dict")))
+    known = by_split(
+        folder,
+        ((p, p.stem) for p in files if p.stem not in ("dataset_info", "state", "dataset_dict")),
+    )
     if split not in known:
-        raise TaskError(f"{folder} has no split {split!r}; it has {', '.join(sorted(known)) or 'no data files'}")
+        raise TaskError(
+            f"{folder} has no split {split!r}; it has {', '.join(sorted(known)) or 'no data files'}"
+        )
     return known[split]
 
 
 def _with_columns(row: Row, columns: dict[str, object]) -> Row:
-    return replace(row, values={**columns, **row.values}) if columns and isinstance(row.values, dict) else row
+    return (
+        replace(row, values={**columns, **row.values})
+        if columns and isinstance(row.values, dict)
+        else row
+    )
 
 
 def _table_rows(file: Path) -> Iterator[Row]:
@@ -119,7 +141,8 @@ def _hub_rows(repo: str, name: str | None, split: str) -> Iterator[Row]:
         dataset = datasets.load_dataset(repo, name, split=split)
     except Exception as error:  # the library raises a dozen kinds, among them network errors
         raise MissingResource(
-            f"cannot load split {split!r} of the dataset {repo!r}: {type(error).__name__}: {error}. Without a "
-            f"network, download it elsewhere and set {SECTION}.dataset_path to its directory"
+            f"cannot load split {split!r} of the dataset {repo!r}: {type(error).__name__}: {error}."
+            f" Without a network, download it elsewhere and set {SECTION}.dataset_path to its"
+            " directory"
         ) from error
     return (Row(f"{repo} {split} row {number}", values) for number, values in enumerate(dataset, 1))

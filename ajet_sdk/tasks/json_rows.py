@@ -13,7 +13,8 @@ from ajet_sdk.errors import TaskError
 _WHOLE = 1 << 30
 """Largest JSON document, in bytes, that isn't JSON lines."""
 LONGEST = 1 << 28
-"""Longest line, in bytes: a compressed file of a few megabytes may contain one of many gigabytes."""
+"""Longest line, in bytes: a compressed file of a few megabytes may contain one of many
+gigabytes."""
 _CHUNK = 1 << 20
 _NO_VALUE = " is no JSON value"
 
@@ -70,8 +71,8 @@ class _Bounded(io.RawIOBase):
             if self._size + first > LONGEST:
                 if not self._cut:
                     raise TaskError(
-                        f"{self._name} line {self._line} {_too_long()}; a row must be shorter, and one large JSON "
-                        "document be converted to JSON lines (`jq -c .[]`)"
+                        f"{self._name} line {self._line} {_too_long()}; a row must be shorter, and"
+                        " one large JSON document be converted to JSON lines (`jq -c .[]`)"
                     )
                 part = whole[: max(0, LONGEST - self._size)] + whole[first:]
                 view[: len(part)] = part
@@ -95,7 +96,8 @@ def bounded(stream: object, name: str, *, cut: bool = False) -> io.BufferedReade
 
 
 def json_rows(file: BinaryIO, name: str, bad: BadRows, *, strict: bool = False) -> Iterator[Row]:
-    """Reads rows from JSON lines, or from one JSON document: the items of an array, or a single row.
+    """Reads rows from JSON lines, or from one JSON document: the items of an array, or a single
+    row.
 
     `strict` rejects NaN and Infinity, which Python writes but JSON doesn't have.
     """
@@ -115,12 +117,19 @@ def scan(file: BinaryIO, name: str, *, strict: bool = False) -> Iterator[Row]:
     first = True
     for number, raw in enumerate(file, 1):
         if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise TaskError(f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)")
+            raise TaskError(
+                f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)"
+            )
         line = raw.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else raw.strip()
         if not line:
             continue
         row = _parse(line, f"{name} line {number}", number, strict)
-        if row.problem is not None and first and line[:1] in (b"{", b"[") and not row.problem.endswith(_NO_VALUE):
+        if (
+            row.problem is not None
+            and first
+            and line[:1] in (b"{", b"[")
+            and not row.problem.endswith(_NO_VALUE)
+        ):
             yield from _document(raw + file.read(_WHOLE), name, file, strict)
             return
         yield _cut_off(row, raw.endswith(b"\n"))
@@ -139,9 +148,13 @@ def _cut_off(row: Row, ended: bool) -> Row:
 
 
 def _document(content: bytes, name: str, file: BinaryIO, strict: bool) -> Iterator[Row]:
-    """Parses a file as one JSON value over many lines, or else as JSON lines with a bad first one."""
+    """Parses a file as one JSON value over many lines, or else as JSON lines with a bad first
+    one."""
     if file.read(1):
-        raise TaskError(f"{name} is a single JSON document of more than {_WHOLE >> 30} GiB; convert it to JSON lines")
+        raise TaskError(
+            f"{name} is a single JSON document of more than {_WHOLE >> 30} GiB; convert it to JSON"
+            " lines"
+        )
     whole = _parse(content.removeprefix(b"\xef\xbb\xbf"), name, 1, strict)
     if whole.problem is None:
         yield whole
@@ -149,7 +162,11 @@ def _document(content: bytes, name: str, file: BinaryIO, strict: bool) -> Iterat
     lines = content.split(b"\n")
     if len(lines) < 2 or _parse(lines[1].strip(), name, 2, strict).problem is not None:
         yield replace(
-            whole, problem=f"{whole.problem}; the file is neither JSON lines nor a JSON document, or it is truncated"
+            whole,
+            problem=(
+                f"{whole.problem}; the file is neither JSON lines nor a JSON document, or it is"
+                " truncated"
+            ),
         )
         return
     for number, line in enumerate(lines, 1):

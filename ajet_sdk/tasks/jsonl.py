@@ -26,8 +26,12 @@ def read_jsonl(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
         return json_rows(training), iter(())
     if isinstance(validation, str):
         return json_rows(training), json_rows(_existing(config, validation, "validation"))
-    paths = {name: _existing(config, text, "validation", f".{name}") for name, text in validation.items()}
-    return json_rows(training), (_in_set(row, name) for name, path in paths.items() for row in json_rows(path))
+    paths = {
+        name: _existing(config, text, "validation", f".{name}") for name, text in validation.items()
+    }
+    return json_rows(training), (
+        _in_set(row, name) for name, path in paths.items() for row in json_rows(path)
+    )
 
 
 def _in_set(row: Row, name: str) -> Row:
@@ -56,7 +60,10 @@ def json_rows(path: Path) -> Iterator[Row]:
                 if row.problem is not None:
                     raise TaskError(f"{row.where} {row.problem}")
                 if row.number == 1 and isinstance(row.value, list):
-                    yield from (Row(f"{path.name} item {i}", values) for i, values in enumerate(row.value, 1))
+                    yield from (
+                        Row(f"{path.name} item {i}", values)
+                        for i, values in enumerate(row.value, 1)
+                    )
                 else:
                     yield Row(row.where, row.value)
     except OSError as error:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     GivenTasks: TypeAlias = Iterable[Task | JsonView] | str | os.PathLike[str] | Any
-    """Tasks, or rows as in a file of tasks; a table (pandas, polars, pyarrow); a `datasets.Dataset`; a path."""
+    """Tasks, or rows as in a file of tasks; a table (pandas, polars, pyarrow); a
+    `datasets.Dataset`; a path."""
 
 log = logging.getLogger("ajet.tasks")
 
@@ -41,20 +42,27 @@ class TaskSets:
     val: list[Task]
 
 
-def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: GivenTasks | None = None) -> TaskSets:
+def load_tasks(
+    config: Config, tasks: GivenTasks | None = None, val_tasks: GivenTasks | None = None
+) -> TaskSets:
     """Load the training and validation tasks of `task_reader`.
 
-    `tasks` replace both, `val_tasks` the validation tasks. Raises TaskError for a row that is no task (with file and
-    line), for an id of two different tasks, and for a task in both splits; ConfigError without a source.
+    `tasks` replace both, `val_tasks` the validation tasks. Raises TaskError for a row that is no
+    task (with file and line), for an id of two different tasks, and for a task in both splits;
+    ConfigError without a source.
     """
-    train_rows, val_rows = (given_rows(tasks), iter(())) if tasks is not None else _reader(config)(config)
+    train_rows, val_rows = (
+        (given_rows(tasks), iter(())) if tasks is not None else _reader(config)(config)
+    )
     if val_tasks is not None:
         val_rows = given_rows(val_tasks, "val_tasks")
-    train, val = (_collect(rows, config.task_reader.field_mapping) for rows in (train_rows, val_rows))
+    train, val = (
+        _collect(rows, config.task_reader.field_mapping) for rows in (train_rows, val_rows)
+    )
     if not train:
         raise TaskError(
-            f"there are no training tasks: {_source(config, tasks)} has no rows. Each row of a task file is a JSON "
-            'object, such as {"question": "What is 2 + 3?", "answer": "5"}'
+            f"there are no training tasks: {_source(config, tasks)} has no rows. Each row of a task"
+            ' file is a JSON object, such as {"question": "What is 2 + 3?", "answer": "5"}'
         )
     _check_apart(train, val)
     return TaskSets(train=[task for task, _ in train], val=[task for task, _ in val])
@@ -72,7 +80,10 @@ def _source(config: Config, tasks: GivenTasks | None) -> str:
     return f"the source of task_reader ({reader.type})"
 
 
-_ACCEPTED = "a list of dicts or Tasks, a DataFrame (pandas or polars), a datasets.Dataset, or the path of a file"
+_ACCEPTED = (
+    "a list of dicts or Tasks, a DataFrame (pandas or polars), a datasets.Dataset, or the path of a"
+    " file"
+)
 
 
 def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
@@ -81,13 +92,18 @@ def given_rows(tasks: GivenTasks, name: str = "tasks") -> Iterator[Row]:
         return path_rows(Path(tasks).expanduser(), os.fspath(tasks))
     if isinstance(tasks, Mapping):
         inside = ", ".join(map(str, list(tasks)[:8])) or "nothing"
-        raise TaskError(f"{name} is a single mapping (of {inside}); pass {_ACCEPTED}, such as {name}=data['train']")
+        raise TaskError(
+            f"{name} is a single mapping (of {inside}); pass {_ACCEPTED}, such as"
+            f" {name}=data['train']"
+        )
     given: Any = tasks
     if hasattr(given, "collect_schema") and hasattr(given, "collect"):  # a lazy frame
         given = given.collect()
     if hasattr(given, "__arrow_c_stream__"):
         given = _table_rows(given)
-    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # a pandas without Arrow's protocol
+    elif hasattr(given, "to_dict") and hasattr(
+        given, "columns"
+    ):  # a pandas without Arrow's protocol
         given = given.to_dict("records")
     if not isinstance(given, Iterable):
         raise TaskError(f"{name} must be {_ACCEPTED} (got {type(tasks).__name__})")
@@ -100,7 +116,9 @@ def _table_rows(table: object) -> Iterator[Json]:
 
     for batch in pa.table(table).to_batches():
         for row in batch.to_pylist():
-            yield {name: value for name, value in row.items() if not name.startswith("__index_level_")}
+            yield {
+                name: value for name, value in row.items() if not name.startswith("__index_level_")
+            }
 
 
 _Reader = Callable[["Config"], tuple[Iterator[Row], Iterator[Row]]]
@@ -131,7 +149,10 @@ def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     def rows(split: str | None) -> Iterator[Row]:
         ids = task_ids(service.env_url, service.env_type, split) if split else []
         for number, task in enumerate(ids, 1):
-            yield Row(f"{split} task {number} of {service.env_type}", {"task_id": task, "env_type": service.env_type})
+            yield Row(
+                f"{split} task {number} of {service.env_type}",
+                {"task_id": task, "env_type": service.env_type},
+            )
 
     return rows(service.training_split), rows(service.validation_split)
 
@@ -141,11 +162,13 @@ def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     path = config.task_reader.type
     reader_class: object = config.load(path)
     methods = ("get_training_tasks", "get_validation_tasks")
-    if not isinstance(reader_class, type) or not all(hasattr(reader_class, name) for name in methods):
+    if not isinstance(reader_class, type) or not all(
+        hasattr(reader_class, name) for name in methods
+    ):
         raise ConfigError(
-            f"task_reader.type: {path} ({config.origin('task_reader.type')}) is not a task reader: a class that "
-            f"takes the section task_reader and has {' and '.join(methods)}, for example derived from "
-            "BaseTaskReader"
+            f"task_reader.type: {path} ({config.origin('task_reader.type')}) is not a task reader:"
+            f" a class that takes the section task_reader and has {' and '.join(methods)}, for"
+            " example derived from BaseTaskReader"
         )
     reader = reader_class(config.task_reader)
 
@@ -158,13 +181,15 @@ def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 
 def open_growth(config: Config, run_id: str) -> Any:
-    """Opens the `Growth` that adds tasks during training; None unless `task_reader.type` is `growing`."""
+    """Opens the `Growth` that adds tasks during training; None unless `task_reader.type` is
+    `growing`."""
     if config.task_reader.type != "growing":
         return None
     if config.backbone != "local" or config.trainer_common.algorithm.stored:
         raise ConfigError(
-            f"task_reader.type: growing ({config.origin('task_reader.type')}) is for backbone: local, with an "
-            "algorithm that learns from episodes of its own; elsewhere grow the tasks first (type: data_generation)"
+            f"task_reader.type: growing ({config.origin('task_reader.type')}) is for backbone:"
+            " local, with an algorithm that learns from episodes of its own; elsewhere grow the"
+            " tasks first (type: data_generation)"
         )
     return _plugged_in("growth", config)(config, run_id)
 
@@ -180,9 +205,9 @@ def _plugged_in(kind: str, config: Config) -> Any:
         if not _TOOLKIT.startswith(str(error.name)):
             raise
         raise ConfigError(
-            f"task_reader.type: {config.task_reader.type} ({config.origin('task_reader.type')}) makes tasks with the "
-            f"dataset toolkit, which is not installed (no {error.name}). Install ajet as a whole, with: "
-            'pip install "ajet[tools]"'
+            f"task_reader.type: {config.task_reader.type} ({config.origin('task_reader.type')})"
+            f" makes tasks with the dataset toolkit, which is not installed (no {error.name})."
+            ' Install ajet as a whole, with: pip install "ajet[tools]"'
         ) from error
 
 
@@ -194,17 +219,23 @@ def _collect(rows: Iterator[Row], mapping: Mapping[str, str]) -> list[tuple[Task
         task = to_task(row, mapping)
         known, place = first_of.setdefault(task.task_id, (task, row.where))
         if known != task:
-            raise TaskError(f"{row.where}: task_id {task.task_id!r} is already used for another task in {place}")
+            raise TaskError(
+                f"{row.where}: task_id {task.task_id!r} is already used for another task in {place}"
+            )
         tasks.append((task, row.where))
     return tasks
 
 
 def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
-    """Raises TaskError if a training task is a validation task, has the same question, or was derived from one."""
+    """Raises TaskError if a training task is a validation task, has the same question, or was
+    derived from one."""
     if not val:
         return
     tasks, places = [task for task, _ in train], {task.task_id: where for task, where in val}
-    shared = [(place, same.task_id, _how(tasks[place], same)) for place, same in same_tasks(tasks, (t for t, _ in val))]
+    shared = [
+        (place, same.task_id, _how(tasks[place], same))
+        for place, same in same_tasks(tasks, (t for t, _ in val))
+    ]
     val_tasks = [task for task, _ in val]
     if any(seeds_of(task.metadata) for task in tasks):
         for place, held_out in descended([*map(Descent.of, tasks)], [*map(Descent.of, val_tasks)]):
@@ -214,21 +245,27 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
         different = len({seed for seed, _, _ in shared})
         count = "1 task" if different == 1 else f"{different:,} tasks"
         raise TaskError(
-            f"training and validation share {count}, the first with task_id {task_id!r}: {train[place][1]} {how} "
-            f"({places[task_id]}); validation would measure memorization: remove them from one split"
+            f"training and validation share {count}, the first with task_id {task_id!r}:"
+            f" {train[place][1]} {how} ({places[task_id]}); validation would measure memorization:"
+            " remove them from one split"
         )
     derived = sum(HELD_OUT in splits_of(task.metadata) for task in tasks)
     if derived:
         log.warning(
-            "%d training tasks were made of validation tasks of an earlier run (provenance.splits); none of them "
-            "is a validation task of this job, but its results must not be compared with those of that run",
+            "%d training tasks were made of validation tasks of an earlier run (provenance.splits);"
+            " none of them is a validation task of this job, but its results must not be compared"
+            " with those of that run",
             derived,
         )
     _warn_of_near_copies(train, val)
 
 
 def _how(task: Task, same: Task) -> str:
-    return "is a validation task" if task.task_id == same.task_id else "asks what a validation task asks"
+    return (
+        "is a validation task"
+        if task.task_id == same.task_id
+        else "asks what a validation task asks"
+    )
 
 
 def _warn_of_near_copies(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
@@ -253,7 +290,8 @@ LARGEST = 999
 def read_random(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     """Generates distinct sums of two numbers by random seed.
 
-    `metadata["random_number"]` is unique for each task, for workflows that generate their task from it.
+    `metadata["random_number"]` is unique for each task, for workflows that generate their task from
+    it.
     """
     sizes = config.task_reader.random_dummy
     count = sizes.training + sizes.validation
@@ -265,7 +303,9 @@ def read_random(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 def _row(number: int, pair: int) -> Row:
     a, b = divmod(pair, LARGEST + 1)
     query = f"What is {a} + {b}?"
-    return Row(f"random task {number}", {"main_query": query, "answer": str(a + b), "random_number": pair})
+    return Row(
+        f"random task {number}", {"main_query": query, "answer": str(a + b), "random_number": pair}
+    )
 
 
 _READERS: dict[str, _Reader] = {

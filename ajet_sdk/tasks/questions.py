@@ -10,8 +10,8 @@
 | chat | `messages`, `conversations` (ShareGPT), `prompt` as messages | the last assistant message |
 | preference | `prompt` | `chosen` |
 
-Everything that compares, checks or exports rows reads them here, so that two rows are the same question for all or for
-none. `ajet_sdk/tasks/row_names.py` has the names.
+Everything that compares, checks or exports rows reads them here, so that two rows are the same
+question for all or for none. `ajet_sdk/tasks/row_names.py` has the names.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ from ajet_sdk.tasks.row_texts import (
 )
 
 PART = "\x1d"
-"""Separates the parts of a question in its text, such as passage and question. Similar questions are similar in each
-part: two questions about one long passage are different. White space for all other readers of the text.
+"""Separates the parts of a question in its text, such as passage and question. Similar questions
+are similar in each part: two questions about one long passage are different. White space for all
+other readers of the text.
 """
 SYSTEM = "\x1c"
 """Separates a system prompt and tools from the question."""
@@ -114,16 +115,20 @@ def plain_question(values: Mapping[str, object]) -> str:
 
 
 def text_of(values: Mapping[str, object]) -> str:
-    """Returns the text by which a row is compared: what it asks, else its strings without answers, else all strings."""
+    """Returns the text by which a row is compared: what it asks, else its strings without answers,
+    else all strings."""
     text = question_of(values).text
     if text.strip():
         return text
-    unanswered = {name: value for name, value in values.items() if squashed(name) not in ANSWER_NAMES}
+    unanswered = {
+        name: value for name, value in values.items() if squashed(name) not in ANSWER_NAMES
+    }
     return strings_of(unanswered) or strings_of(values)
 
 
 def answer_of(values: Mapping[str, object]) -> Any:
-    """Returns what a row answers: the right answer, else its reply, else the last assistant message, or None."""
+    """Returns what a row answers: the right answer, else its reply, else the last assistant
+    message, or None."""
     answer = truth_of(values)
     if answer is not None:
         return answer
@@ -132,12 +137,14 @@ def answer_of(values: Mapping[str, object]) -> Any:
 
 
 def truth_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> Any:
-    """Returns the answer that a row calls right, or None; a reply is one of several that may be right."""
+    """Returns the answer that a row calls right, or None; a reply is one of several that may be
+    right."""
     return next(truths_of(values, names), None)
 
 
 def truths_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> Iterator[Any]:
-    """Yields the values of the fields of these names that hold the right answer, in the order of the names."""
+    """Yields the values of the fields of these names that hold the right answer, in the order of
+    the names."""
     fields = _Reader(values)
     is_replied = any(fields.value(name) is not None for name in REPLIES)
     for name in names:
@@ -159,7 +166,8 @@ class Reply:
 
 
 def reply_of(values: Mapping[str, object]) -> Reply | None:
-    """Returns a row's reply: the end of its conversation, else a completion or the better of two; None without one."""
+    """Returns a row's reply: the end of its conversation, else a completion or the better of two;
+    None without one."""
     fields = _Reader(values)
     for name in CHATS:
         if name in OPENED:
@@ -180,7 +188,11 @@ def messages_of_reply(value: object) -> list[dict[str, object]]:
     if isinstance(value, str) and value.strip():
         return [{"role": "assistant", "content": value}]
     messages = chat_of([value] if isinstance(value, Mapping) else value)
-    asked = [index for index, message in enumerate(messages) if message.get("role") in ("user", "system", "developer")]
+    asked = [
+        index
+        for index, message in enumerate(messages)
+        if message.get("role") in ("user", "system", "developer")
+    ]
     return messages[asked[-1] + 1 :] if asked else messages
 
 
@@ -235,7 +247,8 @@ class _Reader:
         before = self._texts(CONTEXTS)
         questions: list[str] = []
         if self._is_asked_in_chat:
-            # the others are often the conversation in another form, such as the text of its template
+            # the others are often the conversation in another form, such as the text of its
+            # template
             questions = self._texts(("main_query", "question", "query", "problem"))
         else:
             questions = self._texts(QUESTIONS)
@@ -271,7 +284,11 @@ class _Reader:
                     continue
                 # a prompt that ends in the assistant's words is continued: they are part of it
                 is_answered = messages[-1].get("role") == "assistant" and name not in OPENED
-                if not is_answered and name not in (*OPENED, *OPENINGS) and self.value("main_query"):
+                if (
+                    not is_answered
+                    and name not in (*OPENED, *OPENINGS)
+                    and self.value("main_query")
+                ):
                     continue
                 self.columns.add(column)
                 self.messages = messages[:-1] if is_answered else messages
@@ -303,10 +320,13 @@ class _Reader:
         return texts
 
     def _inputs(self, questions: Sequence[str]) -> list[str]:
-        """Returns the material of an instruction, without a `text` that is the whole row, or a corpus's."""
+        """Returns the material of an instruction, without a `text` that is the whole row, or a
+        corpus's."""
         texts = self._texts(INPUTS)
         whole = self.value("text")
-        is_repeated = isinstance(whole, str) and any(fold(question) in fold(whole) for question in questions)
+        is_repeated = isinstance(whole, str) and any(
+            fold(question) in fold(whole) for question in questions
+        )
         if is_repeated or not (questions or self._is_answered()):
             return [text for text in texts if text != whole]
         return texts
@@ -332,7 +352,11 @@ class _Reader:
         choices = self._choices()
         if not choices or all(fold(choice) in fold(said) for choice in choices):
             return []
-        return ["\n".join(f"{letter}. {text}" for letter, text in zip(ascii_uppercase, choices, strict=False))]
+        return [
+            "\n".join(
+                f"{letter}. {text}" for letter, text in zip(ascii_uppercase, choices, strict=False)
+            )
+        ]
 
     def _choices(self) -> list[str]:
         for name in CHOICES:
@@ -341,8 +365,12 @@ class _Reader:
             if texts:
                 self._use(name)
                 return texts
-        single = sorted((name, value) for pairs in self.fields.values() for name, value in pairs
-                        if ONE_CHOICE.fullmatch(name) and isinstance(value, str | int | float))  # fmt: skip
+        single = sorted(
+            (name, value)
+            for pairs in self.fields.values()
+            for name, value in pairs
+            if ONE_CHOICE.fullmatch(name) and isinstance(value, str | int | float)
+        )
         if len(single) < 2:
             return []
         self.columns.update(name for name, _ in single)
@@ -356,12 +384,20 @@ class _Reader:
         texts = [text_of_message(message) for message in said]
         if len(said) == 1:
             return texts[0]
-        return "\n\n".join(text for text in texts if text.strip())  # names of roles would make all dialogues alike
+        return "\n\n".join(
+            text for text in texts if text.strip()
+        )  # names of roles would make all dialogues alike
 
     def _prompt(
-        self, *, system: Sequence[str], before: Sequence[str], questions: Sequence[str], choices: Sequence[str]
+        self,
+        *,
+        system: Sequence[str],
+        before: Sequence[str],
+        questions: Sequence[str],
+        choices: Sequence[str],
     ) -> list[dict[str, object]]:
-        """Returns the conversation, with the other parts in its last user message or in one of their own."""
+        """Returns the conversation, with the other parts in its last user message or in one of
+        their own."""
         in_chat = [text_of_message(message) for message in self.messages if is_system(message)]
         messages: list[dict[str, object]] = []
         messages += [{"role": "system", "content": text} for text in system if text not in in_chat]

@@ -14,7 +14,9 @@ _SHORT = 20
 
 def strings_of(values: Mapping[str, object]) -> str:
     """Returns all strings of a row, except ids and provenance."""
-    return "\n".join(strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
+    return "\n".join(
+        strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")})
+    )
 
 
 def strings(value: object) -> Iterator[str]:
@@ -29,13 +31,16 @@ def strings(value: object) -> Iterator[str]:
 
 
 def chat_of(value: object) -> list[dict[str, object]]:
-    """Returns messages in OpenAI's or ShareGPT's format; empty if the value is no list of messages."""
+    """Returns messages in OpenAI's or ShareGPT's format; empty if the value is no list of
+    messages."""
     if not isinstance(value, list) or not value:
         return []
     if not all(isinstance(message, Mapping) for message in value):
         return []
     if all("role" in message for message in value):
-        return [{**message, "role": ROLES.get(message["role"], message["role"])} for message in value]
+        return [
+            {**message, "role": ROLES.get(message["role"], message["role"])} for message in value
+        ]
     if all("from" in message and "value" in message for message in value):
         return [{"role": ROLES.get(m["from"], m["from"]), "content": m["value"]} for m in value]
     return []
@@ -66,7 +71,11 @@ def is_system(message: Mapping[str, object]) -> bool:
 
 def text_of_message(message: Mapping[str, object]) -> str:
     content = message.get("content")
-    texts = [text for part in (content if isinstance(content, list) else [content]) for text in _content(part)]
+    texts = [
+        text
+        for part in (content if isinstance(content, list) else [content])
+        for text in _content(part)
+    ]
     if message.get("tool_calls"):
         texts.append(encoded(message["tool_calls"]))
     return "\n".join(texts)
@@ -108,7 +117,9 @@ def _text_of_choice(item: object) -> str:
 
 
 def encoded(value: object) -> str:
-    return "" if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+    return (
+        "" if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
+    )
 
 
 def number_of(value: object) -> str:

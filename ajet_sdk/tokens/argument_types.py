@@ -1,8 +1,9 @@
-"""Reads arguments that a model wrote as text (Qwen3-Coder's and GLM's formats) by the types that their tool declares.
+"""Reads arguments that a model wrote as text (Qwen3-Coder's and GLM's formats) by the types that
+their tool declares.
 
-A text may be a string or the JSON of something else: `90210` is a zip code or a number. As in vLLM and SGLang, the
-declared types decide. A parameter that may be a string is one, unless the text is the JSON of an object, array or null
-that is declared, too: these a template writes as JSON.
+A text may be a string or the JSON of something else: `90210` is a zip code or a number. As in vLLM
+and SGLang, the declared types decide. A parameter that may be a string is one, unless the text is
+the JSON of an object, array or null that is declared, too: these a template writes as JSON.
 """
 
 from __future__ import annotations
@@ -73,13 +74,19 @@ class ArgumentTypes:
             if text == value or (json_or_literal(text) == value and not isinstance(value, str)):
                 return value
         if not types:
-            # nothing is declared: a template writes objects and arrays as JSON, and anything else as text
+            # nothing is declared: a template writes objects and arrays as JSON, and anything else
+            # as text
             parsed = json_or_literal(text)
             return parsed if isinstance(parsed, dict | list) else text
         if "string" in types:
             return _string_or(text, types)
         parsed = json_or_literal(text)
-        if isinstance(parsed, float) and parsed.is_integer() and "integer" in types and "number" not in types:
+        if (
+            isinstance(parsed, float)
+            and parsed.is_integer()
+            and "integer" in types
+            and "number" not in types
+        ):
             return int(parsed)
         return parsed if _is_one_of(parsed, types) else text
 
@@ -163,7 +170,8 @@ def json_or_literal(text: str) -> object:
 
 
 def _string_or(text: str, types: set[str]) -> object:
-    """The text, or the object, array or null that it is the JSON of and that is declared besides `string`."""
+    """The text, or the object, array or null that it is the JSON of and that is declared besides
+    `string`."""
     if "null" in types and text.strip() in ("null", "None"):  # Jinja writes None
         return None
     if not types & _CONTAINERS or not text.strip().startswith(("{", "[")):

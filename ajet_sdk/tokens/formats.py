@@ -1,7 +1,8 @@
 """Formats of tool calls and reasoning, and the parser of replies.
 
-A reply is parsed as `reasoning content OPEN item (SEPARATOR item)* CLOSE`. A malformed call stays text and is never an
-error. Blanks between marks may vary, and so may digits in them, which number the calls in some formats.
+A reply is parsed as `reasoning content OPEN item (SEPARATOR item)* CLOSE`. A malformed call stays
+text and is never an error. Blanks between marks may vary, and so may digits in them, which number
+the calls in some formats.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Marks of arguments written as pairs: NAME name_end (key_open KEY assign VALUE value_close)*."""
+    """Marks of arguments written as pairs: NAME name_end (key_open KEY assign VALUE
+    value_close)*."""
 
     name_end: str
     key_open: str
@@ -85,10 +87,14 @@ class CallFormat:
         return re.compile(_loose(self.open) if self.open.strip() else r"^\s*(?=\{|\[)")
 
     def opens(self, text: str) -> bool:
-        """Whether a text has the opening mark, or the beginning of a call's JSON if the mark is only a bracket."""
+        """Whether a text has the opening mark, or the beginning of a call's JSON if the mark is
+        only a bracket."""
         if self.open.strip(" \n[{"):
             return self.begins.search(text) is not None
-        return not self.python and re.match(r'\s*\[?\s*\{\s*"(name|tool_name|function)"\s*:', text) is not None
+        return (
+            not self.python
+            and re.match(r'\s*\[?\s*\{\s*"(name|tool_name|function)"\s*:', text) is not None
+        )
 
     def find(self, text: str, tools: Tools) -> tuple[str, tuple[_Item, ...]] | None:
         """Finds the calls, and the text before them; None without calls, or if one is malformed."""
@@ -106,8 +112,16 @@ class CallFormat:
                 return None
             items.append(item)
             at = item.end
-            following = re.compile(_loose(self.separator)).match(text, at) if self.separator.strip() else None
-            if following is None and not self.separator.strip() and self._item(text, at, tools, None) is not None:
+            following = (
+                re.compile(_loose(self.separator)).match(text, at)
+                if self.separator.strip()
+                else None
+            )
+            if (
+                following is None
+                and not self.separator.strip()
+                and self._item(text, at, tools, None) is not None
+            ):
                 continue
             if following is None:
                 break
@@ -116,19 +130,25 @@ class CallFormat:
         if end is None or text[end.end() :].strip():
             return None
         offered = {(tool.get("function") or {}).get("name") for tool in tools}
-        if self.python and not self.open.strip(" [") and not {item.name for item in items} <= offered:
+        if (
+            self.python
+            and not self.open.strip(" [")
+            and not {item.name for item in items} <= offered
+        ):
             return None  # a list in brackets rather than calls
         return text[: start.start()], tuple(items)
 
     @property
     def _tagged(self) -> bool:
         """Whether each call has its own marks, such as `<tool_call>` and `</tool_call>`."""
-        opening, separator, closing = (re.sub(r"\s", "", mark) for mark in (self.open, self.separator, self.close))
+        opening, separator, closing = (
+            re.sub(r"\s", "", mark) for mark in (self.open, self.separator, self.close)
+        )
         return bool(opening) and closing.startswith("</") and separator == closing + opening
 
     def _find_tagged(self, text: str, at: int, tools: Tools) -> tuple[_Item, ...] | None:
-        """Finds calls with marks of their own, as the parsers of vLLM do: text between them and behind them is dropped,
-        and the last one needs no closing mark. None if one is malformed."""
+        """Finds calls with marks of their own, as the parsers of vLLM do: text between them and
+        behind them is dropped, and the last one needs no closing mark. None if one is malformed."""
         closing = re.compile(_loose(self.close))
         items: list[_Item] = []
         while True:
@@ -138,7 +158,9 @@ class CallFormat:
             items.append(item)
             end = closing.match(text, item.end)
             if end is None:
-                begun = re.sub(r"\s", "", self.close).startswith(re.sub(r"\s", "", text[item.end :]))
+                begun = re.sub(r"\s", "", self.close).startswith(
+                    re.sub(r"\s", "", text[item.end :])
+                )
                 return tuple(items) if begun else None
             following = self.begins.search(text, end.end())
             if following is None:
@@ -180,14 +202,20 @@ class CallFormat:
 
     def _item_of_pairs(self, text: str, at: int, tools: Tools, marks: Pairs) -> _Item | None:
         name_end = _loose(marks.name_end)
-        first_closing = self.close.strip().partition(">")[0] + ">"  # all that a last, unclosed call may have of them
+        first_closing = (
+            self.close.strip().partition(">")[0] + ">"
+        )  # all that a last, unclosed call may have of them
         endings = (marks.key_open, first_closing, self.close, self.separator)
         ends = "|".join(_loose(mark) for mark in endings if mark.strip(" >"))
         ends = ends.replace("?P<id>", "?:")
         head = re.compile(_NAME + name_end + f"(?={ends}|$)").match(text, at)
         if head is None:
             return None
-        at, types, arguments = head.end(), ArgumentTypes.of(head.group(1), tools), dict[str, object]()
+        at, types, arguments = (
+            head.end(),
+            ArgumentTypes.of(head.group(1), tools),
+            dict[str, object](),
+        )
         while (pair := _pair(marks, ends).match(text, at)) is not None:
             key, value = pair["key"].strip(), pair["value"]
             if pair["raw"] is None:
@@ -221,17 +249,27 @@ class ReplyFormat:
                 if match is not None:
                     before, items = match[0].strip() or None, match[1]
                     content, thought = (before, reasoning) if closed else (None, before)
-                    calls = tuple((i.name, json.dumps(i.arguments, ensure_ascii=False)) for i in items)
+                    calls = tuple(
+                        (i.name, json.dumps(i.arguments, ensure_ascii=False)) for i in items
+                    )
                     ids = _distinct([i.id for i in items])
                     whole = reply if closed else reasoning or ""
-                    return Parsed(content, thought, calls, ids, behind_first=len(whole) - form.end_of(items[0], whole))
+                    return Parsed(
+                        content,
+                        thought,
+                        calls,
+                        ids,
+                        behind_first=len(whole) - form.end_of(items[0], whole),
+                    )
         if self.postamble and reply.endswith(self.postamble):
             reply = reply[: -len(self.postamble)]
         return Parsed(reply, reasoning, unread=bool(tools) and self.unread(reply))
 
     def unread(self, text: str) -> bool:
         """Whether a reply contains an unparsable tool call."""
-        return any(form.opens(text) for form in self.calls) and not any(form.find(text, ()) for form in self.calls)
+        return any(form.opens(text) for form in self.calls) and not any(
+            form.find(text, ()) for form in self.calls
+        )
 
     def _reasoning(self, text: str, prompt: str) -> tuple[str | None, str, bool]:
         """Splits off the reasoning; returns it, the rest, and whether it was closed."""
@@ -253,7 +291,11 @@ class ReplyFormat:
 
 
 _HERMES = CallFormat("<tool_call>", "</tool_call><tool_call>", "</tool_call>")
-_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+_DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
 _V3 = ("function<｜tool▁sep｜>", "```json", "```")
 PARSERS: dict[str, tuple[CallFormat, ...]] = {
     "hermes": (_HERMES,),
@@ -307,7 +349,8 @@ PARSERS: dict[str, tuple[CallFormat, ...]] = {
     "llama3_json": (CallFormat("<|python_tag|>", ";", ""), CallFormat("", ";", "")),
     "none": (),
 }  # fmt: skip
-"""Formats by name, for templates that don't show their format; `auto` tries all if none is learnt."""
+"""Formats by name, for templates that don't show their format; `auto` tries all if none is
+learnt."""
 
 
 def _distinct(ids: Sequence[str | None]) -> tuple[str | None, ...]:
@@ -332,7 +375,9 @@ def named(value: object) -> tuple[str, JsonView, str | None] | None:
     written = value.get("id")
     value = value["function"] if isinstance(value.get("function"), dict) else value
     name = next((value[key] for key in ("name", "tool_name", "function") if key in value), None)
-    arguments = next((value[key] for key in ("arguments", "parameters", "args") if key in value), None)
+    arguments = next(
+        (value[key] for key in ("arguments", "parameters", "args") if key in value), None
+    )
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -352,7 +397,11 @@ def _python_item(text: str, at: int) -> _Item | None:
     for end in (head.end() + length for length in closing):
         try:
             call = ast.parse("f(" + text[head.end() : end], mode="eval").body
-            if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+            if (
+                not isinstance(call, ast.Call)
+                or call.args
+                or any(k.arg is None for k in call.keywords)
+            ):
                 return None
             return _Item(head.group(1), {str(k.arg): _literal(k.value) for k in call.keywords}, end)
         except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -370,7 +419,10 @@ def _literal(node: ast.AST) -> object:
     if isinstance(node, ast.List):
         return [_literal(element) for element in node.elts]
     if isinstance(node, ast.Dict):
-        return {str(_literal(k or node)): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
+        return {
+            str(_literal(k or node)): _literal(v)
+            for k, v in zip(node.keys, node.values, strict=True)
+        }
     value = ast.literal_eval(node)  # type: ignore[arg-type]
     if not isinstance(value, (str, bool, int, float, type(None))):
         raise ValueError(f"{value!r} is not a JSON value")
@@ -380,7 +432,9 @@ def _literal(node: ast.AST) -> object:
 @lru_cache(maxsize=256)
 def _pair(marks: Pairs, ends: str) -> re.Pattern[str]:
     """Pattern of an argument, with its exact value."""
-    close = (r"\n?" if marks.value_close.startswith("\n") else "") + _loose(marks.value_close.strip(), inner=True)
+    close = (r"\n?" if marks.value_close.startswith("\n") else "") + _loose(
+        marks.value_close.strip(), inner=True
+    )
 
     def assign(mark: str) -> str:
         return _loose(mark.rstrip(), inner=True) + (r"\n?" if mark.endswith("\n") else "")
@@ -388,7 +442,11 @@ def _pair(marks: Pairs, ends: str) -> re.Pattern[str]:
     raw = f"(?P<raw>{assign(marks.assign)})"
     either = f"(?:{raw}|{assign(marks.assign_json)})" if marks.assign_json else raw
     return re.compile(
-        _loose(marks.key_open) + r"(?P<key>[^<>\n]+?)\s*" + either + rf"(?P<value>.*?){close}(?={ends}|\s*$)", re.DOTALL
+        _loose(marks.key_open)
+        + r"(?P<key>[^<>\n]+?)\s*"
+        + either
+        + rf"(?P<value>.*?){close}(?={ends}|\s*$)",
+        re.DOTALL,
     )
 
 
@@ -396,6 +454,8 @@ def _pair(marks: Pairs, ends: str) -> re.Pattern[str]:
 def _loose(mark: str, inner: bool = False) -> str:
     """Pattern of a mark with any blanks (around it unless `inner`), numbers and id."""
     pieces = re.findall(rf"{ID}|\d+|[^\W\d]+|[^\w\s]", mark)
-    spelt = [r"(?P<id>[\w.:\-]+)" if p == ID else r"\d+" if p.isdigit() else re.escape(p) for p in pieces]
+    spelt = [
+        r"(?P<id>[\w.:\-]+)" if p == ID else r"\d+" if p.isdigit() else re.escape(p) for p in pieces
+    ]
     whole = r"\s*".join(spelt)
     return whole if inner else r"\s*" + whole + (r"\s*" if pieces else "")

@@ -1,8 +1,9 @@
-"""Builds the grammar of a request's typed output, in llguidance's Lark dialect, and matches replies against it.
+"""Builds the grammar of a request's typed output, in llguidance's Lark dialect, and matches replies
+against it.
 
-The grammar covers a complete reply: a block of reasoning if the template has one, the value or the tool calls in the
-template's format, and the end-of-turn token. It names tokens by id, so that all engines with the same tokenizer use the
-same language.
+The grammar covers a complete reply: a block of reasoning if the template has one, the value or the
+tool calls in the template's format, and the end-of-turn token. It names tokens by id, so that all
+engines with the same tokenizer use the same language.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from ajet_sdk.types import Json, JsonView
 
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"(\n {0,20}| )", "coerce_one_of": True}
 """White space in JSON is limited, since a reply of blanks would never end."""
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
 TYPED = frozenset((*_GUIDED, "structured_outputs", "response_format", "tool_choice"))
 """Parameters that may require a grammar."""
 _ID = "/[a-zA-Z0-9]{9}/"
@@ -40,7 +46,8 @@ def reply_grammar(
     tokenizer: Tokenizer,
     prompt_end: str = "",
 ) -> str:
-    """Builds the grammar of replies to a request whose prompt ends with `prompt_end`; empty if any text is allowed.
+    """Builds the grammar of replies to a request whose prompt ends with `prompt_end`; empty if any
+    text is allowed.
 
     Raises RequestRefused with the parameter.
     """
@@ -52,7 +59,10 @@ def reply_grammar(
     may_call = bool(tools) and options.get("tool_choice") != "none"
     calls = ""
     if forced or (may_call and form.calls):
-        named = isinstance(options.get("tool_choice"), Mapping) and options["tool_choice"].get("type") == "function"
+        named = (
+            isinstance(options.get("tool_choice"), Mapping)
+            and options["tool_choice"].get("type") == "function"
+        )
         once = named or options.get("parallel_tool_calls") is False
         calls = _calls(text, form, allowed_tools(options.get("tool_choice"), tools), once)
     body = calls
@@ -64,12 +74,20 @@ def reply_grammar(
     thought = _thought(text, form, prompt_end)
     ends = " | ".join(f"<[{i}]>" for i in sorted(tokenizer.eos_ids))
     return "\n".join(
-        ["%llguidance {}", f"start: {thought}reply end", f"reply: {body}", f"end: {ends}", *text.rules, ""]
+        [
+            "%llguidance {}",
+            f"start: {thought}reply end",
+            f"reply: {body}",
+            f"end: {ends}",
+            *text.rules,
+            "",
+        ]
     )
 
 
 def forces_calls(choice: object, tools: Sequence[Mapping[str, object]]) -> bool:
-    """Whether `tool_choice` forces a call. Raises RequestRefused if it is malformed or names an unknown tool."""
+    """Whether `tool_choice` forces a call. Raises RequestRefused if it is malformed or names an
+    unknown tool."""
     if choice in (None, "auto", "none"):
         return False
     forced = choice == "required"
@@ -78,16 +96,21 @@ def forces_calls(choice: object, tools: Sequence[Mapping[str, object]]) -> bool:
     elif isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
         if not isinstance(inner, Mapping) or inner.get("mode") not in ("auto", "required"):
-            raise RequestRefused("tool_choice.allowed_tools.mode must be 'auto' or 'required'", "tool_choice")
+            raise RequestRefused(
+                "tool_choice.allowed_tools.mode must be 'auto' or 'required'", "tool_choice"
+            )
         forced = bool(inner["mode"] == "required")
     elif not forced:
         raise RequestRefused(
-            f"tool_choice={json.dumps(choice, default=str)[:200]} is invalid; use 'auto', 'none', 'required', "
-            '{"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …}',
+            f"tool_choice={json.dumps(choice, default=str)[:200]} is invalid; use 'auto',"
+            ' \'none\', \'required\', {"type": "function", "function": {"name": …}} or'
+            ' {"type": "allowed_tools", …}',
             "tool_choice",
         )
     if not tools:
-        raise RequestRefused("tool_choice requires a call, but the request has no tools", "tool_choice")
+        raise RequestRefused(
+            "tool_choice requires a call, but the request has no tools", "tool_choice"
+        )
     allowed_tools(choice, tools)
     return bool(forced)
 
@@ -106,7 +129,9 @@ def allowed_tools(choice: object, tools: Sequence[JsonView]) -> list[JsonView]:
         name = (entry.get("function") or entry).get("name") if isinstance(entry, Mapping) else None
         if name not in known:
             raise RequestRefused(
-                f"tool_choice names {name!r}, but tools has {', '.join(map(repr, known)) or 'none'}", "tool_choice"
+                f"tool_choice names {name!r}, but tools has"
+                f" {', '.join(map(repr, known)) or 'none'}",
+                "tool_choice",
             )
         allowed.append(known[name])
     if not allowed:
@@ -115,16 +140,27 @@ def allowed_tools(choice: object, tools: Sequence[JsonView]) -> list[JsonView]:
 
 
 def _wanted(options: Mapping[str, object]) -> tuple[str, object, str] | None:
-    """Kind of the required value, its description, and the parameter; None if any text is allowed."""
+    """Kind of the required value, its description, and the parameter; None if any text is
+    allowed."""
     constraints = [
-        (kind, value, parameter) for parameter, kind in _GUIDED.items() if (value := options.get(parameter)) is not None
+        (kind, value, parameter)
+        for parameter, kind in _GUIDED.items()
+        if (value := options.get(parameter)) is not None
     ]
     outputs = options.get("structured_outputs")
     if outputs is not None:
-        if not isinstance(outputs, Mapping) or any(v is not None and k not in _KINDS for k, v in outputs.items()):
-            raise RequestRefused(f"structured_outputs must be an object with one of {', '.join(_KINDS)}",
-                                 "structured_outputs")  # fmt: skip
-        constraints += [(kind, outputs[kind], f"structured_outputs.{kind}") for kind in _KINDS if outputs.get(kind)]
+        if not isinstance(outputs, Mapping) or any(
+            v is not None and k not in _KINDS for k, v in outputs.items()
+        ):
+            raise RequestRefused(
+                f"structured_outputs must be an object with one of {', '.join(_KINDS)}",
+                "structured_outputs",
+            )
+        constraints += [
+            (kind, outputs[kind], f"structured_outputs.{kind}")
+            for kind in _KINDS
+            if outputs.get(kind)
+        ]
     wanted = _response_format(options.get("response_format"))
     constraints += [wanted] if wanted else []
     if len(constraints) > 1:
@@ -145,8 +181,9 @@ def _response_format(wanted: Any) -> tuple[str, object, str] | None:
     if isinstance(described, Mapping) and isinstance(described.get("schema"), Mapping):
         return "json", described["schema"], "response_format"
     raise RequestRefused(
-        'response_format must be {"type": "text"}, {"type": "json_object"} or '
-        f'{{"type": "json_schema", "json_schema": {{"schema": …}}}} (got {json.dumps(wanted, default=str)[:200]})',
+        'response_format must be {"type": "text"}, {"type": "json_object"} or {"type":'
+        ' "json_schema", "json_schema": {"schema": …}} (got'
+        f" {json.dumps(wanted, default=str)[:200]})",
         "response_format",
     )
 
@@ -157,17 +194,27 @@ def _value(text: _Text, kind: str, value: object, parameter: str) -> str:
     if kind == "json":
         return _json(text, value, parameter)
     if kind == "choice":
-        if not isinstance(value, list) or not value or not all(isinstance(choice, str) and choice for choice in value):
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(isinstance(choice, str) and choice for choice in value)
+        ):
             raise RequestRefused(f"{parameter} must be a list of nonempty strings", parameter)
         return "(" + " | ".join(_quoted(choice) for choice in value) + ")"
     if not isinstance(value, str) or not value:
         raise RequestRefused(f"{parameter} must be a nonempty string", parameter)
     if kind == "regex":
-        return text.rule("value", f"/{library().regex_to_lark(value).replace(chr(10), chr(92) + 'n')}/", parameter)
+        return text.rule(
+            "value",
+            f"/{library().regex_to_lark(value).replace(chr(10), chr(92) + 'n')}/",
+            parameter,
+        )
     try:
         lark = library().grammar_from("grammar", value)
     except (ValueError, NotImplementedError) as error:
-        raise RequestRefused(f"{parameter} is not a valid Lark or GBNF grammar: {error}", parameter) from error
+        raise RequestRefused(
+            f"{parameter} is not a valid Lark or GBNF grammar: {error}", parameter
+        ) from error
     lines = "\n".join(line for line in lark.splitlines() if not line.startswith("%llguidance"))
     return text.rule("value", f"%lark {{\n{lines}\n}}", parameter)
 
@@ -186,11 +233,15 @@ def _json(text: _Text, schema: object, parameter: str) -> str:
 def _calls(text: _Text, form: ReplyFormat, tools: Iterable[JsonView], once: bool) -> str:
     """Rule for one call, or several unless `once`, in the template's format."""
     if not form.calls:
-        raise RequestRefused("tool_choice requires a call, but model.tool_call_parser is none", "tool_choice")
+        raise RequestRefused(
+            "tool_choice requires a call, but model.tool_call_parser is none", "tool_choice"
+        )
     frame = form.calls[0]
     item = text.rule("call", " | ".join(_call(text, frame, tool["function"]) for tool in tools))
     more = "" if once else f" ({text.literal(frame.separator)} {item})*" if frame.separator else ""
-    return " ".join(filter(None, (text.literal(frame.open), item + more, text.literal(frame.close))))
+    return " ".join(
+        filter(None, (text.literal(frame.open), item + more, text.literal(frame.close)))
+    )
 
 
 def _call(text: _Text, frame: CallFormat, function: JsonView) -> str:
@@ -199,9 +250,14 @@ def _call(text: _Text, frame: CallFormat, function: JsonView) -> str:
     if not isinstance(schema, Mapping) or not isinstance(schema.get("properties") or {}, Mapping):
         raise RequestRefused(f"{parameter} must be a JSON schema (an object)", "tools")
     if frame.pairs is not None:
-        return f"{text.literal(name + frame.pairs.name_end)} {_pairs(text, frame.pairs, schema, parameter)}"
+        return (
+            f"{text.literal(name + frame.pairs.name_end)}"
+            f" {_pairs(text, frame.pairs, schema, parameter)}"
+        )
     if frame.python:
-        return f"{text.literal(name + '(')} {_keywords(text, schema, parameter)} {text.literal(')')}"
+        return (
+            f"{text.literal(name + '(')} {_keywords(text, schema, parameter)} {text.literal(')')}"
+        )
     example = NAME + frame.middle + _ARGUMENTS if frame.middle is not None else frame.item
     shown = re.search(rf'\{{\s*"{KEY}"\s*:\s*"{VALUE}"\s*\}}', example)
     if shown is None:
@@ -210,7 +266,8 @@ def _call(text: _Text, frame: CallFormat, function: JsonView) -> str:
         assert shown is not None
     schema = {"additionalProperties": bool(schema), "properties": {}, **schema, "type": "object"}
     before, behind = (
-        text.literal(part.replace(NAME, name)) for part in (example[: shown.start()], example[shown.end() :])
+        text.literal(part.replace(NAME, name))
+        for part in (example[: shown.start()], example[shown.end() :])
     )
     return " ".join(filter(None, (before, _json(text, schema, parameter), behind)))
 
@@ -219,21 +276,30 @@ def _properties(schema: JsonView) -> list[tuple[str, Json, bool]]:
     """Name, schema and whether it is required, of each property in order."""
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return [
-        (key, {**shared, **(kind if isinstance(kind, Mapping) else {})}, key in schema.get("required", ()))
+        (
+            key,
+            {**shared, **(kind if isinstance(kind, Mapping) else {})},
+            key in schema.get("required", ()),
+        )
         for key, kind in (schema.get("properties") or {}).items()
     ]
 
 
 def _pairs(text: _Text, marks: Pairs, schema: JsonView, parameter: str) -> str:
-    """Parameters in the order of the schema: strings as text or one of `enum`, other values as JSON."""
+    """Parameters in the order of the schema: strings as text or one of `enum`, other values as
+    JSON."""
     pairs = []
     for key, kind, required in _properties(schema):
         close = marks.value_close
         named = kind.get("enum", [kind["const"]] if "const" in kind else [])
-        plain = kind.get("type") == "string" or (named and all(isinstance(item, str) for item in named))
+        plain = kind.get("type") == "string" or (
+            named and all(isinstance(item, str) for item in named)
+        )
         assign = marks.assign if plain or not marks.assign_json else marks.assign_json
         if plain and named:
-            value = f"({' | '.join(text.literal(str(item)) for item in named)}) {text.literal(close)}"
+            value = (
+                f"({' | '.join(text.literal(str(item)) for item in named)}) {text.literal(close)}"
+            )
         elif plain:
             value = text.until(close)
         else:
@@ -246,8 +312,13 @@ def _pairs(text: _Text, marks: Pairs, schema: JsonView, parameter: str) -> str:
 def _keywords(text: _Text, schema: Mapping[str, object], parameter: str) -> str:
     """Parameters as keyword arguments, required ones first."""
     ordered = sorted(_properties(schema), key=lambda item: not item[2])
-    keywords = [f"{text.literal(key + '=')} {_json(text, kind, parameter)}" for key, kind, _ in ordered]
-    more = [item if ordered[i][2] else f"({item})?" for i, item in enumerate([f'", " {item}' for item in keywords])][1:]
+    keywords = [
+        f"{text.literal(key + '=')} {_json(text, kind, parameter)}" for key, kind, _ in ordered
+    ]
+    more = [
+        item if ordered[i][2] else f"({item})?"
+        for i, item in enumerate([f'", " {item}' for item in keywords])
+    ][1:]
     whole = " ".join([*keywords[:1], *more])
     return whole if not keywords or ordered[0][2] else f"({whole})?"
 
@@ -256,7 +327,9 @@ def _thought(text: _Text, form: ReplyFormat, prompt_end: str) -> str:
     """The block of reasoning before the reply: optional, or its rest if the prompt opens it."""
     begun = prompt_end.rstrip()
     marks = [(opening.strip(), closing.strip()) for opening, closing in form.reasoning]
-    if not any(opening for opening, _ in marks) or any(begun.endswith(closing) for _, closing in marks):
+    if not any(opening for opening, _ in marks) or any(
+        begun.endswith(closing) for _, closing in marks
+    ):
         return ""
     opened = next((opening for opening, _ in marks if opening and begun.endswith(opening)), "")
     rests = [
@@ -281,7 +354,8 @@ class _Text:
             reason = problem(f"%llguidance {{}}\nstart: {body}\n")
             if reason:
                 raise RequestRefused(
-                    f"{parameter} cannot be compiled to a grammar: {reason}", parameter.partition(":")[0]
+                    f"{parameter} cannot be compiled to a grammar: {reason}",
+                    parameter.partition(":")[0],
                 )
         self.rules.append(f"{name}: {body}")
         return name
@@ -310,7 +384,11 @@ class _Text:
         return name
 
     def _special(self, text: str) -> list[int]:
-        return [i for i in self._tokenizer.encode(text) if self._tokenizer.is_special(i)] if text else []
+        return (
+            [i for i in self._tokenizer.encode(text) if self._tokenizer.is_special(i)]
+            if text
+            else []
+        )
 
 
 def _quoted(text: str) -> str:
@@ -326,7 +404,8 @@ class Matcher:
         self._words = np.zeros((1, (len(tokenizer) + 31) // 32), dtype=np.int32)
 
     def allowed(self) -> npt.NDArray[np.int32]:
-        """Mask of the allowed next tokens: a bit for each id, 32 per word, lowest first. Shape (1, words)."""
+        """Mask of the allowed next tokens: a bit for each id, 32 per word, lowest first. Shape (1,
+        words)."""
         self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         return self._words
 
@@ -337,7 +416,9 @@ class Matcher:
 
 def admits(grammar: str, tokenizer: Tokenizer, output_ids: Sequence[int]) -> bool:
     """Whether a grammar allows a reply, complete or truncated."""
-    return bool(_compiled(grammar, tokenizer).deep_copy().consume_tokens([int(i) for i in output_ids]))
+    return bool(
+        _compiled(grammar, tokenizer).deep_copy().consume_tokens([int(i) for i in output_ids])
+    )
 
 
 @lru_cache(maxsize=256)
@@ -351,7 +432,9 @@ def problem(grammar: str) -> str:
 def _compiled(grammar: str, tokenizer: Tokenizer) -> Any:
     matcher = library().LLMatcher(_vocabulary(tokenizer), grammar, log_level=0)
     if matcher.is_error():
-        raise RequestRefused(f"the structured output cannot be compiled: {matcher.get_error().partition(chr(10))[0]}")
+        raise RequestRefused(
+            f"the structured output cannot be compiled: {matcher.get_error().partition(chr(10))[0]}"
+        )
     return matcher
 
 

@@ -1,9 +1,10 @@
 """Writes tools, calls and results in the Hermes format, for chat templates that do not render them.
 
-Many templates drop `tools`, render a reply with tool calls as an empty turn, and don't support the role `tool`. For
-these, the conversation is written as text: tools in a `<tools>` block of the system message, calls as
-`<tool_call>{"name": …, "arguments": …}</tool_call>` in the assistant's turn, and results as `<tool_response>` in a
-user's turn. The format is that of NousResearch's Hermes 2 Pro, on which Qwen2.5 and others were trained, too.
+Many templates drop `tools`, render a reply with tool calls as an empty turn, and don't support the
+role `tool`. For these, the conversation is written as text: tools in a `<tools>` block of the
+system message, calls as `<tool_call>{"name": …, "arguments": …}</tool_call>` in the assistant's
+turn, and results as `<tool_response>` in a user's turn. The format is that of NousResearch's Hermes
+2 Pro, on which Qwen2.5 and others were trained, too.
 """
 
 from __future__ import annotations
@@ -38,9 +39,15 @@ def about_tools(messages: Sequence[Mapping[str, object]]) -> bool:
 
 
 def with_tools_as_text(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, object]], show: Show, role: str, *, with_form: bool
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, object]],
+    show: Show,
+    role: str,
+    *,
+    with_form: bool,
 ) -> list[Message]:
-    """Adds the tools to the first message, if it has the given role, else as a new message before it.
+    """Adds the tools to the first message, if it has the given role, else as a new message before
+    it.
 
     Args:
         messages: with text as content.
@@ -84,5 +91,10 @@ def _call(call: Message) -> str:
     if not isinstance(function, Mapping):
         return json.dumps(call, ensure_ascii=False, default=str)
     arguments = function.get("arguments")
-    spelling = getattr(arguments, "spelling", None) or json.dumps(arguments, ensure_ascii=False, default=str)
-    return f'{{"name": {json.dumps(function.get("name"), ensure_ascii=False)}, "arguments": {spelling}}}'
+    spelling = getattr(arguments, "spelling", None) or json.dumps(
+        arguments, ensure_ascii=False, default=str
+    )
+    return (
+        f'{{"name": {json.dumps(function.get("name"), ensure_ascii=False)}, "arguments":'
+        f" {spelling}}}"
+    )

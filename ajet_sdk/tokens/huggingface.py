@@ -1,4 +1,5 @@
-"""A Hugging Face tokenizer for exact ids: adds and drops no special tokens, and knows each token's exact bytes."""
+"""A Hugging Face tokenizer for exact ids: adds and drops no special tokens, and knows each token's
+exact bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def exact_bytes(token: str, alphabet: Mapping[str, int] | None) -> bytes:
-    """The bytes of a token in a vocabulary: byte-level letters, or SentencePiece's with its byte fallback."""
+    """The bytes of a token in a vocabulary: byte-level letters, or SentencePiece's with its byte
+    fallback."""
     if alphabet is not None:
         known = [alphabet.get(letter) for letter in token]
         return token.encode() if None in known else bytes(b for b in known if b is not None)
@@ -51,19 +53,32 @@ def _load(path: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         refuse_code(path, error)
-        raise ConfigError(f"model.path: the tokenizer of {path} cannot be loaded: {error}") from error
+        raise ConfigError(
+            f"model.path: the tokenizer of {path} cannot be loaded: {error}"
+        ) from error
 
 
 class HFTokenizer:
-    """Implements `protocols.Tokenizer` by a tokenizer of transformers: an object, a directory or a name."""
+    """Implements `protocols.Tokenizer` by a tokenizer of transformers: an object, a directory or a
+    name."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | str | Path, *, trust_remote_code: bool = False) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | str | Path, *, trust_remote_code: bool = False
+    ) -> None:
         path = str(tokenizer) if isinstance(tokenizer, str | Path) else None
-        self.hf = _load(str(tokenizer), trust_remote_code) if isinstance(tokenizer, str | Path) else tokenizer
+        self.hf = (
+            _load(str(tokenizer), trust_remote_code)
+            if isinstance(tokenizer, str | Path)
+            else tokenizer
+        )
         template = self.hf.chat_template
-        self.chat_template: str | None = template.get("default") if isinstance(template, dict) else template
+        self.chat_template: str | None = (
+            template.get("default") if isinstance(template, dict) else template
+        )
         self.variables: JsonView = {
-            name: str(value) for name, value in self.hf.special_tokens_map.items() if isinstance(value, str)
+            name: str(value)
+            for name, value in self.hf.special_tokens_map.items()
+            if isinstance(value, str)
         }
         self._backend: tokenizers.Tokenizer | None = getattr(self.hf, "backend_tokenizer", None)
         byte_level = self._backend is not None and is_byte_level(self._backend.to_str())
@@ -98,7 +113,8 @@ class HFTokenizer:
         return token_id in self._special
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of a token; empty for an id beyond the vocabulary (models round its size up)."""
+        """The exact bytes of a token; empty for an id beyond the vocabulary (models round its size
+        up)."""
         if not 0 <= token_id < len(self._bytes):
             return b""
         known = self._bytes[token_id]

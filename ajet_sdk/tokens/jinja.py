@@ -1,9 +1,11 @@
-"""Compiles chat templates with transformers' filters, functions and sandbox, and caches the JSON of objects.
+"""Compiles chat templates with transformers' filters, functions and sandbox, and caches the JSON of
+objects.
 
-A template comes with a checkpoint, so it may be hostile. jinja2's sandbox protects the machine; in addition, resources
-are metered here: every operator, filter, call, loop and buffer that creates or reads a whole text or list is charged
-against the units of the rendering, even if the result is dropped. Values that may be much larger than their operands
-are charged before they are created. Loops are charged once at their start, by length.
+A template comes with a checkpoint, so it may be hostile. jinja2's sandbox protects the machine; in
+addition, resources are metered here: every operator, filter, call, loop and buffer that creates or
+reads a whole text or list is charged against the units of the rendering, even if the result is
+dropped. Values that may be much larger than their operands are charged before they are created.
+Loops are charged once at their start, by length.
 """
 
 from __future__ import annotations
@@ -56,17 +58,48 @@ _LAZY = frozenset(("length", "count", "first", "last", "default", "d", "items", 
 _LAZY |= {"map", "select", "selectattr", "reject", "rejectattr"}
 """Filters that create and read nothing, or work item by item."""
 _SLOW = frozenset(
-    ("title", "urlencode", "wordcount", "sort", "unique", "groupby", "dictsort", "string", "escape", "e", "forceescape")
+    (
+        "title",
+        "urlencode",
+        "wordcount",
+        "sort",
+        "unique",
+        "groupby",
+        "dictsort",
+        "string",
+        "escape",
+        "e",
+        "forceescape",
+    )
 )
 _NO_USE = frozenset(("wordwrap", "urlize", "striptags", "xmlattr", "pprint"))
 """Excluded filters: for web pages, or slow."""
 _COMPARING = frozenset(
-    ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le", "in")
+    (
+        "==",
+        "eq",
+        "equalto",
+        "!=",
+        "ne",
+        ">",
+        "gt",
+        "greaterthan",
+        ">=",
+        "ge",
+        "<",
+        "lt",
+        "lessthan",
+        "<=",
+        "le",
+        "in",
+    )
 )
 _WALKING = frozenset(("join", "sum", "sort", "unique", "min", "max", "groupby", "list"))
 """Filters that consume a lazy one completely."""
 
-_SIMPLE = frozenset(("startswith", "endswith", "strip", "lstrip", "rstrip", "split", "upper", "lower", "find"))
+_SIMPLE = frozenset(
+    ("startswith", "endswith", "strip", "lstrip", "rstrip", "split", "upper", "lower", "find")
+)
 """Text methods that are cheap with a short argument or none."""
 _SHORT_ARGUMENT = 16
 _OF_EVERY_DICT = frozenset(dir(dict))
@@ -78,7 +111,8 @@ _LOOP, _ADD, _CONCAT, _LITERAL, _MADE, _READ, _SEARCHED = (
 
 
 class Shown(Json):
-    """An immutable object with its cached JSON, since every later prompt of the episode renders it again."""
+    """An immutable object with its cached JSON, since every later prompt of the episode renders it
+    again."""
 
     __slots__ = ("shown",)
 
@@ -95,7 +129,9 @@ class _Generation(jinja2.ext.Extension):
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+        )
 
 
 def _raise(text: object) -> None:
@@ -115,10 +151,16 @@ def to_json(
         return value.shown[how]
     check_width(indent, *how[2])
     read(value)
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
     written = dict(value) if isinstance(value, Shown) else value
     # Indentation grows with depth, so that indented JSON is charged piece by piece.
-    text = encoder.encode(written) if indent is None else "".join(map(charged, encoder.iterencode(written)))
+    text = (
+        encoder.encode(written)
+        if indent is None
+        else "".join(map(charged, encoder.iterencode(written)))
+    )
     if isinstance(value, Shown):
         value.shown[how] = text
     return text
@@ -164,7 +206,9 @@ class _Metered(NodeTransformer):
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
         # The time of a comparison with a constant is bounded by the constant's length.
-        constant = isinstance(node.expr, nodes.Const) or all(isinstance(each.expr, nodes.Const) for each in node.ops)
+        constant = isinstance(node.expr, nodes.Const) or all(
+            isinstance(each.expr, nodes.Const) for each in node.ops
+        )
         for each in node.ops:
             searched = each.op in ("in", "notin")
             if searched if constant else True:
@@ -199,7 +243,9 @@ class _Metered(NodeTransformer):
 
 
 def _filtered(node: Any, name: str, *arguments: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=getattr(node, "lineno", 1))
+    return nodes.Filter(
+        node, name, list(arguments), [], None, None, lineno=getattr(node, "lineno", 1)
+    )
 
 
 class _Generator(CodeGenerator):
@@ -243,7 +289,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "%" and isinstance(left, str):
             check_format(left, right)
         elif operator == "*":
-            lengths = [len(operand) for operand in (left, right) if isinstance(operand, (str, list, tuple))]
+            lengths = [
+                len(operand) for operand in (left, right) if isinstance(operand, (str, list, tuple))
+            ]
             numbers = [operand for operand in (left, right) if isinstance(operand, int)]
             spend_on(lengths[0] * max(numbers[0], 0) if lengths and numbers else 0)
         return made(super().call_binop(context, operator, left, right), 8)
@@ -253,7 +301,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             spend(__self.weight)
             return super().call(__context, __obj, *args, **kwargs)
         owner = getattr(__obj, "__self__", None)
-        is_short = not args or (len(args) == 1 and type(args[0]) is str and len(args[0]) < _SHORT_ARGUMENT)
+        is_short = not args or (
+            len(args) == 1 and type(args[0]) is str and len(args[0]) < _SHORT_ARGUMENT
+        )
         if type(owner) is str and is_short and not kwargs and __obj.__name__ in _SIMPLE:
             spend(PASS + 2 * len(owner))
             return made(__obj(*args))
@@ -338,27 +388,44 @@ def compile_template(source: str) -> jinja2.Template:
     """Compile a template. Raises ConfigError if it cannot be parsed."""
     if len(source) > LONGEST_SOURCE:
         raise ConfigError(f"the chat template has more than {LONGEST_SOURCE:,} characters")
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
     filters = {**environment.filters, "tojson": to_json}
-    environment.filters = {name: _metered_filter(name, filters[name]) for name in filters if name not in _NO_USE}
+    environment.filters = {
+        name: _metered_filter(name, filters[name]) for name in filters if name not in _NO_USE
+    }
     environment.filters |= {_LOOP: _charge_loop, _LITERAL: _charge_literal}
-    for name, function in ((_ADD, add), (_CONCAT, concat), (_MADE, made), (_READ, read), (_SEARCHED, searched)):
+    for name, function in (
+        (_ADD, add),
+        (_CONCAT, concat),
+        (_MADE, made),
+        (_READ, read),
+        (_SEARCHED, searched),
+    ):
         environment.filters[name] = function
     environment.tests = {
-        name: _metered_test(test) if name in _COMPARING else test for name, test in environment.tests.items()
+        name: _metered_test(test) if name in _COMPARING else test
+        for name, test in environment.tests.items()
     }
     environment.globals["raise_exception"] = _raise
     del environment.globals["lipsum"]
     try:
         template = environment.from_string(source)
-        template.globals = dict(template.globals)  # copied for each rendering, which is slow for a ChainMap
+        template.globals = dict(
+            template.globals
+        )  # copied for each rendering, which is slow for a ChainMap
         return template
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"the chat template cannot be parsed: {error} (line {error.lineno})") from error
+        raise ConfigError(
+            f"the chat template cannot be parsed: {error} (line {error.lineno})"
+        ) from error
     except SecurityError as error:
         raise ConfigError(f"the chat template is refused: {error}") from error
     except (RecursionError, SyntaxError, MemoryError) as error:
-        raise ConfigError(f"the chat template cannot be parsed: it is nested too deeply ({error})") from error
+        raise ConfigError(
+            f"the chat template cannot be parsed: it is nested too deeply ({error})"
+        ) from error
 
 
 def render(template: jinja2.Template, variables: JsonView) -> str:
@@ -372,7 +439,7 @@ def render(template: jinja2.Template, variables: JsonView) -> str:
             pieces.append(piece)
     except (SecurityError, OverflowError, MemoryError, RecursionError) as error:
         raise ConfigError(
-            f"the chat template is broken or hostile and was stopped: {error}. Take the checkpoint from a source that "
-            "you trust, or replace its chat template"
+            f"the chat template is broken or hostile and was stopped: {error}. Take the checkpoint"
+            " from a source that you trust, or replace its chat template"
         ) from error
     return "".join(pieces)

@@ -13,7 +13,8 @@ from ajet_sdk.protocols import Tokenizer
 class CutPoints:
     """Special tokens before which a text may be cut, learnt as they occur. Thread-safe.
 
-    A token qualifies if it is tokenized separately in any context, so that no merge crosses the cut.
+    A token qualifies if it is tokenized separately in any context, so that no merge crosses the
+    cut.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -37,7 +38,11 @@ class CutPoints:
 
     def split(self, text: str) -> list[str]:
         """Splits a text at known cuts."""
-        return [text] if self._before is None else [piece for piece in self._before.split(text) if piece]
+        return (
+            [text]
+            if self._before is None
+            else [piece for piece in self._before.split(text) if piece]
+        )
 
     def _learn(self, token_id: int) -> None:
         self._known.add(token_id)
@@ -64,8 +69,8 @@ class CutPoints:
 class PieceEncoder:
     """Encodes conversations piece by piece with a cache, so that known text takes only a lookup.
 
-    Calls that don't extend each other (a template that drops reasoning, for example) then cost only their new text. The
-    cache is limited to `limit` characters.
+    Calls that don't extend each other (a template that drops reasoning, for example) then cost only
+    their new text. The cache is limited to `limit` characters.
     """
 
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints, limit: int = 4_000_000) -> None:
@@ -76,7 +81,11 @@ class PieceEncoder:
     def encode(self, text: str) -> list[int]:
         """Encodes a text; the ids equal those of the tokenizer."""
         pieces = self._cuts.split(text)
-        ids = self._tokenizer.encode(text) if len(pieces) == 1 else [i for piece in pieces for i in self._piece(piece)]
+        ids = (
+            self._tokenizer.encode(text)
+            if len(pieces) == 1
+            else [i for piece in pieces for i in self._piece(piece)]
+        )
         self._cuts.learn(ids)
         return ids
 

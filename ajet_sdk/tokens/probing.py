@@ -34,10 +34,15 @@ def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
     template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
     if "calls" in template.lacks and parser not in (*_BY_TEMPLATE, "hermes", "none"):
         raise ConfigError(
-            f"model.tool_call_parser: {parser} does not read what the model is shown: the chat template renders no "
-            "tool calls, so they are written in the Hermes form. Set auto, or a chat template that renders them"
+            f"model.tool_call_parser: {parser} does not read what the model is shown: the chat"
+            " template renders no tool calls, so they are written in the Hermes form. Set auto, or"
+            " a chat template that renders them"
         )
-    return format_of(template, tuple(filter(None, (tokenizer.decode([i]) for i in sorted(tokenizer.eos_ids)))), parser)
+    return format_of(
+        template,
+        tuple(filter(None, (tokenizer.decode([i]) for i in sorted(tokenizer.eos_ids)))),
+        parser,
+    )
 
 
 def format_of(template: ChatTemplate, ends: tuple[str, ...], parser: str = "auto") -> ReplyFormat:
@@ -45,12 +50,16 @@ def format_of(template: ChatTemplate, ends: tuple[str, ...], parser: str = "auto
     probe = _Probe(template, ends)
     calls = probe.calls() if parser in _BY_TEMPLATE else PARSERS[parser]
     if "calls" in template.lacks:  # any text after it is the end of the turn
-        calls = tuple(replace(call, close=call.close.partition("</tool_call>")[0] + "</tool_call>") for call in calls)
+        calls = tuple(
+            replace(call, close=call.close.partition("</tool_call>")[0] + "</tool_call>")
+            for call in calls
+        )
     return ReplyFormat(calls, probe.reasoning(calls), probe.preamble, probe.postamble)
 
 
 def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, index: int) -> str:
-    """An id of nine letters and digits, as Mistral's templates require, determined by the sampled tokens."""
+    """An id of nine letters and digits, as Mistral's templates require, determined by the sampled
+    tokens."""
     digest = hashlib.blake2b(digest_size=8)
     for numbers in ([len(prompt_ids), choice, index], prompt_ids, output_ids):
         digest.update(np.asarray(numbers, dtype=np.int64).tobytes())
@@ -69,7 +78,9 @@ class _Probe:
         plain = plain or template.reply_text({"role": "assistant", "content": TEXT})
         before, _, self._ending = plain.partition(TEXT) if TEXT in plain else ("", "", "")
         self.preamble = self._without_reasoning(before)
-        self.postamble = self._until_end(self._ending) if any(end in self._ending for end in ends) else ""
+        self.postamble = (
+            self._until_end(self._ending) if any(end in self._ending for end in ends) else ""
+        )
         self.postamble = self.postamble if self.postamble.strip() else ""
 
     def _until_end(self, text: str) -> str:
@@ -97,7 +108,9 @@ class _Probe:
                 }
                 for number, (name, arguments) in enumerate(calls)
             ]
-            text = self._template.reply_text({"role": "assistant", "content": "", "tool_calls": items, **more}, _TOOLS)
+            text = self._template.reply_text(
+                {"role": "assistant", "content": "", "tool_calls": items, **more}, _TOOLS
+            )
             if calls[0][0] in text:
                 break
         return re.sub(ID[:-1] + r"\d", ID, text)
@@ -106,10 +119,18 @@ class _Probe:
         """The learnt format of calls, else all known ones."""
         single = self._until_end(self._reply([(NAME, {KEY: VALUE})]))
         double = self._until_end(self._reply([(NAME, {KEY: VALUE}), (OTHER, {KEY: VALUE})]))
-        call_format = self._of_json(single, double) or self._of_python(single, double) or self._of_pairs(single, double)
+        call_format = (
+            self._of_json(single, double)
+            or self._of_python(single, double)
+            or self._of_pairs(single, double)
+        )
         if call_format is None:
             return tuple(form for forms in PARSERS.values() for form in forms)
-        return (call_format,) if call_format.open.strip() else (call_format, *PARSERS["llama3_json"][:1])
+        return (
+            (call_format,)
+            if call_format.open.strip()
+            else (call_format, *PARSERS["llama3_json"][:1])
+        )
 
     def reasoning(self, calls: Sequence[CallFormat]) -> tuple[tuple[str, str], ...]:
         """The marks around reasoning before content, and before calls if different."""
@@ -121,18 +142,23 @@ class _Probe:
         call = calls[0].begins.search(after) if opening and calls else None
         if call is not None and (mark := after[: call.start()].strip()):
             pair = (self._opening(before, mark) or (pairs[0][0] if pairs else ""), mark)
-            if pair[0].strip() and (pair[0].strip(), mark) not in [(a.strip(), b.strip()) for a, b in pairs]:
+            if pair[0].strip() and (pair[0].strip(), mark) not in [
+                (a.strip(), b.strip()) for a, b in pairs
+            ]:
                 pairs.append(pair)
         return tuple(pairs)
 
     def _opening(self, before: str, closing: str) -> str:
-        """The mark that opens reasoning: the text before it, or else the end of the generation prompt.
+        """The mark that opens reasoning: the text before it, or else the end of the generation
+        prompt.
 
         The latter may be an empty block, which ends with `closing`.
         """
         if before.strip():
             return before
-        head = self._template.render([self._template.form({"role": "user", "content": "x"})], _TOOLS)
+        head = self._template.render(
+            [self._template.form({"role": "user", "content": "x"})], _TOOLS
+        )
         marks: list[str] = re.findall(r"(<[^<>\s]+>)\s*(?=<|$)", head[-200:])
         while marks and marks[-1] == closing.strip():
             marks.pop()
@@ -155,12 +181,17 @@ class _Probe:
         both = re.search(rf"{NAME}\({item}(.*?){OTHER}\(", double, re.DOTALL)
         if first is None:
             return None
-        return self._format(single, first.start(), first.end(), both.group(2) if both else "", python=True)
+        return self._format(
+            single, first.start(), first.end(), both.group(2) if both else "", python=True
+        )
 
     def _of_pairs(self, single: str, double: str) -> CallFormat | None:
-        """Learns a format with pairs of keys and values, whose marks are found by a second argument."""
+        """Learns a format with pairs of keys and values, whose marks are found by a second
+        argument."""
         both = self._until_end(self._reply([(NAME, {KEY: VALUE, KEY_2: NUMBER})]))
-        shown = re.search(rf"{NAME}(.*?){KEY}(.*?){VALUE}(.*?){KEY_2}(.*?){NUMBER}", both, re.DOTALL)
+        shown = re.search(
+            rf"{NAME}(.*?){KEY}(.*?){VALUE}(.*?){KEY_2}(.*?){NUMBER}", both, re.DOTALL
+        )
         if shown is None or KEY not in single or VALUE not in single:
             return None
         head, assign, between, assign_json = shown.groups()
@@ -171,12 +202,20 @@ class _Probe:
         value_close = between[: len(between) - len(key_open)]
         if KEY in value_close or NAME in head:
             return None
-        marks = Pairs(head[:at], key_open, assign, value_close, assign_json if assign_json != assign else "")
+        marks = Pairs(
+            head[:at], key_open, assign, value_close, assign_json if assign_json != assign else ""
+        )
         remaining = _behind(single.partition(VALUE)[2], value_close)
-        separator = _behind(double.partition(VALUE)[2].partition(OTHER)[0], value_close) if OTHER in double else ""
+        separator = (
+            _behind(double.partition(VALUE)[2].partition(OTHER)[0], value_close)
+            if OTHER in double
+            else ""
+        )
         if remaining is None or separator is None:
             return None
-        return self._format(single, single.find(NAME), len(single) - len(remaining), separator, pairs=marks)
+        return self._format(
+            single, single.find(NAME), len(single) - len(remaining), separator, pairs=marks
+        )
 
     def _format(self, text: str, start: int, end: int, separator: str, **more: Any) -> CallFormat:
         opening = self._without_reasoning(text[:start])
@@ -184,9 +223,15 @@ class _Probe:
 
 
 def _tool(name: str) -> dict[str, object]:
-    properties = {KEY: {"type": "string", "description": ""}, KEY_2: {"type": "integer", "description": ""}}
+    properties = {
+        KEY: {"type": "string", "description": ""},
+        KEY_2: {"type": "integer", "description": ""},
+    }
     parameters = {"type": "object", "properties": properties, "required": []}
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": "", "parameters": parameters},
+    }
 
 
 _TOOLS = [_tool(NAME), _tool(OTHER)]

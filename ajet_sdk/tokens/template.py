@@ -1,8 +1,9 @@
 """Renders messages and tools by a chat template, as transformers does.
 
-Templates differ in their input: some take content only as a list of parts, some want a tool call's arguments as a
-string, some do not know the developer role, and many render no tools, for which the Hermes format is used
-(`tokens.hermes`). These properties are found by probing the template, without knowledge of particular templates.
+Templates differ in their input: some take content only as a list of parts, some want a tool call's
+arguments as a string, some do not know the developer role, and many render no tools, for which the
+Hermes format is used (`tokens.hermes`). These properties are found by probing the template, without
+knowledge of particular templates.
 """
 
 from __future__ import annotations
@@ -29,14 +30,22 @@ _NEVER_RENDERED = {"refusal", "annotations", "audio", "function_call", "cache_co
 _NOT_AS_IT_IS = _APART | _NEVER_RENDERED
 _PROBE, _REASON, _TEXT = "probe", "zqreason", "zqtext"
 _USER: Json = {"role": "user", "content": "zquser"}
-_PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+_PROBE_CALL = {
+    "id": "call00000",
+    "type": "function",
+    "function": {"name": "f", "arguments": '{"a": "b"}'},
+}
 _NAME, _KEY, _VALUE, _RESULT = "zqfunction", "zqkey", "zqvalue", "zqresult"
 _TOOL = {
     "type": "function",
     "function": {
         "name": _NAME,
         "description": "",
-        "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": ""}}, "required": []},
+        "parameters": {
+            "type": "object",
+            "properties": {_KEY: {"type": "string", "description": ""}},
+            "required": [],
+        },
     },
 }
 
@@ -61,7 +70,9 @@ def _arguments(value: object) -> Any:
         return value
     if not isinstance(parsed, Mapping):
         return value
-    return Arguments(parsed, value if isinstance(value, str) else json.dumps(parsed, ensure_ascii=False))
+    return Arguments(
+        parsed, value if isinstance(value, str) else json.dumps(parsed, ensure_ascii=False)
+    )
 
 
 def _content(value: object) -> Any:
@@ -105,16 +116,22 @@ def clean(message: JsonView) -> Message:
             break
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
-        out["tool_calls"] = [_tool_call(call) if isinstance(call, Mapping) else call for call in calls]
+        out["tool_calls"] = [
+            _tool_call(call) if isinstance(call, Mapping) else call for call in calls
+        ]
     return out
 
 
 def meaning(cleaned: Message) -> str:
-    """Identifies a cleaned message by role, content, reasoning, and its calls' names and argument values.
+    """Identifies a cleaned message by role, content, reasoning, and its calls' names and argument
+    values.
 
-    Messages with equal meaning may still be rendered differently, by names, ids or the spelling of arguments.
+    Messages with equal meaning may still be rendered differently, by names, ids or the spelling of
+    arguments.
     """
-    message: Message = {key: cleaned[key] for key in ("role", "content", "reasoning_content") if key in cleaned}
+    message: Message = {
+        key: cleaned[key] for key in ("role", "content", "reasoning_content") if key in cleaned
+    }
     calls = cleaned.get("tool_calls")
     if calls:
         message["tool_calls"] = [_called(call) for call in calls]
@@ -143,7 +160,11 @@ def _valued(value: object) -> object:
         return {key: _valued(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_valued(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else value
+    return (
+        int(value)
+        if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT
+        else value
+    )
 
 
 def same_reply(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
@@ -165,7 +186,8 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._parts = self._string_arguments = self._developer_is_system = False
         self.lacks: frozenset[str] = frozenset()
-        """Features in the Hermes format, since the template doesn't render them: `tools`, `calls` (and results)."""
+        """Features in the Hermes format, since the template doesn't render them: `tools`, `calls`
+        (and results)."""
         self._leader = "system"
         """Role of the message with the tools."""
         self._probe()
@@ -175,10 +197,13 @@ class ChatTemplate:
         """Compiles and probes a template, once per source and variables. Raises ConfigError."""
         if not source:
             raise ConfigError(
-                "the tokenizer has no chat template, so messages cannot be tokenized: add `chat_template` to "
-                "its tokenizer_config.json, or use the completions route, which takes plain text"
+                "the tokenizer has no chat template, so messages cannot be tokenized: add"
+                " `chat_template` to its tokenizer_config.json, or use the completions route, which"
+                " takes plain text"
             )
-        frozen = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in variables.items()))
+        frozen = tuple(
+            sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in variables.items())
+        )
         try:
             return _cached(source, frozen)
         except TypeError:  # a variable that cannot be hashed
@@ -207,11 +232,13 @@ class ChatTemplate:
             self._leader = "user"
         offered = (self._attempt(messages, [_TOOL]) or "" for messages in ([ask], [system, ask]))
         tools = any(_NAME in text and _KEY in text for text in offered)
-        self.lacks = frozenset(name for name, shown in (("tools", tools), ("calls", self._shows_calls())) if not shown)
+        self.lacks = frozenset(
+            name for name, shown in (("tools", tools), ("calls", self._shows_calls())) if not shown
+        )
 
     def _shows_calls(self) -> bool:
-        """Whether the text has name, arguments and result of a call. Some templates require ids of nine letters, and
-        some show only an id with the name."""
+        """Whether the text has name, arguments and result of a call. Some templates require ids of
+        nine letters, and some show only an id with the name."""
         for written in ("call00000", f"functions.{_NAME}:0"):
             function = {"name": _NAME, "arguments": json.dumps({_KEY: _VALUE})}
             calls = [{"id": written, "type": "function", "function": function}]
@@ -227,7 +254,9 @@ class ChatTemplate:
         return False
 
     def _attempt(
-        self, messages: Iterable[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+        self,
+        messages: Iterable[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
     ) -> str | None:
         try:
             return self.render([self.form(m) for m in messages], tools)
@@ -235,23 +264,32 @@ class ChatTemplate:
             return None
 
     def in_hermes_form(self, messages: Sequence[Mapping[str, object]], tools: object) -> bool:
-        """Whether a part of a request is written in the Hermes format, which the template would drop."""
-        return bool(self.lacks) and (bool(tools) or ("calls" in self.lacks and about_tools(messages)))
+        """Whether a part of a request is written in the Hermes format, which the template would
+        drop."""
+        return bool(self.lacks) and (
+            bool(tools) or ("calls" in self.lacks and about_tools(messages))
+        )
 
     def _as_text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None
     ) -> tuple[list[Message], Sequence[JsonView] | None]:
-        """Writes missing features as text into formed messages: calls, and tools if either is missing."""
+        """Writes missing features as text into formed messages: calls, and tools if either is
+        missing."""
         texts = [{**message, "content": _content(message["content"])} for message in messages]
         if "calls" in self.lacks:
             texts = with_calls_as_text(texts)
         if tools:
-            texts = with_tools_as_text(texts, tools, to_json, self._leader, with_form="calls" in self.lacks)
+            texts = with_tools_as_text(
+                texts, tools, to_json, self._leader, with_form="calls" in self.lacks
+            )
         return ([self._in_parts(message) for message in texts] if self._parts else texts), None
 
     def _in_parts(self, message: Message) -> Message:
         content = message["content"]
-        return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
+        return {
+            **message,
+            "content": [{"type": "text", "text": content}] if isinstance(content, str) else content,
+        }
 
     def form(self, message: Mapping[str, object]) -> Message:
         """Converts a client's message for this template."""
@@ -284,11 +322,22 @@ class ChatTemplate:
         variables = {**self._variables, **options, "strftime_now": strftime}
         variables |= {"messages": messages, "tools": list(tools) if tools else None}
         try:
-            return render(self._compiled, {"add_generation_prompt": add_generation_prompt, **variables})
+            return render(
+                self._compiled, {"add_generation_prompt": add_generation_prompt, **variables}
+            )
         except ConfigError:
             raise
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-            raise RequestRefused(f"the chat template rejected these messages: {error}", "messages") from error
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            raise RequestRefused(
+                f"the chat template rejected these messages: {error}", "messages"
+            ) from error
 
     def render_begun(
         self,
@@ -298,24 +347,31 @@ class ChatTemplate:
         at: datetime | None = None,
         **options: object,
     ) -> str:
-        """Renders formed messages up to the end of the last one's content. Raises RequestRefused."""
+        """Renders formed messages up to the end of the last one's content. Raises
+        RequestRefused."""
         content = _content(messages[-1]["content"])
         text = self.render(messages, tools, at=at, add_generation_prompt=False, **options)
         stripped = content.strip() if isinstance(content, str) else ""
         place = text.rfind(stripped) if stripped else -1
         if messages[-1]["role"] != "assistant" or place < 0:
             raise RequestRefused(
-                "continue_final_message needs a last message of the assistant whose content the chat template renders",
+                "continue_final_message needs a last message of the assistant whose content the"
+                " chat template renders",
                 "continue_final_message",
             )
         end, blanks = place + len(stripped), content[len(content.rstrip()) :]
         return text[:end] + (blanks if text.startswith(blanks, end) else "")
 
-    def reply_text(self, message: Mapping[str, object], tools: Sequence[Mapping[str, object]] | None = None) -> str:
+    def reply_text(
+        self, message: Mapping[str, object], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
         """Renders a reply, after the generation prompt; empty if the template refuses."""
         formed = [self.form(m) for m in (_USER, message)]
         try:
-            head, whole = self.render(formed[:1], tools), self.render(formed, tools, add_generation_prompt=False)
+            head, whole = (
+                self.render(formed[:1], tools),
+                self.render(formed, tools, add_generation_prompt=False),
+            )
         except RequestRefused:
             return ""
         return self.rest(head, whole)
@@ -325,24 +381,36 @@ class ChatTemplate:
         """What a conversation has behind its prompt `head`, which ends in the generation prompt."""
         if whole.startswith(head):
             return whole[len(head) :]
-        # The history may lack a part of the generation prompt (an opened think block): cut at the last common token.
+        # The history may lack a part of the generation prompt (an opened think block): cut at the
+        # last common token.
         pairs = enumerate(zip(head, whole, strict=False))
         common = next((i for i, (a, b) in pairs if a != b), min(len(head), len(whole)))
         mark = max(whole.rfind(opening, 0, common) for opening in "<[")
-        if mark >= 0 and not set(whole[mark:common]) & set(">] \n"):  # within a mark that starts in both
+        if mark >= 0 and not set(whole[mark:common]) & set(
+            ">] \n"
+        ):  # within a mark that starts in both
             common = mark
         return whole[common:]
 
     @cached_property
     def reasoning(self) -> tuple[str, str] | None:
-        """The text around a reply's reasoning, found by rendering; None if the template doesn't show it."""
-        reply = {"role": "assistant", "content": _TEXT, "reasoning_content": _REASON, "thinking": _REASON}
+        """The text around a reply's reasoning, found by rendering; None if the template doesn't
+        show it."""
+        reply = {
+            "role": "assistant",
+            "content": _TEXT,
+            "reasoning_content": _REASON,
+            "thinking": _REASON,
+        }
         body = self.reply_text(reply)
         if _REASON in body and _TEXT in body:
             before, _, after = body.partition(_REASON)
             between = after.partition(_TEXT)[0]
             if between.strip():
-                return (before if before.strip() else "<think>" if "</think>" in between else "", between)
+                return (
+                    before if before.strip() else "<think>" if "</think>" in between else "",
+                    between,
+                )
         return ("<think>", "</think>") if "</think>" in self._source else None
 
 

@@ -13,7 +13,8 @@ from jinja2.utils import Namespace
 T = TypeVar("T")
 
 MOST_UNITS = 300_000_000
-"""Units of a rendering: created bytes, read characters, and `PASS` for a call or an iteration of a loop."""
+"""Units of a rendering: created bytes, read characters, and `PASS` for a call or an iteration of a
+loop."""
 LONGEST_VALUE = 10_000_000
 """Longest created value, in characters or items."""
 
@@ -28,7 +29,11 @@ _SHORT = 1_000
 TOGETHER = 8
 """Number of operands of + that are charged together."""
 _WIDE = re.compile(r"\d{5,}")
-_ALLOWED = frozenset(name for name in dir(str) if not name.startswith("_")) - {"translate", "maketrans", "encode"}
+_ALLOWED = frozenset(name for name in dir(str) if not name.startswith("_")) - {
+    "translate",
+    "maketrans",
+    "encode",
+}
 
 
 class _Meter(threading.local):
@@ -41,7 +46,9 @@ meter = _Meter()
 def spend(units: int) -> None:
     left = meter.left = meter.left - units
     if left < 0:
-        raise SecurityError(f"it makes or reads more than {MOST_UNITS:,} characters, items and steps")
+        raise SecurityError(
+            f"it makes or reads more than {MOST_UNITS:,} characters, items and steps"
+        )
 
 
 def spend_on(length: int) -> None:
@@ -88,8 +95,16 @@ def read(value: T) -> T:
             kind = type(item)
             if kind is str:
                 spend(len(item))
-            elif kind is list or kind is tuple or (kind not in _PLAIN and isinstance(item, _CONTAINERS)):
-                inner: Any = object.__getattribute__(item, "_Namespace__attrs") if kind is Namespace else item
+            elif (
+                kind is list
+                or kind is tuple
+                or (kind not in _PLAIN and isinstance(item, _CONTAINERS))
+            ):
+                inner: Any = (
+                    object.__getattribute__(item, "_Namespace__attrs")
+                    if kind is Namespace
+                    else item
+                )
                 spend(_NODE * (len(inner) + 1))
                 pending.extend(inner)
                 if kind is dict or isinstance(inner, Mapping):
@@ -116,7 +131,9 @@ def text_of(value: object) -> str:
 def check_width(*widths: object) -> None:
     """Limit a text's padding, given as a number or a text."""
     for width in widths:
-        if (len(width) if isinstance(width, str) else width if isinstance(width, int) else 0) > _WIDEST:
+        if (
+            len(width) if isinstance(width, str) else width if isinstance(width, int) else 0
+        ) > _WIDEST:
             raise SecurityError(f"it pads a text, or has a number, by more than {_WIDEST:,}")
 
 
@@ -163,7 +180,10 @@ def check_method(text: str, name: str, arguments: tuple[Any, ...]) -> None:
     elif name == "join" and arguments:
         _check_joined(arguments[0], text)
     elif name == "expandtabs":
-        spend_on(text.count("\t") * max([8, *(argument for argument in arguments if isinstance(argument, int))]))
+        spend_on(
+            text.count("\t")
+            * max([8, *(argument for argument in arguments if isinstance(argument, int))])
+        )
 
 
 def _check_replace(text: str, old: object, new: object, *_: object) -> None:

@@ -1,1 +1,2 @@
-"""The trace store: one DuckDB file per process that writes, read live through its owner or at rest."""
+"""The trace store: one DuckDB file per process that writes, read live through its owner or at
+rest."""

@@ -25,7 +25,9 @@ def distinct(files: Iterable[Path]) -> list[Path]:
     by_path: dict[str, Path] = {}
     for file in files:
         directory = file.parent
-        if directory not in places:  # once per directory, since resolving checks every step of a path
+        if (
+            directory not in places
+        ):  # once per directory, since resolving checks every step of a path
             places[directory] = os.path.realpath(directory)
         path = os.path.realpath(file) if file.is_symlink() else f"{places[directory]}/{file.name}"
         by_path[path] = file
@@ -57,10 +59,11 @@ def readable(
 ) -> tuple[list[Path], dict[Path, str]]:
     """Selects the files to read together; also returns the reasons for leaving out the others.
 
-    `looked` has the runs of each file at rest, or its error. The files `trace.duckdb` and `trace-*.duckdb` of a
-    directory are parts of its runs. A run that occurs again is a copy and counted once: where it was recorded, else
-    where it was last written; live runs are no copies. Other databases are ignored unless named. Raises TraceError if
-    no file is left, if one of `named` is a broken trace, or one of `near` (in a named directory) is locked.
+    `looked` has the runs of each file at rest, or its error. The files `trace.duckdb` and
+    `trace-*.duckdb` of a directory are parts of its runs. A run that occurs again is a copy and
+    counted once: where it was recorded, else where it was last written; live runs are no copies.
+    Other databases are ignored unless named. Raises TraceError if no file is left, if one of
+    `named` is a broken trace, or one of `near` (in a named directory) is locked.
     """
     files_read: list[Path] = []
     skipped: dict[Path, str] = {}
@@ -74,7 +77,11 @@ def readable(
     first, alone = {file.parent for file in close}, set(files)
     order = sorted(
         beside,
-        key=lambda path: (path not in alone, beside[path][0].parent in first, max(map(_changed, beside[path]))),
+        key=lambda path: (
+            path not in alone,
+            beside[path][0].parent in first,
+            max(map(_changed, beside[path])),
+        ),
         reverse=True,
     )
     for path in order:
@@ -84,13 +91,16 @@ def readable(
             if file not in owned:
                 ids = looked[file]
             elif file not in close and owned[file].writes and not owned[file].url:
-                ids = TraceError(f"{file} is being written by process {owned[file].pid}, which cannot be queried")
+                ids = TraceError(
+                    f"{file} is being written by process {owned[file].pid}, which cannot be queried"
+                )
             else:
                 ids = []  # unknown: its owner isn't asked
             if not isinstance(ids, TraceError):
                 runs[file] = ids
                 continue
-            # a broken file hides no other; one that is asked for by its name, or that may open in a moment, is an error
+            # a broken file hides no other; one that is asked for by its name, or that may open in a
+            # moment, is an error
             is_asked = file in named and not isinstance(ids, TraceVersionError)
             if is_asked or (file in close and isinstance(ids, TraceLocked)):
                 raise ids
@@ -103,7 +113,9 @@ def readable(
                 files_read.append(file)
                 file_of_run |= dict.fromkeys(ids, file)
             else:
-                skipped[file] = f"{file}: run {copied} is also in {file_of_run[copied]}, and is counted there"
+                skipped[file] = (
+                    f"{file}: run {copied} is also in {file_of_run[copied]}, and is counted there"
+                )
     if failure and not files_read:
         raise failure
     return sorted(files_read), skipped
@@ -112,5 +124,10 @@ def readable(
 def _changed(file: Path) -> float:
     """Time of the last write to a trace or its WAL file."""
     return max(
-        (part.stat().st_mtime for part in (file, file.with_name(f"{file.name}.wal")) if part.exists()), default=0
+        (
+            part.stat().st_mtime
+            for part in (file, file.with_name(f"{file.name}.wal"))
+            if part.exists()
+        ),
+        default=0,
     )

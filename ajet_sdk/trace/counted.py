@@ -1,7 +1,9 @@
-"""The reward with which an episode counts, in training, in metrics and in comparisons of stored episodes.
+"""The reward with which an episode counts, in training, in metrics and in comparisons of stored
+episodes.
 
-It is the sum of its rewards, or `rollout.failure_reward` if the agent failed by its own fault. Left out are failures of
-the infrastructure or the judge, and those of agents if there is no `failure_reward`: nothing is known about them.
+It is the sum of its rewards, or `rollout.failure_reward` if the agent failed by its own fault. Left
+out are failures of the infrastructure or the judge, and those of agents if there is no
+`failure_reward`: nothing is known about them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from ajet_sdk import errors
 from ajet_sdk.types import Episode
 
 _OF_AJET = {
-    name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.AjetError)
+    name
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.AjetError)
 }
 _NOT_THE_AGENTS = _OF_AJET - {"ContextOverflow", "RequestRefused"}
 """Causes, as names of exceptions, that are no fault of the agent."""
@@ -51,4 +55,5 @@ COUNTED = f"""(
         WHEN {FAILED_BY_ITSELF} THEN try_cast(run.config->>'$.ajet.rollout.failure_reward' AS DOUBLE) END AS reward
     FROM episodes e LEFT JOIN runs run USING (run_id)
     LEFT JOIN (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL) earned USING (episode_id))"""
-"""SQL: a relation with the `counted_reward` of each episode, as `reward`, by `episode_id`; NULL if it is left out."""
+"""SQL: a relation with the `counted_reward` of each episode, as `reward`, by `episode_id`; NULL if
+it is left out."""

@@ -27,16 +27,25 @@ from ajet_sdk.trace.schema import (
 
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
-_WRITING = {**SETTINGS, "checkpoint_threshold": "128MB", "storage_compatibility_version": STORAGE_VERSION}
-"""Each checkpoint rewrites the last row group, which at DuckDB's default of 16 MB took half of the time."""
+_WRITING = {
+    **SETTINGS,
+    "checkpoint_threshold": "128MB",
+    "storage_compatibility_version": STORAGE_VERSION,
+}
+"""Each checkpoint rewrites the last row group, which at DuckDB's default of 16 MB took half of the
+time."""
 
 
-def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> duckdb.DuckDBPyConnection:
-    """Open or create a trace file as its only owner, announced in gateway.json; mark a dead owner's runs interrupted.
+def open_to_write(
+    path: Path, *, again: bool = False, brief: bool = False
+) -> duckdb.DuckDBPyConnection:
+    """Open or create a trace file as its only owner, announced in gateway.json; mark a dead owner's
+    runs interrupted.
 
-    `again`: this process owns the file and reopens it after a disk failure. `brief`: open it for a single write; runs
-    are unchanged, and other processes wait. Raises TraceLocked if a live process owns it, TraceVersionError if it is
-    newer or no trace, TraceError if it cannot be read or written.
+    `again`: this process owns the file and reopens it after a disk failure. `brief`: open it for a
+    single write; runs are unchanged, and other processes wait. Raises TraceLocked if a live process
+    owns it, TraceVersionError if it is newer or no trace, TraceError if it cannot be read or
+    written.
     """
     owner = None if again else settled_owner(path)
     if owner and (owner.writes or owner.pid != os.getpid()):
@@ -45,7 +54,9 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not again:
-            announce(path, writes=True, brief=brief)  # before opening: readers leave the file to its owner
+            announce(
+                path, writes=True, brief=brief
+            )  # before opening: readers leave the file to its owner
             if unborn(path):
                 path.unlink()  # its owner was killed while creating the file: it is empty
         is_new = not path.exists()
@@ -99,7 +110,10 @@ def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
 
 
 def has_tables(connection: duckdb.DuckDBPyConnection, database: str | None = None) -> bool:
-    sql = "SELECT 1 FROM duckdb_tables() WHERE database_name = coalesce($1, current_database()) LIMIT 1"
+    sql = (
+        "SELECT 1 FROM duckdb_tables() WHERE database_name = coalesce($1, current_database())"
+        " LIMIT 1"
+    )
     return bool(connection.execute(sql, [database]).fetchall())
 
 
@@ -119,11 +133,13 @@ def unborn(path: Path) -> bool:
 
 
 def check_whole(connection: duckdb.DuckDBPyConnection, files: Mapping[str, Path]) -> None:
-    """Raise TraceError if the end of an open file is missing: its remaining rows would seem complete.
+    """Raise TraceError if the end of an open file is missing: its remaining rows would seem
+    complete.
 
-    `files` are the connection's, by database name. A DuckDB file has three headers of 4 KiB and blocks, with their
-    number in a header. A checkpoint cuts off free blocks at the end without updating it, so that the last block in use
-    is searched. No file is opened here, since closing it would release DuckDB's lock.
+    `files` are the connection's, by database name. A DuckDB file has three headers of 4 KiB and
+    blocks, with their number in a header. A checkpoint cuts off free blocks at the end without
+    updating it, so that the last block in use is searched. No file is opened here, since closing it
+    would release DuckDB's lock.
     """
     sql = "SELECT database_name, total_blocks, block_size FROM pragma_database_size()"
     for name, blocks, block in connection.execute(sql).fetchall():
@@ -136,8 +152,8 @@ def check_whole(connection: duckdb.DuckDBPyConnection, files: Mapping[str, Path]
             last = blocks - 1
         if size < (whole := _HEADERS + (last + 1) * block):
             raise TraceError(
-                f"{path} is truncated: it has {size:,} of {whole:,} bytes. It is not read, since it would look "
-                "complete; copy it again"
+                f"{path} is truncated: it has {size:,} of {whole:,} bytes. It is not read, since it"
+                " would look complete; copy it again"
             )
 
 
@@ -166,9 +182,17 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 def _interrupt(connection: duckdb.DuckDBPyConnection) -> None:
     """Marks the running runs of a dead owner as interrupted."""
-    running = [run for (run,) in connection.execute("SELECT run_id FROM runs WHERE status = 'running'").fetchall()]
+    running = [
+        run
+        for (run,) in connection.execute(
+            "SELECT run_id FROM runs WHERE status = 'running'"
+        ).fetchall()
+    ]
     if running:
-        with transaction(connection), amending(connection, "runs", "list_contains(?, run_id)", [running]):
+        with (
+            transaction(connection),
+            amending(connection, "runs", "list_contains(?, run_id)", [running]),
+        ):
             connection.execute("UPDATE runs SET status = 'interrupted' WHERE status = 'running'")
 
 
@@ -178,11 +202,14 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
         row = connection.execute(f"SELECT schema_version FROM {schema}.meta").fetchone()
     except (duckdb.CatalogException, duckdb.BinderException) as error:
         raise NotATrace(
-            f"{path} is a DuckDB file but not an ajet trace (it has no table meta.schema_version); check the path"
+            f"{path} is a DuckDB file but not an ajet trace (it has no table meta.schema_version);"
+            " check the path"
         ) from error
     if row is None or not isinstance(row[0], int):
         version = repr(row[0]) if row else "missing"
-        raise NotATrace(f"{path} is not an ajet trace (its meta.schema_version is {version}); check the path")
+        raise NotATrace(
+            f"{path} is not an ajet trace (its meta.schema_version is {version}); check the path"
+        )
     if row[0] != SCHEMA_VERSION:
         raise TraceVersionError(other_version(path, row[0]))
 
@@ -192,21 +219,32 @@ def other_version(path: Path | str, version: int) -> str:
     if version > SCHEMA_VERSION:
         age, advice = "a newer", "update with: pip install -U ajet"
     else:
-        age, advice = "an older", "carry it over: `ajet trace export --format native` there, `ajet trace import` here"
-    return f"{path} was written by {age} ajet (schema {version}; this version reads {SCHEMA_VERSION}); {advice}"
+        age, advice = (
+            "an older",
+            "carry it over: `ajet trace export --format native` there, `ajet trace import` here",
+        )
+    return (
+        f"{path} was written by {age} ajet (schema {version}; this version reads {SCHEMA_VERSION});"
+        f" {advice}"
+    )
 
 
 def locked(path: Path, pid: int | None) -> TraceLocked:
     """The error for a file owned by a live process."""
     if pid == os.getpid():
-        return TraceLocked(f"{path} is already being written by this process (pid {pid}); use its TraceWriter")
+        return TraceLocked(
+            f"{path} is already being written by this process (pid {pid}); use its TraceWriter"
+        )
     holder = "another process" if pid is None else f"process {pid}"
     return TraceLocked(
-        f"{path} is locked by {holder}, which is still running. Wait for it, stop it, or choose another experiment_name"
+        f"{path} is locked by {holder}, which is still running. Wait for it, stop it, or choose"
+        " another experiment_name"
     )
 
 
-_LOCKED = re.compile(r"Could not set lock|Conflicting lock|different configuration|file handle conflict", re.I)
+_LOCKED = re.compile(
+    r"Could not set lock|Conflicting lock|different configuration|file handle conflict", re.I
+)
 _PID = re.compile(r"\(PID (\d+)\)")
 _FOREIGN = re.compile(r"not a valid DuckDB|Corrupt|Serialization Error|version number", re.I)
 _CUT_OFF = re.compile(r"Could not read enough bytes", re.I)
@@ -221,21 +259,30 @@ def explain(path: Path, error: Exception) -> TraceError:
         return error
     if _LOCKED.search(text):
         match = _PID.search(text)
-        return locked(path, int(match[1]) if match else os.getpid() if "onfiguration" in text else None)
+        return locked(
+            path, int(match[1]) if match else os.getpid() if "onfiguration" in text else None
+        )
     if _FULL.search(text):
-        return TraceError(f"the disk of {path} is full. What was written is intact; free some space. ({text})")
+        return TraceError(
+            f"the disk of {path} is full. What was written is intact; free some space. ({text})"
+        )
     if isinstance(error, PermissionError) or _DENIED.search(text):
         return TraceError(
-            f"{path} cannot be opened: permission denied. Change its permissions or choose another path. ({text})"
+            f"{path} cannot be opened: permission denied. Change its permissions or choose another"
+            f" path. ({text})"
         )
     if _CUT_OFF.search(text):
         return TraceError(f"{path} is truncated; copy it again. ({text})")
     if _FOREIGN.search(text):
-        return TraceVersionError(f"{path} is not a trace that DuckDB {duckdb.__version__} can open. ({text})")
+        return TraceVersionError(
+            f"{path} is not a trace that DuckDB {duckdb.__version__} can open. ({text})"
+        )
     return TraceError(f"the trace {path} cannot be used: {text}")
 
 
-def insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int) -> None:
+def insert(
+    connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int
+) -> None:
     """Write a batch in a transaction. A row that DuckDB cannot store is logged and skipped."""
     try:
         _insert(connection, tables, batch)
@@ -248,7 +295,9 @@ def insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table]
                     _LOG.warning("Could not store a row of %s in the trace: %s", table, error)
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int) -> None:
+def _insert(
+    connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int
+) -> None:
     with transaction(connection):
         for table, rows in tables.items():
             connection.register("_batch", rows)
@@ -258,15 +307,23 @@ def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table
                     connection.execute(f"DELETE FROM runs WHERE {replaced}")
             connection.execute(f"INSERT INTO {table} SELECT * FROM _batch")
             connection.unregister("_batch")
-        seal(connection, [digest for table, rows in tables.items() for digest in keyed_digests(table, rows)])
+        seal(
+            connection,
+            [digest for table, rows in tables.items() for digest in keyed_digests(table, rows)],
+        )
         connection.execute("UPDATE meta SET batch = ?", [batch])
 
 
-_LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT FROM 'trial'"
+_LATER = (
+    "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT"
+    " FROM 'trial'"
+)
 """Trials stay: a resumed run has the tasks that they selected."""
 
 
-def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
+def supersede(
+    connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()
+) -> None:
     """Mark the part of a run after a step as rolled back; see TraceWriter.supersede."""
     values = {"run": run_id, "step": after_step}
     lost = f"""
@@ -287,7 +344,9 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
                 values,
             )
         with amending(connection, "episodes", f"episode_id IN ({_LATER})", values):
-            connection.execute(f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values)
+            connection.execute(
+                f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values
+            )
         for table in ("metrics", "trained"):
             with amending(connection, table, later, values):
                 connection.execute(f"DELETE FROM {table} WHERE {later}", values)
@@ -303,8 +362,16 @@ def _optimized(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         connection.execute("PRAGMA disable_optimizer")
 
 
-def undeliver(connection: duckdb.DuckDBPyConnection, episode_id: str, request_id: str, error: str) -> None:
+def undeliver(
+    connection: duckdb.DuckDBPyConnection, episode_id: str, request_id: str, error: str
+) -> None:
     """Set the error of a request's calls without one."""
-    calls, ids = "episode_id = $episode AND request_id = $request", {"episode": episode_id, "request": request_id}
+    calls, ids = (
+        "episode_id = $episode AND request_id = $request",
+        {"episode": episode_id, "request": request_id},
+    )
     with transaction(connection), amending(connection, "calls", calls, ids):
-        connection.execute(f"UPDATE calls SET error = $error WHERE {calls} AND error IS NULL", {**ids, "error": error})
+        connection.execute(
+            f"UPDATE calls SET error = $error WHERE {calls} AND error IS NULL",
+            {**ids, "error": error},
+        )

@@ -1,7 +1,8 @@
 """Digests of rows as written, to detect later edits of a file.
 
-A digest has 64 bits: 8 of its table and 16 of the row's ids, which tell a row that was changed from one that was added
-beside another that was deleted, and 40 of its content. Files of before have 64 bits of the content.
+A digest has 64 bits: 8 of its table and 16 of the row's ids, which tell a row that was changed from
+one that was added beside another that was deleted, and 40 of its content. Files of before have 64
+bits of the content.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def digests_of(table: str, rows: pa.Table | pa.RecordBatch) -> list[int]:
     digests = []
     for values in zip(*(_as_bytes(rows.column(name)) for name in names), strict=True):
         digest = blake2b(table.encode(), digest_size=8)
-        digest.update(b"".join([p + v for p, v in zip(prefixes, values, strict=True) if v is not None]))
+        digest.update(
+            b"".join([p + v for p, v in zip(prefixes, values, strict=True) if v is not None])
+        )
         digests.append(int.from_bytes(digest.digest(), "little"))
     return digests
 
@@ -64,23 +67,38 @@ def _as_bytes(column: pa.Array | pa.ChunkedArray) -> list[bytes | None]:
     if pa.types.is_list(array.type):
         flat = array.values.fill_null(_NULL[array.type.value_type]).to_numpy()
         ends, there = array.offsets.to_numpy().tolist(), array.is_valid().to_pylist()
-        return [flat[ends[i] : ends[i + 1]].tobytes() if known else None for i, known in enumerate(there)]
+        return [
+            flat[ends[i] : ends[i + 1]].tobytes() if known else None
+            for i, known in enumerate(there)
+        ]
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.int64())
     return [None if value is None else str(value).encode() for value in array.to_pylist()]
 
 
 def digested(
-    connection: duckdb.DuckDBPyConnection, table: str, where: str = "true", values: object = None, *, schema: str = ""
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    where: str = "true",
+    values: object = None,
+    *,
+    schema: str = "",
 ) -> Iterator[tuple[pa.RecordBatch, list[int]]]:
     """Yields batches of a table's rows with the digests of their content."""
-    rows = connection.sql(f"SELECT * FROM {schema}{table} WHERE {where}", params=values).to_arrow_reader(_ROWS)
+    rows = connection.sql(
+        f"SELECT * FROM {schema}{table} WHERE {where}", params=values
+    ).to_arrow_reader(_ROWS)
     for batch in rows:
         yield batch, digests_of(table, batch)
 
 
 def every_digest(
-    connection: duckdb.DuckDBPyConnection, table: str, where: str, values: object = None, *, schema: str = ""
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    where: str,
+    values: object = None,
+    *,
+    schema: str = "",
 ) -> list[int]:
     """Returns the digests that these rows may have: those of today, and of a file of before."""
     every: list[int] = []
@@ -97,11 +115,16 @@ def seal(connection: duckdb.DuckDBPyConnection, digests: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def amending(connection: duckdb.DuckDBPyConnection, table: str, where: str, values: object = None) -> Iterator[None]:
-    """Updates the digests of rows `where` that the block changes or deletes, so that `ajet trace check` accepts it."""
+def amending(
+    connection: duckdb.DuckDBPyConnection, table: str, where: str, values: object = None
+) -> Iterator[None]:
+    """Updates the digests of rows `where` that the block changes or deletes, so that
+    `ajet trace check` accepts it."""
     before = every_digest(connection, table, where, values)
     if before:
-        connection.execute("DELETE FROM digests WHERE digest IN (SELECT unnest(?::UBIGINT[]))", [before])
+        connection.execute(
+            "DELETE FROM digests WHERE digest IN (SELECT unnest(?::UBIGINT[]))", [before]
+        )
     yield
     after: list[int] = []
     for batch, _ in digested(connection, table, where, values):

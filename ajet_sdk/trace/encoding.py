@@ -1,4 +1,5 @@
-"""Converts records to Arrow tables, one per table of the store, without secrets and with prompts as suffixes."""
+"""Converts records to Arrow tables, one per table of the store, without secrets and with prompts as
+suffixes."""
 
 from __future__ import annotations
 
@@ -45,11 +46,15 @@ def scrub(value: object) -> Any:
 
 
 def storable(value: object) -> Any:
-    """The value, or a text with the reason why it cannot be stored as JSON: users' methods may raise anything."""
+    """The value, or a text with the reason why it cannot be stored as JSON: users' methods may
+    raise anything."""
     try:
         _ENCODER.encode(scrub(value))
     except BaseException as error:  # noqa: BLE001  a `__str__` that exits, say
-        return f"<{type(value).__name__}, which cannot be stored: {type(error).__name__}: {_as_text(error)}>"
+        return (
+            f"<{type(value).__name__}, which cannot be stored: {type(error).__name__}:"
+            f" {_as_text(error)}>"
+        )
     return value
 
 
@@ -112,7 +117,8 @@ _KNOWN = 65_536
 
 
 def encode(records: Iterable[Record], stored: StoredCalls) -> dict[str, pa.Table]:
-    """Builds an Arrow table for each table of the store. Records that cannot be stored are logged and skipped."""
+    """Builds an Arrow table for each table of the store. Records that cannot be stored are logged
+    and skipped."""
     rows: dict[str, list[Row]] = {}
     for record in records:
         try:
@@ -157,10 +163,16 @@ def _episode(episode: Episode, _: StoredCalls) -> list[tuple[str, Row]]:
         "task": _json(scrub(storable(episode.task.model_dump()))),
         "output": _json(scrub(storable(episode.output))),
         "metrics": _json(episode.metrics),
-        "events": _json(scrub([event.model_dump(mode="json") for event in episode.events])) if episode.events else None,
+        "events": (
+            _json(scrub([event.model_dump(mode="json") for event in episode.events]))
+            if episode.events
+            else None
+        ),
         "superseded": False,
     } | ({} if episode.split else {"split": None, "step": None})
-    rewards = [("rewards", {**_plain(r), "episode_id": episode.episode_id}) for r in episode.rewards]
+    rewards = [
+        ("rewards", {**_plain(r), "episode_id": episode.episode_id}) for r in episode.rewards
+    ]
     return [("episodes", row), *rewards]
 
 
@@ -183,12 +195,15 @@ def _call(call: Call, stored: StoredCalls) -> list[tuple[str, Row]]:
         "prompt_suffix": None if call.prompt_ids is None else call.prompt_ids[ids:],
         "prefix_messages": messages,
         "messages_suffix": None,
-        "extends_call_id": call.extends_call_id if stored.has(call.episode_id, call.extends_call_id) else None,
+        "extends_call_id": (
+            call.extends_call_id if stored.has(call.episode_id, call.extends_call_id) else None
+        ),
     }
     if raw is not None:
         new = raw[messages:]
         simple = [  # only a role and a text, and therefore no secret keys
-            isinstance(m, dict) and m.keys() <= _SPOKEN and type(m.get("content")) in LEAVES for m in new
+            isinstance(m, dict) and m.keys() <= _SPOKEN and type(m.get("content")) in LEAVES
+            for m in new
         ]
         texts = (_json(m if plain else scrub(m)) for m, plain in zip(new, simple, strict=True))
         row["messages_suffix"] = f"[{', '.join(texts)}]"
@@ -201,7 +216,8 @@ def _trained(trained: Trained, _: StoredCalls) -> list[tuple[str, Row]]:
 
 
 def _settings(request: Row) -> str:
-    """JSON of a chat request without its messages, cached, since it is the same for most calls of a run."""
+    """JSON of a chat request without its messages, cached, since it is the same for most calls of a
+    run."""
     try:
         return _settings_of(marshal.dumps(request, _WITHOUT_REFERENCES))
     except ValueError:

@@ -25,7 +25,8 @@ _KINDS = {kind.__name__: kind for kind in (Run, Episode, Call)}
 class Journal:
     """The journal of a writer, `TRACE.PID-ID.journal`, locked while its process lives.
 
-    `synced`: records survive a crash of the machine, not only of the process. Raises OSError if it cannot be written.
+    `synced`: records survive a crash of the machine, not only of the process. Raises OSError if it
+    cannot be written.
     """
 
     def __init__(self, trace: Path, *, synced: bool) -> None:
@@ -47,7 +48,9 @@ class Journal:
     def append(self, records: Sequence[Record]) -> None:
         """Write records and, if synced, wait for the disk; concurrent threads share one sync."""
         lines = [{type(r).__name__: scrub(r.model_dump())} for r in records]
-        text = "".join(f"\n{json.dumps(line, default=_plain)}" for line in lines)  # a torn line ends at the next one
+        text = "".join(
+            f"\n{json.dumps(line, default=_plain)}" for line in lines
+        )  # a torn line ends at the next one
         with self._writing:
             if self._file.closed:  # by another thread, after these records were written
                 return
@@ -59,7 +62,9 @@ class Journal:
         with self._syncing:
             if self._synced < turn and not self._file.closed:
                 last = self._appended
-                getattr(os, "fdatasync", os.fsync)(self._file.fileno())  # fdatasync doesn't write the file's times
+                getattr(os, "fdatasync", os.fsync)(
+                    self._file.fileno()
+                )  # fdatasync doesn't write the file's times
                 self._synced = last
 
     def clear(self) -> None:
@@ -108,7 +113,10 @@ def records_of(journal: Path) -> list[Kept]:
     records: list[Kept] = []
     for line in journal.read_bytes().split(b"\n"):
         try:
-            records += [_KINDS[kind].model_validate(fields) for kind, fields in json.loads(line or b"{}").items()]
+            records += [
+                _KINDS[kind].model_validate(fields)
+                for kind, fields in json.loads(line or b"{}").items()
+            ]
         except (ValueError, ValidationError):
             continue
     return records

@@ -14,7 +14,16 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.trace.owner import owners
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZES = {
+    "": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
 
 
 def age(text: str, of: str) -> timedelta:
@@ -26,7 +35,8 @@ def age(text: str, of: str) -> timedelta:
 
 
 def size(text: str, of: str) -> int:
-    """Parses `500MB`, `2GiB`, `1000000` to bytes. Raises ConfigError with the option's name `of`."""
+    """Parses `500MB`, `2GiB`, `1000000` to bytes. Raises ConfigError with the option's name
+    `of`."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?b|)\s*", text.lower())
     if not match or match[2] not in _SIZES:
         raise ConfigError(f"{of} takes a number with kB, MB or GB, such as 500MB (got {text!r})")
@@ -44,10 +54,13 @@ class Limits:
 
     @classmethod
     def of(cls, texts: str | Sequence[str], name: str, *, files: bool = True) -> Limits:
-        """Parses `30d`, `2GB`, with `files` also `100 files`, or several. Raises ConfigError with the parameter."""
+        """Parses `30d`, `2GB`, with `files` also `100 files`, or several. Raises ConfigError with
+        the parameter."""
         limits: dict[str, timedelta | int] = {}
         limit: timedelta | int
-        for text in texts if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]:
+        for text in (
+            texts if isinstance(texts, Sequence) and not isinstance(texts, str) else [texts]
+        ):
             try:
                 if files and (match := re.fullmatch(r"\s*(\d+)\s*files\s*", str(text))):
                     kind, limit = "files", int(match[1])
@@ -57,7 +70,9 @@ class Limits:
                     kind, limit = "age", age(str(text), name)
             except (ConfigError, OverflowError):
                 takes = '"30d", "2GB" or "100 files"' if files else '"30d" or "2GB"'
-                raise ConfigError(f"{name} takes {takes}, or a list of them (got {text!r})") from None
+                raise ConfigError(
+                    f"{name} takes {takes}, or a list of them (got {text!r})"
+                ) from None
             if not limit:
                 raise ConfigError(f"{name} is a limit above 0 (got {text!r})")
             limits[kind] = limit
@@ -87,7 +102,8 @@ def log_of(path: Path) -> Path:
 
 
 def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
-    """Delete the oldest trace files whose names start with `prefix`, until one more fits the limits.
+    """Delete the oldest trace files whose names start with `prefix`, until one more fits the
+    limits.
 
     Files being written stay. The age is that of the last change. Returns the deleted files.
     """
@@ -96,11 +112,17 @@ def delete_beyond(limits: Limits, directory: Path, prefix: str) -> list[Path]:
     for path in directory.glob("*.duckdb"):
         with suppress(FileNotFoundError):  # another process deletes too
             traces += [(path.stat().st_mtime, path)] if path.name.startswith(prefix) else []
-    total, number, deleted = sum(bytes_of(path) for _, path in traces), len(traces) + 1, list[Path]()
+    total, number, deleted = (
+        sum(bytes_of(path) for _, path in traces),
+        len(traces) + 1,
+        list[Path](),
+    )
     for changed, path in sorted(traces):
         expired = limits.age is not None and time.time() - changed > limits.age.total_seconds()
         too_many = limits.files is not None and number > limits.files
-        if path.name in written or not (expired or too_many or (limits.size is not None and total > limits.size)):
+        if path.name in written or not (
+            expired or too_many or (limits.size is not None and total > limits.size)
+        ):
             continue
         total, number = total - bytes_of(path), number - 1
         path.unlink(missing_ok=True)

@@ -1,4 +1,5 @@
-"""A live trace: authenticated loopback routes of its owner, in `gateway.json`, return rows and take feedback."""
+"""A live trace: authenticated loopback routes of its owner, in `gateway.json`, return rows and take
+feedback."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ _ARROW = "application/vnd.apache.arrow.stream"
 _BODY_BYTES = 1 << 20
 
 _DYING = 5.0
-"""Seconds after a broken connection for a process to end, before it counts as alive but unresponsive."""
+"""Seconds after a broken connection for a process to end, before it counts as alive but
+unresponsive."""
 
 _AT_ONCE = 2
 """Concurrent responses."""
@@ -47,19 +49,24 @@ _FEEDBACK = TypeAdapter(list[Feedback])
 
 
 def post(owner: Owner, path: str, body: object) -> httpx.Response | None:
-    """Send a request to a live owner; None if it has ended. Raises TraceError if it is alive but doesn't answer."""
+    """Send a request to a live owner; None if it has ended. Raises TraceError if it is alive but
+    doesn't answer."""
     if not owner.url:
         raise ValueError(f"process {owner.pid} does not answer")
     import httpx  # a quarter of the start time of `ajet trace ls`, and only needed for live runs
 
     try:  # plain http on loopback: no proxy, and no certificates to load
-        with httpx.Client(trust_env=False, verify=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
+        with httpx.Client(
+            trust_env=False, verify=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)
+        ) as client:
             headers = {"Authorization": f"Bearer {owner.token}"}
             return client.post(owner.url.rstrip("/") + path, json=body, headers=headers)
     except httpx.TransportError as error:
         broken = not isinstance(error, httpx.TimeoutException)
         until = time.monotonic() + _DYING
-        while broken and owner.stands and time.monotonic() < until:  # a killed process loses its connections first
+        while (
+            broken and owner.stands and time.monotonic() < until
+        ):  # a killed process loses its connections first
             time.sleep(0.01)
         if owner.stands:
             raise TraceError(
@@ -82,8 +89,8 @@ _Answer = Callable[["TraceWriter", bytes], Awaitable["Response"]]
 def live_routes(writer: TraceWriter, token: str) -> list[Route]:
     """The POST routes of a live trace, which answer 401 without `Bearer token`.
 
-    /trace/rows takes a RowsOf as JSON and returns an Arrow stream, a few at a time, or 503 if the run ends meanwhile;
-    /trace/feedback takes a list of Feedback.
+    /trace/rows takes a RowsOf as JSON and returns an Arrow stream, a few at a time, or 503 if the
+    run ends meanwhile; /trace/feedback takes a list of Feedback.
     """
     from starlette.routing import Route
 
@@ -95,7 +102,9 @@ def live_routes(writer: TraceWriter, token: str) -> list[Route]:
 
             sent = request.headers.get("authorization", "")
             if not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
-                return JSONResponse({"error": "the token is missing or wrong; it is in gateway.json"}, 401)
+                return JSONResponse(
+                    {"error": "the token is missing or wrong; it is in gateway.json"}, 401
+                )
             raw = await request.body()
             if len(raw) > _BODY_BYTES:
                 return JSONResponse({"error": "the request is longer than 1 MiB"}, 413)
@@ -117,10 +126,14 @@ async def _rows(turns: asyncio.Semaphore, writer: TraceWriter, raw: bytes) -> Re
         wanted = RowsOf.model_validate_json(raw)
     except ValidationError as error:
         wrong = "; ".join(detail["msg"] for detail in error.errors())
-        return JSONResponse({"error": f"expected JSON with a `table` and its `columns`: {wrong}"}, 400)
+        return JSONResponse(
+            {"error": f"expected JSON with a `table` and its `columns`: {wrong}"}, 400
+        )
     try:
         async with turns:
-            data, seconds = await anyio.to_thread.run_sync(_stream, writer, wanted, abandon_on_cancel=True)
+            data, seconds = await anyio.to_thread.run_sync(
+                _stream, writer, wanted, abandon_on_cancel=True
+            )
     except QueryError as error:
         return JSONResponse({"error": str(error)}, 400 if writer.is_open else 503)
     except asyncio.CancelledError:  # the server stops, and would send 500 otherwise
@@ -145,13 +158,16 @@ async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
     try:
         if await anyio.to_thread.run_sync(write):
             return JSONResponse({"written": len(feedback)})
-        return JSONResponse({"error": "the file could not be written in time; see the run's log"}, 503)
+        return JSONResponse(
+            {"error": "the file could not be written in time; see the run's log"}, 503
+        )
     except TraceError as error:
         return JSONResponse({"error": str(error)}, 503)
 
 
 def _stream(writer: TraceWriter, wanted: RowsOf) -> tuple[bytes, float]:
-    """The response, with all earlier records, and its CPU seconds without waiting for a busy run."""
+    """The response, with all earlier records, and its CPU seconds without waiting for a busy
+    run."""
     import pyarrow as pa
 
     began = time.thread_time()

@@ -1,4 +1,5 @@
-"""The live process that owns a trace file, announced in `gateway.json`, and the rows that it can be asked for."""
+"""The live process that owns a trace file, announced in `gateway.json`, and the rows that it can be
+asked for."""
 
 from __future__ import annotations
 
@@ -35,13 +36,16 @@ _MARKS = {
     "episodes": "count(*) FILTER (superseded)",
     "ledger": "count(*) FILTER (outcome = 'superseded')",
 }
-"""SQL that differs once rows have changed; in `metrics` and `trained` they are deleted and renumbered."""
+"""SQL that differs once rows have changed; in `metrics` and `trained` they are deleted and
+renumbered."""
 
 
 class RowsOf(BaseModel):
-    """A request for columns of a table's rows after a given one, in order, with their numbers as `_row`.
+    """A request for columns of a table's rows after a given one, in order, with their numbers as
+    `_row`.
 
-    Without columns the answer is one row with the number of rows `n`, and a `mark` that differs once rows have changed.
+    Without columns the answer is one row with the number of rows `n`, and a `mark` that differs
+    once rows have changed.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
@@ -62,17 +66,30 @@ class RowsOf(BaseModel):
             raise ValueError(f"there is no table {self.table!r}; tables: {', '.join(_COLUMNS)}")
         for name in (*self.columns, *([] if self.by is None else [self.by])):
             if name not in known:
-                raise ValueError(f"{self.table} has no column {name!r}; columns: {', '.join(known)}")
+                raise ValueError(
+                    f"{self.table} has no column {name!r}; columns: {', '.join(known)}"
+                )
         return self
 
     def read(self, query: Callable[..., pa.Table]) -> pa.Table:
-        """Reads the rows by a writer's `query`. Raises QueryError for several rows above 64 MiB: request fewer."""
+        """Reads the rows by a writer's `query`. Raises QueryError for several rows above 64 MiB:
+        request fewer."""
         if not self.columns:
-            return query(f"SELECT count(*) AS n, {_MARKS.get(self.table, '0')}::BIGINT AS mark FROM {self.table}")
+            return query(
+                f"SELECT count(*) AS n, {_MARKS.get(self.table, '0')}::BIGINT AS mark FROM"
+                f" {self.table}"
+            )
         listed = ", ".join(f'"{name}"' for name in dict.fromkeys(self.columns))
         named: list[object] = list(self.among)
-        only = "" if self.by is None else f' AND "{self.by}" IN ({", ".join("?" * len(named)) or "NULL"})'
-        sql = f"SELECT {listed}, rowid AS _row FROM {self.table} WHERE rowid > ?{only} LIMIT {self.most}"
+        only = (
+            ""
+            if self.by is None
+            else f' AND "{self.by}" IN ({", ".join("?" * len(named)) or "NULL"})'
+        )
+        sql = (
+            f"SELECT {listed}, rowid AS _row FROM {self.table} WHERE rowid > ?{only} LIMIT"
+            f" {self.most}"
+        )
         values = [self.after, *(named if self.by is not None else [])]
         return query(sql, values, most_bytes=_BYTES if self.most > 1 else RESULT_BYTES)
 
@@ -108,14 +125,16 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """Whether the process lives; for one on another machine with a shared disk, whether its gateway answers."""
+        """Whether the process lives; for one on another machine with a shared disk, whether its
+        gateway answers."""
         if self.host == socket.gethostname():
             return process_started(self.pid) == self.started != ""
         return bool(self.url) and not _LOOPBACK.match(self.url or "") and _answers(self)
 
     @property
     def stands(self) -> bool:
-        """Whether it is alive and still announced: a service that has started another file retracts this one."""
+        """Whether it is alive and still announced: a service that has started another file retracts
+        this one."""
         now = self if self.source is None else _read(self.source)
         return now is not None and (now.trace, now.url) == (self.trace, self.url) and self.alive
 
@@ -126,14 +145,17 @@ def _answers(owner: Owner) -> bool:
     try:
         with httpx.Client(trust_env=False, verify=False, timeout=_ELSEWHERE) as client:
             headers = {"Authorization": f"Bearer {owner.token}"}
-            answer = client.post(f"{owner.url}{ROWS_PATH}", json=VERSION.model_dump(), headers=headers)
+            answer = client.post(
+                f"{owner.url}{ROWS_PATH}", json=VERSION.model_dump(), headers=headers
+            )
             return answer.status_code == 200
     except httpx.TransportError:
         return False
 
 
 def process_started(pid: int) -> str:
-    """Start time of a process in the system's format, to detect reused pids; empty without such a process."""
+    """Start time of a process in the system's format, to detect reused pids; empty without such a
+    process."""
     if sys.platform == "linux":
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
@@ -141,17 +163,25 @@ def process_started(pid: int) -> str:
             return ""
         fields = stat.rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
-    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip()
 
 
 def announce(
-    path: Path, url: str | None = None, token: str | None = None, *, writes: bool = False, brief: bool = False
+    path: Path,
+    url: str | None = None,
+    token: str | None = None,
+    *,
+    writes: bool = False,
+    brief: bool = False,
 ) -> None:
-    """Announce beside a trace file, readable by this user only, that this process writes it or serves its rows.
+    """Announce beside a trace file, readable by this user only, that this process writes it or
+    serves its rows.
 
-    Called by writer and gateway in either order, keeping the other's data. The announcement of another live process is
-    unchanged. `brief`: it has the file only briefly.
+    Called by writer and gateway in either order, keeping the other's data. The announcement of
+    another live process is unchanged. `brief`: it has the file only briefly.
     """
     path = path.resolve()
     before = owner_of(path)
@@ -167,11 +197,13 @@ def announce(
         "token": token or (before.token if before else None),
         "brief": brief,
     }
-    # gateway.json, unless another live process uses it. A file `trace-...` always gets its own, since concurrent
-    # processes would race for gateway.json.
+    # gateway.json, unless another live process uses it. A file `trace-...` always gets its own,
+    # since concurrent processes would race for gateway.json.
     target, per_trace = path.with_name("gateway.json"), path.with_name(f"{path.stem}.gateway.json")
     there = _read(target) if target.exists() else None
-    if path.name.startswith("trace-") or (there is not None and there.trace != path.name and there.alive):
+    if path.name.startswith("trace-") or (
+        there is not None and there.trace != path.name and there.alive
+    ):
         target = per_trace
     write_whole(target, json.dumps(content), private=True)
 
@@ -182,7 +214,11 @@ def retract(path: Path, *, writes: bool = False) -> None:
     if not owner or owner.pid != os.getpid() or not owner.source:
         return
     if owner.writes and not writes:
-        write_whole(owner.source, json.dumps({name: getattr(owner, name) for name in _ANNOUNCED[:5]}), private=True)
+        write_whole(
+            owner.source,
+            json.dumps({name: getattr(owner, name) for name in _ANNOUNCED[:5]}),
+            private=True,
+        )
     else:
         owner.source.unlink(missing_ok=True)
 
@@ -194,7 +230,9 @@ def owners(directory: Path) -> list[Owner]:
 
 def owner_of(path: Path) -> Owner | None:
     """The live owner of a trace file, if any."""
-    return next((o for o in owners(path.resolve().parent) if o.trace == path.name and o.alive), None)
+    return next(
+        (o for o in owners(path.resolve().parent) if o.trace == path.name and o.alive), None
+    )
 
 
 def settled_owner(path: Path) -> Owner | None:
@@ -213,7 +251,11 @@ def settled_owners(paths: Iterable[Path]) -> dict[Path, Owner]:
     settled: dict[Path, Owner] = {}
     for directory, files in by_directory.items():
         announced = {owner.trace for owner in owners(directory.resolve())}
-        settled |= {file: owner for file in files if file.name in announced and (owner := settled_owner(file))}
+        settled |= {
+            file: owner
+            for file in files
+            if file.name in announced and (owner := settled_owner(file))
+        }
     return settled
 
 

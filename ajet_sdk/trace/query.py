@@ -1,7 +1,9 @@
-"""Runs a SELECT read-only, with limits of time and size, finds the columns and rows that it reads, and converts values.
+"""Runs a SELECT read-only, with limits of time and size, finds the columns and rows that it reads,
+and converts values.
 
-DuckDB's HUGEINT, the type of sums of integers, is a decimal in Arrow. Values outside of Python's types become text in
-DuckDB's format: intervals, whose months have no fixed number of days, infinite dates, and dates after the year 9999.
+DuckDB's HUGEINT, the type of sums of integers, is a decimal in Arrow. Values outside of Python's
+types become text in DuckDB's format: intervals, whose months have no fixed number of days, infinite
+dates, and dates after the year 9999.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from ajet_sdk.trace.schema import COLUMNS, create_statements
 TIMEOUT = 30.0
 """Seconds of processor time of a query. On a busy machine it may take longer."""
 _WAITS = 10
-"""A query is stopped after this many times its limit by the clock, such as one that waits for a disk."""
+"""A query is stopped after this many times its limit by the clock, such as one that waits for a
+disk."""
 
 RESULT_BYTES = 512 << 20
 
@@ -37,7 +40,8 @@ SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": "768MB",
     "threads": 2,
 }
-"""Settings of every connection: no access to files, network or extensions from SQL, and limited memory."""
+"""Settings of every connection: no access to files, network or extensions from SQL, and limited
+memory."""
 
 _FORBIDDEN = re.compile(
     r"arrow_scan\w*|(pandas|python)_\w+|(force_)?checkpoint|query(_table)?|json_execute_serialized_sql"
@@ -61,9 +65,9 @@ def select(
 ) -> pa.Table:
     """Run exactly one SELECT or EXPLAIN on a cursor of `root`, in a read-only transaction.
 
-    `prepare` can create temporary views on the cursor for this query. Raises QueryError for another statement, after
-    `timeout` seconds of processor time, if canceled by `stop`, for an error, or if the result is larger than
-    `most_bytes`.
+    `prepare` can create temporary views on the cursor for this query. Raises QueryError for another
+    statement, after `timeout` seconds of processor time, if canceled by `stop`, for an error, or if
+    the result is larger than `most_bytes`.
     """
     stop = stop or Stop()
     try:
@@ -98,7 +102,9 @@ def select(
                 raise _too_slow(timeout) from error
             if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
                 detail = str(error).partition("\n")[0] or "out of memory"
-                narrower = "narrow it (by run_id or episode_id), select fewer columns or add a LIMIT"
+                narrower = (
+                    "narrow it (by run_id or episode_id), select fewer columns or add a LIMIT"
+                )
                 raise QueryError(f"{QueryError.TOO_MUCH}; {narrower} ({detail})") from error
             raise QueryError(f"the query failed: {error}") from error
         finally:
@@ -134,7 +140,9 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
     allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
     if len(statements) != 1 or statements[0].type not in allowed:
         kinds = ", ".join(s.type.name for s in statements) or "nothing"
-        raise QueryError(f"a query must be exactly one SELECT or EXPLAIN (got {kinds}); traces are read-only")
+        raise QueryError(
+            f"a query must be exactly one SELECT or EXPLAIN (got {kinds}); traces are read-only"
+        )
     for name in _called(sql):
         if _FORBIDDEN.fullmatch(name):
             raise QueryError(f"the function {name}() is not available in queries on a trace")
@@ -142,11 +150,14 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
 
 
 def _called(sql: str) -> Iterator[str]:
-    """Yields names before a `(`, tokenized by DuckDB, so that quotes and comments cannot hide them."""
+    """Yields names before a `(`, tokenized by DuckDB, so that quotes and comments cannot hide
+    them."""
     text, tokens = sql.encode(), duckdb.tokenize(sql)
     ends = [*(at for at, _ in tokens[1:]), len(text)]
     parts = [
-        text[at:end].decode() for (at, kind), end in zip(tokens, ends, strict=True) if kind != duckdb.token_type.comment
+        text[at:end].decode()
+        for (at, kind), end in zip(tokens, ends, strict=True)
+        if kind != duckdb.token_type.comment
     ]
     for name, after in pairwise(parts):
         if after.startswith("("):
@@ -169,7 +180,10 @@ def _collect(
         batches.append(batch)
         size += batch.nbytes
         if size > most_bytes:
-            raise QueryError(f"the result is larger than {most_bytes >> 20} MiB; select fewer columns or add a LIMIT")
+            raise QueryError(
+                f"the result is larger than {most_bytes >> 20} MiB; select fewer columns or add a"
+                " LIMIT"
+            )
         if stop.is_set:
             raise _stopped()
         if limit.is_over():
@@ -179,8 +193,8 @@ def _collect(
 
 def _too_slow(timeout: float) -> QueryError:
     return QueryError(
-        f"the query was stopped after {timeout:g} s of processor time; narrow it (by run_id or episode_id) or add a "
-        "LIMIT"
+        f"the query was stopped after {timeout:g} s of processor time; narrow it (by run_id or"
+        " episode_id) or add a LIMIT"
     )
 
 
@@ -198,7 +212,11 @@ class Scan:
 
     def __or__(self, other: Scan) -> Scan:
         same_column = self.ids is not None and other.ids is not None and self.ids[0] == other.ids[0]
-        ids = (self.ids[0], self.ids[1] | other.ids[1]) if same_column and self.ids and other.ids else None
+        ids = (
+            (self.ids[0], self.ids[1] | other.ids[1])
+            if same_column and self.ids and other.ids
+            else None
+        )
         return Scan(self.columns | other.columns, ids)
 
 
@@ -210,7 +228,9 @@ _EXPLAIN = re.compile(r"\s*explain\b(\s+analyze\b)?(\s*\([^)]*\))?", re.I)
 
 _ID = r"'[0-9A-Za-z_-]+'"
 
-_ONLY = re.compile(rf"(?:optional: )?\((episode_id|call_id|run_id) (?:= ({_ID})|IN \(({_ID}(?:, {_ID})*)\))\)")
+_ONLY = re.compile(
+    rf"(?:optional: )?\((episode_id|call_id|run_id) (?:= ({_ID})|IN \(({_ID}(?:, {_ID})*)\))\)"
+)
 
 _PRUNING = "statistics_propagation,empty_result_pullup"
 """Optimizers that would remove scans of the planner's empty tables."""
@@ -234,7 +254,9 @@ class Planner:
             if statement.type == duckdb.StatementType.EXPLAIN:
                 text = _EXPLAIN.sub("", sql, count=1)
             try:
-                planned = self._connection.execute(f"EXPLAIN (FORMAT json) {text}", list(parameters) or None).fetchall()
+                planned = self._connection.execute(
+                    f"EXPLAIN (FORMAT json) {text}", list(parameters) or None
+                ).fetchall()
             except duckdb.Error as error:
                 if statement.type == duckdb.StatementType.EXPLAIN:
                     return _EVERYTHING
@@ -255,12 +277,18 @@ def _scans_in(plan: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Scan]]:
 
 
 def _scan(table: str, about: Mapping[str, Any]) -> Scan:
-    details = {name: [value] if isinstance(value, str) else value for name, value in about.items() if name != "Table"}
+    details = {
+        name: [value] if isinstance(value, str) else value
+        for name, value in about.items()
+        if name != "Table"
+    }
     listed = set(details.get("Projections") or ()) - _VIRTUAL
     if not listed <= COLUMNS[table].keys():
         return _EVERYTHING[table]
     # Columns in filters are not projected. One that is named in a constant is read unnecessarily.
-    words = set(re.findall(r"\w+", " ".join(str(part) for parts in details.values() for part in parts)))
+    words = set(
+        re.findall(r"\w+", " ".join(str(part) for parts in details.values() for part in parts))
+    )
     columns = frozenset(listed | (COLUMNS[table].keys() & words))
     for text in details.get("Filters") or ():
         if only := _ONLY.fullmatch(text):
@@ -277,7 +305,9 @@ def rows_of(table: pa.Table) -> Iterator[dict[str, object]]:
     """Yields rows of a result, converted in batches. Whole decimals become int, others Decimal."""
     for start in range(0, len(table), _AT_ONCE):
         columns = [values_of(column) for column in table.slice(start, _AT_ONCE).columns]
-        yield from (dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True))
+        yield from (
+            dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
+        )
 
 
 def values_of(column: pa.ChunkedArray) -> list[object]:
@@ -310,5 +340,9 @@ def _plain(value: object) -> object:
         return value
     if value and all(isinstance(item, tuple) for item in value):
         pairs = [(_plain(key), _plain(item)) for key, item in value]
-        return dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else [list(pair) for pair in pairs]
+        return (
+            dict(pairs)
+            if all(isinstance(key, str) for key, _ in pairs)
+            else [list(pair) for pair in pairs]
+        )
     return [_plain(item) for item in value]

@@ -1,4 +1,5 @@
-"""Reads traces: live ones through their owner, others from the file, several files as one; and records as objects."""
+"""Reads traces: live ones through their owner, others from the file, several files as one; and
+records as objects."""
 
 from __future__ import annotations
 
@@ -44,9 +45,9 @@ _LOOK = 2.0
 def open_trace(path: str | Path, *more: str | Path, read_only: bool = False) -> Trace:
     """Open a trace for reading: a file, a directory, or several files as one.
 
-    No file stays open between queries, so that a reader never blocks a writer. Rows of open files come from their
-    writer. New files in a directory are read, too; `skipped` lists files that are no traces. Records that a killed
-    process left in a journal are first written to its file.
+    No file stays open between queries, so that a reader never blocks a writer. Rows of open files
+    come from their writer. New files in a directory are read, too; `skipped` lists files that are
+    no traces. Records that a killed process left in a journal are first written to its file.
 
     Args:
         path: a `.duckdb` file or a directory.
@@ -75,12 +76,14 @@ def trace_files(path: Path) -> list[Path]:
         files = in_and_below(path)
         if not files:
             raise TraceError(
-                f"there is no trace (*.duckdb) in or below {path.resolve()}; run an agent first (`ajet run "
-                "agent.py:solve ...`), or name a file or an experiment directory"
+                f"there is no trace (*.duckdb) in or below {path.resolve()}; run an agent first"
+                " (`ajet run agent.py:solve ...`), or name a file or an experiment directory"
             )
         return files
     if not path.exists() or unborn(path):
-        raise TraceError(f"there is no trace at {path}: {'it is empty' if path.exists() else 'no such file'}")
+        raise TraceError(
+            f"there is no trace at {path}: {'it is empty' if path.exists() else 'no such file'}"
+        )
     return [path]
 
 
@@ -111,7 +114,9 @@ class Trace(AbstractContextManager["Trace"]):
     def spent(self) -> float:
         return self._cost.seconds
 
-    def query(self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None) -> pa.Table:
+    def query(
+        self, sql: str, parameters: Sequence[object] = (), stop: Stop | None = None
+    ) -> pa.Table:
         started = seen = time.monotonic()
         while True:
             try:
@@ -120,17 +125,27 @@ class Trace(AbstractContextManager["Trace"]):
                 self._held = None
                 if time.monotonic() - started > _PATIENCE:
                     raise
-            except TraceLocked:  # a process may have opened the file briefly after the check for an owner
+            except (
+                TraceLocked
+            ):  # a process may have opened the file briefly after the check for an owner
                 self._held = None
-                at, owners = time.monotonic(), [owner for owner in map(owner_of, self.files()) if owner]
-                if any(not owner.brief for owner in owners) or at - seen > _RACE or at - started > _PATIENCE:
+                at, owners = (
+                    time.monotonic(),
+                    [owner for owner in map(owner_of, self.files()) if owner],
+                )
+                if (
+                    any(not owner.brief for owner in owners)
+                    or at - seen > _RACE
+                    or at - started > _PATIENCE
+                ):
                     raise
                 seen = at if owners else seen
             time.sleep(0.02)
 
     @contextmanager
     def steady(self) -> Iterator[None]:
-        """Within the block, files are looked for once: a command of many queries reads one state of many files."""
+        """Within the block, files are looked for once: a command of many queries reads one state of
+        many files."""
         self._is_steady = self._attached.is_steady = True
         try:
             yield
@@ -165,7 +180,10 @@ class Trace(AbstractContextManager["Trace"]):
         near = [file for folder in folders for file in in_and_below(folder, 0)]
         if time.monotonic() - self._looked > _LOOK:
             below = [file for folder in folders for file in in_and_below(folder)]
-            self._looked, self._deep = time.monotonic(), [file for file in below if file.parent not in folders]
+            self._looked, self._deep = (
+                time.monotonic(),
+                [file for file in below if file.parent not in folders],
+            )
         deep = [file for file in self._deep if file.exists()]
         files = distinct([*named, *near, *deep]) or trace_files(self._paths[0])
         owned = settled_owners(files)
@@ -173,11 +191,17 @@ class Trace(AbstractContextManager["Trace"]):
             return files, owned, {}
         stamps = {file: () if file in owned else stamp_of(file) for file in files}
         if self._readable is None or self._readable[0] != stamps:
-            looked = self._attached.look({file: stamp for file, stamp in stamps.items() if file not in owned})
+            looked = self._attached.look(
+                {file: stamp for file, stamp in stamps.items() if file not in owned}
+            )
             readable_files, self.skipped = readable(files, owned, named, near, looked)
             self._readable = stamps, readable_files
         files = self._readable[1]
-        return files, {file: owned[file] for file in files if file in owned} if owned else {}, stamps
+        return (
+            files,
+            {file: owned[file] for file in files if file in owned} if owned else {},
+            stamps,
+        )
 
     def _query(self, sql: str, parameters: Sequence[object], stop: Stop | None) -> pa.Table:
         files, owned, stamps = self._current()
@@ -212,7 +236,11 @@ class TraceTable:
 def _opening(owner: Owner) -> bool:
     """Whether it has just announced that it writes the file, and its gateway isn't ready yet."""
     try:
-        return not owner.url and owner.source is not None and time.time() - owner.source.stat().st_mtime < _OPENING
+        return (
+            not owner.url
+            and owner.source is not None
+            and time.time() - owner.source.stat().st_mtime < _OPENING
+        )
     except OSError:
         return False
 
@@ -231,7 +259,11 @@ class _Cost:
 
 def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsOf) -> pa.Table:
     if not owner.url:
-        raise locked(file, owner.pid) if owner.stands else _Gone(f"{file} has just been closed; try again")
+        raise (
+            locked(file, owner.pid)
+            if owner.stands
+            else _Gone(f"{file} has just been closed; try again")
+        )
     if stop and stop.is_set:
         raise QueryError("the query was canceled")
     began = time.monotonic()
@@ -241,8 +273,8 @@ def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsO
     cost.add(float(answer.headers.get(COST_HEADER) or time.monotonic() - began))
     if answer.status_code == 404:
         raise TraceLocked(
-            f"the run that writes {file} (pid {owner.pid}) uses another version of ajet and cannot be queried; "
-            "use that version, or wait until the run has ended"
+            f"the run that writes {file} (pid {owner.pid}) uses another version of ajet and cannot"
+            " be queried; use that version, or wait until the run has ended"
         )
     if answer.status_code != 200:
         raise QueryError(refusal(answer))
@@ -251,7 +283,9 @@ def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsO
 
 def calls_of(reader: TraceReader, episode_id: str) -> list[Call]:
     """The calls of an episode in order of completion, with complete prompts and requests."""
-    table = reader.query("SELECT * FROM calls WHERE episode_id = ? ORDER BY index, started_at", [episode_id])
+    table = reader.query(
+        "SELECT * FROM calls WHERE episode_id = ? ORDER BY index, started_at", [episode_id]
+    )
     return _calls(table).get(episode_id, [])
 
 
@@ -264,7 +298,8 @@ def episodes(
     episode_ids: Sequence[str] | None = None,
     superseded: bool = False,
 ) -> list[Episode]:
-    """Finished episodes with calls and rewards, oldest first; with `superseded` those rolled back by a resume, too."""
+    """Finished episodes with calls and rewards, oldest first; with `superseded` those rolled back
+    by a resume, too."""
     conditions, values = [] if superseded else ["NOT superseded"], list[Any]()
     for name, value in (("run_id", run_id), ("step", step), ("split", split)):
         if value is not None:
@@ -277,17 +312,31 @@ def episodes(
         conditions.append(f"episode_id IN ({marks})")
         values += named if few else [named]
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    rows = reader.query(f"SELECT * FROM episodes {where} ORDER BY started_at, episode_id", values).to_pylist()
-    chosen, values = (f"({marks})", named) if few else (f"(SELECT episode_id FROM episodes {where})", values)
-    calls = _calls(reader.query(f"SELECT * FROM calls WHERE episode_id IN {chosen} ORDER BY index, started_at", values))
+    rows = reader.query(
+        f"SELECT * FROM episodes {where} ORDER BY started_at, episode_id", values
+    ).to_pylist()
+    chosen, values = (
+        (f"({marks})", named) if few else (f"(SELECT episode_id FROM episodes {where})", values)
+    )
+    calls = _calls(
+        reader.query(
+            f"SELECT * FROM calls WHERE episode_id IN {chosen} ORDER BY index, started_at", values
+        )
+    )
     rewards: dict[str, list[Reward]] = {}
-    for row in reader.query(f"SELECT * FROM rewards WHERE episode_id IN {chosen}", values).to_pylist():
+    for row in reader.query(
+        f"SELECT * FROM rewards WHERE episode_id IN {chosen}", values
+    ).to_pylist():
         rewards.setdefault(row.pop("episode_id"), []).append(Reward(**row))
-    return [_episode(row, calls.get(row["episode_id"], []), rewards.get(row["episode_id"], [])) for row in rows]
+    return [
+        _episode(row, calls.get(row["episode_id"], []), rewards.get(row["episode_id"], []))
+        for row in rows
+    ]
 
 
 def ledger_balance(reader: TraceReader, run_id: str) -> list[str]:
-    """Lists a run's trainable calls whose ledger doesn't sum to their sampled tokens; empty if it balances."""
+    """Lists a run's trainable calls whose ledger doesn't sum to their sampled tokens; empty if it
+    balances."""
     sql = f"""
         WITH booked AS (SELECT call_id, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id),
         sampled AS (
@@ -319,7 +368,9 @@ def _calls(table: pa.Table) -> dict[str, list[Call]]:
     whole = rebuild(stored_calls(table))
     by_episode: dict[str, list[Call]] = {}
     for i, row in enumerate(rows):
-        call = _call(row, {name: values[i] for name, values in lists.items()}, *whole[row["call_id"]])
+        call = _call(
+            row, {name: values[i] for name, values in lists.items()}, *whole[row["call_id"]]
+        )
         by_episode.setdefault(row["episode_id"], []).append(call)
     return by_episode
 
@@ -329,17 +380,33 @@ def stored_calls(table: pa.Table) -> list[Stored]:
     prompts, outputs = arrays_of(table["prompt_suffix"]), arrays_of(table["output_ids"])
     names = ["call_id", "parent_call_id", "prefix_len", "prefix_messages", "messages_suffix"]
     rows = table.select(names).to_pylist()
-    return [Stored(**row, prompt_suffix=prompts[i], output_ids=outputs[i]) for i, row in enumerate(rows)]
+    return [
+        Stored(**row, prompt_suffix=prompts[i], output_ids=outputs[i]) for i, row in enumerate(rows)
+    ]
 
 
-def _call(row: dict[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.int32], messages: list[object]) -> Call:
+def _call(
+    row: dict[str, Any],
+    lists: Mapping[str, Any],
+    ids: npt.NDArray[np.int32],
+    messages: list[object],
+) -> Call:
     request = json.loads(row["request"])
     if row["messages_suffix"] is not None:
         request = {"messages": messages, **request}
     plain = {name: value for name, value in row.items() if name != "messages_suffix"}
-    parsed = {"request": request, "response": json.loads(row["response"]), "sampling": json.loads(row["sampling"])}
+    parsed = {
+        "request": request,
+        "response": json.loads(row["response"]),
+        "sampling": json.loads(row["sampling"]),
+    }
     prompt = None if lists["prompt_suffix"] is None else ids
-    return Call(**{**plain, **parsed}, prompt_ids=prompt, output_ids=lists["output_ids"], logprobs=lists["logprobs"])
+    return Call(
+        **{**plain, **parsed},
+        prompt_ids=prompt,
+        output_ids=lists["output_ids"],
+        logprobs=lists["logprobs"],
+    )
 
 
 def arrays_of(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
@@ -349,7 +416,9 @@ def arrays_of(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
         values = chunk.values.to_numpy(zero_copy_only=False)
         offsets = chunk.offsets.to_numpy()
         valid = chunk.is_valid().to_numpy(zero_copy_only=False)
-        arrays += [values[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(chunk))]
+        arrays += [
+            values[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(chunk))
+        ]
     return arrays
 
 
@@ -383,10 +452,12 @@ def rebuild(calls: Sequence[Stored]) -> dict[str, Whole]:
         at: str | None = call.call_id
         while at is not None and at not in whole:
             if at in chain or at not in stored:
-                wrong = "refers to itself" if at in chain else f"refers to call {at}, which is missing"
+                wrong = (
+                    "refers to itself" if at in chain else f"refers to call {at}, which is missing"
+                )
                 raise TraceError(
-                    f"the prompt of call {call.call_id} cannot be reconstructed: its chain of earlier calls "
-                    f"{wrong}; `ajet trace check` lists what is damaged"
+                    f"the prompt of call {call.call_id} cannot be reconstructed: its chain of"
+                    f" earlier calls {wrong}; `ajet trace check` lists what is damaged"
                 )
             chain[at] = stored[at]
             at = stored[at].parent_call_id

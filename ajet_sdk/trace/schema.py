@@ -9,8 +9,8 @@ SCHEMA_VERSION = 7
 OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (
     SELECT run_id FROM runs
     WHERE backbone = 'run' AND json_extract_string(config, '$.tasks') IS DISTINCT FROM 'validation')"""
-"""SQL: whether an episode `e` is of a validation task. All episodes of `ajet run` have the split `val`, and count only
-if its tasks are the validation tasks of a job."""
+"""SQL: whether an episode `e` is of a validation task. All episodes of `ajet run` have the split
+`val`, and count only if its tasks are the validation tasks of a job."""
 
 STORAGE_VERSION = "v1.5.0"
 """File format of the oldest DuckDB that pyproject.toml allows, so that all can read it."""
@@ -18,30 +18,47 @@ STORAGE_VERSION = "v1.5.0"
 COLUMNS = {
     table: dict(column.split() for column in columns.split(","))
     for table, columns in {
-        "runs": "run_id VARCHAR, name VARCHAR, config JSON, backbone VARCHAR, status VARCHAR, "
-        "started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, error VARCHAR",
-        "episodes": "episode_id VARCHAR, run_id VARCHAR, group_id VARCHAR, attempt INTEGER, step INTEGER, "
-        "split VARCHAR, task_id VARCHAR, task JSON, output JSON, status VARCHAR, error VARCHAR, cause VARCHAR, "
-        "infrastructure BOOLEAN, is_success BOOLEAN, metrics JSON, started_at TIMESTAMPTZ, "
-        "ended_at TIMESTAMPTZ, superseded BOOLEAN, decoding VARCHAR, events JSON",
-        "calls": "call_id VARCHAR, episode_id VARCHAR, index INTEGER, agent VARCHAR, target_tag VARCHAR, "
-        "trainable BOOLEAN, model VARCHAR, policy_version INTEGER, request JSON, response JSON, "
-        "parent_call_id VARCHAR, prefix_len INTEGER, prompt_suffix INTEGER[], prefix_messages INTEGER, "
-        "messages_suffix JSON, output_ids INTEGER[], logprobs FLOAT[], finish_reason VARCHAR, "
-        "started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, error VARCHAR, request_id VARCHAR, sampling JSON, "
-        "phase VARCHAR, extends_call_id VARCHAR, cut_tokens INTEGER",
-        "rewards": "episode_id VARCHAR, name VARCHAR, value DOUBLE, weight DOUBLE, reason VARCHAR, agent VARCHAR, "
-        "call_id VARCHAR",
+        "runs": (
+            "run_id VARCHAR, name VARCHAR, config JSON, backbone VARCHAR, status VARCHAR, "
+            "started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, error VARCHAR"
+        ),
+        "episodes": (
+            "episode_id VARCHAR, run_id VARCHAR, group_id VARCHAR, attempt INTEGER, step INTEGER,"
+            " split VARCHAR, task_id VARCHAR, task JSON, output JSON, status VARCHAR, error"
+            " VARCHAR, cause VARCHAR, infrastructure BOOLEAN, is_success BOOLEAN, metrics JSON,"
+            " started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, superseded BOOLEAN, decoding VARCHAR,"
+            " events JSON"
+        ),
+        "calls": (
+            "call_id VARCHAR, episode_id VARCHAR, index INTEGER, agent VARCHAR, target_tag VARCHAR,"
+            " trainable BOOLEAN, model VARCHAR, policy_version INTEGER, request JSON, response"
+            " JSON, parent_call_id VARCHAR, prefix_len INTEGER, prompt_suffix INTEGER[],"
+            " prefix_messages INTEGER, messages_suffix JSON, output_ids INTEGER[], logprobs"
+            " FLOAT[], finish_reason VARCHAR, started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, error"
+            " VARCHAR, request_id VARCHAR, sampling JSON, phase VARCHAR, extends_call_id VARCHAR,"
+            " cut_tokens INTEGER"
+        ),
+        "rewards": (
+            "episode_id VARCHAR, name VARCHAR, value DOUBLE, weight DOUBLE, reason VARCHAR, agent"
+            " VARCHAR, call_id VARCHAR"
+        ),
         "metrics": "run_id VARCHAR, step INTEGER, name VARCHAR, value DOUBLE, at TIMESTAMPTZ",
-        "ledger": "run_id VARCHAR, step INTEGER, episode_id VARCHAR, call_id VARCHAR, outcome VARCHAR, tokens INTEGER",
-        "trained": "run_id VARCHAR, step INTEGER, episode_id VARCHAR, call_id VARCHAR, advantages FLOAT[], "
-        "logprobs FLOAT[], entropy FLOAT[]",
-        "feedback": "feedback_id VARCHAR, episode_id VARCHAR, call_id VARCHAR, author VARCHAR, score DOUBLE, "
-        "comment VARCHAR, correction VARCHAR, at TIMESTAMPTZ",
+        "ledger": (
+            "run_id VARCHAR, step INTEGER, episode_id VARCHAR, call_id VARCHAR, outcome VARCHAR,"
+            " tokens INTEGER"
+        ),
+        "trained": (
+            "run_id VARCHAR, step INTEGER, episode_id VARCHAR, call_id VARCHAR, advantages FLOAT[],"
+            " logprobs FLOAT[], entropy FLOAT[]"
+        ),
+        "feedback": (
+            "feedback_id VARCHAR, episode_id VARCHAR, call_id VARCHAR, author VARCHAR, score"
+            " DOUBLE, comment VARCHAR, correction VARCHAR, at TIMESTAMPTZ"
+        ),
     }.items()
 }
-"""Table -> column -> type. There are also `meta(schema_version, batch)`, where `batch` counts committed batches, and
-`digests(digest)`, with the digest of each row of these tables as written."""
+"""Table -> column -> type. There are also `meta(schema_version, batch)`, where `batch` counts
+committed batches, and `digests(digest)`, with the digest of each row of these tables as written."""
 
 TABLES = tuple(COLUMNS)
 
@@ -78,9 +95,9 @@ FROM {calls} c, LATERAL (
 """
 """Each call of the table or CTE `calls` with its complete prompt and request.
 
-A prompt is (parent's prompt || parent's output)[:prefix_len] || prompt_suffix, and its messages are parent's
-messages[:prefix_messages] || messages_suffix. Filters on `episode_id` or `call_id` apply to the recursion, so that
-reading one episode takes time for one.
+A prompt is (parent's prompt || parent's output)[:prefix_len] || prompt_suffix, and its messages are
+parent's messages[:prefix_messages] || messages_suffix. Filters on `episode_id` or `call_id` apply
+to the recursion, so that reading one episode takes time for one.
 """
 
 CALLS_FULL = f"CREATE OR REPLACE VIEW calls_full AS {WHOLE_CALLS.format(calls='calls')}"
@@ -92,7 +109,9 @@ def create_statements() -> list[str]:
         "CREATE TABLE meta (schema_version INTEGER, batch BIGINT)",
         f"INSERT INTO meta VALUES ({SCHEMA_VERSION}, 0)",
     ]
-    columns = {t: ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS[t].items()) for t in TABLES}
+    columns = {
+        t: ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS[t].items()) for t in TABLES
+    }
     tables = [f"CREATE TABLE {table} ({listed})" for table, listed in columns.items()]
     return [*meta, *tables, "CREATE TABLE digests (digest UBIGINT)", CALLS_FULL]
 
@@ -112,7 +131,10 @@ def selected(table: str, columns: Sequence[str]) -> str:
 
 def every_column(table: str, known: Container[str]) -> str:
     """A SELECT of every column of a table, without FROM; unknown ones are NULL."""
-    values = {name: f'"{name}"::{kind}' if name in known else f"NULL::{kind}" for name, kind in COLUMNS[table].items()}
+    values = {
+        name: f'"{name}"::{kind}' if name in known else f"NULL::{kind}"
+        for name, kind in COLUMNS[table].items()
+    }
     return "SELECT " + ", ".join(f'{value} AS "{name}"' for name, value in values.items())
 
 

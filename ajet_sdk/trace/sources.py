@@ -1,4 +1,5 @@
-"""Provides the files of a trace as tables of a connection: files at rest are attached, live ones mirrored.
+"""Provides the files of a trace as tables of a connection: files at rest are attached, live ones
+mirrored.
 
 A mirror copies the columns that queries read, and is updated before each query.
 """
@@ -23,7 +24,15 @@ from ajet_sdk.trace.database import other_version
 from ajet_sdk.trace.gathered import FEW, Gathered, Stamp, attach, quoted, runs_of, stamp_of
 from ajet_sdk.trace.owner import VERSION, Owner, RowsOf
 from ajet_sdk.trace.query import SETTINGS, Planner, Scan, select
-from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, SCHEMA_VERSION, TABLES, at_rest, empty, every_column
+from ajet_sdk.trace.schema import (
+    CALLS_FULL,
+    COLUMNS,
+    SCHEMA_VERSION,
+    TABLES,
+    at_rest,
+    empty,
+    every_column,
+)
 
 Owned = Mapping[Path, Owner]
 
@@ -45,15 +54,17 @@ _LINGER_LIVE = 5.0
 class Attached:
     """Runs queries over several files. Files at rest stay open only briefly after the last query.
 
-    Few files at rest are read in place; of many, the small columns are gathered first, and a query opens those files
-    whose other columns it reads.
+    Few files at rest are read in place; of many, the small columns are gathered first, and a query
+    opens those files whose other columns it reads.
     """
 
     def __init__(self, ask: AskOwner) -> None:
         self._ask = ask
         self.is_steady = False
         """Files at rest stay open between the queries of a command, too."""
-        self._free = threading.Condition(threading.RLock())  # a finalizer may run in the thread that holds it
+        self._free = threading.Condition(
+            threading.RLock()
+        )  # a finalizer may run in the thread that holds it
         self._following = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._files: tuple[Path, ...] = ()
@@ -79,7 +90,11 @@ class Attached:
     ) -> pa.Table:
         """Run a SELECT or EXPLAIN over all files, given their owners and known stamps, if any."""
         free = [file for file in files if file not in owned]
-        stamps = {file: known[file] if file in known else stamp_of(file) for file in free} if len(free) > FEW else {}
+        stamps = (
+            {file: known[file] if file in known else stamp_of(file) for file in free}
+            if len(free) > FEW
+            else {}
+        )
         scans: Mapping[str, Scan] = {}
         if owned or stamps:
             with self._following:
@@ -87,10 +102,13 @@ class Attached:
             scans = self._planner.scans(sql, parameters)
         with self._opened(tuple(files), dict(owned), stamps, scans) as connection:
             views = self._views(connection, scans, stamps, stop)
-            return select(connection, sql, parameters, stop=stop, prepare=partial(_prepare, sql, views))
+            return select(
+                connection, sql, parameters, stop=stop, prepare=partial(_prepare, sql, views)
+            )
 
     def look(self, stamps: _Stamps) -> dict[Path, list[str] | TraceError]:
-        """The runs of each file at rest, or its error; many files are gathered for later queries."""
+        """The runs of each file at rest, or its error; many files are gathered for later
+        queries."""
         if len(stamps) <= FEW:
             try:
                 return self._runs_of(tuple(stamps))
@@ -109,7 +127,11 @@ class Attached:
         with self._opened(files, {}, {}, {}) as connection:
             cursor = connection.cursor()
             for i, file in enumerate(files):
-                rows = cursor.execute(f"SELECT run_id FROM t{i}.main.runs").fetchall() if self._attached[file] else []
+                rows = (
+                    cursor.execute(f"SELECT run_id FROM t{i}.main.runs").fetchall()
+                    if self._attached[file]
+                    else []
+                )
                 runs[file] = [run for (run,) in rows]
             cursor.close()
         return runs
@@ -175,24 +197,37 @@ class Attached:
         return connection
 
     def _attach(self, stamps: _Stamps, scans: _Scans) -> duckdb.DuckDBPyConnection:
-        connection = duckdb.connect(config={k: v for k, v in SETTINGS.items() if k != "enable_external_access"})
+        connection = duckdb.connect(
+            config={k: v for k, v in SETTINGS.items() if k != "enable_external_access"}
+        )
         try:
             for file, owner in self._owned.items():
                 before = self._mirrors.get(file)
-                if before is None or (before.owner.pid, before.owner.started) != (owner.pid, owner.started):
-                    self._mirrors[file] = Mirror(self._new("m", before.name if before else None), owner)
+                if before is None or (before.owner.pid, before.owner.started) != (
+                    owner.pid,
+                    owner.started,
+                ):
+                    self._mirrors[file] = Mirror(
+                        self._new("m", before.name if before else None), owner
+                    )
                 self._attach_scratch(connection, self._mirrors[file].name)
             free = {i: file for i, file in enumerate(self._files) if file not in self._owned}
             if stamps:
                 gathered = self._gather(connection, stamps, scans)
                 apart = _where_they_lie(gathered, connection, scans)
-                self._attached = attach(connection, {i: file for i, file in free.items() if file in apart})
+                self._attached = attach(
+                    connection, {i: file for i, file in free.items() if file in apart}
+                )
             else:
                 self._attached = attach(connection, free)
-                schema = "rest" if self._owned else "main"  # with live files it is only a part of the table
+                schema = (
+                    "rest" if self._owned else "main"
+                )  # with live files it is only a part of the table
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
                 for table in TABLES:
-                    sources = [at_rest(table, f"t{i}") for i, file in free.items() if self._attached[file]]
+                    sources = [
+                        at_rest(table, f"t{i}") for i, file in free.items() if self._attached[file]
+                    ]
                     rows = " UNION ALL BY NAME ".join(sources) or empty(table)
                     connection.execute(f"CREATE VIEW {schema}.{table} AS {rows}")
             connection.execute("SET enable_external_access = false")
@@ -201,7 +236,9 @@ class Attached:
             raise
         return connection
 
-    def _gather(self, connection: duckdb.DuckDBPyConnection, stamps: _Stamps, scans: _Scans) -> Gathered:
+    def _gather(
+        self, connection: duckdb.DuckDBPyConnection, stamps: _Stamps, scans: _Scans
+    ) -> Gathered:
         """Attach the gathered copy of the current files, with all tables that a query reads."""
         gathered = self._gathered
         if gathered is None or not stamps.items() <= gathered.stamps.items():
@@ -230,7 +267,11 @@ class Attached:
         connection.execute(f"ATTACH {quoted((self._scratch or Path()) / name)} AS {name}")
 
     def _views(
-        self, connection: duckdb.DuckDBPyConnection, scans: _Scans, stamps: _Stamps, stop: Stop | None
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        scans: _Scans,
+        stamps: _Stamps,
+        stop: Stop | None,
     ) -> dict[str, tuple[str, dict[str, pa.Table]]]:
         """Update live files; returns for each table its SQL, and rows for it by name."""
         if not (self._owned or stamps):
@@ -238,7 +279,10 @@ class Attached:
         views = {table: (empty(table), dict[str, pa.Table]()) for table in TABLES}
         with self._following:
             for table, scan in scans.items():
-                parts, tables = self._at_rest(connection, table, scan, stamps), dict[str, pa.Table]()
+                parts, tables = (
+                    self._at_rest(connection, table, scan, stamps),
+                    dict[str, pa.Table](),
+                )
                 for file, owner in self._owned.items():
                     ask = partial(self._ask, file, owner, stop)
                     part, rows = self._mirrors[file].update(connection, table, scan, ask)
@@ -247,22 +291,34 @@ class Attached:
                 views[table] = " UNION ALL BY NAME ".join(parts) or empty(table), tables
         return views
 
-    def _at_rest(self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan, stamps: _Stamps) -> list[str]:
+    def _at_rest(
+        self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan, stamps: _Stamps
+    ) -> list[str]:
         if self._gathered is None or not stamps:
             return [f"FROM memory.rest.{table}"]
         copied = self._gathered.source(table, scan)
         apart = self._gathered.files(connection, table, scan)
-        lying = [at_rest(table, f"t{i}") for i, f in enumerate(self._files) if f in apart and self._attached[f]]
+        lying = [
+            at_rest(table, f"t{i}")
+            for i, f in enumerate(self._files)
+            if f in apart and self._attached[f]
+        ]
         return [copied, *lying] if copied else lying
 
 
-def _where_they_lie(gathered: Gathered, connection: duckdb.DuckDBPyConnection, scans: _Scans) -> set[Path]:
+def _where_they_lie(
+    gathered: Gathered, connection: duckdb.DuckDBPyConnection, scans: _Scans
+) -> set[Path]:
     """Files that a query reads in place."""
-    return {file for table, scan in scans.items() for file in gathered.files(connection, table, scan)}
+    return {
+        file for table, scan in scans.items() for file in gathered.files(connection, table, scan)
+    }
 
 
 def _prepare(
-    sql: str, views: Mapping[str, tuple[str, Mapping[str, pa.Table]]], cursor: duckdb.DuckDBPyConnection
+    sql: str,
+    views: Mapping[str, tuple[str, Mapping[str, pa.Table]]],
+    cursor: duckdb.DuckDBPyConnection,
 ) -> None:
     for table, (source, tables) in views.items():
         for name, rows in tables.items():
@@ -287,9 +343,11 @@ class _Copied:
 
 
 class Mirror:
-    """A copy of a live file's tables, as far as queries have read them, in the database `name` of a connection.
+    """A copy of a live file's tables, as far as queries have read them, in the database `name` of a
+    connection.
 
-    A run only adds rows, except for its row in `runs` and rollbacks of a resume, after which tables are copied again.
+    A run only adds rows, except for its row in `runs` and rollbacks of a resume, after which tables
+    are copied again.
     """
 
     def __init__(self, name: str, owner: Owner) -> None:
@@ -301,10 +359,11 @@ class Mirror:
     def update(
         self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan, ask: Ask
     ) -> tuple[str, dict[str, pa.Table]]:
-        """Update the columns of a scan; returns SQL for every column of a table, and rows that it uses by name.
+        """Update the columns of a scan; returns SQL for every column of a table, and rows that it
+        uses by name.
 
-        A query for a few episodes gets their rows directly if its columns are not copied: messages and token ids are
-        most of a trace, and a person reads one episode after another.
+        A query for a few episodes gets their rows directly if its columns are not copied: messages
+        and token ids are most of a trace, and a person reads one episode after another.
         """
         if not self._checked:
             [meta] = ask(VERSION).to_pylist()
@@ -318,12 +377,16 @@ class Mirror:
             read = scan.columns | {column}
             among = tuple(value[1:-1] for value in sorted(values))
             wanted = RowsOf(table=table, columns=tuple(sorted(read)), by=column, among=among)
-            return f"{every_column(table, read)} FROM {name}", {name: pa.concat_tables(_pages(wanted, ask))}
+            return f"{every_column(table, read)} FROM {name}", {
+                name: pa.concat_tables(_pages(wanted, ask))
+            }
         if not any(self._follow(connection, table, scan.columns, ask) for _ in range(2)):
             raise TraceError(f"{self.owner.trace} changed while it was read; try again")
         return f"{every_column(table, self._copied[table].columns)} FROM {self.name}.{table}", {}
 
-    def _follow(self, connection: duckdb.DuckDBPyConnection, table: str, columns: frozenset[str], ask: Ask) -> bool:
+    def _follow(
+        self, connection: duckdb.DuckDBPyConnection, table: str, columns: frozenset[str], ask: Ask
+    ) -> bool:
         """Copy new rows of a table, or all of it if columns are missing or rows have changed.
 
         False if a checkpoint has renumbered the rows meanwhile: the next call copies all.
@@ -333,16 +396,26 @@ class Mirror:
         changed = known is None or there["n"] < known.rows or there["mark"] != known.mark
         if known is None or changed or not columns <= known.columns:
             columns |= known.columns if known else frozenset()
-            typed = ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS[table].items() if name in columns)
-            connection.execute(f"CREATE OR REPLACE TABLE {self.name}.{table} ({typed or 'nothing INTEGER'})")
+            typed = ", ".join(
+                f'"{name}" {kind}' for name, kind in COLUMNS[table].items() if name in columns
+            )
+            connection.execute(
+                f"CREATE OR REPLACE TABLE {self.name}.{table} ({typed or 'nothing INTEGER'})"
+            )
             known = self._copied[table] = _Copied(columns, there["mark"])
         if known.rows < there["n"]:
-            wanted = RowsOf(table=table, columns=tuple(sorted(known.columns or {next(iter(COLUMNS[table]))})))
+            wanted = RowsOf(
+                table=table, columns=tuple(sorted(known.columns or {next(iter(COLUMNS[table]))}))
+            )
             for rows in _pages(wanted.model_copy(update={"after": known.last}), ask):
                 if not len(rows):
                     break
                 connection.register("_rows", rows)
-                casts = [f'"{n}"::{kind} AS "{n}"' for n, kind in COLUMNS[table].items() if n in known.columns]
+                casts = [
+                    f'"{n}"::{kind} AS "{n}"'
+                    for n, kind in COLUMNS[table].items()
+                    if n in known.columns
+                ]
                 selected = ", ".join(casts) or "NULL::INTEGER"
                 connection.execute(f"INSERT INTO {self.name}.{table} SELECT {selected} FROM _rows")
                 connection.unregister("_rows")

@@ -20,7 +20,14 @@ import pyarrow as pa
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.below import in_and_below
-from ajet_sdk.trace.database import explain, insert, keep_private, open_to_write, supersede, undeliver
+from ajet_sdk.trace.database import (
+    explain,
+    insert,
+    keep_private,
+    open_to_write,
+    supersede,
+    undeliver,
+)
 from ajet_sdk.trace.encoding import Record, StoredCalls, encode, size_of
 from ajet_sdk.trace.journal import IDS, Journal, id_of, left_behind, records_of, trace_of
 from ajet_sdk.trace.owner import retract
@@ -50,7 +57,8 @@ class _Order:
 
 
 def take_over(*places: Path) -> None:
-    """Write records that killed processes left in journals, of these files or below directories, to their traces."""
+    """Write records that killed processes left in journals, of these files or below directories, to
+    their traces."""
     left: set[Path] = set()
     for place in places:
         if place.is_dir():
@@ -61,19 +69,25 @@ def take_over(*places: Path) -> None:
         try:
             TraceWriter(trace).close()
         except TraceError as error:
-            _LOG.warning("The journal that a killed process left beside %s could not be read yet: %s", trace, error)
+            _LOG.warning(
+                "The journal that a killed process left beside %s could not be read yet: %s",
+                trace,
+                error,
+            )
 
 
 class TraceWriter(AbstractContextManager["TraceWriter"]):
     """Owns a trace file and writes records to it in batches, in the background.
 
-    `put` never waits for the disk; the queue is bounded by count and bytes. With `on_error="raise"` (a run), failing to
-    open the file raises here, and failing to write it raises TraceError from the next `put`, `flush` or `close`, while
-    the records are retried. With `on_error="warn"` (a deployed agent) nothing is raised: the first failure is logged,
-    and records are queued until the queue is full, then dropped.
+    `put` never waits for the disk; the queue is bounded by count and bytes. With `on_error="raise"`
+    (a run), failing to open the file raises here, and failing to write it raises TraceError from
+    the next `put`, `flush` or `close`, while the records are retried. With `on_error="warn"` (a
+    deployed agent) nothing is raised: the first failure is logged, and records are queued until the
+    queue is full, then dropped.
 
-    After `put` a record survives the event in `survives`, a kill of the process or a crash of the machine: it is in a
-    journal until it is in the file. Opening a file takes over the journals of killed processes.
+    After `put` a record survives the event in `survives`, a kill of the process or a crash of the
+    machine: it is in a journal until it is in the file. Opening a file takes over the journals of
+    killed processes.
 
     `path` is a file, or a directory in which this process gets its own file.
     """
@@ -89,7 +103,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         close_at_exit: bool = True,
     ) -> None:
         path = Path(path).absolute()  # a workflow may change the working directory
-        self.path = path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
+        self.path = (
+            path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
+        )
         self._raises = on_error == "raise"
         self._interval = flush_ms / 1000
         self._rows = flush_rows
@@ -103,7 +119,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         self._closing = False
         self._warned = False
         self._else_kept = (
-            "and in a journal beside the file, if that can be written; who opens the file next takes it over"
+            "and in a journal beside the file, if that can be written; who opens the file next"
+            " takes it over"
             if survives
             else "and are lost if the process ends before this does"
         )
@@ -128,7 +145,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             atexit.register(self.close)
 
     def put(self, *records: Record) -> None:
-        """Queue records: a Run is an upsert, a Call belongs to a running episode, an Episode ends it.
+        """Queue records: a Run is an upsert, a Call belongs to a running episode, an Episode ends
+        it.
 
         An Episode stores its own row and its rewards; its calls are put one by one as they finish.
         """
@@ -137,7 +155,10 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             return
         size = sum(map(size_of, records))
         with self._changed:
-            full = self._bytes + size > _QUEUE_BYTES or len(self._queue) + len(records) > _QUEUE_RECORDS
+            full = (
+                self._bytes + size > _QUEUE_BYTES
+                or len(self._queue) + len(records) > _QUEUE_RECORDS
+            )
             closed = self._closing
             if not full and not closed:
                 first = not self._queue
@@ -164,7 +185,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             return None
 
     def _raise_failure(self) -> None:
-        """Raise the disk's error as a new exception, since each of many threads would add its traceback."""
+        """Raise the disk's error as a new exception, since each of many threads would add its
+        traceback."""
         if self._raises and self._failure:
             raise type(self._failure)(*self._failure.args)
 
@@ -177,7 +199,11 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 self._urgent = True
                 self._changed.notify_all()
                 remaining = None if deadline is None else deadline - time.monotonic()
-                if self._failure or not self._thread.is_alive() or (remaining is not None and remaining <= 0):
+                if (
+                    self._failure
+                    or not self._thread.is_alive()
+                    or (remaining is not None and remaining <= 0)
+                ):
                     break
                 self._changed.wait(0.5 if remaining is None else min(remaining, 0.5))
             done = self._written >= target
@@ -192,7 +218,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         *,
         most_bytes: int = RESULT_BYTES,
     ) -> pa.Table:
-        """Run a SELECT or EXPLAIN of ajet itself on the live file, from any thread; it sees all flushed records.
+        """Run a SELECT or EXPLAIN of ajet itself on the live file, from any thread; it sees all
+        flushed records.
 
         It runs in this process, so that the SQL must not come from outside. Raises QueryError.
         """
@@ -217,8 +244,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def supersede(self, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
         """Roll a run back to `after_step` for a resume: tokens of later steps become `superseded`.
 
-        Calls without ledger entries, left by a kill before their step ended, get them, except for those `booked` in
-        another file; metrics and `trained` rows of later steps are deleted.
+        Calls without ledger entries, left by a kill before their step ended, get them, except for
+        those `booked` in another file; metrics and `trained` rows of later steps are deleted.
         """
         order = _Order(lambda connection: supersede(connection, run_id, after_step, booked))
         with self._changed:
@@ -241,7 +268,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 self._put += 1
 
     def close(self) -> None:
-        """Write the remaining records, close the file and release its ownership. Raises as `put`."""
+        """Write the remaining records, close the file and release its ownership. Raises as
+        `put`."""
         atexit.unregister(self.close)
         if os.getpid() != self._pid:
             return
@@ -267,11 +295,18 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 self._take_over(journal)
 
     def _take_over(self, journal: Path) -> None:
-        """Queue a killed process's unwritten records; the journal is deleted once they are written."""
+        """Queue a killed process's unwritten records; the journal is deleted once they are
+        written."""
         by_id = {id_of(record): record for record in records_of(journal)}
-        stored = " UNION ALL ".join(f"SELECT {column} AS id FROM {table}" for table, column in IDS.items())
-        known = self.query(f"SELECT id FROM ({stored}) WHERE id IN (SELECT unnest($1::VARCHAR[]))", [list(by_id)])
-        fresh = [record for name, record in by_id.items() if name not in set(known.column(0).to_pylist())]
+        stored = " UNION ALL ".join(
+            f"SELECT {column} AS id FROM {table}" for table, column in IDS.items()
+        )
+        known = self.query(
+            f"SELECT id FROM ({stored}) WHERE id IN (SELECT unnest($1::VARCHAR[]))", [list(by_id)]
+        )
+        fresh = [
+            record for name, record in by_id.items() if name not in set(known.column(0).to_pylist())
+        ]
         self._bytes += sum(map(size_of, fresh))
         self._queue.extend([*fresh, _Order(lambda _: journal.unlink(missing_ok=True))])
         self._put += len(fresh) + 1
@@ -279,7 +314,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
     def _open(self) -> None:
         root = open_to_write(self.path, again=self._opened)
         self._connection = root.cursor()
-        self._connection.execute("PRAGMA disable_optimizer")  # useless for an INSERT, and a third of its time
+        self._connection.execute(
+            "PRAGMA disable_optimizer"
+        )  # useless for an INSERT, and a third of its time
         row = self._connection.execute("SELECT batch FROM meta").fetchone()
         committed = row[0] if row else 0
         if self._opened and committed > self._batch:
@@ -296,7 +333,9 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             self._release()
             with self._changed:
                 if self._written < self._put and not self._failure:
-                    self._failure = TraceError(f"the trace writer of {self.path} stopped: see the log")
+                    self._failure = TraceError(
+                        f"the trace writer of {self.path} stopped: see the log"
+                    )
                 self._changed.notify_all()
 
     def _turn(self) -> bool:
@@ -321,7 +360,8 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         return True
 
     def _pause(self) -> float:
-        """Records put during the last write wait for its end, this pause, and the next write: one interval in total."""
+        """Records put during the last write wait for its end, this pause, and the next write: one
+        interval in total."""
         return max(self._interval / 5, self._interval - 2 * self._took)
 
     def _due(self) -> bool:
@@ -386,12 +426,14 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
 
     def _report(self, error: TraceError) -> None:
         if self._raises:
-            self._failure = type(error)(*error.args)  # without its traceback, whose frames refer to the connection
+            self._failure = type(error)(
+                *error.args
+            )  # without its traceback, whose frames refer to the connection
         elif not self._warned:
             self._warned = True
             _LOG.warning(
-                "%s. The agent continues. Its records wait in memory (%d at most) %s. Given a directory, each process"
-                " writes files of its own.",
+                "%s. The agent continues. Its records wait in memory (%d at most) %s. Given a"
+                " directory, each process writes files of its own.",
                 error,
                 _QUEUE_RECORDS,
                 self._else_kept,

@@ -1,6 +1,8 @@
-"""Converts protobuf messages of the Tinker API to arrays, and results to messages, with the SDK's classes.
+"""Converts protobuf messages of the Tinker API to arrays, and results to messages, with the SDK's
+classes.
 
-Letters of shapes: B sequences of a request, T the length of one, N tokens of all of them, K alternatives of a token.
+Letters of shapes: B sequences of a request, T the length of one, N tokens of all of them, K
+alternatives of a token.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def pass_address(body: bytes) -> tuple[str, int]:
     try:
         message = messages().ForwardBackwardRequest.FromString(body)
     except DecodeError as error:
-        raise RequestRefused("the request is not protobuf; use the SDK (tinker 0.25 or later)") from error
+        raise RequestRefused(
+            "the request is not protobuf; use the SDK (tinker 0.25 or later)"
+        ) from error
     return str(message.model_id), int(message.seq_id)
 
 
@@ -66,14 +70,15 @@ class Batch:
         for index, (ids_T, targets_T) in enumerate(zip(self.ids, self.targets, strict=True)):
             if len(ids_T) > longest:
                 raise RequestRefused(
-                    f"datum {index} has {len(ids_T)} tokens, but this server takes {longest}; shorten it, or start the "
-                    "server with a larger --max-model-len"
+                    f"datum {index} has {len(ids_T)} tokens, but this server takes {longest};"
+                    " shorten it, or start the server with a larger --max-model-len"
                 )
             both = np.concatenate([ids_T, targets_T])
             if not 0 <= both.min() <= both.max() < vocabulary:
                 raise RequestRefused(
-                    f"datum {index} has the token id {both.max() if both.max() >= vocabulary else both.min()}, but the "
-                    f"model's ids are below {vocabulary}; tokenize with the tokenizer of the base model"
+                    f"datum {index} has the token id"
+                    f" {both.max() if both.max() >= vocabulary else both.min()}, but the model's"
+                    f" ids are below {vocabulary}; tokenize with the tokenizer of the base model"
                 )
 
 
@@ -81,21 +86,29 @@ def read_batch(message: Any) -> Batch:
     """Reads a `ForwardBackwardRequest`. Raises RequestRefused with the datum and the input."""
     if message.loss_fn not in LOSSES:
         raise RequestRefused(
-            f"the loss {message.loss_fn!r} is not computed here; use one of {', '.join(LOSSES)}, or "
-            "forward_backward_custom, which computes it in the client",
+            f"the loss {message.loss_fn!r} is not computed here; use one of {', '.join(LOSSES)}, or"
+            " forward_backward_custom, which computes it in the client",
             "loss_fn",
         )
-    settings = {name: value.number for name, value in message.loss_fn_config_v2.items()} or dict(message.loss_fn_config)
+    settings = {name: value.number for name, value in message.loss_fn_config_v2.items()} or dict(
+        message.loss_fn_config
+    )
     if unknown := set(settings) - set(LOSSES[message.loss_fn]):
         known = ", ".join(LOSSES[message.loss_fn]) or "no parameters"
-        raise RequestRefused(f"{message.loss_fn} has no parameter {sorted(unknown)[0]!r}; it has {known}")
+        raise RequestRefused(
+            f"{message.loss_fn} has no parameter {sorted(unknown)[0]!r}; it has {known}"
+        )
     if not len(message.data):
         raise RequestRefused("the request has no data")
     imitates = message.loss_fn == "cross_entropy"
     batch = Batch(message.loss_fn, {**LOSSES[message.loss_fn], **settings}, [], [], [], [])
     for index, datum in enumerate(message.data):
         ids_T = _ids(datum, index)
-        allowed = {"target_tokens", "weights"} if imitates else {"target_tokens", "logprobs", "advantages"}
+        allowed = (
+            {"target_tokens", "weights"}
+            if imitates
+            else {"target_tokens", "logprobs", "advantages"}
+        )
         if unknown := set(datum.loss_fn_inputs) - allowed:
             raise RequestRefused(
                 f"datum {index}: {message.loss_fn} takes no input {sorted(unknown)[0]!r}; it takes "
@@ -106,7 +119,11 @@ def read_batch(message: Any) -> Batch:
         batch.targets.append(_input(datum, "target_tokens", index, size).astype(np.int64))
         if imitates:
             weights = np.ones(size, np.float32)
-            shares = _input(datum, "weights", index, size) if "weights" in datum.loss_fn_inputs else weights
+            shares = (
+                _input(datum, "weights", index, size)
+                if "weights" in datum.loss_fn_inputs
+                else weights
+            )
             batch.sampled.append(np.zeros(size, np.float32))
         else:
             shares = _input(datum, "advantages", index, size)
@@ -119,7 +136,9 @@ def _ids(datum: Any, index: int) -> npt.NDArray[np.int64]:
     parts = []
     for chunk in datum.model_input:
         if chunk.WhichOneof("chunk") != "encoded_text":
-            raise RequestRefused(f"datum {index} has an image or audio; this server trains on text alone")
+            raise RequestRefused(
+                f"datum {index} has an image or audio; this server trains on text alone"
+            )
         parts.append(np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64))
     ids_T = np.concatenate([*parts, np.zeros(0, np.int64)])
     if not len(ids_T):
@@ -129,27 +148,39 @@ def _ids(datum: Any, index: int) -> npt.NDArray[np.int64]:
 
 def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[np.generic]:
     if name not in datum.loss_fn_inputs:
-        raise RequestRefused(f"datum {index} lacks the input {name!r}; it needs a value for each token of model_input")
+        raise RequestRefused(
+            f"datum {index} lacks the input {name!r}; it needs a value for each token of"
+            " model_input"
+        )
     tensor, pb = datum.loss_fn_inputs[name], messages()
     if tensor.HasField("sparse_csr") or len(tensor.shape) > 1:
-        raise RequestRefused(f"datum {index}: {name} must be a dense tensor of one dimension, {size} values")
-    kind = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}.get(tensor.dtype)
+        raise RequestRefused(
+            f"datum {index}: {name} must be a dense tensor of one dimension, {size} values"
+        )
+    kind = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}.get(
+        tensor.dtype
+    )
     if kind is None:
         raise RequestRefused(f"datum {index}: {name} must be of float32 or int64")
     values_T = np.frombuffer(tensor.dense, kind)
     if len(values_T) != size:
-        raise RequestRefused(f"datum {index}: {name} has {len(values_T)} values for {size} tokens of model_input")
+        raise RequestRefused(
+            f"datum {index}: {name} has {len(values_T)} values for {size} tokens of model_input"
+        )
     if not np.isfinite(values_T).all():
         raise RequestRefused(f"datum {index}: {name} has a value that is not finite")
     return values_T
 
 
 def pass_result(logprobs: Sequence[Floats], loss: float) -> bytes:
-    """Builds a `ForwardBackwardOutput` with the log-probability of each target, and the loss summed over all tokens."""
+    """Builds a `ForwardBackwardOutput` with the log-probability of each target, and the loss summed
+    over all tokens."""
     pb = messages()
     ends = np.cumsum([0, *(array.nbytes for array in logprobs)], dtype=np.int64)
     field = pb.BatchedTensor(
-        data=b"".join(array.tobytes() for array in logprobs), offsets=ends.tobytes(), dtype=pb.DTYPE_FLOAT32
+        data=b"".join(array.tobytes() for array in logprobs),
+        offsets=ends.tobytes(),
+        dtype=pb.DTYPE_FLOAT32,
     )
     record = pb.ArrayRecord(fields={"logprobs": field}, num_datums=len(logprobs))
     output = pb.ForwardBackwardOutput(
@@ -160,7 +191,8 @@ def pass_result(logprobs: Sequence[Floats], loss: float) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Log-probabilities of a prompt's T tokens (NaN if not scored), and the K most likely at each position."""
+    """Log-probabilities of a prompt's T tokens (NaN if not scored), and the K most likely at each
+    position."""
 
     logprobs_T: Floats
     ids_TK: npt.NDArray[np.int32]
@@ -173,7 +205,11 @@ def sample_result(sampled: Sequence[Sampled], prompt: PromptScores | None) -> by
     for sample in sampled:
         response.sequences.append(
             pb.SampledSequence(
-                stop_reason=pb.STOP_REASON_LENGTH if sample.finish_reason == "length" else pb.STOP_REASON_STOP,
+                stop_reason=(
+                    pb.STOP_REASON_LENGTH
+                    if sample.finish_reason == "length"
+                    else pb.STOP_REASON_STOP
+                ),
                 tokens=np.asarray(sample.output_ids, np.int32).tobytes(),
                 logprobs=np.asarray(sample.logprobs, np.float32).tobytes(),
             )
@@ -183,7 +219,10 @@ def sample_result(sampled: Sequence[Sampled], prompt: PromptScores | None) -> by
         length, k = prompt.ids_TK.shape
         if k:
             top = pb.TopkLogprobs(
-                token_ids=prompt.ids_TK.tobytes(), logprobs=prompt.logprobs_TK.tobytes(), k=k, length=length
+                token_ids=prompt.ids_TK.tobytes(),
+                logprobs=prompt.logprobs_TK.tobytes(),
+                k=k,
+                length=length,
             )
             response.topk_prompt_logprobs.CopyFrom(top)
     return bytes(response.SerializeToString())

@@ -1,4 +1,5 @@
-"""Fields of a client's JSON, by type. What is missing, of another type or out of range is refused (400)."""
+"""Fields of a client's JSON, by type. What is missing, of another type or out of range is refused
+(400)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ LARGEST = 2**53
 MOST_SAMPLES = 1024
 """Largest `num_samples` of a request."""
 MOST_ALTERNATIVES = 1024
-"""Largest `topk_prompt_logprobs` of a request, whose answer has this number of values for each token."""
+"""Largest `topk_prompt_logprobs` of a request, whose answer has this number of values for each
+token."""
 _LONGEST = 4096
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}")
 
@@ -35,20 +37,27 @@ def whole(body: Mapping[str, object], name: str, low: int = 0, high: int = LARGE
     """A required whole number within bounds. Raises RequestRefused."""
     value = body.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise RequestRefused(f"{name} must be a whole number from {low} to {high} (got {value!r:.100})", name)
+        raise RequestRefused(
+            f"{name} must be a whole number from {low} to {high} (got {value!r:.100})", name
+        )
     return value
 
 
-def optional_whole(body: Mapping[str, object], name: str, low: int = 0, high: int = LARGEST) -> int | None:
+def optional_whole(
+    body: Mapping[str, object], name: str, low: int = 0, high: int = LARGEST
+) -> int | None:
     """A whole number within bounds, or None. Raises RequestRefused."""
     return None if body.get(name) is None else whole(body, name, low, high)
 
 
 def session_id(body: Mapping[str, object]) -> str:
-    """The id of a session as this server makes them: letters, digits and hyphens. Raises RequestRefused."""
+    """The id of a session as this server makes them: letters, digits and hyphens. Raises
+    RequestRefused."""
     value = text(body, "session_id")
     if not _SESSION.fullmatch(value):
-        raise RequestRefused(f"{value!r:.100} is no id of a session; use the id from create_session", "session_id")
+        raise RequestRefused(
+            f"{value!r:.100} is no id of a session; use the id from create_session", "session_id"
+        )
     return value
 
 
@@ -68,7 +77,8 @@ def check_model(body: Json) -> None:
 
 
 def check_numbered(body: Json) -> None:
-    """Raise RequestRefused for fields of an optimizer step, or of saving weights, of another type."""
+    """Raise RequestRefused for fields of an optimizer step, or of saving weights, of another
+    type."""
     optional_text(body, "path")
     optional_whole(body, "sampling_session_seq_id")
     optional_bool(body, "overwrite")
@@ -101,7 +111,9 @@ def check_sample(body: Json) -> None:
     if isinstance(stop, list) and stop and not all(isinstance(item, str) for item in stop):
         _tokens(stop, "stop")
     elif stop is not None and not isinstance(stop, str | list):
-        raise RequestRefused(f"stop must be a text, or a list of texts or tokens (got {stop!r:.100})", "stop")
+        raise RequestRefused(
+            f"stop must be a text, or a list of texts or tokens (got {stop!r:.100})", "stop"
+        )
     optional_whole(body, "num_samples", 1, MOST_SAMPLES)
     optional_whole(body, "prompt_logprobs_last_n")
     top = body.get("topk_prompt_logprobs")
@@ -129,6 +141,7 @@ def _number(value: object, name: str) -> None:
 
 def _tokens(value: object, name: str) -> None:
     if not isinstance(value, list) or not all(
-        isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31 for token in value
+        isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31
+        for token in value
     ):
         raise RequestRefused(f"{name} must be a list of token ids", name)

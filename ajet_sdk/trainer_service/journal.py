@@ -1,7 +1,8 @@
 """Persistent state of a server: requests, replies, checkpoints of policies, sampling sessions.
 
-A request is written before it is accepted, and its reply in a transaction with the path of the resulting weights. After
-a kill, the requests since those weights are applied again in order, once each.
+A request is written before it is accepted, and its reply in a transaction with the path of the
+resulting weights. After a kill, the requests since those weights are applied again in order, once
+each.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Journal:
         except sqlite3.DatabaseError as error:
             self._connection.close()
             raise ConfigError(
-                f"{path} cannot be used ({error}); end the server that has it, or choose another --state"
+                f"{path} cannot be used ({error}); end the server that has it, or choose another"
+                " --state"
             ) from error
 
     def close(self) -> None:
@@ -97,9 +99,13 @@ class Journal:
         self._connection.execute("INSERT OR IGNORE INTO policies VALUES (?, ?, ?, -1, NULL)", row)
 
     def policies(self) -> dict[str, tuple[str, dict[str, object], int, Path | None]]:
-        """By policy: session, metadata, number of the last request in the saved weights, and their path."""
+        """By policy: session, metadata, number of the last request in the saved weights, and their
+        path."""
         rows = self._connection.execute("SELECT * FROM policies ORDER BY rowid").fetchall()
-        return {id_: (session, json.loads(about), seq, path and Path(path)) for id_, session, about, seq, path in rows}
+        return {
+            id_: (session, json.loads(about), seq, path and Path(path))
+            for id_, session, about, seq, path in rows
+        }
 
     def add(self, entry: Entry) -> None:
         row = (entry.policy_id, entry.seq, entry.kind, entry.body)
@@ -117,10 +123,15 @@ class Journal:
             "SELECT r.policy_id, r.seq, r.kind, r.body, r.reply IS NOT NULL FROM requests r "
             "JOIN policies p USING (policy_id) WHERE r.seq > p.applied ORDER BY r.policy_id, r.seq"
         )
-        return [(Entry(id_, seq, kind, body), bool(replied)) for id_, seq, kind, body, replied in rows]
+        return [
+            (Entry(id_, seq, kind, body), bool(replied)) for id_, seq, kind, body, replied in rows
+        ]
 
-    def finish(self, entry: Entry, reply: Reply, checkpoint: Path | None = None, *, applied: bool = False) -> None:
-        """Store a reply; `applied` if the weights of `checkpoint` include all requests up to this one."""
+    def finish(
+        self, entry: Entry, reply: Reply, checkpoint: Path | None = None, *, applied: bool = False
+    ) -> None:
+        """Store a reply; `applied` if the weights of `checkpoint` include all requests up to this
+        one."""
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE requests SET reply = ?, media = ? WHERE policy_id = ? AND seq = ?",
@@ -133,10 +144,12 @@ class Journal:
                 (entry.seq, None if checkpoint is None else str(checkpoint), entry.policy_id),
             )
             connection.execute(
-                "UPDATE requests SET body = NULL WHERE policy_id = ? AND seq <= ?", (entry.policy_id, entry.seq)
+                "UPDATE requests SET body = NULL WHERE policy_id = ? AND seq <= ?",
+                (entry.policy_id, entry.seq),
             )
             connection.execute(
-                "DELETE FROM requests WHERE policy_id = ? AND seq < ?", (entry.policy_id, entry.seq - _KEPT)
+                "DELETE FROM requests WHERE policy_id = ? AND seq < ?",
+                (entry.policy_id, entry.seq - _KEPT),
             )
 
     def reply(self, policy_id: str, seq: int) -> Reply | None:
@@ -156,7 +169,9 @@ class Journal:
 
     def add_sampler(self, sampler_id: str, session_id: str, path: str | None) -> None:
         """Add a sampling session over a tinker:// path, or the base model (None)."""
-        self._connection.execute("INSERT OR IGNORE INTO samplers VALUES (?, ?, ?)", (sampler_id, session_id, path))
+        self._connection.execute(
+            "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?)", (sampler_id, session_id, path)
+        )
 
     def samplers(self) -> dict[str, tuple[str, str | None]]:
         """Each sampling session's session and path, oldest first."""

@@ -1,7 +1,8 @@
 """A base model in memory, shared by the policies of all clients, each with a LoRA adapter.
 
-The loss is that of the API: a sum over the tokens of all sequences. Gradients accumulate over requests until the next
-step. Checkpoints are on disk under the API's paths: `tinker://ID/weights/NAME` is the directory STATE/ID/weights/NAME.
+The loss is that of the API: a sum over the tokens of all sequences. Gradients accumulate over
+requests until the next step. Checkpoints are on disk under the API's paths:
+`tinker://ID/weights/NAME` is the directory STATE/ID/weights/NAME.
 
 Letters of shapes: B sequences, T the length of one, N tokens of a micro-batch, V the vocabulary.
 """
@@ -73,13 +74,18 @@ class BaseModel:
     """The frozen weights shared by all policies."""
 
     def __init__(
-        self, path: str, *, device: str = "auto", max_model_len: int | None = None, temperature: float = 1.0
+        self,
+        path: str,
+        *,
+        device: str = "auto",
+        max_model_len: int | None = None,
+        temperature: float = 1.0,
     ) -> None:
         """Tokens are scored at `temperature`. Raises ConfigError if there is no model at `path`."""
         if adapter_values(path) is not None:
             raise ConfigError(
-                f"{path} is a LoRA adapter; serve a whole model, such as one with the adapter merged (a finished run "
-                "exports one as `model/`)"
+                f"{path} is a LoRA adapter; serve a whole model, such as one with the adapter"
+                " merged (a finished run exports one as `model/`)"
             )
         self.path, self.temperature = path, temperature
         self.model = load_model(path, device=device).requires_grad_(False)
@@ -92,16 +98,21 @@ class BaseModel:
         self._kinds = _layers(self.model)
 
     def policy_module(self, lora: Lora | None) -> PreTrainedModel:
-        """A new module over the same weights, with its own adapter, since threads cannot share a module."""
+        """A new module over the same weights, with its own adapter, since threads cannot share a
+        module."""
         weights = {id(parameter): parameter for parameter in self.model.parameters()}
         module = copy.deepcopy(self.model, dict[int, object](weights)).eval()
         return module if lora is None else self._with_adapter(module, lora)
 
     def _with_adapter(self, module: PreTrainedModel, lora: Lora) -> PreTrainedModel:
         chosen = {"attn": lora.train_attn, "mlp": lora.train_mlp, "unembed": lora.train_unembed}
-        targets = sorted({name for kind, names in self._kinds.items() if chosen[kind] for name in names})
+        targets = sorted(
+            {name for kind, names in self._kinds.items() if chosen[kind] for name in names}
+        )
         if not targets:
-            raise RequestRefused("the LoRA changes no layer; set one of train_attn, train_mlp and train_unembed")
+            raise RequestRefused(
+                "the LoRA changes no layer; set one of train_attn, train_mlp and train_unembed"
+            )
         devices = [module.device] if module.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             if lora.seed is not None:
@@ -126,7 +137,9 @@ def _layers(model: PreTrainedModel) -> dict[str, set[str]]:
             kinds["unembed"].add(name)
         elif isinstance(layer, torch.nn.Linear):
             parts = name.split(".")
-            kinds["attn" if any("attn" in part or "attention" in part for part in parts) else "mlp"].add(parts[-1])
+            kinds[
+                "attn" if any("attn" in part or "attention" in part for part in parts) else "mlp"
+            ].add(parts[-1])
     return kinds
 
 
@@ -159,22 +172,32 @@ class Policy:
         """Restore saved weights, with their optimizer or a fresh one. Raises CheckpointError."""
         if replace(lora := read_lora(path), seed=None) != replace(self.lora, seed=None):
             raise CheckpointError(
-                f"{path.name} is another kind of adapter ({lora}; this one is {self.lora}); make a training client "
-                "of it with create_training_client_from_state"
+                f"{path.name} is another kind of adapter ({lora}; this one is {self.lora}); make a"
+                " training client of it with create_training_client_from_state"
             )
         if optimiser and not (path / _OPTIMISER).is_file():
-            raise CheckpointError(f"{path.name} was saved for a sampler and has no optimiser; load its weights alone")
+            raise CheckpointError(
+                f"{path.name} was saved for a sampler and has no optimiser; load its weights alone"
+            )
         self.drop_gradients()
         try:
             read_weights(path, self.module)
             self._optimiser = adamw(self.parameters)
             if optimiser:
                 device = self.parameters[0].device
-                self._optimiser.load_state_dict(torch.load(path / _OPTIMISER, weights_only=True, map_location=device))
-        except Exception as error:  # errors of pickle and torch for damaged bytes have no common class
-            raise CheckpointError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
+                self._optimiser.load_state_dict(
+                    torch.load(path / _OPTIMISER, weights_only=True, map_location=device)
+                )
+        except (
+            Exception
+        ) as error:  # errors of pickle and torch for damaged bytes have no common class
+            raise CheckpointError(
+                f"{path.name} cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
-    def save(self, directory: Path, *, optimiser: bool, about: dict[str, object] | None = None) -> None:
+    def save(
+        self, directory: Path, *, optimiser: bool, about: dict[str, object] | None = None
+    ) -> None:
         """Write adapter and optimizer to `directory`; the adapter is in peft's format."""
         directory.mkdir(parents=True)
         save_adapter(self.module, directory)
@@ -183,9 +206,11 @@ class Policy:
             torch.save(self._optimiser.state_dict(), directory / _OPTIMISER)
 
     def score(self, batch: Batch, *, backward: bool) -> tuple[list[Floats], float]:
-        """Compute the log-probabilities of all targets, and the sum of the loss; `backward` adds its gradient.
+        """Compute the log-probabilities of all targets, and the sum of the loss; `backward` adds
+        its gradient.
 
-        Raises RequestRefused for tokens outside the vocabulary, TrainingError if the loss is not finite.
+        Raises RequestRefused for tokens outside the vocabulary, TrainingError if the loss is not
+        finite.
         """
         batch.check(self.base.vocabulary, self.base.max_model_len)
         torch.set_num_threads(self.base.threads)  # set per thread
@@ -200,34 +225,47 @@ class Policy:
                     loss.backward()
             total += float(loss.detach())
             sizes = [len(batch.ids[i]) for i in group.members]
-            for i, values in zip(group.members, scored.logprobs_N.detach().float().cpu().split(sizes), strict=True):
+            for i, values in zip(
+                group.members, scored.logprobs_N.detach().float().cpu().split(sizes), strict=True
+            ):
                 logprobs[i] = values.numpy()
         if not math.isfinite(total):
             raise TrainingError(
-                f"the loss is not finite ({total}); look at the advantages and sampled log-probabilities"
+                f"the loss is not finite ({total}); look at the advantages and sampled"
+                " log-probabilities"
             )
         return logprobs, total
 
     def _micro_batch(self, batch: Batch, members: list[int], row_sizes: list[int]) -> MicroBatch:
         device, heat = self.parameters[0].device, self.base.temperature
         rows, places = grid([batch.ids[i] for i in members], row_sizes, device)
-        joined = (np.concatenate([part[i] for i in members]) for part in (batch.targets, batch.sampled, batch.shares))
-        targets_N, sampler_N, advantages_N = (torch.from_numpy(array).to(device) for array in joined)
+        joined = (
+            np.concatenate([part[i] for i in members])
+            for part in (batch.targets, batch.sampled, batch.shares)
+        )
+        targets_N, sampler_N, advantages_N = (
+            torch.from_numpy(array).to(device) for array in joined
+        )
         return MicroBatch(
             rows=rows,
-            logits=logit_rows(np.concatenate(places), np.full(len(targets_N), heat, np.float32), device),
+            logits=logit_rows(
+                np.concatenate(places), np.full(len(targets_N), heat, np.float32), device
+            ),
             targets_N=targets_N,
             sampler_N=sampler_N,
             advantages_N=advantages_N,
         )
 
     def step(self, adam: Adam) -> float:
-        """Apply the accumulated gradients with AdamW. Returns their norm before clipping. Raises TrainingError."""
+        """Apply the accumulated gradients with AdamW. Returns their norm before clipping. Raises
+        TrainingError."""
         torch.set_num_threads(self.base.threads)
         limit = adam.grad_clip_norm if adam.grad_clip_norm > 0 else math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
         if not math.isfinite(norm):
-            raise TrainingError("the gradient is not finite and was dropped; the weights are as they were before")
+            raise TrainingError(
+                "the gradient is not finite and was dropped; the weights are as they were before"
+            )
         for group in self._optimiser.param_groups:
             group.update(
                 lr=adam.learning_rate,
@@ -254,7 +292,9 @@ def _token_losses(batch: Batch, scored: Scored, micro: MicroBatch) -> torch.Tens
         return -scored.logprobs_N * micro.advantages_N
     if batch.loss == "dro":
         apart_N = scored.logprobs_N - micro.sampler_N
-        return -scored.logprobs_N * micro.advantages_N + 0.5 * batch.config["beta"] * apart_N.square()
+        return (
+            -scored.logprobs_N * micro.advantages_N + 0.5 * batch.config["beta"] * apart_N.square()
+        )
     settings = LossSettings(clip_type="none")
     if batch.loss != "importance_sampling":
         settings = LossSettings(
@@ -269,34 +309,47 @@ def adam_of(parameters: Json) -> Adam:
     """Read the parameters of a step from JSON. Raises RequestRefused."""
     names = {field.name for field in fields(Adam)}
     if unknown := set(parameters) - names - {"type"}:
-        raise RequestRefused(f"AdamW has no parameter {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
+        raise RequestRefused(
+            f"AdamW has no parameter {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}"
+        )
     adam = Adam(**{name: float(value) for name, value in parameters.items() if name != "type"})
     if (
         not all(math.isfinite(value) and value >= 0 for value in asdict(adam).values())
         or max(adam.beta1, adam.beta2) >= 1
     ):
-        raise RequestRefused(f"the parameters of AdamW must be finite and not negative, betas below 1 (got {adam})")
+        raise RequestRefused(
+            f"the parameters of AdamW must be finite and not negative, betas below 1 (got {adam})"
+        )
     return adam
 
 
 def prompt_scores(
     base: BaseModel, module: PreTrainedModel, ids_T: Sequence[int], top: int, last: int | None
 ) -> PromptScores:
-    """Log-probabilities of a prompt's tokens except the first, and the `top` most likely at each position."""
+    """Log-probabilities of a prompt's tokens except the first, and the `top` most likely at each
+    position."""
     torch.set_num_threads(base.threads)
     size = len(ids_T)
     begin = max(1, size - last if last is not None else 1)
     logprobs_T = np.full(size, np.nan, np.float32)
-    ids_TK, logprobs_TK = np.zeros((size, top), np.int32), np.full((size, top), -99999.0, np.float32)
+    ids_TK, logprobs_TK = (
+        np.zeros((size, top), np.int32),
+        np.full((size, top), -99999.0, np.float32),
+    )
     if size > begin:
         tokens = torch.as_tensor(ids_T, device=module.device)
         with torch.inference_mode():
-            logits_TV = module(input_ids=tokens[None], use_cache=False).logits[0, begin - 1 : -1].float()
+            logits_TV = (
+                module(input_ids=tokens[None], use_cache=False).logits[0, begin - 1 : -1].float()
+            )
             all_TV = torch.log_softmax(logits_TV / base.temperature, dim=-1)
             logprobs_T[begin:] = all_TV.gather(1, tokens[begin:, None])[:, 0].cpu().numpy()
             if top:
                 best = all_TV.topk(top, dim=-1)
-                ids_TK[begin:], logprobs_TK[begin:] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+                ids_TK[begin:], logprobs_TK[begin:] = (
+                    best.indices.cpu().numpy(),
+                    best.values.cpu().numpy(),
+                )
     return PromptScores(logprobs_T, ids_TK, logprobs_TK)
 
 
@@ -309,11 +362,14 @@ _KEPT = 16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}:train:[0-9]{1,16}")
 """Ids of policies. They name directories, so nothing else may be one, whoever asks."""
-_PATH = re.compile(rf"tinker://({_POLICY.pattern})/({'|'.join([*_PARTS.values(), _SESSIONS])})/({_NAME.pattern})")
+_PATH = re.compile(
+    rf"tinker://({_POLICY.pattern})/({'|'.join([*_PARTS.values(), _SESSIONS])})/({_NAME.pattern})"
+)
 
 
 class Checkpoints:
-    """Stores the weights of all policies in a directory. Checkpoints are written to a draft and renamed."""
+    """Stores the weights of all policies in a directory. Checkpoints are written to a draft and
+    renamed."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -321,13 +377,17 @@ class Checkpoints:
     def directory(self, policy_id: str) -> Path:
         """The directory of a policy. Raises RequestRefused for what is no id."""
         if not _POLICY.fullmatch(policy_id):
-            raise RequestRefused(f"{policy_id!r:.100} is no id of a model; use the id from create_model", "model_id")
+            raise RequestRefused(
+                f"{policy_id!r:.100} is no id of a model; use the id from create_model", "model_id"
+            )
         return self.state / policy_id.replace(":", "_")
 
     def keep(self, policy_id: str, seq: int, policy: Policy) -> Path:
         """Save the weights after a request, for the next server on this state."""
         directory = self.directory(policy_id) / f"step-{seq}"
-        shutil.rmtree(directory, ignore_errors=True)  # left by a server that was killed while writing
+        shutil.rmtree(
+            directory, ignore_errors=True
+        )  # left by a server that was killed while writing
         policy.save(directory, optimiser=True)
         return directory
 
@@ -337,20 +397,34 @@ class Checkpoints:
         if name is None:
             name = f"step-{body['seq_id']}" if session is None else str(session)
         if not _NAME.fullmatch(name):
-            raise RequestRefused(f"{name!r} is no name of a checkpoint: use letters, digits, '.', '_' and '-'", "path")
+            raise RequestRefused(
+                f"{name!r} is no name of a checkpoint: use letters, digits, '.', '_' and '-'",
+                "path",
+            )
         if body.get("age_encryption_recipients"):
-            raise RequestRefused("this server encrypts no checkpoints; leave age_encryption_recipients out")
+            raise RequestRefused(
+                "this server encrypts no checkpoints; leave age_encryption_recipients out"
+            )
         part = _PARTS[kind] if session is None else _SESSIONS
-        target, path = self.directory(policy_id) / part / name, f"tinker://{policy_id}/{part}/{name}"
+        target, path = (
+            self.directory(policy_id) / part / name,
+            f"tinker://{policy_id}/{part}/{name}",
+        )
         if target.exists() and kind == SAVE and not body.get("overwrite"):
-            raise RequestRefused(f"{path} is there already; pass overwrite=True, or choose another name", "path")
+            raise RequestRefused(
+                f"{path} is there already; pass overwrite=True, or choose another name", "path"
+            )
         draft = target.with_name(f".{name}")
         shutil.rmtree(draft, ignore_errors=True)
-        policy.save(draft, optimiser=kind == SAVE, about={"user_metadata": body.get("user_metadata")})
+        policy.save(
+            draft, optimiser=kind == SAVE, about={"user_metadata": body.get("user_metadata")}
+        )
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
         if session is not None:
-            for old in sorted(target.parent.iterdir(), key=lambda directory: directory.stat().st_mtime)[:-_KEPT]:
+            for old in sorted(
+                target.parent.iterdir(), key=lambda directory: directory.stat().st_mtime
+            )[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
         return path
 
@@ -362,10 +436,14 @@ class Checkpoints:
     def find(self, path: str) -> Path:
         """The directory of an existing path. Raises CheckpointError."""
         directory = self.place(path)
-        if directory.resolve().parent.parent.parent != self.state.resolve() or not directory.is_dir():
+        if (
+            directory.resolve().parent.parent.parent != self.state.resolve()
+            or not directory.is_dir()
+        ):
             raise CheckpointError(
-                f"there is no checkpoint {path} on this server; unnamed ones of save_weights_and_get_sampling_client "
-                f"are kept for the newest {_KEPT} sessions of a model"
+                f"there is no checkpoint {path} on this server; unnamed ones of"
+                f" save_weights_and_get_sampling_client are kept for the newest {_KEPT} sessions of"
+                " a model"
             )
         return directory
 

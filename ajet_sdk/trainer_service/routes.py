@@ -1,7 +1,7 @@
 """The Tinker API's HTTP routes over a `Service`.
 
-Bodies are JSON, except those of passes and samples, which are protobuf. Requests return a promise at once;
-`retrieve_future` waits for the result.
+Bodies are JSON, except those of passes and samples, which are protobuf. Requests return a promise
+at once; `retrieve_future` waits for the result.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def _limited(app: ASGIApp, most: int) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        refusal = JSONResponse({"detail": f"the request has more than {most} bytes; send its data in parts"}, 413)
+        refusal = JSONResponse(
+            {"detail": f"the request has more than {most} bytes; send its data in parts"}, 413
+        )
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if not announced.isdigit() or int(announced) > most:
             await refusal(scope, receive, send)
@@ -86,11 +88,25 @@ def _keyed(app: ASGIApp, api_key: str) -> ASGIApp:
     """Require the API key in the SDK's headers. Links to files have their own signature."""
 
     async def keyed(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/api/v1/healthz" and not scope["path"].startswith("/files/"):
-            headers = {name: value for name, value in scope["headers"] if name in (b"x-api-key", b"authorization")}
-            key = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if (
+            scope["type"] == "http"
+            and scope["path"] != "/api/v1/healthz"
+            and not scope["path"].startswith("/files/")
+        ):
+            headers = {
+                name: value
+                for name, value in scope["headers"]
+                if name in (b"x-api-key", b"authorization")
+            }
+            key = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(
+                b"Bearer "
+            )
             if not hmac.compare_digest(key, api_key.encode()):
-                refusal = {"detail": "the API key is missing or wrong; set TINKER_API_KEY to the server's key"}
+                refusal = {
+                    "detail": (
+                        "the API key is missing or wrong; set TINKER_API_KEY to the server's key"
+                    )
+                }
                 await JSONResponse(refusal, 401)(scope, receive, send)
                 return
         await app(scope, receive, send)
@@ -105,7 +121,8 @@ class _Routes:
 
     def app(self) -> Starlette:
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            # httpx's transport reads a private certificate from SSL_CERT_FILE, the SDK's other one doesn't
+            # httpx's transport reads a private certificate from SSL_CERT_FILE, the SDK's other one
+            # doesn't
             "client/config": _constant(parallel_fwdbwd_chunks=True, use_pyqwest_transport=False),
             "client/dynamic_config": _constant(sample_cancel_enabled=True),
             "telemetry": _constant(status="accepted"),
@@ -135,15 +152,20 @@ class _Routes:
             f"{run}/checkpoints/{{checkpoint:path}}/archive": self.archive,
             f"{run}/checkpoints/{{checkpoint:path}}/external_weights_urls": self.file_links,
         }
-        routes = [Route(f"/api/v1/{path}", answer, methods=["POST"]) for path, answer in posts.items()]
+        routes = [
+            Route(f"/api/v1/{path}", answer, methods=["POST"]) for path, answer in posts.items()
+        ]
         routes += [Route(f"/api/v1/{path}", answer) for path, answer in gets.items()]
         routes += [
-            Route(f"/api/v1/{run}/checkpoints/{{checkpoint:path}}", self.delete, methods=["DELETE"]),
+            Route(
+                f"/api/v1/{run}/checkpoints/{{checkpoint:path}}", self.delete, methods=["DELETE"]
+            ),
             Route("/files/{file:path}", self.file),
             Route("/{path:path}", _no_route, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
         return Starlette(
-            routes=routes, exception_handlers={AjetError: _refuse, ClientDisconnect: _refuse, Exception: _fail}
+            routes=routes,
+            exception_handlers={AjetError: _refuse, ClientDisconnect: _refuse, Exception: _fail},
         )
 
     # Sessions and what the server has
@@ -161,11 +183,21 @@ class _Routes:
 
     async def capabilities(self, request: Request) -> Response:
         longest = self.service.base.max_model_len
-        model = {"model_name": self.service.name, "max_context_length": longest, "trainable": True, "sampleable": True}
+        model = {
+            "model_name": self.service.name,
+            "max_context_length": longest,
+            "trainable": True,
+            "sampleable": True,
+        }
         return JSONResponse({"supported_models": [model]})
 
     async def get_info(self, request: Request) -> Response:
-        return JSONResponse({"type": "get_info", **self.service.about(fields.text(await _json(request), "model_id"))})
+        return JSONResponse(
+            {
+                "type": "get_info",
+                **self.service.about(fields.text(await _json(request), "model_id")),
+            }
+        )
 
     # Requests to a policy
 
@@ -175,7 +207,9 @@ class _Routes:
     async def load_weights(self, request: Request) -> Response:
         """Load weights into a policy, or create one from them."""
         body = await _json(request)
-        return self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
+        return (
+            self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
+        )
 
     def _create(self, kind: str, body: Json) -> Response:
         fields.check_model(body)
@@ -192,7 +226,9 @@ class _Routes:
             fields.check_numbered(parameters)
         number = fields.optional_whole(parameters, "seq_id")
         body = json.dumps(parameters).encode()
-        return _promise(self.service.accept(kind, fields.text(parameters, "model_id"), number, body))
+        return _promise(
+            self.service.accept(kind, fields.text(parameters, "model_id"), number, body)
+        )
 
     async def forward_backward(self, request: Request) -> Response:
         body = await request.body()
@@ -205,12 +241,18 @@ class _Routes:
             reply = await self.service.reply(promise, self._poll)
         except Unknown as error:  # on 410 the SDK samples again; training must not be repeated
             return JSONResponse({"detail": str(error)}, 410 if ":sample:" in promise else 404)
-        except asyncio.CancelledError:  # the server stops; the client repeats the request at the next one
+        except (
+            asyncio.CancelledError
+        ):  # the server stops; the client repeats the request at the next one
             reply = None
         if reply is not None:
             return Response(reply.body, media_type=reply.media)
         waits = self.service.holds_up(promise)
-        state = {"queue_state": "paused_capacity", "queue_state_reason": waits} if waits else {"queue_state": "active"}
+        state = (
+            {"queue_state": "paused_capacity", "queue_state_reason": waits}
+            if waits
+            else {"queue_state": "active"}
+        )
         return JSONResponse({"type": "try_again", "request_id": promise, **state}, 408)
 
     # Sampling
@@ -240,7 +282,9 @@ class _Routes:
     async def sampler(self, request: Request) -> Response:
         sampler = request.path_params["sampler"]
         path = self.service.sampler(sampler)
-        return JSONResponse({"sampler_id": sampler, "base_model": self.service.name, "model_path": path})
+        return JSONResponse(
+            {"sampler_id": sampler, "base_model": self.service.name, "model_path": path}
+        )
 
     # Checkpoints
 
@@ -257,32 +301,58 @@ class _Routes:
     def _run(self, policy_id: str) -> Json:
         about = self.service.about(policy_id)
         names = ("is_lora", "lora_rank", "user_metadata")
-        mine = {"training_run_id": policy_id, "base_model": self.service.name, "model_owner": "local"}
-        return {**mine, **{name: about[name] for name in names}, "last_request_time": _iso(time.time())}
+        mine = {
+            "training_run_id": policy_id,
+            "base_model": self.service.name,
+            "model_owner": "local",
+        }
+        return {
+            **mine,
+            **{name: about[name] for name in names},
+            "last_request_time": _iso(time.time()),
+        }
 
     async def checkpoints(self, request: Request) -> Response:
-        named = self.service.checkpoints.named(self.service.policies(request.path_params.get("run")))
-        return JSONResponse({"checkpoints": [_checkpoint(path, directory) for path, directory in named.items()]})
+        named = self.service.checkpoints.named(
+            self.service.policies(request.path_params.get("run"))
+        )
+        return JSONResponse(
+            {"checkpoints": [_checkpoint(path, directory) for path, directory in named.items()]}
+        )
 
     async def weights_info(self, request: Request) -> Response:
-        lora = read_lora(self.service.checkpoints.find(fields.text(await _json(request), "tinker_path")))
+        lora = read_lora(
+            self.service.checkpoints.find(fields.text(await _json(request), "tinker_path"))
+        )
         kinds = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
-        return JSONResponse({"base_model": self.service.name, "is_lora": True, "lora_rank": lora.rank, **kinds})
+        return JSONResponse(
+            {"base_model": self.service.name, "is_lora": True, "lora_rank": lora.rank, **kinds}
+        )
 
     def _checkpoint(self, request: Request) -> Path:
-        return self.service.checkpoints.find("tinker://{run}/{checkpoint}".format(**request.path_params))
+        return self.service.checkpoints.find(
+            "tinker://{run}/{checkpoint}".format(**request.path_params)
+        )
 
     async def delete(self, request: Request) -> Response:
         await asyncio.to_thread(shutil.rmtree, self._checkpoint(request))
         return Response(status_code=204)
 
     async def file_links(self, request: Request) -> Response:
-        """A link for each file of the adapter, as loaded by peft and vLLM; the optimizer stays here."""
+        """A link for each file of the adapter, as loaded by peft and vLLM; the optimizer stays
+        here."""
         files = sorted(self._checkpoint(request).glob("adapter_*"))
-        return JSONResponse({"urls": {file.name: self._link(request, file) for file in files}, "expires": _iso(_end())})
+        return JSONResponse(
+            {
+                "urls": {file.name: self._link(request, file) for file in files},
+                "expires": _iso(_end()),
+            }
+        )
 
     async def archive(self, request: Request) -> Response:
-        return JSONResponse({"url": self._link(request, self._checkpoint(request)), "expires": _iso(_end())})
+        return JSONResponse(
+            {"url": self._link(request, self._checkpoint(request)), "expires": _iso(_end())}
+        )
 
     def _link(self, request: Request, file: Path) -> str:
         name, end = str(file.relative_to(self.service.checkpoints.state)), int(_end())
@@ -364,7 +434,10 @@ async def _json(request: Request) -> Json:
 
 
 async def _no_route(request: Request) -> Response:
-    about = f"this server has no {request.method} {request.url.path}; docs/tinker-conformance.md has what works"
+    about = (
+        f"this server has no {request.method} {request.url.path}; docs/tinker-conformance.md has"
+        " what works"
+    )
     return JSONResponse({"detail": about}, 404)
 
 

@@ -24,9 +24,12 @@ _LOADED = 4
 
 
 class _Slot:
-    """Weights that are loaded or loading: a sampler, and a module for scoring one prompt at a time."""
+    """Weights that are loaded or loading: a sampler, and a module for scoring one prompt at a
+    time."""
 
-    def __init__(self, loading: Coroutine[object, None, tuple[LocalSampler, PreTrainedModel]]) -> None:
+    def __init__(
+        self, loading: Coroutine[object, None, tuple[LocalSampler, PreTrainedModel]]
+    ) -> None:
         self.loading, self.scoring = asyncio.ensure_future(loading), asyncio.Lock()
         self.users = 0
         """Number of requests that use them."""
@@ -35,7 +38,9 @@ class _Slot:
 class Samplers:
     """Weights of sampling sessions; the least recently used are unloaded."""
 
-    def __init__(self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0, *, deterministic: bool = False) -> None:
+    def __init__(
+        self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0, *, deterministic: bool = False
+    ) -> None:
         self._base, self._tokenizer, self._how = base, tokenizer, (seed, deterministic)
         self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
@@ -48,19 +53,26 @@ class Samplers:
         prompt, sampling = _prompt(body), _sampling(body)
         if len(prompt) >= self._base.max_model_len:
             raise RequestRefused(
-                f"the prompt has {len(prompt)} tokens, but this server takes {self._base.max_model_len} with the "
-                "reply; shorten it, or start the server with a larger --max-model-len"
+                f"the prompt has {len(prompt)} tokens, but this server takes"
+                f" {self._base.max_model_len} with the reply; shorten it, or start the server with"
+                " a larger --max-model-len"
             )
         last = body.get("prompt_logprobs_last_n")
         if last is not None and not 1 <= last < len(prompt):
-            raise RequestRefused(f"prompt_logprobs_last_n must be between 1 and {len(prompt) - 1} (got {last})")
+            raise RequestRefused(
+                f"prompt_logprobs_last_n must be between 1 and {len(prompt) - 1} (got {last})"
+            )
         async with self._use(path) as slot:
             scores, (sampler, module) = None, slot.loading.result()
-            sampled = await sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
+            sampled = await sampler.sample(
+                prompt, sampling, ""
+            )  # checks the prompt's ids and length
             if body.get("prompt_logprobs") or body.get("topk_prompt_logprobs"):
                 top = min(int(body.get("topk_prompt_logprobs") or 0), self._base.vocabulary)
                 async with slot.scoring:
-                    scores = await asyncio.to_thread(prompt_scores, self._base, module, prompt, top, last)
+                    scores = await asyncio.to_thread(
+                        prompt_scores, self._base, module, prompt, top, last
+                    )
         return sample_result(sampled, scores)
 
     @asynccontextmanager
@@ -94,7 +106,9 @@ class Samplers:
         return sampler, module
 
     async def _unload(self) -> None:
-        idle = [path for path, slot in self._slots.items() if not slot.users and slot.loading.done()]
+        idle = [
+            path for path, slot in self._slots.items() if not slot.users and slot.loading.done()
+        ]
         for slot in [self._slots.pop(path) for path in idle[: max(0, len(self._slots) - _LOADED)]]:
             await slot.loading.result()[0].aclose()
 
@@ -109,20 +123,29 @@ def _prompt(body: Json) -> list[int]:
     prompt: list[int] = []
     for chunk in body["prompt"]["chunks"]:
         if chunk.get("type", "encoded_text") != "encoded_text":
-            raise RequestRefused("the prompt has an image or audio; this server samples from text alone", "prompt")
+            raise RequestRefused(
+                "the prompt has an image or audio; this server samples from text alone", "prompt"
+            )
         prompt += chunk["tokens"]
     return prompt
 
 
 def _sampling(body: Json) -> Sampling:
-    for name in ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
+    for name in (
+        "topk_sample_logprobs",
+        "target_prompt_logprobs",
+        "prompt_alt_tokens_k",
+        "record_stability_info",
+    ):
         if body.get(name):
             raise RequestRefused(f"{name} is not supported by this server; leave it out", name)
     parameters = body["sampling_params"]
     stop = parameters.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if parameters.get("temperature", 1.0) < 0 or not 0 < parameters.get("top_p", 1.0) <= 1:
-        raise RequestRefused("temperature must not be negative, and top_p above 0 and at most 1", "sampling_params")
+        raise RequestRefused(
+            "temperature must not be negative, and top_p above 0 and at most 1", "sampling_params"
+        )
     return Sampling(
         temperature=float(parameters.get("temperature", 1.0)),
         top_p=float(parameters.get("top_p", 1.0)),

@@ -1,4 +1,5 @@
-"""`serve_trainer()`: serves a base model for training and sampling over the network, until Ctrl-C."""
+"""`serve_trainer()`: serves a base model for training and sampling over the network, until
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def serve_trainer(
     max_model_len: int | None = None,
     deterministic: bool = False,
 ) -> None:
-    """Serve the Tinker API over the base model at `model`: a directory, a short name of `ajet model list`, which is
-    fetched if needed, or a Hugging Face name.
+    """Serve the Tinker API over the base model at `model`: a directory, a short name of
+    `ajet model list`, which is fetched if needed, or a Hugging Face name.
 
     Args:
         state: directory of adapters, optimizers and checkpoints, which later servers reuse.
@@ -55,10 +56,12 @@ def serve_trainer(
     """
     if api_key and not api_key.startswith(_PREFIX):
         raise ConfigError(
-            f"{key_variable}: the Tinker SDK sends only keys that begin with {_PREFIX}; for example: "
-            f"export {key_variable}={_PREFIX}$(openssl rand -hex 16)"
+            f"{key_variable}: the Tinker SDK sends only keys that begin with {_PREFIX}; for"
+            f" example: export {key_variable}={_PREFIX}$(openssl rand -hex 16)"
         )
-    source = str(with_fetched_model(load_config(values={"ajet": {"model": {"path": model}}})).model.path)
+    source = str(
+        with_fetched_model(load_config(values={"ajet": {"model": {"path": model}}})).model.path
+    )
     check_source(source)
     with _listener(host, port, secure=bool(api_key and tls)) as listener:
         url = f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
@@ -73,8 +76,10 @@ def serve_trainer(
                 max_model_len=max_model_len,
                 deterministic=deterministic,
                 own_name=host,
-                greeting=f"Serving {name or model} at {url} (Ctrl-C stops). "
-                f"In the client: export TINKER_BASE_URL={url}",
+                greeting=(
+                    f"Serving {name or model} at {url} (Ctrl-C stops). "
+                    f"In the client: export TINKER_BASE_URL={url}"
+                ),
             )
         )
 
@@ -95,11 +100,15 @@ async def serve(
     own_name: str = "",
     greeting: str = "",
 ) -> None:
-    """Serve the model at `model` on a listening socket until Ctrl-C or SIGTERM; prints `greeting` once it is loaded.
+    """Serve the model at `model` on a listening socket until Ctrl-C or SIGTERM; prints `greeting`
+    once it is loaded.
 
-    Tokens of training data and prompts are scored at `temperature`, which is 1 in the API. Raises as `serve_trainer`.
+    Tokens of training data and prompts are scored at `temperature`, which is 1 in the API. Raises
+    as `serve_trainer`.
     """
-    load = partial(BaseModel, model, device=device, max_model_len=max_model_len, temperature=temperature)
+    load = partial(
+        BaseModel, model, device=device, max_model_len=max_model_len, temperature=temperature
+    )
     with deterministic_torch(deterministic):
         base = await asyncio.to_thread(load)
         samplers = Samplers(base, HFTokenizer(model), seed, deterministic=deterministic)
@@ -128,7 +137,8 @@ def _listener(host: str, port: int, *, secure: bool) -> socket.socket:
         return listener
     listener.close()
     raise ConfigError(
-        f"other machines can connect to {host or 'an empty host'}, and could read and train what is yours: listen on "
-        "127.0.0.1 and reach it through an SSH tunnel (on the client: ssh -N -L 8900:127.0.0.1:8900 USER@SERVER), or "
-        "give a key (--key-env) together with --tls-cert and --tls-key"
+        f"other machines can connect to {host or 'an empty host'}, and could read and train what is"
+        " yours: listen on 127.0.0.1 and reach it through an SSH tunnel (on the client: ssh -N -L"
+        " 8900:127.0.0.1:8900 USER@SERVER), or give a key (--key-env) together with --tls-cert and"
+        " --tls-key"
     )

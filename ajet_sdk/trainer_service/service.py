@@ -1,8 +1,9 @@
-"""Manages the policies of all clients. Requests to a policy are applied once each, in the order of their numbers.
+"""Manages the policies of all clients. Requests to a policy are applied once each, in the order of
+their numbers.
 
-A client sends requests ahead, over several connections, and again after a lost answer. It immediately gets a promise:
-the policy's id and the request's number. A request waits for all earlier numbers. Requests are computed one at a time,
-concurrently with sampling.
+A client sends requests ahead, over several connections, and again after a lost answer. It
+immediately gets a promise: the policy's id and the request's number. A request waits for all
+earlier numbers. Requests are computed one at a time, concurrently with sampling.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from ajet_sdk.errors import AjetError, EngineUnavailable, RequestRefused
 from ajet_sdk.trainer_service.data import messages, pass_result, read_batch
 from ajet_sdk.trainer_service.fields import LARGEST
 from ajet_sdk.trainer_service.journal import Entry, Journal, Reply
-from ajet_sdk.trainer_service.policies import SNAPSHOT, BaseModel, Checkpoints, Lora, Policy, adam_of, read_lora
+from ajet_sdk.trainer_service.policies import (
+    SNAPSHOT,
+    BaseModel,
+    Checkpoints,
+    Lora,
+    Policy,
+    adam_of,
+    read_lora,
+)
 from ajet_sdk.trainer_service.sampling import Samplers
 
 _log = logging.getLogger("ajet.trainer")
@@ -65,7 +74,8 @@ class Service:
     """The state and operations behind the routes."""
 
     def __init__(self, base: BaseModel, samplers: Samplers, state: Path, name: str) -> None:
-        """`name` is the base model's name for clients. Raises ConfigError if another server uses `state`."""
+        """`name` is the base model's name for clients. Raises ConfigError if another server uses
+        `state`."""
         self.base, self.name = base, name
         messages()
         state.mkdir(parents=True, exist_ok=True)
@@ -105,12 +115,18 @@ class Service:
         run = self._run(policy_id)
         self.check_session(run.session_id)
         if seq is None:
-            raise RequestRefused("the request has no seq_id; use the SDK (tinker 0.25 or later)", "seq_id")
+            raise RequestRefused(
+                "the request has no seq_id; use the SDK (tinker 0.25 or later)", "seq_id"
+            )
         if not 0 <= seq <= LARGEST:
-            raise RequestRefused(f"seq_id must be a whole number from 0 to {LARGEST} (got {seq})", "seq_id")
+            raise RequestRefused(
+                f"seq_id must be a whole number from 0 to {LARGEST} (got {seq})", "seq_id"
+            )
         known = self.journal.kind(policy_id, seq)
         if known is not None and known != kind:
-            raise RequestRefused(f"request {seq} of {policy_id} was {known} and can't be {kind} now", "seq_id")
+            raise RequestRefused(
+                f"request {seq} of {policy_id} was {known} and can't be {kind} now", "seq_id"
+            )
         if known is None and seq < run.next:
             raise RequestRefused(f"request {seq} of {policy_id} was answered long ago", "seq_id")
         if known is None:
@@ -134,8 +150,9 @@ class Service:
         run = self._runs.get(policy_id)
         if run is None:
             raise Unknown(
-                f"there is no model {policy_id} on this server; was it started with another --state? Make a new "
-                "training client, of a checkpoint with create_training_client_from_state"
+                f"there is no model {policy_id} on this server; was it started with another"
+                " --state? Make a new training client, of a checkpoint with"
+                " create_training_client_from_state"
             )
         return run
 
@@ -155,7 +172,11 @@ class Service:
                 event.set()
         run.used = time.monotonic()
         runs = sorted(self._runs.values(), key=lambda each: each.used)
-        idle = [each for each in runs if each.policy and not each.waiting and not each.policy.has_gradient]
+        idle = [
+            each
+            for each in runs
+            if each.policy and not each.waiting and not each.policy.has_gradient
+        ]
         for least_used in idle[:-_IN_MEMORY]:
             least_used.policy = None
 
@@ -167,12 +188,17 @@ class Service:
             reply = _failure(entry.kind, error)
             if changes:
                 run.policy = None  # the state in memory may be inconsistent, unlike that on disk
-            elif entry.kind == PASS and not messages().ForwardBackwardRequest.FromString(entry.body).forward_only:
+            elif (
+                entry.kind == PASS
+                and not messages().ForwardBackwardRequest.FromString(entry.body).forward_only
+            ):
                 run.incomplete = str(error)
         if replied:
             return
         old = run.checkpoint
-        if entry.kind == SNAPSHOT and (sampler_id := json.loads(reply.body).get("sampling_session_id")):
+        if entry.kind == SNAPSHOT and (
+            sampler_id := json.loads(reply.body).get("sampling_session_id")
+        ):
             self._add_sampler(sampler_id, run.session_id, json.loads(reply.body)["path"])
         self.journal.finish(entry, reply, checkpoint, applied=changes)
         if changes:
@@ -181,7 +207,8 @@ class Service:
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
 
     def _apply(self, run: _Run, entry: Entry) -> tuple[Path | None, Reply]:
-        """Apply a request, in a thread; returns the checkpoint if the weights changed, and the reply."""
+        """Apply a request, in a thread; returns the checkpoint if the weights changed, and the
+        reply."""
         if entry.kind == PASS:
             message = messages().ForwardBackwardRequest.FromString(entry.body)
             batch, policy = read_batch(message), self._policy(run)
@@ -198,22 +225,28 @@ class Service:
         if entry.kind == STEP:
             if run.incomplete:
                 raise RequestRefused(
-                    f"no step was made: a forward_backward before it failed ({run.incomplete}), so that the gradient "
-                    "lacks a part; it was dropped, send the step's data again"
+                    f"no step was made: a forward_backward before it failed ({run.incomplete}), so"
+                    " that the gradient lacks a part; it was dropped, send the step's data again"
                 )
-            adam = adam_of(body.get("adam_params") or _no_other_optimiser(body.get("optimizer_params")))
+            adam = adam_of(
+                body.get("adam_params") or _no_other_optimiser(body.get("optimizer_params"))
+            )
             norm = policy.step(adam)
             metrics = {"grad_norm": norm, "learning_rate": adam.learning_rate}
             return self._keep(run, entry.seq), Reply.json(type=STEP, metrics=metrics)
         session = body.get("sampling_session_seq_id")
         path = self.checkpoints.save(run.policy_id, policy, entry.kind, body)
-        more = {} if session is None else {"sampling_session_id": f"{run.session_id}:sample:{session}"}
+        more = (
+            {} if session is None else {"sampling_session_id": f"{run.session_id}:sample:{session}"}
+        )
         return None, Reply.json(type=entry.kind, path=path, **more)
 
     def _policy(self, run: _Run) -> Policy:
         if run.policy is None:
             if run.checkpoint is None:
-                raise RequestRefused(f"{run.policy_id} could not be made; see the error of its first request")
+                raise RequestRefused(
+                    f"{run.policy_id} could not be made; see the error of its first request"
+                )
             run.policy = Policy.load(self.base, run.checkpoint, optimiser=True)
         return run.policy
 
@@ -226,7 +259,9 @@ class Service:
         _no_other_optimiser(body.get("optimizer_config"))
         lora = body.get("lora_config")
         if not lora or not 1 <= lora.get("rank", 0) <= 1024:
-            raise RequestRefused("this server trains LoRA adapters of a rank from 1 to 1024", "lora_config")
+            raise RequestRefused(
+                "this server trains LoRA adapters of a rank from 1 to 1024", "lora_config"
+            )
         known = {field.name for field in fields(Lora)}
         return Lora(**{name: value for name, value in lora.items() if name in known})
 
@@ -235,12 +270,15 @@ class Service:
         same = base_model in (None, self.name, self.base.path)
         if not same and Path(str(base_model)).resolve() != Path(self.base.path).resolve():
             raise RequestRefused(
-                f"this server has the base model {self.name!r} (asked for {base_model!r})", "base_model"
+                f"this server has the base model {self.name!r} (asked for {base_model!r})",
+                "base_model",
             )
 
     def _load(self, run: _Run, body: Json) -> None:
         if body.get("weights_access_token"):
-            raise RequestRefused("this server has no access tokens; all its checkpoints are its clients'")
+            raise RequestRefused(
+                "this server has no access tokens; all its checkpoints are its clients'"
+            )
         self.check_base(body.get("base_model"))
         _no_other_optimiser(body.get("optimizer_config"))
         checkpoint = self.checkpoints.find(body["path"])
@@ -272,13 +310,19 @@ class Service:
         return self.journal.reply(policy_id, seq)
 
     def holds_up(self, promise: str) -> str:
-        """A message about a missing earlier request for which this one waits; empty if it is running."""
+        """A message about a missing earlier request for which this one waits; empty if it is
+        running."""
         run = self._runs.get(promise.rpartition(":")[0])
         if run is None or run.next in run.waiting or not run.waiting:
             return ""
-        return f"request {run.next} of {run.policy_id} has not arrived, for which {len(run.waiting)} others wait"
+        return (
+            f"request {run.next} of {run.policy_id} has not arrived, for which {len(run.waiting)}"
+            " others wait"
+        )
 
-    def open_sampler(self, session_id: str, number: int, base_model: str | None, path: str | None) -> str:
+    def open_sampler(
+        self, session_id: str, number: int, base_model: str | None, path: str | None
+    ) -> str:
         """Open a sampling session. Raises Ended, RequestRefused, CheckpointError."""
         self.check_session(session_id)
         if path is None:
@@ -295,7 +339,10 @@ class Service:
     def sampler(self, sampler_id: str) -> str | None:
         """The path of a sampling session's weights; None for the base model. Raises Unknown."""
         if sampler_id not in self._sessions:
-            raise Unknown(f"there is no sampling session {sampler_id} on this server; make a new sampling client")
+            raise Unknown(
+                f"there is no sampling session {sampler_id} on this server; make a new sampling"
+                " client"
+            )
         return self._sessions[sampler_id][1]
 
     def sample(self, sampler_id: str, seq: int, body: Json) -> str:
@@ -313,7 +360,9 @@ class Service:
     async def _sample(self, path: str | None, body: Json) -> Reply:
         try:
             checkpoint = None if path is None else self.checkpoints.place(path)
-            if path is not None and checkpoint not in self.samplers:  # loaded weights may have been deleted on disk
+            if (
+                path is not None and checkpoint not in self.samplers
+            ):  # loaded weights may have been deleted on disk
                 checkpoint = self.checkpoints.find(path)
             return Reply(await self.samplers.sample(checkpoint, body), "application/x-protobuf")
         except Exception as error:  # noqa: BLE001  (stored for the client)
@@ -326,7 +375,10 @@ class Service:
     def check_session(self, session_id: str) -> None:
         """Raise Ended if the session was finished."""
         if session_id in self._ended:
-            raise Ended(f"session {session_id} was finished; make a new ServiceClient, which can load its checkpoints")
+            raise Ended(
+                f"session {session_id} was finished; make a new ServiceClient, which can load its"
+                " checkpoints"
+            )
 
     def finish(self, session_id: str) -> None:
         """End a client's session; its policies are unloaded but stay on disk."""
@@ -335,7 +387,9 @@ class Service:
         for run in self._runs.values():
             if run.session_id == session_id and not run.waiting:
                 run.policy = None
-        for promise in [promise for promise in self._samples if promise.startswith(f"{session_id}:")]:
+        for promise in [
+            promise for promise in self._samples if promise.startswith(f"{session_id}:")
+        ]:
             self.cancel(promise)
 
     def about(self, policy_id: str) -> dict[str, object]:
@@ -347,7 +401,11 @@ class Service:
             "is_lora": True,
             "lora_rank": lora and lora.rank,
             "model_name": self.name,
-            "model_data": {"arch": type(self.base.model).__name__, "model_name": self.name, "tokenizer_id": self.name},
+            "model_data": {
+                "arch": type(self.base.model).__name__,
+                "model_name": self.name,
+                "tokenizer_id": self.name,
+            },
             "user_metadata": run.about.get("user_metadata"),
         }
 
@@ -358,7 +416,10 @@ class Service:
 
 def _no_other_optimiser(config: Json | None) -> Json:
     if config and config.get("type", "adamw") != "adamw":
-        raise RequestRefused(f"the optimizer {config['type']!r} is not here; this server has AdamW", "optimizer_config")
+        raise RequestRefused(
+            f"the optimizer {config['type']!r} is not here; this server has AdamW",
+            "optimizer_config",
+        )
     return dict(config or {})
 
 
@@ -366,7 +427,8 @@ def _failure(kind: str, error: Exception) -> Reply:
     """The reply for a failed request, as an error of the client or of the server."""
     if isinstance(error, torch.OutOfMemoryError):
         return Reply.error(
-            "out of GPU memory; send shorter sequences, or start the server with --max-model-len", "server"
+            "out of GPU memory; send shorter sequences, or start the server with --max-model-len",
+            "server",
         )
     if isinstance(error, KeyError):
         return Reply.error(f"the request lacks {error}", "user")

@@ -27,7 +27,15 @@ except ImportError as refused:  # on Windows
     raise SystemExit(f"Error: {refused}") from None
 import ajet_sdk
 from ajet_sdk.addresses import public
-from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError, place_of
+from ajet_sdk.errors import (
+    AjetError,
+    ConfigError,
+    MissingExtra,
+    QueryError,
+    SignatureError,
+    TaskError,
+    place_of,
+)
 from ajet_sdk.reporting.output import echo, style
 from ajet_tools.cli.lazy import LazyGroup
 
@@ -107,7 +115,9 @@ class _Root(LazyGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             raise typer.Exit(READER_LEFT) from None
         except Exception as error:  # the boundary: any error becomes a message
-            if isinstance(error, RuntimeError) and str(error) == "Query interrupted":  # DuckDB's error on Ctrl-C
+            if (
+                isinstance(error, RuntimeError) and str(error) == "Query interrupted"
+            ):  # DuckDB's error on Ctrl-C
                 raise _interrupted(ctx) from None
             if isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "show"):  # of Typer
                 if hasattr(error, "message"):
@@ -119,7 +129,9 @@ class _Root(LazyGroup):
             code = 2 if isinstance(error, USAGE_ERRORS) else 1
             traceback.clear_frames(error.__traceback__)
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # a panic of polars (Rust) is not an Exception
+            if (
+                type(error).__name__ != "PanicException"
+            ):  # a panic of polars (Rust) is not an Exception
                 raise
             if "KeyboardInterrupt" in str(error) or "SystemExit" in str(error):
                 raise _interrupted(ctx) from None
@@ -174,10 +186,16 @@ def _is_left() -> bool:
 
 def _interrupted(ctx: Context, code: int = 128 + signal.SIGINT) -> typer.Exit:
     messages = {
-        "train": "records already written are kept; `ajet train … --resume` continues from the last checkpoint",
+        "train": (
+            "records already written are kept; `ajet train … --resume` continues from the last"
+            " checkpoint"
+        ),
         "dataset": "files are written whole or not at all",
     }
-    _print_message("Interrupted", messages.get(ctx.invoked_subcommand or "", "records already written are kept"))
+    _print_message(
+        "Interrupted",
+        messages.get(ctx.invoked_subcommand or "", "records already written are kept"),
+    )
     return typer.Exit(128 + signal.SIGTERM if "ajet.ended" in ctx.meta else code)
 
 
@@ -188,13 +206,17 @@ def _message(error: BaseException) -> tuple[str, str]:
         return "Error", f"{error.filename}: {(error.strerror or str(error)).lower()}"
     return (
         "Error",
-        f"{type(error).__name__}: {error}{place_of(error)}. This is unexpected; run again with --traceback to "
-        "see where it was raised. If that is not in your own code, it is a bug in ajet: please report it",
+        (
+            f"{type(error).__name__}: {error}{place_of(error)}. This is unexpected; run again with"
+            " --traceback to see where it was raised. If that is not in your own code, it is a bug"
+            " in ajet: please report it"
+        ),
     )
 
 
 class _Console(logging.Handler):
-    """Prints log records as plain lines to the current stderr, which a progress bar replaces while it is shown."""
+    """Prints log records as plain lines to the current stderr, which a progress bar replaces while
+    it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "raised", False):  # will be printed as the command's error
@@ -243,8 +265,12 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
-    traceback: Annotated[bool, Option("--traceback", help="Show where an error was raised; allowed anywhere.")] = False,
+    version: Annotated[
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    traceback: Annotated[
+        bool, Option("--traceback", help="Show where an error was raised; allowed anywhere.")
+    ] = False,
 ) -> None:
     """Train the model behind your agent: decorate, run, look, train.
 
@@ -258,8 +284,8 @@ def root(
     ajet --conf math.yaml ajet.rollout.num_repeat=8
     ajet trace show ID
 
-    Exit codes: 0 success, 1 a run failed, 2 invalid command, config or data, 3 a training run made no update, 130
-    interrupted, 141 stdout was closed (`| head`), 143 ended by SIGTERM.
+    Exit codes: 0 success, 1 a run failed, 2 invalid command, config or data, 3 a training run made
+    no update, 130 interrupted, 141 stdout was closed (`| head`), 143 ended by SIGTERM.
     """
 
 
@@ -271,7 +297,9 @@ def main() -> None:
         app(prog_name="ajet")
     except SystemExit as ended:
         codes[0] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        threads = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+        threads = [
+            t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon
+        ]
         if threads or _children():  # Python would wait for them, possibly forever
             threading.Thread(target=_end_without, args=(threads, codes[0]), daemon=True).start()
         raise
@@ -293,7 +321,9 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
         child.join(max(0.0, deadline - time.monotonic()))
         if child.is_alive():
             _print_message(
-                "Warning", f"killed the process {child.name} (pid {child.pid}), which was still running. Join it"
+                "Warning",
+                f"killed the process {child.name} (pid {child.pid}), which was still running."
+                " Join it",
             )
             child.terminate()
     named = [f"{t.name}{_began_at(t)}" for t in threads if t.is_alive()]
@@ -301,9 +331,9 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
         return
     _print_message(
         "Warning",
-        f"exited while {len(named)} {'thread was' if len(named) == 1 else 'threads were'} still running: "
-        f"{'; '.join(named[:5])}{'; …' if len(named) > 5 else ''}. Join such threads, or make them daemon "
-        "threads",
+        f"exited while {len(named)} {'thread was' if len(named) == 1 else 'threads were'} still"
+        f" running: {'; '.join(named[:5])}{'; …' if len(named) > 5 else ''}. Join such threads, or"
+        " make them daemon threads",
     )
     # Python would call exit handlers only after these threads end.
     last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
@@ -315,7 +345,11 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
 def _children() -> list[BaseProcess]:
     """Returns the child processes that Python waits for."""
     multiprocessing = sys.modules.get("multiprocessing")
-    return [child for child in multiprocessing.active_children() if not child.daemon] if multiprocessing else []
+    return (
+        [child for child in multiprocessing.active_children() if not child.daemon]
+        if multiprocessing
+        else []
+    )
 
 
 def _began_at(thread: threading.Thread) -> str:
@@ -324,7 +358,11 @@ def _began_at(thread: threading.Thread) -> str:
     calls = [] if frame is None else traceback.extract_stack(frame)
     ours = (threading.__file__, str(Path(ajet_sdk.__file__).parent))
     user_call = next((call for call in calls if not call.filename.startswith(ours)), None)
-    return "" if user_call is None else f", in {user_call.name} ({user_call.filename}:{user_call.lineno})"
+    return (
+        ""
+        if user_call is None
+        else f", in {user_call.name} ({user_call.filename}:{user_call.lineno})"
+    )
 
 
 if __name__ == "__main__":

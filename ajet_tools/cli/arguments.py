@@ -23,16 +23,29 @@ from ajet_sdk.types import Json
 _FILES = "task_reader.jsonl_dataset_file"
 JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed package."
 AgentAndOverrides = Annotated[
-    list[str] | None, Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides.")
+    list[str] | None,
+    Argument(
+        metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."
+    ),
 ]
 Conf = Annotated[
     Path | None,
-    Option("--conf", "-c", help="Config file with the top-level key `ajet:`; may name agent, judge and model."),
+    Option(
+        "--conf",
+        "-c",
+        help="Config file with the top-level key `ajet:`; may name agent, judge and model.",
+    ),
 ]
-Tasks = Annotated[str | None, Option(help="Tasks: a .jsonl file, a directory of Parquet, or a Hugging Face name.")]
+Tasks = Annotated[
+    str | None, Option(help="Tasks: a .jsonl file, a directory of Parquet, or a Hugging Face name.")
+]
 HeldOutTasks = Annotated[str | None, Option(help="Held-out tasks, for validation: a .jsonl file.")]
-MostTasks = Annotated[int | None, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")]
-WithLogview = Annotated[bool, Option("--with-logview", help="Serve the viewer at a printed URL during the run.")]
+MostTasks = Annotated[
+    int | None, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
+]
+WithLogview = Annotated[
+    bool, Option("--with-logview", help="Serve the viewer at a printed URL during the run.")
+]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -40,10 +53,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     overrides = [text for text in arguments if "=" in text]
     agents = [text for text in arguments if "=" not in text]
     if len(agents) > 1:
-        raise ConfigError(f"give one agent only (got {' and '.join(agents)}); overrides have the form ajet.key=value")
+        raise ConfigError(
+            f"give one agent only (got {' and '.join(agents)}); overrides have the form"
+            " ajet.key=value"
+        )
     if agents and ":" not in agents[0] and "->" not in agents[0]:
         raise ConfigError(
-            f"an agent is file.py:function or package.module->Name (got {agents[0]!r}); a config file needs --conf"
+            f"an agent is file.py:function or package.module->Name (got {agents[0]!r}); a config"
+            " file needs --conf"
         )
     return (agents[0] if agents else None), overrides
 
@@ -64,7 +81,9 @@ class JobOptions:
     conf: Conf = None
     judge: Annotated[str | None, Option(help=JUDGE_HELP)] = None
     model: Annotated[str | None, key_option("model.path")] = None
-    exp_dir: Annotated[Path | None, Option(help="Directory in which to create the experiment's directory.")] = None
+    exp_dir: Annotated[
+        Path | None, Option(help="Directory in which to create the experiment's directory.")
+    ] = None
 
     def config(
         self,
@@ -77,7 +96,8 @@ class JobOptions:
         recorded: Mapping[str, object] | None = None,
         beside: Path | None = None,
     ) -> Config:
-        """Combines options, overrides, config file and defaults, in this order of precedence. Raises ConfigError.
+        """Combines options, overrides, config file and defaults, in this order of precedence.
+        Raises ConfigError.
 
         Args:
             more: further keys by dotted path, e.g. `model.base_url`; None leaves a key unset.
@@ -86,7 +106,9 @@ class JobOptions:
         """
         settings: dict[str, object] = {
             "rollout.user_workflow": _from_here(agent) if agent else None,
-            "model.path": _absolute(self.model) if self.model and Path(self.model).exists() else self.model,
+            "model.path": (
+                _absolute(self.model) if self.model and Path(self.model).exists() else self.model
+            ),
             "task_judge": None if self.judge is None else judge_section(self.judge),
             **_task_keys(tasks, val_tasks),
             **(more or {}),
@@ -101,7 +123,9 @@ class JobOptions:
                 _put(document["ajet"], path, value)
         config = load_config(self.conf, overrides, document, beside=beside)
         if self.exp_dir is not None:
-            config = config.model_copy(update={"experiment_dir": str(self.exp_dir / config.experiment_name)})
+            config = config.model_copy(
+                update={"experiment_dir": str(self.exp_dir / config.experiment_name)}
+            )
         return config
 
 
@@ -118,7 +142,9 @@ class AgentOptions(JobOptions):
     base_url: Annotated[str | None, key_option("model.base_url")] = None
     api_key_env: Annotated[str | None, key_option("model.api_key_env")] = None
     scripted: Annotated[str | None, key_option("model.scripted", metavar="FILE:FUNCTION")] = None
-    temperature: Annotated[float | None, Option(min=0, help="Sampling temperature. Default: the agent's own.")] = None
+    temperature: Annotated[
+        float | None, Option(min=0, help="Sampling temperature. Default: the agent's own.")
+    ] = None
 
     def config(self, agent: str | None, overrides: Sequence[str] = (), **settings: Any) -> Config:
         """As in `JobOptions`; also raises ConfigError if no model is named."""
@@ -131,9 +157,14 @@ class AgentOptions(JobOptions):
         }
         if self.base_url is not None:
             answering["model.path"] = None
-        config = super().config(agent, overrides, **{**settings, "more": {**answering, **(settings.get("more") or {})}})
+        config = super().config(
+            agent, overrides, **{**settings, "more": {**answering, **(settings.get("more") or {})}}
+        )
         if not (config.model.base_url or config.model.path or config.model.scripted):
-            raise ConfigError("no model given: pass --base-url URL --model NAME, --model PATH, or --scripted FILE:NAME")
+            raise ConfigError(
+                "no model given: pass --base-url URL --model NAME, --model PATH, or --scripted"
+                " FILE:NAME"
+            )
         return config
 
 
@@ -164,7 +195,8 @@ def _put(values: Json, path: str, value: object) -> None:
 
 
 def _from_here(class_path: str) -> str:
-    """Makes the file of a class path absolute; on the command line, it is relative to the current directory."""
+    """Makes the file of a class path absolute; on the command line, it is relative to the current
+    directory."""
     for separator in ("->", ":"):
         file, matched, name = class_path.rpartition(separator)
         if matched and Path(file).is_file():

@@ -38,9 +38,13 @@ def config() -> None:
 @app.command()
 def show(
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
-    conf: Annotated[Path | None, Option("--conf", "-c", help="A config file. Default: the built-in defaults.")] = None,
+    conf: Annotated[
+        Path | None, Option("--conf", "-c", help="A config file. Default: the built-in defaults.")
+    ] = None,
     only_set: Annotated[bool, Option("--set", help="Only keys that were set.")] = False,
-    backbone: Annotated[str | None, Option(help="Print the config for `trinity` or `verl`, as YAML.")] = None,
+    backbone: Annotated[
+        str | None, Option(help="Print the config for `trinity` or `verl`, as YAML.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print each key's effective value and where it came from.
@@ -50,7 +54,9 @@ def show(
     ajet config show --conf math.yaml --set
     ajet config show --conf math.yaml --backbone trinity
     """
-    config = load_config(conf, [*(overrides or []), *([f"ajet.backbone={backbone}"] if backbone else [])])
+    config = load_config(
+        conf, [*(overrides or []), *([f"ajet.backbone={backbone}"] if backbone else [])]
+    )
     if backbone in ("trinity", "verl"):
         _show_mapped(config, backbone, as_json)
         return
@@ -88,7 +94,11 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
         mapping = module.to_trinity(config, module.TrinityPlace(**known, tasks=Path("RUN/tasks")))
     mapping = masked(mapping, "***")
     if not common.total_steps:
-        echo("Note: the number of steps (0 here) is computed from the number of tasks when the run starts.", err=True)
+        echo(
+            "Note: the number of steps (0 here) is computed from the number of tasks when the run"
+            " starts.",
+            err=True,
+        )
     if common.optim.lr is None:
         echo("Note: the learning rate is chosen by the model's size when the run starts.", err=True)
     if as_json:
@@ -99,7 +109,9 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
 
 @app.command()
 def schema(
-    section: Annotated[str | None, Argument(metavar="SECTION", help="Only this section, e.g. rollout.")] = None,
+    section: Annotated[
+        str | None, Argument(metavar="SECTION", help="Only this section, e.g. rollout.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print a JSON schema, for editors.")] = False,
 ) -> None:
     """Print every key with its type, its default and what it does.
@@ -111,16 +123,23 @@ def schema(
     if as_json:
         print_json(_document_schema(Config.model_json_schema()))
         return
-    rows = [row for row in describe_keys() if section is None or f"{row['key']}.".startswith(f"{section}.")]
+    rows = [
+        row
+        for row in describe_keys()
+        if section is None or f"{row['key']}.".startswith(f"{section}.")
+    ]
     if not rows:
-        raise ConfigError(f"there is no section {section!r}; sections: {', '.join(Config.model_fields)}")
+        raise ConfigError(
+            f"there is no section {section!r}; sections: {', '.join(Config.model_fields)}"
+        )
     for row in rows:
         echo(f"{style(row['key'], bold=True)}  {row['type']}  [{row['default']}]")
         echo(f"    {row['description']}")
 
 
 def _document_schema(ours: dict[str, object]) -> dict[str, object]:
-    """Returns the schema of a whole file: ours under the root `ajet`, with any other roots beside it."""
+    """Returns the schema of a whole file: ours under the root `ajet`, with any other roots beside
+    it."""
     definitions = ours.pop("$defs", {})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -142,21 +161,28 @@ def _describe(model: type[BaseModel], prefix: str) -> Iterator[dict[str, str]]:
         if isinstance(kind, type(BaseModel)):
             yield from _describe(kind, f"{prefix}{name}.")
         else:
-            default = json.dumps(field.get_default(call_default_factory=True), ensure_ascii=False, default=str)
+            default = json.dumps(
+                field.get_default(call_default_factory=True), ensure_ascii=False, default=str
+            )
             limits = _limits(field.metadata)
             yield {
                 "key": f"{prefix}{name}",
                 "type": _type_name(kind) + (f", {limits}" if limits else ""),
                 "default": default,
-                "description": f"{field.description}"
-                + (" No effect in this version." if is_idle(prefix + name) else ""),
+                "description": (
+                    f"{field.description}"
+                    + (" No effect in this version." if is_idle(prefix + name) else "")
+                ),
             }
 
 
 def _limits(metadata: list[object]) -> str:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
     bounds = [
-        f"{sign} {getattr(item, name):g}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
+        f"{sign} {getattr(item, name):g}"
+        for item in metadata
+        for name, sign in signs.items()
+        if hasattr(item, name)
     ]
     return " and ".join(bounds)
 
@@ -173,7 +199,13 @@ def _type_name(kind: object) -> str:
         return f"list of {_type_name(inner[0])}"
     if origin is tuple:
         return "list of " + ", ".join(_type_name(part) for part in inner)
-    names: dict[object, str] = {str: "text", int: "integer", float: "number", bool: "true | false", dict: "mapping"}
+    names: dict[object, str] = {
+        str: "text",
+        int: "integer",
+        float: "number",
+        bool: "true | false",
+        dict: "mapping",
+    }
     return names.get(origin or kind) or str(getattr(kind, "__name__", kind))
 
 
@@ -181,15 +213,21 @@ def _type_name(kind: object) -> str:
 def check(
     arguments: Annotated[
         list[str] | None,
-        Argument(metavar="FILE... KEY=VALUE...", help="Config files with the top-level key `ajet:`, and overrides."),
+        Argument(
+            metavar="FILE... KEY=VALUE...",
+            help="Config files with the top-level key `ajet:`, and overrides.",
+        ),
     ] = None,
-    conf: Annotated[list[Path] | None, Option("--conf", "-c", help="A config file; repeatable.")] = None,
+    conf: Annotated[
+        list[Path] | None, Option("--conf", "-c", help="A config file; repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check config files: keys and values (schema), workflow and judge (imports), and what a run needs (resources).
+    """Check config files: keys and values (schema), workflow and judge (imports), and what a run
+    needs (resources).
 
-    Resources are tasks, documents, models, services and API keys. Exits with 2 if the schema or an import is wrong.
-    Missing resources are listed, and leave the exit code 0.
+    Resources are tasks, documents, models, services and API keys. Exits with 2 if the schema or an
+    import is wrong. Missing resources are listed, and leave the exit code 0.
 
     \b
     ajet config check math.yaml
@@ -220,11 +258,17 @@ def _print_checked(checked: Checked) -> None:
             echo(f"{style(name, fg='red', bold=True)}: {problem}", err=True)
         if not part.problems:
             summary = "; ".join(f"{what}: {_counts(value)}" for what, value in part.found.items())
-            echo(f"{name}: {'ok' if part.checked else 'not checked'}{f' ({summary})' if summary else ''}")
+            echo(
+                f"{name}:"
+                f" {'ok' if part.checked else 'not checked'}{f' ({summary})' if summary else ''}"
+            )
     missing = len(checked.resources.problems) - checked.unreadable
     wrong = f"{checked.wrong} problem(s)" if checked.wrong else "no problem" if missing else ""
     lacks = f"{missing} missing resource(s)" if missing else ""
-    echo(f"{checked.file} " + (f"has {' and '.join(filter(None, (wrong, lacks)))}" if wrong or lacks else "is fine"))
+    echo(
+        f"{checked.file} "
+        + (f"has {' and '.join(filter(None, (wrong, lacks)))}" if wrong or lacks else "is fine")
+    )
 
 
 def _counts(value: object) -> str:

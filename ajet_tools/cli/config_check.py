@@ -1,4 +1,5 @@
-"""The checks of `ajet config check`: three separate results, so that missing data is not reported as a config error."""
+"""The checks of `ajet config check`: three separate results, so that missing data is not reported
+as a config error."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class CheckPart:
 
 @dataclass
 class Checked:
-    """The results for a file. Problems in `schema` and `imports` are the config's, in `resources` the machine's."""
+    """The results for a file. Problems in `schema` and `imports` are the config's, in `resources`
+    the machine's."""
 
     file: Path
     schema: CheckPart = field(default_factory=CheckPart)
@@ -57,7 +59,10 @@ class Checked:
         return len(self.schema.problems) + len(self.imports.problems) + self.unreadable
 
     def plain(self) -> dict[str, object]:
-        parts = {name: {"checked": p.checked, "problems": p.problems, **p.found} for name, p in self.parts.items()}
+        parts = {
+            name: {"checked": p.checked, "problems": p.problems, **p.found}
+            for name, p in self.parts.items()
+        }
         return {"file": str(self.file), "notices": self.notices, **parts}
 
 
@@ -108,7 +113,11 @@ def _judge(config: Config, checked: Checked) -> object:
         return None
     section = config.task_judge
     if judge is not None:
-        judge_name = section.judge_protocol if section.judge_type == "customized_protocol" else section.judge_type
+        judge_name = (
+            section.judge_protocol
+            if section.judge_type == "customized_protocol"
+            else section.judge_type
+        )
         checked.imports.found["judge"] = getattr(judge, "__name__", None) or judge_name
     return judge
 
@@ -118,7 +127,9 @@ def _tasks(config: Config, checked: Checked) -> TaskSets | None:
     if config.task_reader.type in ("data_generation", "tracing"):
         for key, path in _sources(config):
             if not config.resolve(path.removeprefix("file://")).exists():
-                checked.resources.add(f"task_reader.{key}: there is no {path} ({config.origin(f'task_reader.{key}')})")
+                checked.resources.add(
+                    f"task_reader.{key}: there is no {path} ({config.origin(f'task_reader.{key}')})"
+                )
         checked.resources.found["tasks"] = {"made": "when the job runs"}
         return None
     try:
@@ -142,12 +153,19 @@ def _sources(config: Config) -> list[tuple[str, str]]:
     reader = config.task_reader
     if reader.type == "tracing":
         trace = reader.feedback_tracing.base_url
-        return [("feedback_tracing.base_url", trace)] if trace and "://" not in trace.removeprefix("file://") else []
+        return (
+            [("feedback_tracing.base_url", trace)]
+            if trace and "://" not in trace.removeprefix("file://")
+            else []
+        )
     generation = reader.data_generation
     files = generation.query_reader.jsonl_dataset_file
     seeds = {part: getattr(files, part).file_path for part in ("training", "validation")}
     return [
-        *(("data_generation.document_reader.document_path", path) for path in generation.document_reader.document_path),
+        *(
+            ("data_generation.document_reader.document_path", path)
+            for path in generation.document_reader.document_path
+        ),
         *(
             (f"data_generation.query_reader.jsonl_dataset_file.{part}.file_path", path)
             for part, path in seeds.items()
@@ -159,9 +177,15 @@ def _sources(config: Config) -> list[tuple[str, str]]:
 def _given(config: Config, resources: CheckPart) -> None:
     """Checks for the recorded conversations to learn from."""
     algorithm = config.trainer_common.algorithm
-    if algorithm.data and (algorithm.stored or algorithm.replays) and not config.resolve(algorithm.data).exists():
+    if (
+        algorithm.data
+        and (algorithm.stored or algorithm.replays)
+        and not config.resolve(algorithm.data).exists()
+    ):
         key = "trainer_common.algorithm.data"
-        resources.add(f"{key}: there is no file or directory {algorithm.data} ({config.origin(key)})")
+        resources.add(
+            f"{key}: there is no file or directory {algorithm.data} ({config.origin(key)})"
+        )
 
 
 def _model(config: Config, resources: CheckPart) -> None:
@@ -179,7 +203,9 @@ def _model(config: Config, resources: CheckPart) -> None:
             there = "downloaded" if is_cached(model.path) else "to be downloaded"
             resources.found["model"] = f"{model.path} of the Hugging Face hub, {there}"
         else:
-            resources.add(f"model.path: there is no directory {model.path} ({config.origin('model.path')})")
+            resources.add(
+                f"model.path: there is no directory {model.path} ({config.origin('model.path')})"
+            )
     judge = config.task_judge
     if judge.judge_type == "llm" and judge.llm.base_url:
         _endpoint("task_judge.llm", judge.llm.base_url, judge.llm.api_key_env, resources)
@@ -191,6 +217,8 @@ def _endpoint(section: str, url: str, key: str, resources: CheckPart) -> None:
     try:
         socket.create_connection((host, port), timeout=_PATIENCE).close()
     except OSError as error:
-        resources.add(f"{section}.base_url: {host}:{port} cannot be reached ({error.strerror or error})")
+        resources.add(
+            f"{section}.base_url: {host}:{port} cannot be reached ({error.strerror or error})"
+        )
     if api_key(key) is None and host not in ("localhost", "127.0.0.1", "::1"):
         resources.add(f"{section}.api_key_env: the environment variable {key} is not set")

@@ -63,8 +63,12 @@ class Plan:
     """Forward passes over a step's samples, besides training."""
 
     def tokens(self, mean: PerEpisode) -> dict[str, float]:
-        """Returns the maximum of tokens prefilled, sampled and trained; groups without signal are not trained."""
-        episodes, trained = self.train_episodes + self.val_episodes, self.train_episodes * mean.trained
+        """Returns the maximum of tokens prefilled, sampled and trained; groups without signal are
+        not trained."""
+        episodes, trained = (
+            self.train_episodes + self.val_episodes,
+            self.train_episodes * mean.trained,
+        )
         prefilled = episodes * mean.prefilled + self.passes * trained
         return {"prefill": prefilled, "sample": episodes * mean.sampled, "train": trained}
 
@@ -74,8 +78,14 @@ def plan_of(config: Config) -> Plan:
     sets, common = load_tasks(config), config.trainer_common
     steps = total_steps(config, len(sets.train))
     each = len(sets.val[: common.val_tasks]) * (config.validation_attempts + 1)
-    made = 0 if common.algorithm.stored else steps * config.data.train_batch_size * config.rollout.num_repeat
-    passes = import_module(_TRAINER).forward_passes(config, steps) if config.backbone == "tinker" else 0
+    made = (
+        0
+        if common.algorithm.stored
+        else steps * config.data.train_batch_size * config.rollout.num_repeat
+    )
+    passes = (
+        import_module(_TRAINER).forward_passes(config, steps) if config.backbone == "tinker" else 0
+    )
     return Plan(steps, made, each * validations_left(config, 0, steps), passes)
 
 
@@ -92,7 +102,9 @@ def recorded(config: Config) -> PerEpisode | None:
         reader.close()
     if not row["trained"]:
         return None
-    return PerEpisode(row["episodes"], *(row[name] / row["episodes"] for name in ("calls", *_VERBS.values())))
+    return PerEpisode(
+        row["episodes"], *(row[name] / row["episodes"] for name in ("calls", *_VERBS.values()))
+    )
 
 
 def print_plan(config: Config) -> None:
@@ -104,18 +116,19 @@ def _lines_of(config: Config, plan: Plan, mean: PerEpisode | None) -> Iterator[s
     stored, size = config.trainer_common.algorithm.stored, config.data.train_batch_size
     per_step = f"{size} rows" if stored else f"{size} tasks x {config.rollout.num_repeat} attempts"
     yield (
-        f"{config.experiment_name}: {plan.steps:,} steps of {per_step}, {plan.val_episodes:,} episodes of validation: "
-        f"{plan.train_episodes + plan.val_episodes:,} episodes"
+        f"{config.experiment_name}: {plan.steps:,} steps of {per_step}, {plan.val_episodes:,}"
+        f" episodes of validation: {plan.train_episodes + plan.val_episodes:,} episodes"
     )
     if mean is None:
         yield (
-            f"no episode of this agent is recorded in {config.directory.parent} with a model's tokens; to estimate "
-            "tokens and cost, record some there first: ajet run … --limit 8, or ajet baseline"
+            f"no episode of this agent is recorded in {config.directory.parent} with a model's"
+            " tokens; to estimate tokens and cost, record some there first: ajet run … --limit 8,"
+            " or ajet baseline"
         )
         return
     yield (
-        f"an episode: {mean.calls:.1f} calls, {mean.prefilled:,.0f} prompt and {mean.sampled:,.0f} sampled tokens, "
-        f"{mean.trained:,.0f} to train on (mean of {mean.episodes:,} recorded)"
+        f"an episode: {mean.calls:.1f} calls, {mean.prefilled:,.0f} prompt and {mean.sampled:,.0f}"
+        f" sampled tokens, {mean.trained:,.0f} to train on (mean of {mean.episodes:,} recorded)"
     )
     tokens = plan.tokens(mean)
     counts = ", ".join(f"{tokens[name] / 1e6:,.2f}M {verb}" for name, verb in _VERBS.items())

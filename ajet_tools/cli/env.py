@@ -36,13 +36,19 @@ def serve(
     target: Annotated[str, Argument()],
     name: str | None = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8080,
+    port: Annotated[
+        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
+    ] = 8080,
     arg: Annotated[list[str] | None, Option(metavar="KEY=VALUE")] = None,
     split: Annotated[list[str] | None, Option(metavar="NAME=IDS")] = None,
     actions: str = "",
     python: Annotated[str | None, Option(metavar="PATH")] = None,
-    instances: Annotated[int, Option(min=1, help="Maximum number of instances.")] = InstanceLimits.instances,
-    timeout: Annotated[float, Option(min=0.1, help="Time limit of a request, in seconds.")] = InstanceLimits.timeout,
+    instances: Annotated[
+        int, Option(min=1, help="Maximum number of instances.")
+    ] = InstanceLimits.instances,
+    timeout: Annotated[
+        float, Option(min=0.1, help="Time limit of a request, in seconds.")
+    ] = InstanceLimits.timeout,
     idle: Annotated[float, Option(min=1)] = InstanceLimits.idle,
     memory: Annotated[str | None, Option(metavar="SIZE")] = None,
     api_key_env: str = "AJET_ENV_KEY",
@@ -78,12 +84,19 @@ def serve(
     key = os.environ.get(api_key_env)
     with explain_listen_errors(host, port):
         sdk.serve_environment(
-            spec, host, port, name=name or _name_of(target), limits=limits, python=python or sys.executable, api_key=key
+            spec,
+            host,
+            port,
+            name=name or _name_of(target),
+            limits=limits,
+            python=python or sys.executable,
+            api_key=key,
         )
 
 
 def _name_of(target: str) -> str:
-    """Returns `Lake` for `lake_env.py:Lake`, `FrozenLake-v1` for `gymnasium:FrozenLake-v1`, `mcp` for an MCP server."""
+    """Returns `Lake` for `lake_env.py:Lake`, `FrozenLake-v1` for `gymnasium:FrozenLake-v1`, `mcp`
+    for an MCP server."""
     kind, _, remainder = target.partition(":")
     if kind == "mcp":
         return kind
@@ -106,8 +119,14 @@ def _split(text: str) -> tuple[str, list[str]]:
     if numbers:
         return name, [str(number) for number in range(int(numbers[1]), int(numbers[2]))]
     if not equals or not Path(value).is_file():
-        raise ConfigError(f"--split {text}: write NAME=FIRST:END, or NAME=FILE with one id per line")
-    return name, [line.strip() for line in Path(value).read_text(encoding="utf-8").splitlines() if line.strip()]
+        raise ConfigError(
+            f"--split {text}: write NAME=FIRST:END, or NAME=FILE with one id per line"
+        )
+    return name, [
+        line.strip()
+        for line in Path(value).read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    ]
 
 
 def _bytes(text: str | None) -> int | None:

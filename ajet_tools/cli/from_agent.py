@@ -20,22 +20,38 @@ from ajet_tools.dataset.from_traces.run import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 
 _LLM_CALLS = (
-    "chat.completions.create", "chat.completions.parse", "completions.create", "responses.create", "responses.parse",
-    "messages.create", "messages.stream", "generate_content", "litellm.completion", "litellm.acompletion", "Runner.run",
-    "Runner.run_sync", "ainvoke", "invoke", "run_sync", "kickoff", "chat.send", "ollama.chat",
-)  # fmt: skip
+    "chat.completions.create",
+    "chat.completions.parse",
+    "completions.create",
+    "responses.create",
+    "responses.parse",
+    "messages.create",
+    "messages.stream",
+    "generate_content",
+    "litellm.completion",
+    "litellm.acompletion",
+    "Runner.run",
+    "Runner.run_sync",
+    "ainvoke",
+    "invoke",
+    "run_sync",
+    "kickoff",
+    "chat.send",
+    "ollama.chat",
+)
 """Ends of dotted names that call a model, in the SDKs and frameworks of docs/frameworks.md."""
 _GIVEN = ("model", "env", "self")
 """Parameters that ajet fills, not columns of a task."""
 _MOST_TASKS = 2_000
 _GIB = 2**30
 _BYTES_OF_A_WEIGHT, _BESIDE = 4, 4 * _GIB
-"""Float32 on a CPU, bfloat16 with adapter and activations on a GPU; and the memory of a LoRA step of 1,024 tokens
-besides the weights (smollm2-135m: measured 4.9 GB in total).
+"""Float32 on a CPU, bfloat16 with adapter and activations on a GPU; and the memory of a LoRA step
+of 1,024 tokens besides the weights (smollm2-135m: measured 4.9 GB in total).
 """
 _MOST_ON_CORES = 1_000
 _OF_A_CORE = 100
-"""Millions of parameters that one core samples and trains: smollm2-135m takes minutes a step on two cores."""
+"""Millions of parameters that one core samples and trains: smollm2-135m takes minutes a step on two
+cores."""
 
 
 @dataclass(frozen=True)
@@ -64,37 +80,60 @@ def read_agent(source: str) -> Agent:
     except (SyntaxError, ValueError) as error:
         line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise ConfigError(f"--from: {place}{line} is not Python: {error}") from error
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    decorated = [n for n, node in functions.items() if any("workflow" in ast.unparse(d) for d in node.decorator_list)]
+    functions = {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    decorated = [
+        n
+        for n, node in functions.items()
+        if any("workflow" in ast.unparse(d) for d in node.decorator_list)
+    ]
     if wanted:
         if wanted not in functions:
-            raise ConfigError(f"--from: {place} has no function {wanted}; it has {', '.join(functions) or 'none'}")
+            raise ConfigError(
+                f"--from: {place} has no function {wanted}; it has {', '.join(functions) or 'none'}"
+            )
         chosen = [wanted]
     else:
         chosen = decorated or _outermost(functions)
     if not chosen:
-        raise ConfigError(f"--from: found no function in {place} that calls a model; name the agent: {place}:FUNCTION")
+        raise ConfigError(
+            f"--from: found no function in {place} that calls a model; name the agent:"
+            f" {place}:FUNCTION"
+        )
     if len(chosen) > 1:
-        raise ConfigError(f"--from: {place} has several agents; name one: {', '.join(f'{place}:{n}' for n in chosen)}")
+        raise ConfigError(
+            f"--from: {place} has several agents; name one:"
+            f" {', '.join(f'{place}:{n}' for n in chosen)}"
+        )
     node = functions[chosen[0]]
     named = [*node.args.posonlyargs, *node.args.args]
     needed = [*named[: len(named) - len(node.args.defaults)]]
-    needed += [a for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is None]
+    needed += [
+        a for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is None
+    ]
     parameters = tuple(a.arg for a in needed if a.arg not in _GIVEN)
     return Agent(file.resolve(), chosen[0], parameters, chosen[0] in decorated)
 
 
 def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) -> list[str]:
-    """Returns the functions that call a model, directly or indirectly, and are not called by such a function."""
+    """Returns the functions that call a model, directly or indirectly, and are not called by such a
+    function."""
     calls = {
         name: [ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)]
         for name, node in functions.items()
     }
     asks = re.compile(rf"(^|[.])({'|'.join(map(re.escape, _LLM_CALLS))})$")
     asking = {name for name, called in calls.items() if any(map(asks.search, called))}
-    while more := {name for name, called in calls.items() if name not in asking and asking & {*called}}:
+    while more := {
+        name for name, called in calls.items() if name not in asking and asking & {*called}
+    }:
         asking |= more
-    with_input = {name for name in asking if functions[name].args.args or functions[name].args.kwonlyargs}
+    with_input = {
+        name for name in asking if functions[name].args.args or functions[name].args.kwonlyargs
+    }
     inner = {called for name in with_input for called in calls[name] if called != name}
     return [name for name in functions if name in with_input - inner]
 
@@ -102,15 +141,19 @@ def _outermost(functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]) 
 def job_files(
     agent: Agent, tasks: Path | None, trace: Path | None, *, folder: Path, model: str | None = None
 ) -> dict[str, str]:
-    """Returns the files of a job in a folder: agent and judge, training and validation tasks, config.
+    """Returns the files of a job in a folder: agent and judge, training and validation tasks,
+    config.
 
-    `model`: a path or name for the config; None: the largest known one that trains here in reasonable time.
+    `model`: a path or name for the config; None: the largest known one that trains here in
+    reasonable time.
 
     Raises ConfigError for too few tasks, or a task that lacks one of the agent's parameters.
     """
     rows = list(_distinct_rows(agent, tasks, trace))
     if len(rows) < 2:
-        raise ConfigError("at least two different tasks are needed: one to train on and one to validate on")
+        raise ConfigError(
+            "at least two different tasks are needed: one to train on and one to validate on"
+        )
     every = 4 if len(rows) >= 4 else 2
     held_out = rows[every - 1 :: every]
     train = [row for place, row in enumerate(rows) if place % every != every - 1]
@@ -127,15 +170,20 @@ def job_files(
     }  # fmt: skip
 
 
-def _distinct_rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, object]]:
+def _distinct_rows(
+    agent: Agent, tasks: Path | None, trace: Path | None
+) -> Iterator[dict[str, object]]:
     seen: set[str] = set()
     for place, row in _traced(agent, trace) if trace is not None else _examples(tasks):
         missing = [name for name in agent.parameters if name not in row]
         if missing:
             raise ConfigError(
-                f"{place}: the task has no {', '.join(missing)} for {agent.name}(); it has {', '.join(row)}"
+                f"{place}: the task has no {', '.join(missing)} for {agent.name}(); it has"
+                f" {', '.join(row)}"
             )
-        key = json.dumps([row[name] for name in agent.parameters] or row, sort_keys=True, default=str)
+        key = json.dumps(
+            [row[name] for name in agent.parameters] or row, sort_keys=True, default=str
+        )
         if key not in seen:
             seen.add(key)
             yield row
@@ -143,17 +191,24 @@ def _distinct_rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iter
 
 def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, object]]]:
     if tasks is None:
-        raise ConfigError("give some tasks: --tasks FILE.jsonl (a few examples), or --trace FILE (recorded calls)")
+        raise ConfigError(
+            "give some tasks: --tasks FILE.jsonl (a few examples), or --trace FILE (recorded calls)"
+        )
     yield from ((row.where, row.values) for row in read(tasks))
 
 
 def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yields the tasks of recorded calls; an agent's only parameter gets the question if no column has its name."""
+    """Yields the tasks of recorded calls; an agent's only parameter gets the question if no column
+    has its name."""
     with opened_sources([trace]) as sources:
         for row in islice(task_rows(sources)[1], _MOST_TASKS):
             row = {**row.get("metadata", {}), **row}
             row.pop("metadata", None)
-            if len(agent.parameters) == 1 and agent.parameters[0] not in row and "main_query" in row:
+            if (
+                len(agent.parameters) == 1
+                and agent.parameters[0] not in row
+                and "main_query" in row
+            ):
                 row[agent.parameters[0]] = row["main_query"]
             yield str(trace), row
 
@@ -168,17 +223,21 @@ def _model_line(name: str | None) -> str:
 
 
 def fitting_model() -> NamedModel:
-    """Returns the largest known model for which a LoRA step fits this GPU, or half of the memory and the cores."""
+    """Returns the largest known model for which a LoRA step fits this GPU, or half of the memory
+    and the cores."""
     devices = gpus()
     memory = max((gib for _, gib, _ in devices), default=0.0) * _GIB
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
     most = memory or half
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     for_cores = min(cores * _OF_A_CORE, _MOST_ON_CORES)
     fits = [
         model
         for model in NAMED_MODELS.values()
-        if model.parameters * 1e6 * _BYTES_OF_A_WEIGHT + _BESIDE <= most and (memory or model.parameters <= for_cores)
+        if model.parameters * 1e6 * _BYTES_OF_A_WEIGHT + _BESIDE <= most
+        and (memory or model.parameters <= for_cores)
     ]
     return max(fits, key=lambda model: model.parameters, default=next(iter(NAMED_MODELS.values())))
 
@@ -206,7 +265,8 @@ def _program(agent: Agent, folder: Path, answer: str | None, answers: Sequence[o
 
 
 def _is_json(answer: object) -> bool:
-    """Whether an answer is no text, or JSON text of an object or a list, which can be written in several ways."""
+    """Whether an answer is no text, or JSON text of an object or a list, which can be written in
+    several ways."""
     if not isinstance(answer, str):
         return True
     if not answer.lstrip().startswith(("{", "[")):

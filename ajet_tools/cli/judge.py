@@ -1,4 +1,5 @@
-"""`ajet judge eval` compares a judge with labels; `ajet judge attack` tests it with cheating outputs."""
+"""`ajet judge eval` compares a judge with labels; `ajet judge attack` tests it with cheating
+outputs."""
 
 from __future__ import annotations
 
@@ -46,42 +47,63 @@ def judge() -> None:
 
 @app.command("eval")
 def evaluate_judge(
-    name: Annotated[str | None, Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Default: that of --conf.")] = None,
+    name: Annotated[
+        str | None, Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Default: that of --conf.")
+    ] = None,
     *,
-    labels: Annotated[Path, Option(metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")],
-    by: Annotated[Literal["feedback", "reward"], Option(help="For a trace: label of an episode.")] = "feedback",
-    conf: Annotated[Path | None, Option("--conf", "-c", help="Config file: default of the judge, and model.")] = None,
-    repeats: Annotated[int, Option(min=1, help="Verdicts per output, to measure their variance.")] = 3,
-    limit: Annotated[int | None, Option(min=1, help="Maximum number of outputs, from the first.")] = None,
+    labels: Annotated[
+        Path, Option(metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")
+    ],
+    by: Annotated[
+        Literal["feedback", "reward"], Option(help="For a trace: label of an episode.")
+    ] = "feedback",
+    conf: Annotated[
+        Path | None, Option("--conf", "-c", help="Config file: default of the judge, and model.")
+    ] = None,
+    repeats: Annotated[
+        int, Option(min=1, help="Verdicts per output, to measure their variance.")
+    ] = 3,
+    limit: Annotated[
+        int | None, Option(min=1, help="Maximum number of outputs, from the first.")
+    ] = None,
     concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
     seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Compare a judge with labels: agreement, variance, the effects of order and length, cost.
 
-    A row of the labels has a query, an output (or response, final_answer, answer) and a score (or label); what else it
-    has is the task's metadata. Of a trace, the mean of the scores that people gave an episode is its label. Agreement
-    is the share of pairs with different labels that the judge puts in their order: 0.5 is chance. Intervals are 95 %,
-    by bootstrap over the outputs. Exit code 1 where no verdict could be had.
+    A row of the labels has a query, an output (or response, final_answer, answer) and a score (or
+    label); what else it has is the task's metadata. Of a trace, the mean of the scores that people
+    gave an episode is its label. Agreement is the share of pairs with different labels that the
+    judge puts in their order: 0.5 is chance. Intervals are 95 %, by bootstrap over the outputs.
+    Exit code 1 where no verdict could be had.
 
     \b
     ajet judge eval llm:rubric.yaml --labels scored.jsonl
     ajet judge eval agent.py:polite --labels launcher_record/shop --json
     ajet judge eval --conf job.yaml --labels scored.jsonl
     """
-    labelled = (_rows(labels) if labels.suffix in (".jsonl", ".json") else _episodes(labels, by))[:limit]
+    labelled = (_rows(labels) if labels.suffix in (".jsonl", ".json") else _episodes(labels, by))[
+        :limit
+    ]
     config = load_config(conf) if conf is not None else Config()
     with placeholder_keys():
         chosen = load_judge(config) if name is None else named_judge(name, config)
     if chosen is None:
-        raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
+        raise ConfigError(
+            "no judge given: name it as the argument, or pass a --conf with a task_judge"
+        )
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     with ProgressBar("Judging", len(labelled) * repeats, quiet=as_json) as bar:
-        work = evaluate(chosen, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance)
+        work = evaluate(
+            chosen, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance
+        )
         result = asyncio.run(work)
     built = chosen.built if isinstance(chosen, RubricJudge) else None
     if as_json:
-        print_json({"judge": name, **asdict(result), **({"rubric": asdict(built)} if built else {})})
+        print_json(
+            {"judge": name, **asdict(result), **({"rubric": asdict(built)} if built else {})}
+        )
     else:
         _print(name, result)
         if built is not None:
@@ -96,13 +118,18 @@ def attack_target(
         str | None,
         Argument(
             metavar="[JUDGE|ENV]",
-            help=f"{JUDGE_HELP} An environment: env:FILE.py:NAME, gymnasium:ID, mcp:COMMAND, openenv:NAME or "
-            "verifiers:NAME. Without it, the judge of --conf.",
+            help=(
+                f"{JUDGE_HELP} An environment: env:FILE.py:NAME, gymnasium:ID, mcp:COMMAND,"
+                " openenv:NAME or "
+                "verifiers:NAME. Without it, the judge of --conf."
+            ),
         ),
     ] = None,
     *,
     tasks: Annotated[Path | None, Option(metavar="FILE")] = None,
-    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")] = 2,
+    limit: Annotated[
+        int, Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
+    ] = 2,
     conf: Annotated[Path | None, Option("--conf", "-c")] = None,
     threshold: float | None = None,
     own_model: Annotated[bool, Option("--own-model")] = False,
@@ -111,13 +138,14 @@ def attack_target(
 ) -> None:
     """Give a judge or an environment outputs that cheat, and list those that earn a reward.
 
-    Nearly 200 texts: quoted verdicts, instructions to the grader, flattery, length, empty answers, unicode, guesses. A
-    task of --tasks is also answered with its own fields, the answers of other tasks, and hollow forms of its answer. A
-    task with tests gets programs instead: exit codes, objects that equal everything, replaced functions, attempts to
-    read the tests and to write the verdict, and trivial ones (`return []`), with the tests that each passes. An
-    environment gets calls of tools that it does not offer, forged results
-    and rewards. The model of an LLM judge is replaced by a scripted one that finds each answer wrong and quotes it.
-    None of the outputs does the task. Exit code 1 where one earned a reward, 2 where no verdict could be had.
+    Nearly 200 texts: quoted verdicts, instructions to the grader, flattery, length, empty answers,
+    unicode, guesses. A task of --tasks is also answered with its own fields, the answers of other
+    tasks, and hollow forms of its answer. A task with tests gets programs instead: exit codes,
+    objects that equal everything, replaced functions, attempts to read the tests and to write the
+    verdict, and trivial ones (`return []`), with the tests that each passes. An environment gets
+    calls of tools that it does not offer, forged results and rewards. The model of an LLM judge is
+    replaced by a scripted one that finds each answer wrong and quotes it. None of the outputs does
+    the task. Exit code 1 where one earned a reward, 2 where no verdict could be had.
 
     Args:
         tasks: Tasks to cheat on. Default: two that come with ajet.
@@ -136,16 +164,25 @@ def attack_target(
     with ProgressBar("Cheating", quiet=as_json) as bar:
         if environment is not None:
             if tasks is not None:
-                raise ConfigError(f"--tasks: {name} is an environment, and has its own tasks (--limit says how many)")
+                raise ConfigError(
+                    f"--tasks: {name} is an environment, and has its own tasks (--limit says how"
+                    " many)"
+                )
             result = asyncio.run(
                 attack_environment(
-                    environment, limit, threshold=threshold or 0.0, parallel=concurrency, done=bar.advance
+                    environment,
+                    limit,
+                    threshold=threshold or 0.0,
+                    parallel=concurrency,
+                    done=bar.advance,
                 )
             )
         else:
             judge = load_judge(config) if name is None else named_judge(name, config)
             if judge is None:
-                raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
+                raise ConfigError(
+                    "no judge given: name it as the argument, or pass a --conf with a task_judge"
+                )
             seen = [] if tasks is None else list(load_tasks(config, tasks).train)
             work = attack_judge(
                 judge,
@@ -159,7 +196,14 @@ def attack_target(
             result = asyncio.run(work)
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     if as_json:
-        print_json({"target": name, "cheats": len(result.outcomes), "earned": len(result.earned), **asdict(result)})
+        print_json(
+            {
+                "target": name,
+                "cheats": len(result.outcomes),
+                "earned": len(result.earned),
+                **asdict(result),
+            }
+        )
     else:
         _print_attack(name, result)
     if result.earned:
@@ -173,16 +217,24 @@ def _environment(name: str | None) -> Spec | None:
 
 def _print_attack(name: str, result: Attack) -> None:
     out = console()
-    total, earned = (Counter(cheat.kind for cheat in outcomes) for outcomes in (result.outcomes, result.earned))
+    total, earned = (
+        Counter(cheat.kind for cheat in outcomes) for outcomes in (result.outcomes, result.earned)
+    )
     without = Counter(cheat.kind for cheat in result.outcomes if cheat.reward is None)
-    out.print(f"{name}: {len(result.outcomes)} cheats, {len(result.earned)} earned a reward", soft_wrap=True)
+    out.print(
+        f"{name}: {len(result.outcomes)} cheats, {len(result.earned)} earned a reward",
+        soft_wrap=True,
+    )
     kinds = [
         {"kind": kind, "cheats": count, "earned": earned[kind], "no verdict": without[kind]}
         for kind, count in total.items()
     ]
     out.print(table(kinds, out.width))
     if result.earned:
-        shown = [{"task": c.task_id, "cheat": c.name, "reward": c.reward} for c in result.earned[:_MOST_SHOWN]]
+        shown = [
+            {"task": c.task_id, "cheat": c.name, "reward": c.reward}
+            for c in result.earned[:_MOST_SHOWN]
+        ]
         out.print(table(shown, out.width))
     for cheat in result.earned[:_MOST_SHOWN]:
         for test in cheat.paid_by:
@@ -196,7 +248,10 @@ def _tried(built: Built) -> str:
         return f"Tried on {built.held_out} examples, which do not show its agreement"
     low, high = built.interval
     plain = "" if built.plain is None else f"; without a rubric {built.plain:.2f}"
-    return f"Agreement on {built.held_out} held-out examples: {built.agreement:.2f} [{low:.2f}, {high:.2f}]{plain}"
+    return (
+        f"Agreement on {built.held_out} held-out examples: {built.agreement:.2f} [{low:.2f},"
+        f" {high:.2f}]{plain}"
+    )
 
 
 def _rows(path: Path) -> list[Labelled]:
@@ -211,27 +266,43 @@ def _episodes(path: Path, by: str) -> list[Labelled]:
     reader, _ = open_located(path)
     with reader:
         if by == "reward":
-            rewarded = [(episode, episode.reward) for episode in episodes(reader) if episode.status == "succeeded"]
+            rewarded = [
+                (episode, episode.reward)
+                for episode in episodes(reader)
+                if episode.status == "succeeded"
+            ]
             return [
                 Labelled(episode.model_copy(update={"rewards": ()}), label)
                 for episode, label in rewarded
                 if label is not None
             ]
-        sql = "SELECT episode_id, avg(score) AS score FROM feedback WHERE score IS NOT NULL GROUP BY episode_id"
+        sql = (
+            "SELECT episode_id, avg(score) AS score FROM feedback WHERE score IS NOT NULL GROUP BY"
+            " episode_id"
+        )
         scores = {row["episode_id"]: float(row["score"]) for row in rows(reader, sql)}
         if not scores:
             raise ConfigError(
-                f"--labels: no episode of {path} has feedback with a score; to use recorded rewards, pass --by reward"
+                f"--labels: no episode of {path} has feedback with a score; to use recorded"
+                " rewards, pass --by reward"
             )
         scored = episodes(reader, episode_ids=list(scores))
-        return [Labelled(episode.model_copy(update={"rewards": ()}), scores[episode.episode_id]) for episode in scored]
+        return [
+            Labelled(episode.model_copy(update={"rewards": ()}), scores[episode.episode_id])
+            for episode in scored
+        ]
 
 
 def _print(name: str, result: Evaluation) -> None:
     out = console()
     lines = [line for line in _lines(result) if line[1] is not None]
     out.print(f"{name}: {result.count} labelled outputs")
-    out.print(table([dict(zip(("measure", "value", "meaning"), line, strict=True)) for line in lines], out.width))
+    out.print(
+        table(
+            [dict(zip(("measure", "value", "meaning"), line, strict=True)) for line in lines],
+            out.width,
+        )
+    )
     for cause, count in list(result.failures.items())[:5]:
         out.print(f"No verdict, {count} × {cause}", style="yellow", soft_wrap=True)
 
@@ -244,20 +315,46 @@ def _lines(result: Evaluation) -> list[tuple[str, str | None, str]]:
         return None if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
     build_cost = result.building
-    building = None if build_cost is None else f"{build_cost.calls} calls, {build_cost.tokens:,} tokens"
+    building = (
+        None if build_cost is None else f"{build_cost.calls} calls, {build_cost.tokens:,} tokens"
+    )
     verdicts = f"{result.calls:.3g} calls, {result.tokens:.4g} tokens"
     money = "" if result.cost is None else f", {result.cost:.3g} in money"
     return [
-        ("agreement", interval(result.agreement), "pairs ordered as by their labels; 0.5 is chance"),
+        (
+            "agreement",
+            interval(result.agreement),
+            "pairs ordered as by their labels; 0.5 is chance",
+        ),
         ("accuracy", interval(result.accuracy), "outputs with the same verdict as the label"),
         ("kappa", number(result.kappa), "agreement corrected for chance"),
         ("correlation", interval(result.correlation), "Spearman correlation of score and label"),
-        ("repeat spread", number(result.spread), f"standard deviation of {result.repeats} verdicts on one output"),
+        (
+            "repeat spread",
+            number(result.spread),
+            f"standard deviation of {result.repeats} verdicts on one output",
+        ),
         ("repeat flips", number(result.flipped, ".1%"), "outputs with differing verdicts"),
-        ("order flips", number(result.order, ".1%"), "pairs of a group whose order depends on the order shown"),
+        (
+            "order flips",
+            number(result.order, ".1%"),
+            "pairs of a group whose order depends on the order shown",
+        ),
         ("length", number(result.length, "+.3f"), "correlation of score and length"),
-        ("length of labels", number(result.length_of_labels, "+.3f"), "correlation of label and length"),
-        ("length alone", number(result.length_beyond_labels, "+.3f"), "score and length, controlling for the label"),
+        (
+            "length of labels",
+            number(result.length_of_labels, "+.3f"),
+            "correlation of label and length",
+        ),
+        (
+            "length alone",
+            number(result.length_beyond_labels, "+.3f"),
+            "score and length, controlling for the label",
+        ),
         ("cost of the rubric", building, "calls that made it, before the first verdict"),
-        ("cost per verdict", f"{verdicts}{money}, {result.seconds:.3g} s", f"{result.cached} from the cache"),
+        (
+            "cost per verdict",
+            f"{verdicts}{money}, {result.seconds:.3g} s",
+            f"{result.cached} from the cache",
+        ),
     ]

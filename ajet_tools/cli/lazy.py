@@ -1,7 +1,8 @@
-"""Command groups that import a command's module when it runs, so that help and other commands stay fast.
+"""Command groups that import a command's module when it runs, so that help and other commands stay
+fast.
 
-Formats the help: paragraphs are filled, examples get a heading and fit 80 columns. The help of an option is in its
-declaration or, if too long, in the docstring under `Args:`.
+Formats the help: paragraphs are filled, examples get a heading and fit 80 columns. The help of an
+option is in its declaration or, if too long, in the docstring under `Args:`.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ class LazyGroup(TyperGroup):
 
     package: ClassVar[str] = ""
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """The panels of the group's help, in order, with the module in `package` of each command; it has a function of that
-    name (with a trailing underscore if the name is taken), or for a group `app`.
+    """The panels of the group's help, in order, with the module in `package` of each command; it
+    has a function of that name (with a trailing underscore if the name is taken), or for a group
+    `app`.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _lay_out(self)
-        self.modules = {name: module for commands in self.panels.values() for name, module in commands.items()}
+        self.modules = {
+            name: module for commands in self.panels.values() for name, module in commands.items()
+        }
         self.commands: Any = _Commands(self.package, self.modules)
 
     def get_params(self, ctx: Context) -> list[Parameter]:
@@ -60,24 +64,35 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=self.summary_of(cmd_name), rich_help_panel=panel)
 
     def summary_of(self, command: str) -> str:
-        """Returns the first paragraph of a command's docstring from the source, without importing it."""
+        """Returns the first paragraph of a command's docstring from the source, without importing
+        it."""
         module = self._source(command)
-        source = (module / "__init__.py" if module.is_dir() else module.with_suffix(".py")).read_text(encoding="utf-8")
+        source = (
+            module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        ).read_text(encoding="utf-8")
         function = command.replace("-", "_")
-        docstring = re.search(rf'^def {function}_?\(.*?^    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+        docstring = re.search(
+            rf'^def {function}_?\(.*?^    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE
+        )
         return " ".join(docstring[1].split()) if docstring else ""
 
     def _source(self, command: str) -> Path:
         """Returns a group's directory, or a command's file without suffix."""
         return Path(__file__).parent.joinpath(*self.package.split(".")[2:], self.modules[command])
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, Command | None, list[str]]:
         name, *remaining = args
         if name in self.modules:
             return name, self.commands[name], remaining
         if not ctx.resilient_parsing:  # not during shell completion
             groups = [group for group in self.modules if self._source(group).is_dir()]
-            near = [f"{group} {name}" for group in groups if name in getattr(self.commands[group], "modules", ())]
+            near = [
+                f"{group} {name}"
+                for group in groups
+                if name in getattr(self.commands[group], "modules", ())
+            ]
             near += difflib.get_close_matches(name, self.modules, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self.modules)}."
             ctx.fail(f"No such command {name!r}. {hint}")
@@ -95,7 +110,9 @@ class _Commands(Mapping[str, "Command"]):
         app = getattr(module, "app", None)
         if app is None:
             app, function = typer.Typer(add_completion=False), name.replace("-", "_")
-            app.command()(expand_options(getattr(module, f"{function}_", None) or getattr(module, function)))
+            app.command()(
+                expand_options(getattr(module, f"{function}_", None) or getattr(module, function))
+            )
         command: Command = typer.main.get_command(app)
         command.name = name
         if not isinstance(command, LazyGroup):
@@ -111,7 +128,8 @@ class _Commands(Mapping[str, "Command"]):
 
 
 def _lay_out(command: Command) -> None:
-    """Joins each paragraph to one line, except examples (`\\b`), which get a heading. Flags show no type."""
+    """Joins each paragraph to one line, except examples (`\\b`), which get a heading. Flags show no
+    type."""
     parts, texts = list[str](), dict[str, str]()
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if paragraph.startswith("Args:\n"):
@@ -122,9 +140,13 @@ def _lay_out(command: Command) -> None:
             continue
         if not parts or not parts[-1].endswith(":"):
             parts.append("Examples:")
-        parts.append("\n".join(map(_folded, inspect.cleandoc(paragraph.replace("\b", "")).splitlines())))
+        parts.append(
+            "\n".join(map(_folded, inspect.cleandoc(paragraph.replace("\b", "")).splitlines()))
+        )
     command.help = "\n\n".join(parts)
-    parameters = command.get_params(command.context_class(command, help_option_names=["--help", "-h"]))
+    parameters = command.get_params(
+        command.context_class(command, help_option_names=["--help", "-h"])
+    )
     _hide_flag_types(parameters)
     for parameter in parameters:
         if isinstance(parameter, TyperArgument | TyperOption) and parameter.name in texts:
@@ -140,7 +162,12 @@ def _folded(line: str) -> str:
     goes_on = line.endswith(" \\")
     groups = list[str]()
     for word in _WORD.findall(line.removesuffix(" \\")):
-        if groups and groups[-1].startswith(("-", "|", ">")) and " " not in groups[-1] and word[0] not in "-|>":
+        if (
+            groups
+            and groups[-1].startswith(("-", "|", ">"))
+            and " " not in groups[-1]
+            and word[0] not in "-|>"
+        ):
             groups[-1] += f" {word}"
         else:
             groups.append(word)

@@ -30,13 +30,16 @@ def model() -> None:
 @app.command()
 def fetch(
     source: Annotated[str, Argument(metavar="NAME|FILE|DIRECTORY")],
-    out: Annotated[Path | None, Option("--out", "-o", help="Directory to create. Default: in the cache.")] = None,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Directory to create. Default: in the cache.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model and print its checkpoint directory; a model that exists is not fetched again.
 
-    A GGUF file is converted to float32 weights, and its tokenizer and chat template to files of transformers. Downloads
-    are verified by their checksum. `ajet train --model NAME` fetches automatically.
+    A GGUF file is converted to float32 weights, and its tokenizer and chat template to files of
+    transformers. Downloads are verified by their checksum. `ajet train --model NAME` fetches
+    automatically.
 
     Args:
         source: A name of `ajet model list`, a Hugging Face name (owner/name), a GGUF file, or a directory.

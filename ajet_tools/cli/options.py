@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 IncludeValidation = Annotated[
-    bool, Option("--include-validation", help="Also use validation tasks and tasks that nearly repeat one.")
+    bool,
+    Option(
+        "--include-validation", help="Also use validation tasks and tasks that nearly repeat one."
+    ),
 ]
 
 
@@ -34,7 +37,9 @@ def explain_listen_errors(host: str, port: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        message = (
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        )
         raise ConfigError(message) from error
 
 
@@ -58,9 +63,12 @@ def _finite(value: object) -> object:
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces each dataclass in a command's signature by the fields of the dataclass.
 
-    Typer creates an option per field, and the command receives the dataclass. Field names must be unique.
+    Typer creates an option per field, and the command receives the dataclass. Field names must be
+    unique.
     """
-    hints = inspect.get_annotations(command, eval_str=True)  # get_type_hints wraps defaults of None on Python 3.10
+    hints = inspect.get_annotations(
+        command, eval_str=True
+    )  # get_type_hints wraps defaults of None on Python 3.10
     groups: dict[str, type[DataclassInstance]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
@@ -69,12 +77,16 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = hint
             parameters += _parameters(hint)
         else:
-            parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(
+                parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+            )
 
     @functools.wraps(command)
     def called(**values: object) -> None:
         grouped = {
-            name: group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+            name: group(
+                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            )
             for name, group in groups.items()
         }
         command(**values, **grouped)
@@ -89,10 +101,17 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: type[DataclassInstance]) -> list[inspect.Parameter]:
-    hints = {k: v for base in reversed(group.__mro__) for k, v in inspect.get_annotations(base, eval_str=True).items()}
+    hints = {
+        k: v
+        for base in reversed(group.__mro__)
+        for k, v in inspect.get_annotations(base, eval_str=True).items()
+    }
     return [
         inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
         )
         for field in dataclasses.fields(group)
     ]

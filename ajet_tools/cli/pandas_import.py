@@ -11,7 +11,9 @@ import pyarrow as pa
 
 
 class _NoPandas(MetaPathFinder):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
         if name == "pandas":
             raise ImportError("pandas is not needed here")
 
@@ -19,8 +21,8 @@ class _NoPandas(MetaPathFinder):
 def leave_pandas_out() -> None:
     """Makes pyarrow treat pandas as not installed, in commands that run no code of a user.
 
-    pyarrow imports it, if it is installed, when it first converts a list or a time with a zone, only to see whether the
-    value is a Series. It tries once: an import that fails is not repeated.
+    pyarrow imports it, if it is installed, when it first converts a list or a time with a zone,
+    only to see whether the value is a Series. It tries once: an import that fails is not repeated.
     """
     if "pandas" in sys.modules:
         return

@@ -29,9 +29,21 @@ def _required(extra: str = "") -> tuple[str, ...]:
 
 CORE = _required()
 _SHOWN = (
-    "local", "tools", "documents", "prompts", "math", "environments", "datasets", "agentscope", "agentjet", "loggers",
-    "tinker", "ray", "trinity", "verl",
-)  # fmt: skip
+    "local",
+    "tools",
+    "documents",
+    "prompts",
+    "math",
+    "environments",
+    "datasets",
+    "agentscope",
+    "agentjet",
+    "loggers",
+    "tinker",
+    "ray",
+    "trinity",
+    "verl",
+)
 """All extras but those for developing ajet."""
 EXTRAS = {extra: _required(extra) for extra in _SHOWN}
 DRIVER = 580
@@ -56,7 +68,8 @@ def usable(checks: list[Check]) -> bool:
 
 
 def check_target(target: str, *, imports: bool = False) -> list[Check]:
-    """Checks the requirements of `target`. `imports` also imports packages, which takes up to a minute."""
+    """Checks the requirements of `target`. `imports` also imports packages, which takes up to a
+    minute."""
     checks = list(_requirements(target))
     if imports and target in _IMPORTS and usable(checks):
         checks.append(_imported(target))
@@ -80,7 +93,11 @@ def gpus() -> list[tuple[str, float, str]]:
     executable = shutil.which("nvidia-smi")
     if executable is None:
         return []
-    query = [executable, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    query = [
+        executable,
+        "--query-gpu=name,memory.total,driver_version",
+        "--format=csv,noheader,nounits",
+    ]
     done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         return []
@@ -88,7 +105,16 @@ def gpus() -> list[tuple[str, float, str]]:
     return [(row[0], _number(row[1]) / 1024, row[2]) for row in rows if len(row) == 3]
 
 
-TARGETS = ("debug", "local", "tinker", "ray", "vllm-cpu", "vllm-cuda", "trinity-cpu", "trinity-cuda")
+TARGETS = (
+    "debug",
+    "local",
+    "tinker",
+    "ray",
+    "vllm-cpu",
+    "vllm-cuda",
+    "trinity-cpu",
+    "trinity-cuda",
+)
 """The ways to run: backbones on one machine, and stacks."""
 
 
@@ -116,7 +142,9 @@ def check_packages(name: str, packages: tuple[str, ...], fix: str) -> Iterator[C
     if missing:
         yield Check(name, "fail", f"missing {', '.join(missing)}", fix)
     else:
-        yield Check(name, "ok", ", ".join(f"{package} {installed_version(package)}" for package in packages))
+        yield Check(
+            name, "ok", ", ".join(f"{package} {installed_version(package)}" for package in packages)
+        )
 
 
 def _stack(stack: Stack) -> Iterator[Check]:
@@ -124,7 +152,9 @@ def _stack(stack: Stack) -> Iterator[Check]:
     kind, _, build = stack.name.partition("-")
     fix = f"ajet install {kind} --{build}"
     needed = [name for extra in stack.extras for name in EXTRAS[extra]]
-    yield from check_packages("packages", tuple(dict.fromkeys([*needed, *stack.packages, *stack.bare])), fix)
+    yield from check_packages(
+        "packages", tuple(dict.fromkeys([*needed, *stack.packages, *stack.bare])), fix
+    )
     pins = stack.pins()
     for name in stack.compared:
         installed, wanted = installed_version(name), pins[name]
@@ -133,11 +163,14 @@ def _stack(stack: Stack) -> Iterator[Check]:
         if same_version(installed, wanted):
             yield Check(name, "ok", installed)
         else:
-            yield Check(name, "miss", f"{installed}, but {stack.constraints} requires {wanted}", fix)
+            yield Check(
+                name, "miss", f"{installed}, but {stack.constraints} requires {wanted}", fix
+            )
 
 
 def _beside_torch() -> Iterator[Check]:
-    """Checks packages with native code: if built for another torch, they break `import transformers`."""
+    """Checks packages with native code: if built for another torch, they break
+    `import transformers`."""
     installed = [name for name in _BESIDE_TORCH if installed_version(name) is not None]
     for name in installed:
         done = _python(f"import {name}")
@@ -153,13 +186,21 @@ def _gpus() -> Iterator[Check]:
     devices = gpus()
     if not devices:
         yield Check(
-            "gpus", "fail", "none: nvidia-smi is missing or lists none", "install NVIDIA's driver, or use --cpu"
+            "gpus",
+            "fail",
+            "none: nvidia-smi is missing or lists none",
+            "install NVIDIA's driver, or use --cpu",
         )
         return
     name, memory, driver = devices[0]
     yield Check("gpus", "ok", f"{len(devices)} × {name}, {memory:.0f} GiB")
     if _number(driver) < DRIVER:
-        yield Check("driver", "fail", f"{driver} is too old for CUDA 13", f"install driver {DRIVER} or later")
+        yield Check(
+            "driver",
+            "fail",
+            f"{driver} is too old for CUDA 13",
+            f"install driver {DRIVER} or later",
+        )
     else:
         yield Check("driver", "ok", driver)
 
@@ -170,7 +211,9 @@ def _flash_attention(*, required: bool) -> Iterator[Check]:
         done = _python("import flash_attn")
         if done.returncode:
             detail = f"{version} cannot be imported: {_last_line(done.stderr)}"
-            yield Check("flash-attn", "fail" if required else "miss", detail, "pip uninstall -y flash-attn")
+            yield Check(
+                "flash-attn", "fail" if required else "miss", detail, "pip uninstall -y flash-attn"
+            )
         else:
             yield Check("flash-attn", "ok", version)
     elif required:
@@ -181,11 +224,16 @@ def _flash_attention(*, required: bool) -> Iterator[Check]:
             "pip install flash-attn --no-build-isolation",
         )
     elif gpus():
-        yield Check("flash-attn", "ok", "not installed: needed only for model.attn_implementation: flash_attention_2")
+        yield Check(
+            "flash-attn",
+            "ok",
+            "not installed: needed only for model.attn_implementation: flash_attention_2",
+        )
 
 
 def _shared_memory() -> Check:
-    """Ray keeps objects in /dev/shm: 30 % of the memory if they fit, else on disk, which is slow."""
+    """Ray keeps objects in /dev/shm: 30 % of the memory if they fit, else on disk, which is
+    slow."""
     directory = Path("/dev/shm")
     if not directory.is_dir():
         return Check("shared memory", "ok", "no /dev/shm on this system")
@@ -194,7 +242,12 @@ def _shared_memory() -> Check:
     detail = f"{size:.1f} GiB in /dev/shm"
     if size < 0.95 * wanted:
         fix = f"enlarge it (docker run --shm-size={max(1, round(wanted))}g)"
-        return Check("shared memory", "miss", f"{detail}; Ray needs {wanted:.1f} GiB, and otherwise uses the disk", fix)
+        return Check(
+            "shared memory",
+            "miss",
+            f"{detail}; Ray needs {wanted:.1f} GiB, and otherwise uses the disk",
+            fix,
+        )
     return Check("shared memory", "ok", detail)
 
 
@@ -205,16 +258,32 @@ def _ray_tokens() -> Check:
     token = "RAY_AUTH_TOKEN" in os.environ or file.is_file()
     if mode == "token" and not token:
         return Check(
-            name, "fail", "RAY_AUTH_MODE is token, but there is no token", "copy ~/.ray/auth_token from the head node"
+            name,
+            "fail",
+            "RAY_AUTH_MODE is token, but there is no token",
+            "copy ~/.ray/auth_token from the head node",
         )
     if mode is not None:
-        return Check(name, "ok", f"RAY_AUTH_MODE is {mode}: it must be the same on every node and where ajet starts")
+        return Check(
+            name,
+            "ok",
+            f"RAY_AUTH_MODE is {mode}: it must be the same on every node and where ajet starts",
+        )
     if token:
-        detail = "RAY_AUTH_MODE is unset but a token exists: a cluster started here requires it from every node"
-        fix = "for several nodes, set RAY_AUTH_MODE on each: token, with the same ~/.ray/auth_token, or disabled"
+        detail = (
+            "RAY_AUTH_MODE is unset but a token exists: a cluster started here requires it from"
+            " every node"
+        )
+        fix = (
+            "for several nodes, set RAY_AUTH_MODE on each: token, with the same ~/.ray/auth_token,"
+            " or disabled"
+        )
         return Check(name, "miss", detail, fix)
     return Check(
-        name, "ok", "none: a local Ray creates its own; a cluster without one is open to everyone who can connect"
+        name,
+        "ok",
+        "none: a local Ray creates its own; a cluster without one is open to everyone who can"
+        " connect",
     )
 
 
@@ -223,13 +292,15 @@ _IMPORTS = {
     "vllm-cuda": "import vllm",
     "ray": "import ray",
     "trinity-cpu": (
-        "from ajet_sdk.backbones.trinity.without_vllm import install; install()\n"
-        "import trinity.explorer.explorer, trinity.trainer.trainer, ajet_sdk.backbones.trinity.workflow\n"
-        "import trinity.common.models.tinker_model, trinity.trainer.tinker.tinker_trainer"
+        "from ajet_sdk.backbones.trinity.without_vllm import install; install()\nimport"
+        " trinity.explorer.explorer, trinity.trainer.trainer,"
+        " ajet_sdk.backbones.trinity.workflow\nimport trinity.common.models.tinker_model,"
+        " trinity.trainer.tinker.tinker_trainer"
     ),
     "trinity-cuda": (
-        "import trinity.explorer.explorer, trinity.trainer.trainer, ajet_sdk.backbones.trinity.workflow\n"
-        "import vllm, trinity.common.models.vllm_model, trinity.trainer.verl.trainer"
+        "import trinity.explorer.explorer, trinity.trainer.trainer,"
+        " ajet_sdk.backbones.trinity.workflow\nimport vllm, trinity.common.models.vllm_model,"
+        " trinity.trainer.verl.trainer"
     ),
 }
 """What a run imports: a package that is missing and in no list shows here."""
@@ -249,9 +320,13 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-c", code]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT, env=env, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT, env=env, check=False
+        )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"the import took more than {_IMPORT_TIMEOUT} s")
+        return subprocess.CompletedProcess(
+            command, 1, "", f"the import took more than {_IMPORT_TIMEOUT} s"
+        )
 
 
 def _last_line(text: str) -> str:

@@ -1,4 +1,5 @@
-"""`ajet run` scores an agent over tasks; `ajet baseline` scores it before training and advises how to train it."""
+"""`ajet run` scores an agent over tasks; `ajet baseline` scores it before training and advises how
+to train it."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def run(
     """
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and agent is None:
-        raise ConfigError("no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)")
+        raise ConfigError(
+            "no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)"
+        )
     if answering.conf is None and tasks is None:
         raise ConfigError("no tasks given: pass --tasks tasks.jsonl")
     # named tasks replace the validation tasks of the config file
@@ -81,7 +84,9 @@ def _as_json(report: Report) -> dict[str, object]:
                 "main_query": score.task.main_query,
                 **pick(score, "reward", "solved", "failed"),
                 "episodes": [
-                    pick(episode, "episode_id", "attempt", "status", "reward", "is_success", "error")
+                    pick(
+                        episode, "episode_id", "attempt", "status", "reward", "is_success", "error"
+                    )
                     for episode in score.episodes
                 ],
             }
@@ -97,13 +102,15 @@ def baseline(
     val_tasks: HeldOutTasks = None,
     answering: AgentOptions,
     k: Annotated[int, Option("--attempts", "-k", min=2, help="Attempts per task, for pass@k.")] = 8,
-    limit: Annotated[int, Option("--limit", "-n", min=1, help="Maximum number of tasks of each set.")] = 32,
+    limit: Annotated[
+        int, Option("--limit", "-n", min=1, help="Maximum number of tasks of each set.")
+    ] = 32,
     as_json: AsJson = False,
 ) -> None:
     """Score an agent on training and held-out tasks before it is trained, and say how to train it.
 
-    A task has signal if its attempts differ in reward: reinforcement learning learns from those tasks only. Exit code 1
-    if no attempt has a reward.
+    A task has signal if its attempts differ in reward: reinforcement learning learns from those
+    tasks only. Exit code 1 if no attempt has a reward.
 
     \b
     ajet baseline agent.py:solve --judge exact --tasks tasks.jsonl \\
@@ -113,11 +120,20 @@ def baseline(
     """
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and (agent is None or tasks is None):
-        raise ConfigError("name an agent (agent.py:solve) and --tasks tasks.jsonl, or pass a config file (--conf FILE)")
-    more = {"task_reader.jsonl_dataset_file.validation": {"file_path": None}} if tasks and not val_tasks else {}
+        raise ConfigError(
+            "name an agent (agent.py:solve) and --tasks tasks.jsonl, or pass a config file (--conf"
+            " FILE)"
+        )
+    more = (
+        {"task_reader.jsonl_dataset_file.validation": {"file_path": None}}
+        if tasks and not val_tasks
+        else {}
+    )
     config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks, more=more)
     if not config.is_set("rollout.temperature"):
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"temperature": 1.0})})
+        config = config.model_copy(
+            update={"rollout": config.rollout.model_copy(update={"temperature": 1.0})}
+        )
     sets = load_tasks(config)
     reports: dict[str, Report] = {}
     for name, of in (("training", sets.train), ("held-out", sets.val)):
@@ -125,7 +141,11 @@ def baseline(
         if chosen:
             with ProgressBar(f"{name} episodes", len(chosen) * k, quiet=as_json) as bar:
                 reports[name] = sdk.score_tasks(
-                    config, chosen, k=k, of_validation=name == "held-out", on_episode=lambda episode: bar.advance()
+                    config,
+                    chosen,
+                    k=k,
+                    of_validation=name == "held-out",
+                    on_episode=lambda episode: bar.advance(),
                 )
     scored = any(report.reward is not None for report in reports.values())
     if as_json:
@@ -150,11 +170,16 @@ def baseline(
 
 
 def _count_with_signal(report: Report) -> int:
-    return sum(len({e.reward for e in score.episodes if e.reward is not None}) > 1 for score in report.tasks)
+    return sum(
+        len({e.reward for e in score.episodes if e.reward is not None}) > 1
+        for score in report.tasks
+    )
 
 
 def _baseline_table(reports: Mapping[str, Report], k: int) -> list[str]:
-    rows: list[tuple[str, ...]] = [("", "tasks", "reward", "pass@1", f"pass@{k}", "with signal", "failed")]
+    rows: list[tuple[str, ...]] = [
+        ("", "tasks", "reward", "pass@1", f"pass@{k}", "with signal", "failed")
+    ]
     for name, report in reports.items():
         shown = [f"{report.pass_at[n]:.3f}" if n in report.pass_at else "-" for n in (1, k)]
         reward = "-" if report.reward is None else f"{report.reward:.3f}"
@@ -162,7 +187,10 @@ def _baseline_table(reports: Mapping[str, Report], k: int) -> list[str]:
         signal = f"{_count_with_signal(report)} of {len(report.tasks)}"
         rows.append((name, str(len(report.tasks)), reward, *shown, signal, failed))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def advice(reports: Mapping[str, Report]) -> list[str]:
@@ -170,14 +198,22 @@ def advice(reports: Mapping[str, Report]) -> list[str]:
     train, held_out = reports["training"], reports.get("held-out")
     if train.reward is None:
         return ["make the agent run: no attempt has a reward. See the failures above"]
-    first, best, signal = train.pass_at.get(1, 0.0), max(train.pass_at.values(), default=0.0), _count_with_signal(train)
+    first, best, signal = (
+        train.pass_at.get(1, 0.0),
+        max(train.pass_at.values(), default=0.0),
+        _count_with_signal(train),
+    )
     steps = [_first_step(train, first, best, signal)]
     if held_out is None:
-        steps.append("pass --val-tasks: without held-out tasks nothing shows whether what is learnt carries over")
+        steps.append(
+            "pass --val-tasks: without held-out tasks nothing shows whether what is learnt carries"
+            " over"
+        )
     elif best and held_out.pass_at and not max(held_out.pass_at.values()):
         steps.append(
-            "the held-out tasks are never solved, the training tasks are: they are harder or of another kind, so "
-            "expect no gain there unless training tasks like them are added (`ajet dataset expand`)"
+            "the held-out tasks are never solved, the training tasks are: they are harder or of"
+            " another kind, so expect no gain there unless training tasks like them are added"
+            " (`ajet dataset expand`)"
         )
     return steps
 
@@ -190,20 +226,33 @@ def _first_step(train: Report, first: float, best: float, signal: int) -> str:
         return f"harder tasks: {first:.0%} of attempts solve theirs already"
     if not signal and always:
         return (
-            f"no task has signal ({alike}), so reinforcement learning has nothing to learn from: raise --temperature "
-            "(attempts sampled alike cannot differ), or add tasks of medium difficulty (`ajet dataset calibrate`)"
+            f"no task has signal ({alike}), so reinforcement learning has nothing to learn from:"
+            " raise --temperature (attempts sampled alike cannot differ), or add tasks of medium"
+            " difficulty (`ajet dataset calibrate`)"
         )
     if not signal:
-        sure = f" ({attempts} attempts are few: confirm it with a larger -k)" if attempts < _MANY else ""
+        sure = (
+            f" ({attempts} attempts are few: confirm it with a larger -k)"
+            if attempts < _MANY
+            else ""
+        )
         return (
-            "demonstrations, easier tasks or a larger model: no attempt solved its task, so reinforcement learning has "
-            f"nothing to learn from{sure}. Train on demonstrations first (ajet.trainer_common.algorithm=sft), or let "
-            "the judge give partial credit"
+            "demonstrations, easier tasks or a larger model: no attempt solved its task, so"
+            f" reinforcement learning has nothing to learn from{sure}. Train on demonstrations"
+            " first (ajet.trainer_common.algorithm=sft), or let the judge give partial credit"
         )
     if signal < _FEW * count:
-        more = "" if best > 0.5 else "; demonstrations (ajet.trainer_common.algorithm=sft) bring more within reach"
-        return f"select tasks first (`ajet dataset calibrate`): {signal} of {count} have signal ({alike}){more}"
+        more = (
+            ""
+            if best > 0.5
+            else "; demonstrations (ajet.trainer_common.algorithm=sft) bring more within reach"
+        )
+        return (
+            f"select tasks first (`ajet dataset calibrate`): {signal} of {count} have signal"
+            f" ({alike}){more}"
+        )
     return (
-        f"reinforcement learning (`ajet train`): {signal} of {count} tasks have signal; what pass@{train.k} solves and "
-        f"pass@1 does not ({best:.3f} against {first:.3f}) is what it can reach soon"
+        f"reinforcement learning (`ajet train`): {signal} of {count} tasks have signal; what"
+        f" pass@{train.k} solves and pass@1 does not ({best:.3f} against {first:.3f}) is what it"
+        " can reach soon"
     )

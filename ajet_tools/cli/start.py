@@ -1,4 +1,5 @@
-"""`ajet demo` trains a small model to use a calculator; `ajet init` writes a starter project or a tutorial."""
+"""`ajet demo` trains a small model to use a calculator; `ajet init` writes a starter project or a
+tutorial."""
 
 from __future__ import annotations
 
@@ -49,8 +50,12 @@ _REPLIES = 8
 def _examples() -> dict[str, Path]:
     """Returns the tutorials by name, in the installed package or the checkout."""
     package = Path(ajet_tools.__file__).parent
-    folder = next(place for place in (package / "tutorial", package.parent / "tutorial") if place.is_dir())
-    return {p.name.removeprefix("example_"): p for p in sorted(folder.glob("example_*")) if p.is_dir()}
+    folder = next(
+        place for place in (package / "tutorial", package.parent / "tutorial") if place.is_dir()
+    )
+    return {
+        p.name.removeprefix("example_"): p for p in sorted(folder.glob("example_*")) if p.is_dir()
+    }
 
 
 def _example_names(incomplete: str) -> list[str]:
@@ -61,13 +66,18 @@ def init(
     name: Annotated[Path | None, Argument(show_default=False)] = None,
     example: Annotated[str | None, Option(autocompletion=_example_names)] = None,
     agent: Annotated[str | None, Option("--from", metavar="FILE.py[:FUNCTION]")] = None,
-    tasks: Annotated[Path | None, Option(metavar="FILE", help="--from: a few tasks as JSON lines.")] = None,
-    trace: Annotated[Path | None, Option(metavar="TRACE", help="--from: take the tasks from recorded calls.")] = None,
+    tasks: Annotated[
+        Path | None, Option(metavar="FILE", help="--from: a few tasks as JSON lines.")
+    ] = None,
+    trace: Annotated[
+        Path | None, Option(metavar="TRACE", help="--from: take the tasks from recorded calls.")
+    ] = None,
     model: Annotated[
         str | None, Option(metavar="PATH", help="--from: the job's model. Default: one that fits.")
     ] = None,
 ) -> None:
-    """Write a starter project that runs at once, one of the tutorials, or a job around an agent of yours.
+    """Write a starter project that runs at once, one of the tutorials, or a job around an agent of
+    yours.
 
     Args:
         name: Directory to create; `.` for the current one.
@@ -93,10 +103,15 @@ def init(
         _init_example(example, name)
         return
     if name is None:
-        raise ConfigError("name a directory to create: `ajet init NAME`, or `ajet init --example math_agent`")
+        raise ConfigError(
+            "name a directory to create: `ajet init NAME`, or `ajet init --example math_agent`"
+        )
     title = name.resolve().name
     if not re.fullmatch(r"[\w.-]+", title):
-        raise ConfigError(f"a project's name may contain letters, digits, dots, dashes and underscores (got {title!r})")
+        raise ConfigError(
+            "a project's name may contain letters, digits, dots, dashes and underscores (got"
+            f" {title!r})"
+        )
     source = resources.files("ajet_tools.cli") / "starter"
     files = {item.name: item.read_bytes() for item in source.iterdir() if item.is_file()}
     files["README.md"] = re.sub(rb"\bNAME\b(?!-)", title.encode(), files["README.md"])
@@ -104,24 +119,29 @@ def init(
     for file in sorted(files):
         echo(f"  {name / file}")
     echo(
-        f"Now run it, without a model:\n{_enter(name)}"
-        "  ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl --scripted replies.py:reply"
+        f"Now run it, without a model:\n{_enter(name)}  ajet run agent.py:solve --judge"
+        " agent.py:exact --tasks tasks.jsonl --scripted replies.py:reply"
     )
 
 
-def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path | None, model: str | None) -> None:
+def _init_job(
+    agent: Agent, tasks: Path | None, trace: Path | None, name: Path | None, model: str | None
+) -> None:
     name = name or Path(f"{agent.file.stem}-job")
     texts = job_files(agent, tasks, trace, folder=name, model=_from(name, model))
     files = {file: text.encode() for file, text in texts.items()}
     _write(name, files)
     for file in files:
         echo(f"  {name / file}")
-    judge = "Write the judge in job.py" if b"NotImplementedError" in files["job.py"] else "Look at the judge in job.py"
+    judge = (
+        "Write the judge in job.py"
+        if b"NotImplementedError" in files["job.py"]
+        else "Look at the judge in job.py"
+    )
     echo(
-        f"The agent is {agent.file.name}:{agent.name}, which is unchanged. {judge}, then measure a baseline, and "
-        f"train:\n{_enter(name)}"
-        "  ajet baseline --conf config.yaml\n"
-        "  ajet train --conf config.yaml"
+        f"The agent is {agent.file.name}:{agent.name}, which is unchanged. {judge}, then measure a"
+        f" baseline, and train:\n{_enter(name)}  ajet baseline --conf config.yaml\n  ajet train"
+        " --conf config.yaml"
     )
 
 
@@ -137,7 +157,9 @@ def _init_example(example: str, name: Path | None) -> None:
     known = _examples()
     if example == "list":
         for known_name, folder in known.items():
-            title = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            title = (
+                (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            )
             echo(f"  {known_name:<20}{title}")
         return
     if example not in known:
@@ -151,13 +173,28 @@ def _init_example(example: str, name: Path | None) -> None:
         echo(f"  {name / file}")
     code = [content for file, content in files.items() if not file.endswith(".md")]
     for other_name in known:
-        beside = name.resolve().parent / f"example_{other_name}"  # where its files refer to those of another example
-        if other_name != example and any(beside.name.encode() in content for content in code) and not beside.exists():
-            echo(f"It uses files of another example. Write that too: ajet init --example {other_name} {beside}")
+        beside = (
+            name.resolve().parent / f"example_{other_name}"
+        )  # where its files refer to those of another example
+        if (
+            other_name != example
+            and any(beside.name.encode() in content for content in code)
+            and not beside.exists()
+        ):
+            echo(
+                "It uses files of another example. Write that too: ajet init --example"
+                f" {other_name} {beside}"
+            )
     readme = "\n".join(files["README.md"].decode().splitlines())
-    block = re.search(r"^```(?:sh|bash|console)\n(.*?)^```", readme, re.M | re.S)  # the first shell block
+    block = re.search(
+        r"^```(?:sh|bash|console)\n(.*?)^```", readme, re.M | re.S
+    )  # the first shell block
     lines = [] if block is None else block[1].splitlines()
-    typed = [line.removeprefix("$ ") for line in lines if block and (line.startswith("$ ") or "$ " not in block[1])]
+    typed = [
+        line.removeprefix("$ ")
+        for line in lines
+        if block and (line.startswith("$ ") or "$ " not in block[1])
+    ]
     command = "\n".join(f"  {line}" for line in typed)
     echo(f"See {name / 'README.md'}. First command:\n{_enter(name)}{command}")
 
@@ -167,7 +204,11 @@ def _files(folder: Path) -> dict[str, bytes]:
     contents = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
-        generated = {"launcher_record", "__pycache__"} & {*relative.parts} or path.suffix in (".duckdb", ".pyc", ".wal")
+        generated = {"launcher_record", "__pycache__"} & {*relative.parts} or path.suffix in (
+            ".duckdb",
+            ".pyc",
+            ".wal",
+        )
         if path.is_file() and not generated and not path.name.startswith("."):
             content = path.read_bytes()
             if b"\0" not in content:
@@ -178,10 +219,14 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
-    """Writes a project's files. Raises ConfigError if one exists, or the directory can't be created."""
+    """Writes a project's files. Raises ConfigError if one exists, or the directory can't be
+    created."""
     taken = [file for file in sorted(files) if (folder / file).exists()]
     if taken:
-        raise ConfigError(f"{folder} already contains {', '.join(taken)}; nothing was written. Choose another name")
+        raise ConfigError(
+            f"{folder} already contains {', '.join(taken)}; nothing was written. Choose another"
+            " name"
+        )
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; nothing was written")
     try:
@@ -197,15 +242,20 @@ def _enter(folder: Path) -> str:
 
 
 def demo(
-    directory: Annotated[Path | None, Argument(help="Output directory [ajet-demo].", show_default=False)] = None,
-    pretrained: Annotated[bool, Option("--pretrained", help="Train SmolLM2-135M-Instruct (downloads 93 MB).")] = False,
+    directory: Annotated[
+        Path | None, Argument(help="Output directory [ajet-demo].", show_default=False)
+    ] = None,
+    pretrained: Annotated[
+        bool, Option("--pretrained", help="Train SmolLM2-135M-Instruct (downloads 93 MB).")
+    ] = False,
     view: Annotated[bool, Option("--view", help="Open the viewer at the end.")] = False,
 ) -> None:
-    """Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.
+    """Train a small model to use a calculator, on this machine's CPU, in about a minute and without
+    a network.
 
-    With --pretrained a pretrained model learns to answer with a number and nothing else, and its replies to held-out
-    questions are printed, before and after. The agent, its judge and its tasks are written to the directory, to be read
-    and changed.
+    With --pretrained a pretrained model learns to answer with a number and nothing else, and its
+    replies to held-out questions are printed, before and after. The agent, its judge and its tasks
+    are written to the directory, to be read and changed.
 
     \b
     ajet demo
@@ -213,9 +263,17 @@ def demo(
     ajet demo --pretrained
     """
     if view:
-        check_terminal("ajet demo --view", "leave out --view, and view the run later with `ajet trace view --web`")
+        check_terminal(
+            "ajet demo --view",
+            "leave out --view, and view the run later with `ajet trace view --web`",
+        )
         load_viewer("trace.app")
-    for package in ("torch", "transformers", "safetensors", *(("peft", "gguf") if pretrained else ())):
+    for package in (
+        "torch",
+        "transformers",
+        "safetensors",
+        *(("peft", "gguf") if pretrained else ()),
+    ):
         if find_spec(package) is None:  # check before writing files
             raise MissingExtra(package, "local")
     name = PRETRAINED if pretrained else DEMO
@@ -226,41 +284,54 @@ def demo(
     values: dict[str, object] = {"experiment_dir": str(record / "demo")}
     if not pretrained:
         values["model"] = {"path": str((record / "model").resolve())}
-    config = load_config(directory / f"{name}.yaml", _SHORTER_PRETRAINED if pretrained else _SHORTER, values)
+    config = load_config(
+        directory / f"{name}.yaml", _SHORTER_PRETRAINED if pretrained else _SHORTER, values
+    )
     echo(f"The agent is {directory / 'agent.py'}: the OpenAI SDK and two decorators.")
     if pretrained:
-        echo(f"{config.model.path} answers held-out questions first, and is then trained on the judge's rewards:")
+        echo(
+            f"{config.model.path} answers held-out questions first, and is then trained on the"
+            " judge's rewards:"
+        )
     else:
         echo("Its model is created from scratch, then trained on the judge's rewards:")
     tuned = run.train(config)
     echo(f"\n{tuned}")
     if pretrained:
         _print_replies(config, tuned)
-    echo(
-        f"""
+    echo(f"""
 What to look at:
   {view_command(config.directory)}    # every episode, call and token, and why each was trained
   ajet trace ls {config.directory}      # the episodes in a table
   ajet trace ledger {config.directory}  # what became of every sampled token
 Then change {directory / "agent.py"}, and run the whole job, which takes a few minutes:
   cd {directory}
-  ajet --conf {name}.yaml"""
-    )
+  ajet --conf {name}.yaml""")
     if view:
         open_viewer(str(config.directory))
 
 
 def _print_replies(config: Config, tuned: TunedModel) -> None:
-    """Prints replies to held-out questions before and after training, and the paired difference of rewards."""
+    """Prints replies to held-out questions before and after training, and the paired difference of
+    rewards."""
     with open_trace(config.directory) as reader:
-        sampled = [e for e in episodes(reader, run_id=tuned.run_id) if e.split == "val" and e.decoding == "sampled"]
+        sampled = [
+            e
+            for e in episodes(reader, run_id=tuned.run_id)
+            if e.split == "val" and e.decoding == "sampled"
+        ]
     last = max(episode.step for episode in sampled)
     before, after = ({e.task.task_id: e for e in sampled if e.step == step} for step in (0, last))
-    tasks = [task for task in load_tasks(config).val if task.task_id in before.keys() & after.keys()]
+    tasks = [
+        task for task in load_tasks(config).val if task.task_id in before.keys() & after.keys()
+    ]
     shown = []
     for task in tasks[:_REPLIES]:
         quoted = re.search('"(.+)"', task.main_query)
-        replies = {name: str(of[task.task_id].output) for name, of in (("before", before), ("after", after))}
+        replies = {
+            name: str(of[task.task_id].output)
+            for name, of in (("before", before), ("after", after))
+        }
         shown.append({"held-out question": quoted[1] if quoted else task.main_query, **replies})
     out = console()
     out.print(table(shown, out.width))

@@ -53,8 +53,12 @@ NO_UPDATE = 3
 def serve(
     checkpoint: Annotated[str | None, Argument(show_default=False)] = None,
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,
-    name: Annotated[str | None, Option(help="The model's name. Default: the directory's name.")] = None,
+    port: Annotated[
+        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
+    ] = 8000,
+    name: Annotated[
+        str | None, Option(help="The model's name. Default: the directory's name.")
+    ] = None,
     api_key_env: str = "AJET_SERVE_KEY",
     trace: Annotated[Path | None, Option(help="Record every call in this trace file.")] = None,
     wait: Annotated[bool, Option("--wait")] = False,
@@ -78,14 +82,23 @@ def serve(
     if checkpoint is None:
         raise ConfigError("nothing to serve: pass a checkpoint, or --wait to wait for a server")
     with explain_listen_errors(host, port):
-        sdk.serve(checkpoint, host=host, port=port, name=name, trace=trace, api_key=os.environ.get(api_key_env))
+        sdk.serve(
+            checkpoint,
+            host=host,
+            port=port,
+            name=name,
+            trace=trace,
+            api_key=os.environ.get(api_key_env),
+        )
 
 
 def rehearse(arguments: AgentAndOverrides = None, conf: Conf = None) -> None:
-    """Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
+    """Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two
+    steps.
 
-    Takes about a minute. Errors are caught before you use a GPU: keys that Trinity does not support, an agent that
-    cannot be sent to another process, tasks without a column that the agent needs.
+    Takes about a minute. Errors are caught before you use a GPU: keys that Trinity does not
+    support, an agent that cannot be sent to another process, tasks without a column that the agent
+    needs.
 
     \b
     ajet rehearse --conf math.yaml
@@ -93,7 +106,9 @@ def rehearse(arguments: AgentAndOverrides = None, conf: Conf = None) -> None:
     """
     agent, overrides = split_arguments(arguments or [])
     if conf is None and agent is None:
-        raise ConfigError("nothing to rehearse: pass a config file (--conf FILE) or an agent (agent.py:solve)")
+        raise ConfigError(
+            "nothing to rehearse: pass a config file (--conf FILE) or an agent (agent.py:solve)"
+        )
     config = JobOptions(conf).config(agent, overrides, more={"backbone": "trinity"})
     directory = config.directory.parent / f"rehearsal-{config.experiment_name}"
     shutil.rmtree(directory, ignore_errors=True)
@@ -111,12 +126,16 @@ def _rehearse(config: Config, directory: Path) -> None:
     model, whose = tiny_model(config, directory / "model")
     watch.done("model", f"random weights, {whose}")
     cluster = asyncio.run(check_mapping(config, directory / "real", model)).cluster
-    where = f"{cluster.node_num} × {cluster.gpu_per_node} GPUs, {cluster.explorer_gpu_num} to sample"
+    where = (
+        f"{cluster.node_num} × {cluster.gpu_per_node} GPUs, {cluster.explorer_gpu_num} to sample"
+    )
     watch.done("config", f"Trinity accepts it for {where if cluster.gpu_per_node else 'a CPU'}")
     try:
         tuned = run.train(rehearsal_of(config, directory, model))
     except TrainingError as error:
-        raise TrainingError(f"{error}\nThe rehearsal's logs and traces are in {directory}") from error
+        raise TrainingError(
+            f"{error}\nThe rehearsal's logs and traces are in {directory}"
+        ) from error
     counts, failures = findings(directory)
     if failures:
         raise TrainingError(
@@ -124,11 +143,17 @@ def _rehearse(config: Config, directory: Path) -> None:
             + "\n  ".join(failures)
             + f"\nTo view them: {view_command(directory)}"
         )
-    totals = f"{counts['episodes']} episodes, {counts['calls']} calls, {counts['trained']} tokens trained"
+    totals = (
+        f"{counts['episodes']} episodes, {counts['calls']} calls, {counts['trained']} tokens"
+        " trained"
+    )
     watch.done("run", f"{totals}; {counts['versions']} model versions sampled")
     _judge(counts, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
-    echo("The rehearsal succeeded. Rewards are meaningless: they alternate between 0 and 1, without the judge.")
+    echo(
+        "The rehearsal succeeded. Rewards are meaningless: they alternate between 0 and 1, without"
+        " the judge."
+    )
 
 
 def _judge(counts: dict[str, int], tuned: TunedModel, directory: Path) -> None:
@@ -149,8 +174,12 @@ def train(
     backbone: Annotated[str | None, key_option("backbone")] = None,
     tasks: Tasks = None,
     val_tasks: HeldOutTasks = None,
-    resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    debug: Annotated[str, Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",
+    resume: Annotated[
+        bool, Option("--resume", help="Continue from the newest checkpoint.")
+    ] = False,
+    debug: Annotated[
+        str, Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')
+    ] = "",
     sweep: Annotated[list[str] | None, Option(metavar="KEY=VALUE,VALUE")] = None,
     max_cost: Annotated[float | None, key_option("tinker.max_cost")] = None,
     dry_run: Annotated[bool, Option("--dry-run")] = False,
@@ -182,7 +211,9 @@ def train(
     """
     agent, overrides = split_arguments(arguments or [])
     if job.conf is None and agent is None:
-        raise ConfigError("nothing to train: pass a config file (--conf FILE) or an agent (agent.py:solve)")
+        raise ConfigError(
+            "nothing to train: pass a config file (--conf FILE) or an agent (agent.py:solve)"
+        )
 
     def with_overrides(more: Sequence[str]) -> Config:
         return job.config(
@@ -195,7 +226,10 @@ def train(
 
     config = with_overrides(())
     if with_ray and with_ray_cluster is not None:
-        raise ConfigError("--with-ray starts a local Ray and --with-ray-cluster joins a cluster; give only one of them")
+        raise ConfigError(
+            "--with-ray starts a local Ray and --with-ray-cluster joins a cluster; give only one of"
+            " them"
+        )
     ray = "local" if with_ray else with_ray_cluster
     _check_flags(config, ray is not None, with_appworld, prefix)
     if dry_run:
@@ -205,7 +239,11 @@ def train(
         config = newest_experiment(config, job.exp_dir)
     if sweep:
         configs = configs_of(sweep, config, with_overrides)
-        run_sweep(configs, lambda of_point, begun: run.train(of_point, resume=begun, ray=ray), resume=resume)
+        run_sweep(
+            configs,
+            lambda of_point, begun: run.train(of_point, resume=begun, ray=ray),
+            resume=resume,
+        )
         echo(f"Compare the runs: ajet trace compare {config.directory}")
         return
 
@@ -224,10 +262,14 @@ def train(
 
 def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None:
     if appworld:
-        raise ConfigError("--with-appworld is not implemented; start the environment service yourself and give its URL")
+        raise ConfigError(
+            "--with-appworld is not implemented; start the environment service yourself and give"
+            " its URL"
+        )
     if ray and config.backbone in ("debug", "local", "tinker") and config.rollout.runner != "ray":
         echo(
-            f"Note: backbone {config.backbone} needs no Ray; to run the agent on it, set ajet.rollout.runner=ray.",
+            f"Note: backbone {config.backbone} needs no Ray; to run the agent on it, set"
+            " ajet.rollout.runner=ray.",
             err=True,
         )
     if prefix:
@@ -235,13 +277,23 @@ def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None
 
 
 def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
-    """Returns the config for the experiment to resume: the given one, or the newest of this file or agent."""
+    """Returns the config for the experiment to resume: the given one, or the newest of this file or
+    agent."""
     if config.is_set("experiment_dir") or config.directory.exists():
         return config
-    base, stem = exp_dir or Path("launcher_record"), re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name)
-    experiments = sorted(p for p in base.glob(f"{stem}-*") if re.fullmatch(r"-\d{8}-\d{6}", p.name.removeprefix(stem)))
+    base, stem = (
+        exp_dir or Path("launcher_record"),
+        re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name),
+    )
+    experiments = sorted(
+        p
+        for p in base.glob(f"{stem}-*")
+        if re.fullmatch(r"-\d{8}-\d{6}", p.name.removeprefix(stem))
+    )
     if not experiments:
-        raise ConfigError(f"nothing to resume: {base} has no experiment {config.experiment_name} or {stem}-…")
+        raise ConfigError(
+            f"nothing to resume: {base} has no experiment {config.experiment_name} or {stem}-…"
+        )
     update = {"experiment_name": experiments[-1].name}
     if exp_dir is not None:
         update["experiment_dir"] = str(experiments[-1])
@@ -255,7 +307,8 @@ _NO_RUN = "empty"
 def configs_of(
     sweeps: Sequence[str], config: Config, with_overrides: Callable[[Sequence[str]], Config]
 ) -> dict[str, Config]:
-    """Returns the config of each combination of `KEY=VALUE,VALUE` options, by name, within the config's directory.
+    """Returns the config of each combination of `KEY=VALUE,VALUE` options, by name, within the
+    config's directory.
 
     Raises ConfigError for an unknown key or an invalid config.
     """
@@ -265,12 +318,18 @@ def configs_of(
     for sweep in sweeps:
         name, _, listed = sweep.partition("=")
         if not all(listed.split(",")):
-            raise ConfigError(f"--sweep takes KEY=VALUE,VALUE, such as lr=1e-4,3e-4 (got {sweep!r})")
+            raise ConfigError(
+                f"--sweep takes KEY=VALUE,VALUE, such as lr=1e-4,3e-4 (got {sweep!r})"
+            )
         axes[_full_key(name, known)] = list(dict.fromkeys(listed.split(",")))
     for values in itertools.product(*axes.values()):
         point = dict(zip(axes, values, strict=True))
-        name = ",".join(f"{key.rpartition('.')[2]}={value.replace('/', '-')}" for key, value in point.items())
-        settings = [f"ajet.{key}={value}" for key, value in {**point, "experiment_name": name}.items()]
+        name = ",".join(
+            f"{key.rpartition('.')[2]}={value.replace('/', '-')}" for key, value in point.items()
+        )
+        settings = [
+            f"ajet.{key}={value}" for key, value in {**point, "experiment_name": name}.items()
+        ]
         directory = {"experiment_dir": str(config.directory / name)}
         configs[name] = with_overrides(settings).model_copy(update=directory)
     return configs
@@ -283,38 +342,53 @@ def _full_key(name: str, known: Sequence[str]) -> str:
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise ConfigError(f"--sweep: {name} is ambiguous: {' or '.join(fitting)}; give the full key")
+        raise ConfigError(
+            f"--sweep: {name} is ambiguous: {' or '.join(fitting)}; give the full key"
+        )
     near = difflib.get_close_matches(name, [*known, *(key.rpartition(".")[2] for key in known)], 1)
-    raise ConfigError(f"--sweep: there is no key {name}{f'; did you mean {near[0]}?' if near else ''}")
+    raise ConfigError(
+        f"--sweep: there is no key {name}{f'; did you mean {near[0]}?' if near else ''}"
+    )
 
 
-def run_sweep(configs: Mapping[str, Config], train: Callable[[Config, bool], object], *, resume: bool) -> None:
+def run_sweep(
+    configs: Mapping[str, Config], train: Callable[[Config, bool], object], *, resume: bool
+) -> None:
     """Trains each config; a failed run doesn't end the others.
 
-    With `resume`, finished runs are skipped and others continue. Raises ConfigError if an experiment exists without it,
-    and at the end if runs failed.
+    With `resume`, finished runs are skipped and others continue. Raises ConfigError if an
+    experiment exists without it, and at the end if runs failed.
     """
     states = {name: _last_status(config.directory) for name, config in configs.items()}
     begun = [name for name, state in states.items() if state is not None]
     if begun and not resume:
         raise ConfigError(
-            f"the sweep was started: {configs[begun[0]].directory} exists; pass --resume or another experiment_name"
+            f"the sweep was started: {configs[begun[0]].directory} exists; pass --resume or another"
+            " experiment_name"
         )
     failed: list[str] = []
     for i, (name, config) in enumerate(configs.items(), 1):
         done = states[name] == "finished"
-        echo(style(f"run {i} of {len(configs)}: {name}{', finished before' if done else ''}", bold=True))
+        echo(
+            style(
+                f"run {i} of {len(configs)}: {name}{', finished before' if done else ''}", bold=True
+            )
+        )
         try:
             None if done else train(config, states[name] not in (None, _NO_RUN))
         except AjetError as error:
             failed.append(name)
             echo(style(f"{type(error).__name__}: {error}", fg="red"), err=True)
     if failed:
-        raise ConfigError(f"{len(failed)} of {len(configs)} runs failed: {'; '.join(failed)}; try again with --resume")
+        raise ConfigError(
+            f"{len(failed)} of {len(configs)} runs failed: {'; '.join(failed)}; try again with"
+            " --resume"
+        )
 
 
 def _last_status(directory: Path) -> str | None:
-    """Returns the status of an experiment's newest run, `_NO_RUN` without runs, None without an experiment."""
+    """Returns the status of an experiment's newest run, `_NO_RUN` without runs, None without an
+    experiment."""
     try:
         with open_trace(directory) as reader:
             table = reader.query("SELECT status FROM runs ORDER BY started_at DESC LIMIT 1")

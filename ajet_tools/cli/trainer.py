@@ -33,17 +33,22 @@ def serve(
     name: str | None = None,
     state: Path = Path("trainer_state"),
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8900,
+    port: Annotated[
+        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
+    ] = 8900,
     key_env: str | None = None,
-    tls_cert: Annotated[Path | None, Option(help="Certificate, to be reached by other machines.")] = None,
+    tls_cert: Annotated[
+        Path | None, Option(help="Certificate, to be reached by other machines.")
+    ] = None,
     tls_key: Annotated[Path | None, Option(help="Key of the certificate.")] = None,
     max_model_len: Annotated[int | None, Option(min=2)] = None,
     deterministic: Annotated[bool, Option("--deterministic")] = False,
 ) -> None:
     """Train and sample a base model for clients of the Tinker API, until Ctrl-C.
 
-    Each training client has its own LoRA adapter on the shared base model. The official SDK, tinker-cookbook and other
-    tools for the API work unmodified. Needs the extras `local` and `tinker`, and Python 3.11 or later.
+    Each training client has its own LoRA adapter on the shared base model. The official SDK,
+    tinker-cookbook and other tools for the API work unmodified. Needs the extras `local` and
+    `tinker`, and Python 3.11 or later.
 
     Args:
         model: The base model: a directory, a short name (ajet model list), or a Hugging Face name.
@@ -62,7 +67,10 @@ def serve(
     """
     key = os.environ.get(key_env) if key_env else None
     if key_env and not key:
-        raise ConfigError(f"--key-env: the environment has no {key_env}; export {key_env}=tml-$(openssl rand -hex 16)")
+        raise ConfigError(
+            f"--key-env: the environment has no {key_env}; export {key_env}=tml-$(openssl rand"
+            " -hex 16)"
+        )
     if (tls_cert is None) != (tls_key is None):
         raise ConfigError("--tls-cert and --tls-key belong together; give both, or neither")
     try:

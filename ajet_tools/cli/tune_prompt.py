@@ -16,7 +16,13 @@ from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.paired import Paired
-from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, HeldOutTasks, Tasks, split_arguments
+from ajet_tools.cli.arguments import (
+    AgentAndOverrides,
+    AgentOptions,
+    HeldOutTasks,
+    Tasks,
+    split_arguments,
+)
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.tuning import Reflect, Tuned, tune
 
@@ -33,7 +39,9 @@ def tune_prompt(
     reflect_scripted: str | None = None,
     budget: Annotated[int, Option(min=2, help="Maximum number of episodes for the search.")] = 200,
     k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
-    apply: Annotated[bool, Option("--apply", help="Write the best prompt into the agent's file.")] = False,
+    apply: Annotated[
+        bool, Option("--apply", help="Write the best prompt into the agent's file.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search for a better prompt with GEPA, and measure its gain on held-out tasks.
@@ -52,7 +60,9 @@ def tune_prompt(
     """
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and agent is None:
-        raise ConfigError("no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)")
+        raise ConfigError(
+            "no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)"
+        )
     config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks)
     reflect = _reflect(config, reflect_with, reflect_url, reflect_scripted)
     tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
@@ -74,8 +84,8 @@ def _reflect(config: Config, model: str | None, url: str | None, scripted: str |
     base_url = url or config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or base_url is None:
         raise ConfigError(
-            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL, --base-url URL or "
-            "OPENAI_BASE_URL; or --reflect-scripted writer.py:function"
+            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL,"
+            " --base-url URL or OPENAI_BASE_URL; or --reflect-scripted writer.py:function"
         )
     key = api_key(config.model.api_key_env) or "none"
 
@@ -89,17 +99,22 @@ def _reflect(config: Config, model: str | None, url: str | None, scripted: str |
 def _text(tuned: Tuned) -> str:
     head = f"{tuned.candidates} prompts tried in {tuned.episodes} episodes. "
     if not tuned.changed:
-        return head + f"None is better than the current prompt (held-out reward {tuned.before:.3f})."
+        return (
+            head + f"None is better than the current prompt (held-out reward {tuned.before:.3f})."
+        )
     return (
-        f"{head}Held-out reward {tuned.before:.3f} before, {tuned.after:.3f} after: {_gain(tuned.gain)}.\n\n"
-        f"{tuned.prompts.diff(tuned.best)}"
+        f"{head}Held-out reward {tuned.before:.3f} before, {tuned.after:.3f} after:"
+        f" {_gain(tuned.gain)}.\n\n{tuned.prompts.diff(tuned.best)}"
     )
 
 
 def _gain(gain: Paired) -> str:
     if gain.low is None or gain.high is None or gain.p is None:
         return f"{gain.mean:+.3f} over {gain.n} tasks, too few to be conclusive"
-    return f"{gain.mean:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f}, p = {gain.p:.3g}, {gain.n} tasks)"
+    return (
+        f"{gain.mean:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f}, p = {gain.p:.3g},"
+        f" {gain.n} tasks)"
+    )
 
 
 def _as_json(tuned: Tuned, config: Config) -> dict[str, object]:

@@ -20,7 +20,8 @@ _PATIENCE = 10.0
 
 
 def load_viewer(name: str) -> ModuleType:
-    """Imports `ajet_tools.tui.NAME`. Raises MissingExtra if a package of the extra `tools` is not installed."""
+    """Imports `ajet_tools.tui.NAME`. Raises MissingExtra if a package of the extra `tools` is not
+    installed."""
     try:
         return importlib.import_module(f"ajet_tools.tui.{name}")
     except ModuleNotFoundError as error:
@@ -31,22 +32,26 @@ def load_viewer(name: str) -> ModuleType:
 
 
 def check_terminal(command: str, otherwise: str) -> None:
-    """Raises ConfigError if the terminal can't position a cursor; `otherwise` names an alternative."""
+    """Raises ConfigError if the terminal can't position a cursor; `otherwise` names an
+    alternative."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError(f"`{command}` needs a terminal, but the output is a pipe or a file; {otherwise}")
+        raise ConfigError(
+            f"`{command}` needs a terminal, but the output is a pipe or a file; {otherwise}"
+        )
     if os.environ.get("TERM") in ("dumb", "", None):
         raise ConfigError(
-            f"the terminal TERM={os.environ.get('TERM', '')!r} cannot position the cursor; set TERM (for example "
-            f"xterm-256color), or {otherwise}"
+            f"the terminal TERM={os.environ.get('TERM', '')!r} cannot position the cursor; set TERM"
+            f" (for example xterm-256color), or {otherwise}"
         )
 
 
 @contextmanager
 def logview(directory: Path, wanted: bool = True) -> Iterator[None]:
-    """Serves the trace that a run writes to `directory`, prints the URL, and stops when the run ends.
+    """Serves the trace that a run writes to `directory`, prints the URL, and stops when the run
+    ends.
 
-    The viewer is a separate process: if it fails, the run continues after a warning. It ends if the run is killed,
-    since it reads a pipe from this process.
+    The viewer is a separate process: if it fails, the run continues after a warning. It ends if the
+    run is killed, since it reads a pipe from this process.
     """
     process = _started(directory) if wanted else None
     try:
@@ -57,7 +62,16 @@ def logview(directory: Path, wanted: bool = True) -> Iterator[None]:
 
 
 def _started(directory: Path) -> subprocess.Popen[str] | None:
-    command = [sys.executable, "-m", "ajet", "trace", "view", str(directory), "--web", "--until-eof"]
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "trace",
+        "view",
+        str(directory),
+        "--web",
+        "--until-eof",
+    ]
     try:
         process = subprocess.Popen(
             command,

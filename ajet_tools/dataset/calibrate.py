@@ -1,14 +1,15 @@
 """Measures difficulty by pass@k: how often a model solves each task, in ordinary runs of an agent.
 
-`metadata.pass_rate` is the share of k attempts that the judge counts as solved, `metadata.difficulty` is 1 minus that;
-the rest of a row is unchanged. The resolution of a rate is 1/k: with k=8 and a true rate of one half, 0.25 to 0.75 are
-all likely. An agent's own failure counts as unsolved. If infrastructure or the judge spoils an attempt, the row is not
-measured and is set apart with the reason.
+`metadata.pass_rate` is the share of k attempts that the judge counts as solved,
+`metadata.difficulty` is 1 minus that; the rest of a row is unchanged. The resolution of a rate is
+1/k: with k=8 and a true rate of one half, 0.25 to 0.75 are all likely. An agent's own failure
+counts as unsolved. If infrastructure or the judge spoils an attempt, the row is not measured and is
+set apart with the reason.
 
-Measurements are appended to a file, and nothing is measured twice under the same conditions: model, agent, judge,
-sampling and limits, number of attempts. The key is a hash of these and the task's content. Agent and judge are hashed
-by the text of their file (not of its imports), a local model by its files' names, sizes and times, an endpoint by its
-URL and model name.
+Measurements are appended to a file, and nothing is measured twice under the same conditions: model,
+agent, judge, sampling and limits, number of attempts. The key is a hash of these and the task's
+content. Agent and judge are hashed by the text of their file (not of its imports), a local model by
+its files' names, sizes and times, an endpoint by its URL and model name.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.writer import Writer
 
-_ELSEWHERE = {"model": ("api_key_env", "scripted"), "rollout": ("user_workflow", "max_env_worker"), "task_judge": ()}
+_ELSEWHERE = {
+    "model": ("api_key_env", "scripted"),
+    "rollout": ("user_workflow", "max_env_worker"),
+    "task_judge": (),
+}
 """Config keys without influence, or whose content is hashed instead."""
 
 
@@ -59,12 +64,18 @@ def conditions(config: Config, k: int) -> str:
     values = config.model_dump(mode="json")
     facts: dict[str, Any] = {"k": k}
     for section, left_out in _ELSEWHERE.items():
-        facts[section] = {name: value for name, value in values[section].items() if name not in left_out}
+        facts[section] = {
+            name: value for name, value in values[section].items() if name not in left_out
+        }
     named = (config.rollout.user_workflow, config.task_judge.judge_protocol, config.model.scripted)
     facts["code"] = [_code(config, class_path) for class_path in named if class_path]
     facts["task_judge"].pop("judge_protocol", None)
     if config.model.path and config.resolve(config.model.path).is_dir():
-        files = ((path.name, path.stat()) for path in config.resolve(config.model.path).iterdir() if path.is_file())
+        files = (
+            (path.name, path.stat())
+            for path in config.resolve(config.model.path).iterdir()
+            if path.is_file()
+        )
         facts["files"] = sorted([name, known.st_size, known.st_mtime_ns] for name, known in files)
     return _digest(facts)
 
@@ -90,12 +101,15 @@ def _digest(value: object) -> str:
 class Measurements:
     """The measurements of a file, by key; without a file, they are kept in memory.
 
-    Each is flushed at once. A truncated last line is ignored. Lines under other conditions stay for later use.
+    Each is flushed at once. A truncated last line is ignored. Lines under other conditions stay for
+    later use.
     """
 
     def __init__(self, path: Path | None, held_under: str) -> None:
         self.path, self.held_under = path, held_under
-        self._known: dict[str, Measurement] = dict(_read(path)) if path is not None and path.exists() else {}
+        self._known: dict[str, Measurement] = (
+            dict(_read(path)) if path is not None and path.exists() else {}
+        )
 
     def key(self, task: Task) -> str:
         """Returns the key of a task; its id counts only if the task has no content."""
@@ -112,7 +126,9 @@ class Measurements:
         self._known[key] = measured
         if self.path is None:
             return
-        line = json.dumps({"key": key, "task_id": task.task_id, **asdict(measured)}, ensure_ascii=True)
+        line = json.dumps(
+            {"key": key, "task_id": task.task_id, **asdict(measured)}, ensure_ascii=True
+        )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
@@ -133,13 +149,16 @@ def _read(path: Path) -> Iterator[tuple[str, Measurement]]:
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)
-            measured = Measurement(int(values["solved"]), int(values["attempts"]), float(values["reward"]))
+            measured = Measurement(
+                int(values["solved"]), int(values["attempts"]), float(values["reward"])
+            )
             yield str(values["key"]), measured
         except (ValueError, KeyError, TypeError) as error:
             if line.strip() and not line.startswith(b"{"):  # else a truncated line
                 raise AjetError(
-                    f"{path} line {number} is not a measurement ({error}); the file is written by `ajet dataset "
-                    "calibrate`: name another with --measurements, or delete it to measure everything again"
+                    f"{path} line {number} is not a measurement ({error}); the file is written by"
+                    " `ajet dataset calibrate`: name another with --measurements, or delete it to"
+                    " measure everything again"
                 ) from error
 
 
@@ -165,7 +184,9 @@ class Band:
         except ValueError:
             band = cls(1.0, 0.0)
         if not colon or not 0.0 <= band.low <= band.high <= 1.0:
-            raise ConfigError(f"a range of pass rates is LOW:HIGH, from 0 to 1, such as 0.1:0.9 (got {text!r})")
+            raise ConfigError(
+                f"a range of pass rates is LOW:HIGH, from 0 to 1, such as 0.1:0.9 (got {text!r})"
+            )
         return band
 
     def __contains__(self, rate: float) -> bool:
@@ -217,8 +238,8 @@ def calibrate(
         measurements: the file of known measurements; a task in it under the same conditions is not measured again.
         on_start: called with the number of episodes to run.
 
-    Raises as `ajet_sdk.run.run`, and TaskError if no row could be measured. Measurements up to then, or up to Ctrl-C,
-    are in `measurements`.
+    Raises as `ajet_sdk.run.run`, and TaskError if no row could be measured. Measurements up to
+    then, or up to Ctrl-C, are in `measurements`.
     """
     measured = asyncio.run(with_model(config))  # first, since the conditions include its files
     known = Measurements(measurements, conditions(config, k))
@@ -230,13 +251,18 @@ def calibrate(
             wanted.append((row, str(error)))
     tasks = {known.key(task): task for _, task in wanted if isinstance(task, Task)}
     missing = {key: task for key, task in tasks.items() if known.get(key) is None}
-    done = Calibration(k, len(wanted), histogram=[0] * (k + 1), tasks=len(tasks), known=len(tasks) - len(missing))
+    done = Calibration(
+        k, len(wanted), histogram=[0] * (k + 1), tasks=len(tasks), known=len(tasks) - len(missing)
+    )
     attempts = _AttemptLog(known, k, on_episode)
     if missing:
         on_start(len(missing) * k)
         report = run(measured, tasks=list(missing.values()), k=k, on_episode=attempts.add)
         done.traces = report.directory
-        done.notices = [*failures_by_cause(attempts.counted), *failure_messages(attempts.counted, cause=False)]
+        done.notices = [
+            *failures_by_cause(attempts.counted),
+            *failure_messages(attempts.counted, cause=False),
+        ]
         done.notices += [line for line in report.notices if "temperature 0" in line]
     _write(wanted, known, attempts, done, out, rejected, keep or Band())
     if wanted and not sum(done.histogram):
@@ -249,15 +275,23 @@ def task_of_row(where: str, values: Mapping[str, object]) -> Task:
     """Returns the task of a row, measured or not. Raises TaskError."""
     bare = {name: value for name, value in values.items() if name != "provenance"}
     metadata = values.get("metadata")
-    if isinstance(metadata, Mapping) and _has_calibration(metadata):  # a repeated calibration has the same task
-        bare["metadata"] = {n: value for n, value in metadata.items() if n not in ("pass_rate", "difficulty")}
+    if isinstance(metadata, Mapping) and _has_calibration(
+        metadata
+    ):  # a repeated calibration has the same task
+        bare["metadata"] = {
+            n: value for n, value in metadata.items() if n not in ("pass_rate", "difficulty")
+        }
     return to_task(Row(where, bare), {})
 
 
 def _has_calibration(metadata: Mapping[str, Any]) -> bool:
     """Whether both values are from a calibration; a difficulty alone is the dataset's own."""
     rate, difficulty = metadata.get("pass_rate"), metadata.get("difficulty")
-    return isinstance(rate, int | float) and isinstance(difficulty, int | float) and abs(1 - rate - difficulty) < 1e-5
+    return (
+        isinstance(rate, int | float)
+        and isinstance(difficulty, int | float)
+        and abs(1 - rate - difficulty) < 1e-5
+    )
 
 
 @dataclass
@@ -279,7 +313,9 @@ class _AttemptLog:
             self.spoilt.setdefault(key, why)
             self.in_vain += 1
             if self.in_vain >= _FRUITLESS and not self.counted:
-                raise TaskError(f"none of the first {self.in_vain} attempts was usable; the last: {why}")
+                raise TaskError(
+                    f"none of the first {self.in_vain} attempts was usable; the last: {why}"
+                )
         else:
             self.counted.append(episode.model_copy(update={"output": None}))
             attempts = self.under_way.setdefault(key, [])
@@ -307,7 +343,11 @@ def _reason_to_discard(episode: Episode) -> str | None:
     error = _MODULE.sub("", (episode.error or "no message").strip().partition("\n")[0])[:_SHORT]
     asked = [call for call in episode.calls if call.phase == "rollout"]
     last = asked[-1].error if asked else None
-    refused = last is not None and not last.startswith("undelivered") and episode.cause != "ContextOverflow"
+    refused = (
+        last is not None
+        and not last.startswith("undelivered")
+        and episode.cause != "ContextOverflow"
+    )
     judged = error.startswith("judge ") or episode.cause == "NoReward"
     spoilt = episode.infrastructure or episode.status == "aborted" or refused or judged
     return f"not measured: {error}" if spoilt else None
@@ -326,7 +366,9 @@ def _write(
         stored = [row.stored.columns for row, _ in wanted if row.stored is not None]
         tables = list({id(columns): columns for columns in stored}.values())
         inside = stack.enter_context(Writer(out, tables=tables))
-        outside = stack.enter_context(Writer(rejected, tables=tables)) if rejected is not None else None
+        outside = (
+            stack.enter_context(Writer(rejected, tables=tables)) if rejected is not None else None
+        )
         for row, task in wanted:
             key = known.key(task) if isinstance(task, Task) else ""
             measured = known.get(key)

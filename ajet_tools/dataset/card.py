@@ -47,7 +47,8 @@ class Facts:
     """The result of `Coverage.as_json`."""
     notes: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    """Data file by split, relative to the card, for the metadata that the Hugging Face hub reads."""
+    """Data file by split, relative to the card, for the metadata that the Hugging Face hub
+    reads."""
 
 
 @dataclass
@@ -78,7 +79,8 @@ class _Seen:
             self.rates.append(rate)
         named = (
             value_at(values, "provenance.source"),
-            value_at(values, "provenance.strategy") or value_at(values, "provenance.parameters.strategy"),
+            value_at(values, "provenance.strategy")
+            or value_at(values, "provenance.parameters.strategy"),
             value_at(values, "provenance.verdict.reason"),
         )
         for counter, value in zip(self.counters.values(), named, strict=True):
@@ -90,7 +92,9 @@ class _Seen:
 
 
 def write_card(
-    directory: Path, rows: Mapping[str, Iterable[Mapping[str, Any]]] | Iterable[Mapping[str, Any]], facts: Facts
+    directory: Path,
+    rows: Mapping[str, Iterable[Mapping[str, Any]]] | Iterable[Mapping[str, Any]],
+    facts: Facts,
 ) -> Path:
     """Writes the card of a dataset into `directory` and returns its path.
 
@@ -98,10 +102,12 @@ def write_card(
         rows: by split, or of a single split; each is read once.
         facts: facts that the rows do not state.
 
-    The file is `README.md`, or `CARD.md` if the user has a README.md. Reproducible. Raises TaskError if it cannot be
-    written.
+    The file is `README.md`, or `CARD.md` if the user has a README.md. Reproducible. Raises
+    TaskError if it cannot be written.
     """
-    facts = replace(facts, parameters=masked(facts.parameters, "***"), notes=masked(facts.notes, "***"))
+    facts = replace(
+        facts, parameters=masked(facts.parameters, "***"), notes=masked(facts.notes, "***")
+    )
     seen = _Seen()
     for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
         for values in part:
@@ -114,7 +120,9 @@ def write_card(
         text = "\n".join(_card(seen, facts)).rstrip() + "\n"
         write_whole(path, text.encode("utf-8", "replace"))
     except OSError as error:
-        raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
+        raise TaskError(
+            f"cannot write the card in {directory}: {error.strerror or error}"
+        ) from error
     return path
 
 
@@ -130,16 +138,24 @@ def _card(seen: _Seen, facts: Facts) -> Iterator[str]:
     for note in facts.notes:
         yield from (f"> {_one_line(note)}", "")
     yield from _counts(seen, facts)
-    yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in ordered(facts.refused)])
+    yield from _table(
+        "Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in ordered(facts.refused)]
+    )
     yield from _lineage(seen)
     yield from _lengths(seen)
     yield from _diversity(seen, facts)
     if seen.rates:
-        mean = f"The mean pass rate of {len(seen.rates):,} measured rows is {sum(seen.rates) / len(seen.rates):.2f}"
+        mean = (
+            f"The mean pass rate of {len(seen.rates):,} measured rows is"
+            f" {sum(seen.rates) / len(seen.rates):.2f}"
+        )
         ends = f"{seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always."
         yield from ("## Difficulty", "", f"{mean}; {ends}", "")
     yield from _examples(seen)
-    rows = [(name, "" if value is None else f"`{as_text(value)}`") for name, value in facts.parameters.items()]
+    rows = [
+        (name, "" if value is None else f"`{as_text(value)}`")
+        for name, value in facts.parameters.items()
+    ]
     yield from _table("How it was made", ("", ""), rows)
 
 
@@ -153,17 +169,24 @@ def _counts(seen: _Seen, facts: Facts) -> Iterator[str]:
         rows.append(("refused", f"{sum(facts.refused.values()):,}"))
     yield from _table("Counts", ("", ""), rows)
     for title, counter in seen.counters.items():
-        yield from _table(title, ("", "rows"), [(name, f"{n:,}") for name, n in ordered(counter)[:20]])
+        yield from _table(
+            title, ("", "rows"), [(name, f"{n:,}") for name, n in ordered(counter)[:20]]
+        )
 
 
 def _lineage(seen: _Seen) -> Iterator[str]:
-    """Shows the splits of the rows' sources, and whether training rows come from validation tasks."""
-    rows = [(name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in ordered(counts)]
+    """Shows the splits of the rows' sources, and whether training rows come from validation
+    tasks."""
+    rows = [
+        (name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in ordered(counts)
+    ]
     if all(of == "not known" for _, of, _ in rows):
         return
     yield from _table("Lineage", ("rows in", "made of tasks in", "rows"), rows)
     learnt = {name: counts for name, counts in seen.lineage.items() if split_named(name) == "train"}
-    leaked = sum(n for counts in learnt.values() for of, n in counts.items() if HELD_OUT in of.split(" and "))
+    leaked = sum(
+        n for counts in learnt.values() for of, n in counts.items() if HELD_OUT in of.split(" and ")
+    )
     if learnt and leaked:
         yield from (f"> {leaked:,} rows to learn were made of validation tasks.", "")
     elif learnt and not any("not known" in counts for counts in learnt.values()):
@@ -180,7 +203,9 @@ def _lengths(seen: _Seen) -> Iterator[str]:
 
 def _quantiles(values: array[int]) -> list[str]:
     ordered = sorted(values)
-    return [f"{ordered[min(len(ordered) - 1, len(ordered) * share // 100)]:,}" for share in _QUANTILES]
+    return [
+        f"{ordered[min(len(ordered) - 1, len(ordered) * share // 100)]:,}" for share in _QUANTILES
+    ]
 
 
 def _diversity(seen: _Seen, facts: Facts) -> Iterator[str]:
@@ -198,8 +223,18 @@ def _diversity(seen: _Seen, facts: Facts) -> Iterator[str]:
     if diversity.is_low:
         yield from (f"> {_one_line(diversity.as_text())}", "")
     if cells is not None:
-        yield from (f"{cells['covered']:,} of {cells['of']:,} cells have a form of their own; forms by axis:", "")
-        rows = [(axis, value, f"{n:,}") for axis, values in cells["forms"].items() for value, n in values.items()]
+        yield from (
+            (
+                f"{cells['covered']:,} of {cells['of']:,} cells have a form of their own; forms by"
+                " axis:"
+            ),
+            "",
+        )
+        rows = [
+            (axis, value, f"{n:,}")
+            for axis, values in cells["forms"].items()
+            for value, n in values.items()
+        ]
         yield from _rows(("axis", "value", "forms"), rows)
 
 
@@ -221,7 +256,9 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield "| " + " | ".join(header) + " |"
-    numeric = [all(_NUMERIC.fullmatch(row[column]) for row in rows) for column in range(len(header))]
+    numeric = [
+        all(_NUMERIC.fullmatch(row[column]) for row in rows) for column in range(len(header))
+    ]
     yield "|" + "|".join(" ---: " if right else " --- " for right in numeric) + "|"
     for row in rows:
         yield "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |"

@@ -1,7 +1,7 @@
 """The task reader `growing`: starts with a few tasks and adds tasks that the policy can learn from.
 
-`data/growing/RUN/step_N.json` in the experiment's directory records the round after step N and its rows, so that a
-resumed run has the same tasks.
+`data/growing/RUN/step_N.json` in the experiment's directory records the round after step N and its
+rows, so that a resumed run has the same tasks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def read_growing(config: Config) -> Rows:
 def _seeds(config: Config) -> list[Row]:
     path = file_of(config, "training")
     if path is None:
-        raise ConfigError(f"task_reader.type: growing needs {_GENERATION}.query_reader.jsonl_dataset_file.training")
+        raise ConfigError(
+            "task_reader.type: growing needs"
+            f" {_GENERATION}.query_reader.jsonl_dataset_file.training"
+        )
     return read_seeds(path, mapping=dict(config.task_reader.field_mapping))
 
 
@@ -81,14 +84,21 @@ class Growing:
         for file in sorted(self._folder.glob("step_*.json")):
             done = json.loads(file.read_text(encoding="utf-8"))
             self._rounds[done["step"]] = self._rows_in(Directory(self._folder / done["directory"]))
-        self._tasks = {step: self._as_tasks(rows, added_after_step=step) for step, rows in self._rounds.items()}
+        self._tasks = {
+            step: self._as_tasks(rows, added_after_step=step) for step, rows in self._rounds.items()
+        }
 
     def due(self, step: int) -> bool:
         return step % self._settings.every == 0
 
     def tasks(self, step: int) -> list[Task]:
         begun_early = 1 if self._config.rollout.max_staleness else 0
-        return [task for after in sorted(self._tasks) if after + begun_early < step for task in self._tasks[after]]
+        return [
+            task
+            for after in sorted(self._tasks)
+            if after + begun_early < step
+            for task in self._tasks[after]
+        ]
 
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
@@ -99,21 +109,35 @@ class Growing:
             self._rounds[step], summary = await call_to_end(partial(self._round, step, trainee))
             self._tasks[step] = self._as_tasks(self._rounds[step], added_after_step=step)
         rates = [row.values["metadata"]["pass_rate"] for row in self._rounds[step]]
-        metrics = {"tasks/added": float(len(rates)), "tasks/total": float(len(self._known(step + 1)))}
+        metrics = {
+            "tasks/added": float(len(rates)),
+            "tasks/total": float(len(self._known(step + 1))),
+        }
         return summary, metrics | ({"tasks/added_pass_rate": fmean(rates)} if rates else {})
 
     def _round(self, step: int, trainee: _Trainee) -> tuple[list[Row], str]:
-        """Grows tasks similar to those that failed since the last round, within the policy's band."""
-        config, settings, data_generation = self._config, self._settings, self._config.task_reader.data_generation
+        """Grows tasks similar to those that failed since the last round, within the policy's
+        band."""
+        config, settings, data_generation = (
+            self._config,
+            self._settings,
+            self._config.task_reader.data_generation,
+        )
         known = self._known(step)
         failed = self._failed(step)
-        seeds = [row for row, task in zip(known, self._as_tasks(known), strict=True) if task.task_id in failed]
+        seeds = [
+            row
+            for row, task in zip(known, self._as_tasks(known), strict=True)
+            if task.task_id in failed
+        ]
         seeds = seeds if len(seeds) > 1 else known
         validation = file_of(config, "validation")
         generation = generation_config(config, [], file_of(config, "training"), validation)
         assert isinstance(generation, GenerationConfig), "without documents, it is no DocsConfig"
         seed = seed_of(config.trainer_common.seed, step)
-        generation = dataclasses.replace(generation, count=settings.tasks, validation=0.0, seed=seed)
+        generation = dataclasses.replace(
+            generation, count=settings.tasks, validation=0.0, seed=seed
+        )
         directory = Directory(self._folder / f"step_{step:06d}-{digest_of(seeds)}")
         directory.check(resume=True)
         value = LearningValue(
@@ -131,7 +155,11 @@ class Growing:
             generation,
             directory,
             endpoint,
-            verify=Verify(data_generation.verify, data_generation.verify_model, unfenced=data_generation.unfenced),
+            verify=Verify(
+                data_generation.verify,
+                data_generation.verify_model,
+                unfenced=data_generation.unfenced,
+            ),
             evals=[validation] if validation is not None else [],
             known=known,
             value=value,
@@ -151,11 +179,20 @@ class Growing:
         if since < 0:
             return set()
         with closing(open_trace(self._config.directory)) as trace:
-            chosen = choose(trace, Choice(f"step > {since}", failures=True, run=self._run_id, split="train"))
-        return {task for task, (tried, failed) in chosen.tried.items() if 1 - failed / tried <= self._band.high}
+            chosen = choose(
+                trace, Choice(f"step > {since}", failures=True, run=self._run_id, split="train")
+            )
+        return {
+            task
+            for task, (tried, failed) in chosen.tried.items()
+            if 1 - failed / tried <= self._band.high
+        }
 
     def _known(self, step: int) -> list[Row]:
-        return [*self._seeds, *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after])]
+        return [
+            *self._seeds,
+            *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after]),
+        ]
 
     def _as_tasks(self, rows: Sequence[Row], **more: int) -> list[Task]:
         tasks = [to_task(row, self._mapping) for row in job_rows(rows, self._mapping)]

@@ -1,7 +1,9 @@
-"""Task readers of jobs that generate their tasks: `task_reader.type: data_generation` and `tracing`.
+"""Task readers of jobs that generate their tasks: `task_reader.type: data_generation` and
+`tracing`.
 
-`ajet_sdk.tasks.load` loads them by entry point. Results are cached in the experiment's directory by content: a second
-run with the same documents, seeds, parameters, prompts and model makes no requests.
+`ajet_sdk.tasks.load` loads them by entry point. Results are cached in the experiment's directory by
+content: a second run with the same documents, seeds, parameters, prompts and model makes no
+requests.
 """
 
 from __future__ import annotations
@@ -52,11 +54,12 @@ _DONE = "done.json"
 
 
 def read_generated(config: Config) -> Rows:
-    """Generates tasks from `data_generation`'s documents or seeds; returns training and validation rows.
+    """Generates tasks from `data_generation`'s documents or seeds; returns training and validation
+    rows.
 
-    With documents, seeds set the style. A validation file of `query_reader` is the validation set, and generated tasks
-    are decontaminated against it; else a share of the generated tasks is for validation, from separate seeds or
-    documents.
+    With documents, seeds set the style. A validation file of `query_reader` is the validation set,
+    and generated tasks are decontaminated against it; else a share of the generated tasks is for
+    validation, from separate seeds or documents.
     """
     generation = config.task_reader.data_generation
     seeds = file_of(config, "training")
@@ -75,10 +78,14 @@ def read_generated(config: Config) -> Rows:
     train = job_rows(read(files["train"]), mapping) if "train" in files else iter(())
     if validation is not None:
         return train, json_rows(validation)
-    return train, job_rows(read(files["validation"]), mapping) if "validation" in files else iter(())
+    return train, (
+        job_rows(read(files["validation"]), mapping) if "validation" in files else iter(())
+    )
 
 
-def _generated(config: Config, documents: list[Path], seeds: Path | None, validation: Path | None) -> dict[str, Path]:
+def _generated(
+    config: Config, documents: list[Path], seeds: Path | None, validation: Path | None
+) -> dict[str, Path]:
     """Returns the file of each split in the experiment's `data/DIGEST/`, generating them if needed.
 
     Raises the error that ended the generation; the next attempt continues it.
@@ -91,16 +98,30 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     by_meaning = filtered.params.base_url if filtered.enabled else None
     embeddings = (by_meaning, filtered.params.model) if by_meaning is not None else None
     writer = _writer_of(config)
-    mapping = {column: target for column, target in config.task_reader.field_mapping.items() if not documents}
+    mapping = {
+        column: target
+        for column, target in config.task_reader.field_mapping.items()
+        if not documents
+    }
     named = (*writer.values(), verify, *settings.verify_model, *(embeddings or ()))
     # the content of files that options name: `judge:agent.py:exact` names agent.py
     texts = [str(option) for option in named if option]
     names = {name for text in texts for name in (text, *text.replace("->", ":").split(":"))}
     facts = {
-        "generation": {name: value for name, value in generation.as_json().items() if name != "window"},
+        "generation": {
+            name: value for name, value in generation.as_json().items() if name != "window"
+        },
         "options": [*writer.values(), verify, embeddings, mapping, *settings.verify_model],
-        "files": {str(file): _digest_of_path(file) for file in (*documents, seeds, validation) if file is not None},
-        "named": {name: _digest_of_path(Path(name)) for name in sorted(names) if name and Path(name).exists()},
+        "files": {
+            str(file): _digest_of_path(file)
+            for file in (*documents, seeds, validation)
+            if file is not None
+        },
+        "named": {
+            name: _digest_of_path(Path(name))
+            for name in sorted(names)
+            if name and Path(name).exists()
+        },
     }
     data = config.directory.resolve() / "data"
     directory = Directory(data / _digest([json.dumps(facts, sort_keys=True, default=str).encode()]))
@@ -108,7 +129,9 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
         return files
     endpoint, meanings = open_writer(config), None
     if embeddings is not None:
-        meanings = MeaningIndex.by(embeddings, filtered.params.similarity_threshold, endpoint, data / "replies.sqlite")
+        meanings = MeaningIndex.by(
+            embeddings, filtered.params.similarity_threshold, endpoint, data / "replies.sqlite"
+        )
     rows = read_seeds(seeds, mapping=mapping) if seeds is not None else []
     options: dict[str, Any] = {
         "verify": Verify(verify, settings.verify_model, unfenced=settings.unfenced),
@@ -117,7 +140,14 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
         "confirm": lambda estimate: log.info("data_generation: %s", estimate.as_text()),
     }
     if isinstance(generation, DocsConfig):
-        run = make_tasks(read_corpus(documents, generation), generation, directory, endpoint, seeds=rows, **options)
+        run = make_tasks(
+            read_corpus(documents, generation),
+            generation,
+            directory,
+            endpoint,
+            seeds=rows,
+            **options,
+        )
     else:
         run = grow(rows, generation, directory, endpoint, **options)
     if isinstance(run.failure, Interrupted):
@@ -126,12 +156,16 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
         raise run.failure
     log.info("data_generation: %d rows, in %s", run.result.accepted, directory.path)
     files = {path.stem: path for path in (directory.train, directory.validation) if path.exists()}
-    write_whole(directory.path / _DONE, json.dumps({path.name: _digest_of_path(path) for path in files.values()}))
+    write_whole(
+        directory.path / _DONE,
+        json.dumps({path.name: _digest_of_path(path) for path in files.values()}),
+    )
     return files
 
 
 def _finished(folder: Path) -> dict[str, Path] | None:
-    """Returns the files of a finished generation, if all exist. Raises ConfigError if one was edited."""
+    """Returns the files of a finished generation, if all exist. Raises ConfigError if one was
+    edited."""
     done = folder / _DONE
     digests: dict[str, str] = json.loads(done.read_text(encoding="utf-8")) if done.is_file() else {}
     files = {name.partition(".")[0]: folder / name for name in digests}
@@ -139,14 +173,20 @@ def _finished(folder: Path) -> dict[str, Path] | None:
         return None
     for path in files.values():
         if _digest_of_path(path) != digests[path.name]:
-            raise ConfigError(f"{path} was edited: train on it with task_reader.type: jsonl_dataset_file, or delete it")
+            raise ConfigError(
+                f"{path} was edited: train on it with task_reader.type: jsonl_dataset_file, or"
+                " delete it"
+            )
     return files
 
 
 def generation_config(
     config: Config, documents: list[Path], seeds: Path | None, validation: Path | None
 ) -> DocsConfig | GenerationConfig:
-    generation, filtered = config.task_reader.data_generation, config.task_reader.data_generation.deduplication_filter
+    generation, filtered = (
+        config.task_reader.data_generation,
+        config.task_reader.data_generation.deduplication_filter,
+    )
     _check_limits(config)
     limits: dict[str, Any] = {
         "min_new_forms": 0.0,
@@ -164,18 +204,25 @@ def generation_config(
     if not documents:
         return GenerationConfig(generation.task_num, **limits)
     kind = "knowledge" if seeds is None else "few-shot"
-    return DocsConfig(generation.task_num, (kind,), chunk_size=generation.document_reader.chunk_size, **limits)
+    return DocsConfig(
+        generation.task_num, (kind,), chunk_size=generation.document_reader.chunk_size, **limits
+    )
 
 
 def _writer_of(config: Config) -> dict[str, Any]:
     generation = config.task_reader.data_generation
     if generation.scripted is not None:
-        return {"base_url": None, "model": None, "scripted": _class_path(config, generation.scripted)}
+        return {
+            "base_url": None,
+            "model": None,
+            "scripted": _class_path(config, generation.scripted),
+        }
     model = generation.llm_model or os.environ.get("OPENAI_MODEL")
     base_url = generation.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or not (base_url or Path(model).is_dir()):
         raise ConfigError(
-            f"no model to generate tasks: set {_GENERATION}.llm_model, for an endpoint also base_url (OPENAI_BASE_URL)"
+            f"no model to generate tasks: set {_GENERATION}.llm_model, for an endpoint also"
+            " base_url (OPENAI_BASE_URL)"
         )
     return {"base_url": base_url, "model": model}
 
@@ -196,11 +243,17 @@ def _check_limits(config: Config) -> None:
     for name in generation.sampling_params:
         if name not in ("temperature", "max_tokens"):
             key = f"{_GENERATION}.sampling_params.{name}"
-            log.warning("%s has no effect (%s): only temperature and max_tokens are sent", key, config.origin(key))
+            log.warning(
+                "%s has no effect (%s): only temperature and max_tokens are sent",
+                key,
+                config.origin(key),
+            )
     threshold = generation.deduplication_filter.params.similarity_threshold
     key = f"{_GENERATION}.deduplication_filter.params.similarity_threshold"
     if generation.deduplication_filter.enabled and threshold < _LEAST_SIMILARITY:
-        raise ConfigError(f"{key} must be at least {_LEAST_SIMILARITY} (got {threshold:g}, {config.origin(key)})")
+        raise ConfigError(
+            f"{key} must be at least {_LEAST_SIMILARITY} (got {threshold:g}, {config.origin(key)})"
+        )
 
 
 def file_of(config: Config, split: str) -> Path | None:
@@ -208,15 +261,23 @@ def file_of(config: Config, split: str) -> Path | None:
     reader = config.task_reader.data_generation.query_reader
     if reader.type != "jsonl_dataset_file":
         key = f"{_GENERATION}.query_reader.type"
-        raise ConfigError(f"{key} must be jsonl_dataset_file (got {reader.type!r}, {config.origin(key)})")
+        raise ConfigError(
+            f"{key} must be jsonl_dataset_file (got {reader.type!r}, {config.origin(key)})"
+        )
     text = getattr(reader.jsonl_dataset_file, split).file_path
-    return None if text is None else _there(config, text, f"query_reader.jsonl_dataset_file.{split}.file_path")
+    return (
+        None
+        if text is None
+        else _there(config, text, f"query_reader.jsonl_dataset_file.{split}.file_path")
+    )
 
 
 def _there(config: Config, text: str, key: str) -> Path:
     path = config.resolve(text).resolve()
     if not path.exists():
-        raise MissingResource(f"{_GENERATION}.{key}: there is no {text} ({config.origin(f'{_GENERATION}.{key}')})")
+        raise MissingResource(
+            f"{_GENERATION}.{key}: there is no {text} ({config.origin(f'{_GENERATION}.{key}')})"
+        )
     return path
 
 
@@ -232,10 +293,13 @@ def _check_apart(seeds: Path, validation: Path) -> None:
     for row in read(seeds):
         held_out_at = held_out.get(plain_text(text_of(row.values)))
         if held_out_at is not None:
-            raise TaskError(f"{row.where} is also a validation task ({held_out_at}); remove it from the seeds")
+            raise TaskError(
+                f"{row.where} is also a validation task ({held_out_at}); remove it from the seeds"
+            )
     for seed, held_out_row in descended_rows(list(read(seeds)), list(read(validation))):
         raise TaskError(
-            f"{seed.where} was grown from a validation task ({held_out_row.where}); remove it from the seeds"
+            f"{seed.where} was grown from a validation task ({held_out_row.where}); remove it from"
+            " the seeds"
         )
 
 
@@ -246,17 +310,24 @@ def job_rows(rows: Iterable[Row], mapping: Mapping[str, str]) -> Iterator[Row]:
         metadata = dict(values.get("metadata") or {})
         for column, target in mapping.items():
             root, _, name = target.partition(".")
-            values[column] = metadata.pop(name, None) if root == "metadata" else values.pop(target, None)
+            values[column] = (
+                metadata.pop(name, None) if root == "metadata" else values.pop(target, None)
+            )
         yield Row(row.where, {**values, "metadata": metadata} if "metadata" in values else values)
 
 
 def _digest_of_path(path: Path) -> str:
-    """Hashes a file, or the names and contents of a directory, except hidden files. Raises ConfigError."""
+    """Hashes a file, or the names and contents of a directory, except hidden files. Raises
+    ConfigError."""
     try:
         if not path.is_dir():
             return _digest_of_file(path)
         files = ((p, p.relative_to(path)) for p in sorted(path.rglob("*")) if p.is_file())
-        shown = ((p, name) for p, name in files if not any(n[0] == "." or n == "__pycache__" for n in name.parts))
+        shown = (
+            (p, name)
+            for p, name in files
+            if not any(n[0] == "." or n == "__pycache__" for n in name.parts)
+        )
         named = ((name.as_posix(), _digest_of_file(p)) for p, name in shown)
         return _digest(part.encode() for pair in named for part in pair)
     except OSError as error:
@@ -280,10 +351,11 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def read_traced(config: Config) -> Rows:
-    """Returns tasks of a deployed agent, from episodes that pass every filter: training, validation.
+    """Returns tasks of a deployed agent, from episodes that pass every filter: training,
+    validation.
 
-    Repeated tasks become one row, secrets and personal data are redacted, and equal questions are on one side of the
-    split.
+    Repeated tasks become one row, secrets and personal data are redacted, and equal questions are
+    on one side of the split.
     """
     tracing = config.task_reader.feedback_tracing
     with ExitStack() as stack:
@@ -296,7 +368,12 @@ def read_traced(config: Config) -> Rows:
     if any(of.params.print_reason for of in tracing.filters):
         for row in graded.rejected:
             log.info("%s: %s", row["task_id"], row["reason"])
-    log.info("tracing: %d tasks of %d episodes, %d rejected", len(distinct), graded.of, len(graded.rejected))
+    log.info(
+        "tracing: %d tasks of %d episodes, %d rejected",
+        len(distinct),
+        graded.of,
+        len(graded.rejected),
+    )
     if tracing.train_output_path is not None and distinct:
         with Writer(Path(tracing.train_output_path)) as writer:
             for values in distinct:
@@ -323,19 +400,28 @@ def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping
     return distinct
 
 
-def _filters(config: Config, kind: Literal["llm_evaluate", "deduplication"]) -> list[TracingFilterParams]:
-    return [of.params for of in config.task_reader.feedback_tracing.filters if of.enabled and of.type == kind]
+def _filters(
+    config: Config, kind: Literal["llm_evaluate", "deduplication"]
+) -> list[TracingFilterParams]:
+    return [
+        of.params
+        for of in config.task_reader.feedback_tracing.filters
+        if of.enabled and of.type == kind
+    ]
 
 
 def _traces(config: Config) -> Path:
     base_url = config.task_reader.feedback_tracing.base_url
     key = f"{_TRACING}.base_url"
     if base_url is None:
-        raise ConfigError(f"{key} is not set; give the trace of the deployed agent, a directory or a file")
+        raise ConfigError(
+            f"{key} is not set; give the trace of the deployed agent, a directory or a file"
+        )
     if "://" in base_url and not base_url.startswith("file://"):
         raise ConfigError(
-            f"{key}: {base_url} is a URL ({config.origin(key)}); give a trace directory, or the file that the "
-            "service writes (AgentScope Studio's database.sqlite, OTLP or OpenAI logs)"
+            f"{key}: {base_url} is a URL ({config.origin(key)}); give a trace directory, or the"
+            " file that the service writes (AgentScope Studio's database.sqlite, OTLP or OpenAI"
+            " logs)"
         )
     path = config.resolve(base_url.removeprefix("file://"))
     if not path.exists():
@@ -351,8 +437,14 @@ def _grader(config: Config) -> EpisodeGrader | None:
         return None
     rubric = "\n".join(of.custom_rubrics.strip() for of in filters).strip()
     if not rubric:
-        raise ConfigError(f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode")
-    base_urls = (*(of.base_url for of in filters), tracing.llm_base_url, os.environ.get("OPENAI_BASE_URL"))
+        raise ConfigError(
+            f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode"
+        )
+    base_urls = (
+        *(of.base_url for of in filters),
+        tracing.llm_base_url,
+        os.environ.get("OPENAI_BASE_URL"),
+    )
     keys = (*(of.api_key for of in filters), api_key("OPENAI_API_KEY"))
     endpoint = open_endpoint(
         next(filter(None, base_urls), None),
@@ -363,10 +455,14 @@ def _grader(config: Config) -> EpisodeGrader | None:
         cache=config.directory / "data" / "grades.sqlite",
     )
     temperature = min(of.temperature for of in filters)
-    return EpisodeGrader(endpoint, rubric, temperature=temperature, max_tokens=tracing.alien_llm_response_length)
+    return EpisodeGrader(
+        endpoint, rubric, temperature=temperature, max_tokens=tracing.alien_llm_response_length
+    )
 
 
 def _side(values: Mapping[str, Any], share: float) -> str:
     """Assigns a side by the question's hash, so that it is stable when other tasks come and go."""
-    digest = hashlib.blake2b(plain_text(text_of(values)).encode("utf-8", "replace"), digest_size=8).digest()
+    digest = hashlib.blake2b(
+        plain_text(text_of(values)).encode("utf-8", "replace"), digest_size=8
+    ).digest()
     return "validation" if int.from_bytes(digest, "big") < share * 2**64 else "train"

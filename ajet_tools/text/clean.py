@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def kind_of(episode: Episode) -> str:
-    """Return the split of an episode, with the decoding mode unless implied: train, val sampled, val greedy."""
+    """Return the split of an episode, with the decoding mode unless implied: train, val sampled,
+    val greedy."""
     known = episode.split == "val" or episode.decoding == "greedy"
     return " ".join(filter(None, (episode.split, episode.decoding if known else None)))
 
@@ -31,7 +32,8 @@ def one_line(value: object, width: int = 120) -> str:
 
 
 def flat_keys(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each value of nested objects with its dotted path; an empty object counts as a value."""
+    """Yield each value of nested objects with its dotted path; an empty object counts as a
+    value."""
     for name, value in document.items():
         if isinstance(value, Mapping) and value:
             yield from flat_keys(value, f"{prefix}{name}.")
@@ -50,7 +52,8 @@ def short_ids(ids: Sequence[str]) -> dict[str, str]:
 
 
 _ZERO_WIDTH = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufe0e\ufe0f\ufeff"))
-"""Zero-width characters that join or restyle their neighbours; terminals disagree about the width of the result."""
+"""Zero-width characters that join or restyle their neighbours; terminals disagree about the width
+of the result."""
 
 
 def drop_zero_width(text: str) -> str:

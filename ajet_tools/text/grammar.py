@@ -1,12 +1,13 @@
-"""Grammar of filters over episodes (`trace.queries.filters`) and dataset rows (`dataset.curation.filter`).
+"""Grammar of filters over episodes (`trace.queries.filters`) and dataset rows
+(`dataset.curation.filter`).
 
     filter := all ("or" all)*
     all    := one (["and"] one)*
     one    := "not" one | "(" filter ")" | field operator value ("," value)* | text
     operator := = != < <= > >= ~ (contains, in any case) !~
 
-Values with blanks or special characters are quoted. `!=` and `!~` negate `=` and `~`. The two filter modules give
-fields, values and texts their meaning.
+Values with blanks or special characters are quoted. `!=` and `!~` negate `=` and `~`. The two
+filter modules give fields, values and texts their meaning.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def tree(text: str, example: str) -> Node | None:
     return _Parser(_tokens(text), len(text), example).whole()
 
 
-def fold(node: Node, leaf: Callable[[BareWord | Comparison], T], join: Callable[[Word, Sequence[T]], T]) -> T:
+def fold(
+    node: Node, leaf: Callable[[BareWord | Comparison], T], join: Callable[[Word, Sequence[T]], T]
+) -> T:
     """Evaluate a tree bottom-up: `leaf` on its leaves in order, then `join` on their results."""
     if isinstance(node, Tree):
         return join(node.word, [fold(part, leaf, join) for part in node.parts])
@@ -97,7 +100,10 @@ _TOKEN = re.compile(
     re.S,
 )
 
-_ESCAPE, _ESCAPED = re.compile(r"\\(.)", re.S), {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"}
+_ESCAPE, _ESCAPED = (
+    re.compile(r"\\(.)", re.S),
+    {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"},
+)
 
 
 def _tokens(text: str) -> list[Token]:
@@ -111,12 +117,16 @@ def _tokens(text: str) -> list[Token]:
         if match is None and text[at] in "\"'":
             raise FilterError(f"the quote {text[at]} is never closed", at)
         if match is None:
-            raise FilterError(f"{text[at]!r} is not allowed alone; to search for it, put it in quotes", at)
+            raise FilterError(
+                f"{text[at]!r} is not allowed alone; to search for it, put it in quotes", at
+            )
         body = match[0]
         if any("\ud800" <= c <= "\udfff" for c in body):
             raise FilterError("half a surrogate pair is not a character", at)
         if match["quoted"]:
-            tokens.append(Token("quoted", _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[0]), body[1:-1]), at))
+            tokens.append(
+                Token("quoted", _ESCAPE.sub(lambda m: _ESCAPED.get(m[1], m[0]), body[1:-1]), at)
+            )
         elif match["operator"]:
             tokens.append(Token("operator", "=" if body == "==" else body, at))
         elif body in ("(", ")", ","):
@@ -178,10 +188,14 @@ class _Parser:
         self._terms += 1
         if self._terms > _MOST:
             raise FilterError(f"more than {_MOST} conditions", token.at)
-        if token.kind in ("end", ")", ",") or (token.kind == "word" and token.text.lower() in ("or", "and")):
+        if token.kind in ("end", ")", ",") or (
+            token.kind == "word" and token.text.lower() in ("or", "and")
+        ):
             raise FilterError(f"a condition is missing here, for example {self._example}", token.at)
         if token.kind == "operator":
-            raise FilterError(f"a field is missing before {token.text}, as in {self._example}", token.at)
+            raise FilterError(
+                f"a field is missing before {token.text}, as in {self._example}", token.at
+            )
         return self._comparison(token) if self._peek().kind == "operator" else BareWord(token)
 
     def _inner(self, token: Token) -> Node:
@@ -205,13 +219,18 @@ class _Parser:
         if len(values) > 1 and operator.text[0] in "<>":
             raise FilterError(f"{operator.text} takes a single value", values[1].at)
         negated = operator.text[0] == "!"
-        plain = Token("operator", operator.text.removeprefix("!") if negated else operator.text, operator.at)
+        plain = Token(
+            "operator", operator.text.removeprefix("!") if negated else operator.text, operator.at
+        )
         node = Comparison(field, plain, tuple(values))
         return Tree("not", (node,)) if negated else node
 
     def _a_condition_follows(self) -> bool:
         """Whether a condition follows the comma, rather than another value."""
-        first, second, third = [*self._tokens[self._next + 1 : self._next + 4], *self._tokens[-1:] * 2][:3]
+        first, second, third = [
+            *self._tokens[self._next + 1 : self._next + 4],
+            *self._tokens[-1:] * 2,
+        ][:3]
         if first.kind == "word" and first.text.lower() == "not":
             return second.kind == "(" or third.kind == "operator"
         return first.kind == "(" or second.kind == "operator"

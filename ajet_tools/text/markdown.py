@@ -1,7 +1,7 @@
 """Renders a model's Markdown in a terminal without losing characters.
 
-Links, images, HTML, entities and escapes stay as written: a trace shows exactly the model's output. Asterisks and
-underscores inside words (`2*3*4`) are not emphasis.
+Links, images, HTML, entities and escapes stay as written: a trace shows exactly the model's output.
+Asterisks and underscores inside words (`2*3*4`) are not emphasis.
 """
 
 from __future__ import annotations
@@ -27,13 +27,26 @@ _STYLES = {
     "cyan": ("code", "code_block"),
     "dim": ("hr", "table.border"),
 }
-MARKDOWN_THEME = Theme({f"markdown.{name}": style for style, names in _STYLES.items() for name in names})
-_AS_WRITTEN = ["link", "image", "autolink", "html_inline", "html_block", "entity", "escape", "reference", "lheading"]
+MARKDOWN_THEME = Theme(
+    {f"markdown.{name}": style for style, names in _STYLES.items() for name in names}
+)
+_AS_WRITTEN = [
+    "link",
+    "image",
+    "autolink",
+    "html_inline",
+    "html_block",
+    "entity",
+    "escape",
+    "reference",
+    "lheading",
+]
 _MARKED = re.compile(r"[*_`#>|~]|^\s*(?:[-+]|\d{1,9}[.)])\s|^(?: {4}|\t)|^-{3,}\s*$", re.MULTILINE)
 
 
 def render_markdown(text: str) -> RenderableType:
-    """Render Markdown, or plain text if it has no markup. The caller has replaced control characters."""
+    """Render Markdown, or plain text if it has no markup. The caller has replaced control
+    characters."""
     return _LosslessMarkdown(text) if _MARKED.search(text) else Text(text)
 
 
@@ -45,11 +58,15 @@ class _LosslessMarkdown:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = console.render_lines(SafeMarkdown(self.text), options, pad=False)
-        shown = Counter(c for line in lines for segment in line for c in segment.text if c.isalnum())
+        shown = Counter(
+            c for line in lines for segment in line for c in segment.text if c.isalnum()
+        )
         if shown != Counter(c for c in self.text if c.isalnum()):
             yield Text(self.text)
             return
-        filled = [n for n, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
+        filled = [
+            n for n, line in enumerate(lines) if any(segment.text.strip() for segment in line)
+        ]
         for line in lines[filled[0] : filled[-1] + 1] if filled else ():
             yield from line
             yield Segment.line()
@@ -70,7 +87,9 @@ class _Code(CodeBlock):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         name = f"{self.lexer_name}\n" if self.lexer_name else ""
-        shown = Text.assemble((name, "dim"), (str(self.text).rstrip("\n"), console.get_style("markdown.code_block")))
+        shown = Text.assemble(
+            (name, "dim"), (str(self.text).rstrip("\n"), console.get_style("markdown.code_block"))
+        )
         yield Padding(shown, (0, 0, 0, 2))
 
 
@@ -88,14 +107,20 @@ class _Item(ListItem):
     def render_bullet(self, console: Console, options: ConsoleOptions) -> RenderResult:
         return self._render(console, options, " • ")
 
-    def render_number(self, console: Console, options: ConsoleOptions, number: int, last_number: int) -> RenderResult:
+    def render_number(
+        self, console: Console, options: ConsoleOptions, number: int, last_number: int
+    ) -> RenderResult:
         return self._render(console, options, self.number.rjust(len(str(last_number)) + 2))
 
     def _render(self, console: Console, options: ConsoleOptions, mark: str) -> RenderResult:
         narrower = options.update(width=max(1, options.max_width - len(mark)))
         lines = console.render_lines(self.elements, narrower, style=self.style, pad=False)
         for n, line in enumerate(lines or [[]]):
-            yield Segment(" " * len(mark)) if n else Segment(mark, console.get_style("markdown.item.bullet"))
+            yield (
+                Segment(" " * len(mark))
+                if n
+                else Segment(mark, console.get_style("markdown.item.bullet"))
+            )
             yield from line
             yield Segment.line()
 
@@ -137,5 +162,11 @@ def _keep_inner_marks(tokens: Sequence[Token]) -> list[Token]:
             result.append(token)
         if token.nesting == -1 and marks:
             inner.pop()
-        before = token.content or before if token.type in ("text", "code_inline") else "" if not marks else before
+        before = (
+            token.content or before
+            if token.type in ("text", "code_inline")
+            else ""
+            if not marks
+            else before
+        )
     return result

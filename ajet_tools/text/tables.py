@@ -39,7 +39,8 @@ def console() -> Console:
 
 @contextmanager
 def paged(no_pager: bool = False) -> Iterator[Console]:
-    """Yield a console whose output goes through $PAGER, or `less`, if it is longer than the terminal.
+    """Yield a console whose output goes through $PAGER, or `less`, if it is longer than the
+    terminal.
 
     Piped output is printed directly, as is all output without a pager or with an empty $PAGER.
     """
@@ -52,10 +53,15 @@ def paged(no_pager: bool = False) -> Iterator[Console]:
         yield out
     text, process = captured.get(), None
     if text.count("\n") >= out.height:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace")
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
+        )
         try:
             process.communicate(text)
-        except (BrokenPipeError, KeyboardInterrupt):  # the pager was closed early, or handles Ctrl-C itself
+        except (
+            BrokenPipeError,
+            KeyboardInterrupt,
+        ):  # the pager was closed early, or handles Ctrl-C itself
             process.wait()
     if process is None or process.returncode == 127:
         out.file.write(text)
@@ -78,14 +84,17 @@ def number(value: float | None) -> str:
 def table(
     rows: Sequence[Mapping[str, object]], width: int, *, title: str = "", right: Iterable[str] = ()
 ) -> RenderableType:
-    """Format rows as a table of at most `width` characters, one line each; omitted columns are named below it.
+    """Format rows as a table of at most `width` characters, one line each; omitted columns are
+    named below it.
 
-    Text columns shrink first; numbers and the columns in `right` are right-aligned and never cut. The table has the
-    columns of all rows; missing values are empty cells.
+    Text columns shrink first; numbers and the columns in `right` are right-aligned and never cut.
+    The table has the columns of all rows; missing values are empty cells.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = {name: [cell(row.get(name)) for row in rows] for name in names}
-    numeric = {n for n in names if n in right or any(isinstance(r.get(n), int | float) for r in rows)}
+    numeric = {
+        n for n in names if n in right or any(isinstance(r.get(n), int | float) for r in rows)
+    }
     needed = {n: max(len(n), *(c.cell_len for c in cells[n])) for n in names}
     free, shown = width, list[str]()
     for name in names:
@@ -96,12 +105,19 @@ def table(
     grid = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in shown:
         rigid = name in numeric or needed[name] <= _NARROW
-        grid.add_column(Text(name, no_wrap=True), justify="right" if name in numeric else "left", no_wrap=rigid)
+        grid.add_column(
+            Text(name, no_wrap=True), justify="right" if name in numeric else "left", no_wrap=rigid
+        )
     for i in range(len(rows)):
         grid.add_row(*(cells[name][i] for name in shown))
     parts: list[RenderableType] = [Text(title, style="italic")] if title else []
     left = names[len(shown) :]
-    more = [Text(one_line(f"no room for {', '.join(left)}; use a wider terminal or --json", width), style="dim")]
+    more = [
+        Text(
+            one_line(f"no room for {', '.join(left)}; use a wider terminal or --json", width),
+            style="dim",
+        )
+    ]
     return Group(*parts, grid, *(more if left else []))
 
 
@@ -126,7 +142,9 @@ def fields(pairs: Iterable[tuple[str, object]]) -> Table:
     grid.add_column(overflow="fold")
     for name, value in pairs:
         if value is not None and value != "" and value != [] and value != {}:
-            grid.add_row(Text(name), Text(visible(value)) if isinstance(value, str) else cell(value))
+            grid.add_row(
+                Text(name), Text(visible(value)) if isinstance(value, str) else cell(value)
+            )
     return grid
 
 
@@ -135,7 +153,9 @@ _STYLES = {"-": "red", "+": "green"}
 
 def diff_text(lines: Sequence[str], most: int = 60) -> Text:
     """Colour the first `most` lines of a diff, which begin with `-`, `+` or a blank."""
-    shown = Text("\n").join(Text(visible(line), style=_STYLES.get(line[:1], "dim")) for line in lines[:most])
+    shown = Text("\n").join(
+        Text(visible(line), style=_STYLES.get(line[:1], "dim")) for line in lines[:most]
+    )
     if len(lines) > most:
         shown.append(f"\n… and {len(lines) - most} more lines (--json has more)", style="dim")
     return shown
@@ -150,7 +170,9 @@ def compact(count: float | None) -> str:
         return ""
     for size, unit in _THOUSANDS:
         if abs(count) >= size:
-            return f"{count / size:.3g}{unit}" if count / size < 999.5 else f"{count / size:.0f}{unit}"
+            return (
+                f"{count / size:.3g}{unit}" if count / size < 999.5 else f"{count / size:.0f}{unit}"
+            )
     return f"{count:.0f}"
 
 

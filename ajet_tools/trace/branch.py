@@ -1,6 +1,8 @@
-"""Forks of a stored episode: replies are replayed up to one of its calls, then sampled, and the result is judged.
+"""Forks of a stored episode: replies are replayed up to one of its calls, then sampled, and the
+result is judged.
 
-The workflow runs again. If it sends other requests before that call, the attempt counts as no fork, not as reward 0.
+The workflow runs again. If it sends other requests before that call, the attempt counts as no fork,
+not as reward 0.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class BranchPoint:
 
 
 def branch_point(reader: TraceReader, episode_id: str, at: str, keep: int = 0) -> BranchPoint:
-    """Find a call of an episode's workflow by its number or by the first six or more characters of its id.
+    """Find a call of an episode's workflow by its number or by the first six or more characters of
+    its id.
 
     Raises QueryError.
     """
@@ -59,12 +62,17 @@ def branch_point(reader: TraceReader, episode_id: str, at: str, keep: int = 0) -
     if len(fitting) != 1:
         numbers = ", ".join(str(call.index) for call in calls[:20]) or "none"
         raise QueryError(
-            f"--at {at}: {'several calls have' if fitting else 'no call of the workflow has'} that number or start of "
-            f"an id in episode {episode_id[:12]}; its calls: {numbers}{' …' if len(calls) > 20 else ''}"
+            f"--at {at}: {'several calls have' if fitting else 'no call of the workflow has'} that"
+            f" number or start of an id in episode {episode_id[:12]}; its calls:"
+            f" {numbers}{' …' if len(calls) > 20 else ''}"
         )
     call, known = fitting[0], fitting[0].logprobs
     if keep and (known is None or keep >= len(known)):
-        there = "no token ids with log-probabilities" if known is None else f"{len(known)} tokens; keep fewer of them"
+        there = (
+            "no token ids with log-probabilities"
+            if known is None
+            else f"{len(known)} tokens; keep fewer of them"
+        )
         raise QueryError(f"--token {keep}: the reply of call {call.index} has {there}")
     [held_out] = reader.query(
         f"SELECT {OF_VALIDATION} AS held_out FROM episodes e WHERE e.episode_id = ?", [episode_id]
@@ -102,9 +110,13 @@ class _Request:
         texts = [parts_of(side[0]).text if side else "" for side in sides]
         role = parts_of((sides[1] or sides[0])[0]).role
         shown = [
-            excerpt(text, common_start(*texts)) if side else "nothing" for side, text in zip(sides, texts, strict=True)
+            excerpt(text, common_start(*texts)) if side else "nothing"
+            for side, text in zip(sides, texts, strict=True)
         ]
-        return f"message {start} ({role}) of call {self.calls[0].index} was {shown[0]} and is {shown[1]}"
+        return (
+            f"message {start} ({role}) of call {self.calls[0].index} was {shown[0]} and is"
+            f" {shown[1]}"
+        )
 
 
 @dataclass
@@ -127,22 +139,34 @@ class BranchingEngine:
         self.point = point
         self._at = _Request(point.call.agent, point.call.request, (point.call,))
         calls = point.episode.calls
-        answered = (c for c in calls if c.phase == "rollout" and c.error is None and c.response.get("choices"))
+        answered = (
+            c
+            for c in calls
+            if c.phase == "rollout" and c.error is None and c.response.get("choices")
+        )
         by_id = grouped(answered, lambda call: call.request_id or call.call_id)
         self._recorded = [_Request(of[0].agent, of[0].request, tuple(of)) for of in by_id.values()]
         by_start = sorted(self._recorded, key=lambda request: request.calls[0].started_at)
-        self._before = [request for request in by_start if request.calls[0].started_at < point.call.started_at]
+        self._before = [
+            request for request in by_start if request.calls[0].started_at < point.call.started_at
+        ]
         self._after = by_start[len(self._before) :]
         self._progress: dict[str, _Progress] = {}
 
     def over(self, engine: Engine) -> Engine:
-        """Set the engine that samples, and return self. Raises ConfigError if it cannot continue after a token."""
+        """Set the engine that samples, and return self. Raises ConfigError if it cannot continue
+        after a token."""
         if self.point.keep and not isinstance(engine, TokenEngine):
             raise ConfigError(
-                f"--token: {engine!r} takes messages and not token ids, so it can't go on from a token; give a local "
-                "model (--model PATH), or leave --token out to sample the whole reply"
+                f"--token: {engine!r} takes messages and not token ids, so it can't go on from a"
+                " token; give a local model (--model PATH), or leave --token out to sample the"
+                " whole reply"
             )
-        self.engine, self.model, self.tokenizer = engine, engine.model, getattr(engine, "tokenizer", None)
+        self.engine, self.model, self.tokenizer = (
+            engine,
+            engine.model,
+            getattr(engine, "tokenizer", None),
+        )
         return self
 
     async def answer(self, ask: Ask) -> Answer:
@@ -156,8 +180,12 @@ class BranchingEngine:
                     return self._replay(ask, recorded.calls)
             if not progress.branched and self._at.equals(request):
                 progress.branched = True
-                return await (self._continue(ask, progress) if self.point.keep else self.engine.answer(ask))
-            if progress.branched or any(later.equals(request) for later in self._after):  # parallel to the branch point
+                return await (
+                    self._continue(ask, progress) if self.point.keep else self.engine.answer(ask)
+                )
+            if progress.branched or any(
+                later.equals(request) for later in self._after
+            ):  # parallel to the branch point
                 return await self.engine.answer(ask)
             expected = next((r for r in (*progress.left, self._at) if r.agent == ask.agent), None)
             unknown = f"agent {ask.agent!r} sent a request that was not recorded"
@@ -174,22 +202,44 @@ class BranchingEngine:
             else list(conversation.prompt_ids) == first.prompt_ids.tolist()
         )
         choices = tuple(_choice(call, exact) for call in calls)
-        if exact and chat is not None and conversation is not None and conversation.prompt is not None:
+        if (
+            exact
+            and chat is not None
+            and conversation is not None
+            and conversation.prompt is not None
+        ):
             builder = chat.tokens(ask.episode_id, ask.agent)
             for choice in choices:
                 if choice.output_ids is not None and choice.message is not None:
-                    builder.commit(conversation.prompt, choice.output_ids, choice.message, conversation.sampling.stop)
+                    builder.commit(
+                        conversation.prompt,
+                        choice.output_ids,
+                        choice.message,
+                        conversation.sampling.stop,
+                    )
         ids = first.prompt_ids.tolist() if exact and first.prompt_ids is not None else None
-        return Answer(choices, first.model, ids, first.policy_version, first.response.get("usage") or {})
+        return Answer(
+            choices, first.model, ids, first.policy_version, first.response.get("usage") or {}
+        )
 
     async def _continue(self, ask: Ask, progress: _Progress) -> Answer:
         """Sample replies that begin with the kept tokens."""
         call, engine, keep = self.point.call, self.engine, self.point.keep
-        assert isinstance(engine, TokenEngine) and call.output_ids is not None and call.logprobs is not None
+        assert (
+            isinstance(engine, TokenEngine)
+            and call.output_ids is not None
+            and call.logprobs is not None
+        )
         conversation = engine.chat.begin(ask)
-        sampling, kept, logprobs = conversation.sampling, call.output_ids[:keep].tolist(), call.logprobs[:keep].tolist()
+        sampling, kept, logprobs = (
+            conversation.sampling,
+            call.output_ids[:keep].tolist(),
+            call.logprobs[:keep].tolist(),
+        )
         if call.prompt_ids is None or list(conversation.prompt_ids) != call.prompt_ids.tolist():
-            progress.difference = f"the prompt of call {call.index} has other token ids with this model"
+            progress.difference = (
+                f"the prompt of call {call.index} has other token ids with this model"
+            )
         elif sampling.processed:
             progress.difference = "a grammar, a penalty or a bias needs the whole reply"
         if progress.difference:
@@ -197,7 +247,9 @@ class BranchingEngine:
         limit = None if sampling.max_tokens is None else max(1, sampling.max_tokens - keep)
         prompt, session = [*conversation.prompt_ids, *kept], f"{ask.episode_id}/{ask.agent}"
         sampled = []
-        for rest in await engine.sampler.sample(prompt, replace(sampling, max_tokens=limit), session):
+        for rest in await engine.sampler.sample(
+            prompt, replace(sampling, max_tokens=limit), session
+        ):
             ids = [*kept, *rest.output_ids]
             behind = engine.tokenizer.decode(rest.output_ids)[len(rest.text or "") :]
             text = None if rest.text is None else engine.tokenizer.decode(ids).removesuffix(behind)
@@ -216,7 +268,8 @@ class BranchingEngine:
         await self.engine.aclose()
 
     def in_order(self, episode: Episode) -> Episode:
-        """Sort the calls of a fork by their recorded order, as calls may be parallel; new calls follow."""
+        """Sort the calls of a fork by their recorded order, as calls may be parallel; new calls
+        follow."""
 
         def position(call: Call) -> int:
             request, recorded = _Request(call.agent, call.request), enumerate(self._recorded)
@@ -245,7 +298,9 @@ def _choice(call: Call, exact: bool) -> Choice:
     ids = call.output_ids.tolist() if exact and call.output_ids is not None else None
     logprobs = None if ids is None or call.logprobs is None else call.logprobs.tolist()
     finish = call.finish_reason or "stop"
-    return Choice(raw.get("message"), raw.get("text"), finish, ids, logprobs, cut_tokens=call.cut_tokens)
+    return Choice(
+        raw.get("message"), raw.get("text"), finish, ids, logprobs, cut_tokens=call.cut_tokens
+    )
 
 
 @dataclass(frozen=True)
@@ -254,7 +309,8 @@ class Fork:
 
     episode: Episode
     why_not: str
-    """Reason of a failed attempt: other requests before the branch point, or it was not reached. Empty for a fork."""
+    """Reason of a failed attempt: other requests before the branch point, or it was not reached.
+    Empty for a fork."""
     parts: str | None
     """The first difference from the stored episode; None if there is none."""
 

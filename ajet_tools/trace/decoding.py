@@ -1,4 +1,5 @@
-"""Finds the tokenizer of a run and decodes token ids to text and exact bytes; reads the recorded config."""
+"""Finds the tokenizer of a run and decodes token ids to text and exact bytes; reads the recorded
+config."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def vocabulary(
         tokenizer: a directory with a tokenizer, or its `tokenizer.json`; None: the model of the run's recorded config.
         trace: path of the trace, to look for the run's checkpoint next to it, then for `model_places`.
 
-    Nothing is downloaded; a Hub model must be in the local cache. Raises ConfigError if there is no tokenizer.
+    Nothing is downloaded; a Hub model must be in the local cache. Raises ConfigError if there is no
+    tokenizer.
     """
     if tokenizer is not None:
         return _load(tokenizer)
@@ -74,7 +76,9 @@ def vocabulary(
     if cached is not None:
         return _load(cached)
     raise ConfigError(
-        f"the run's model.path {path} is not a directory here" if path else "the run's config names no model.path"
+        f"the run's model.path {path} is not a directory here"
+        if path
+        else "the run's config names no model.path"
     )
 
 
@@ -89,11 +93,13 @@ def known_vocabulary(
 
 
 def model_places(job: object, trace: Path | None) -> Iterator[Path]:
-    """Yield possible paths of the model in a recorded config (its `ajet` section), most likely first.
+    """Yield possible paths of the model in a recorded config (its `ajet` section), most likely
+    first.
 
-    A trace does not record the directory of the config file, so a relative `model.path` is resolved from the working
-    directory, then from the directory of the trace and its parents. A model made by a recipe is in the directory of the
-    run's seed: the link at `model.path` belongs to the last run, which may have had another seed.
+    A trace does not record the directory of the config file, so a relative `model.path` is resolved
+    from the working directory, then from the directory of the trace and its parents. A model made
+    by a recipe is in the directory of the run's seed: the link at `model.path` belongs to the last
+    run, which may have had another seed.
     """
     model, common = (_section(job, name) for name in ("model", "trainer_common"))
     path, seed = model.get("path"), common.get("seed")
@@ -173,13 +179,24 @@ def _read(file: Path, changed: int) -> Vocabulary:
 
 def _template_beside(file: Path) -> ChatTemplate | None:
     """Read the chat template from the files that transformers saves with a `tokenizer.json`."""
-    settings, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    settings, template_file = (
+        file.with_name("tokenizer_config.json"),
+        file.with_name("chat_template.jinja"),
+    )
     try:
         config: dict[str, object] = json.loads(settings.read_bytes()) if settings.is_file() else {}
-        source = template_file.read_text(encoding="utf-8") if template_file.is_file() else config.get("chat_template")
+        source = (
+            template_file.read_text(encoding="utf-8")
+            if template_file.is_file()
+            else config.get("chat_template")
+        )
         if not isinstance(source, str):
             return None
-        tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token")}
+        tokens = {
+            k: v.get("content") if isinstance(v, dict) else v
+            for k, v in config.items()
+            if k.endswith("_token")
+        }
         return ChatTemplate.of(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
     except (ConfigError, ValueError):
         return None
@@ -194,8 +211,8 @@ class Spelled:
     text: str
     """The whole text; invalid UTF-8 is decoded to lone surrogates U+DC80 to U+DCFF (PEP 383)."""
     starts: npt.NDArray[np.int64]
-    """T + 1 offsets: text[starts[i]:starts[i + 1]] belongs to token i. A character belongs to the token of its first
-    byte; a token with only later bytes of a character has no text."""
+    """T + 1 offsets: text[starts[i]:starts[i + 1]] belongs to token i. A character belongs to the
+    token of its first byte; a token with only later bytes of a character has no text."""
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -208,7 +225,8 @@ class Spelled:
         return int(np.searchsorted(self.starts, offset, side="right")) - 1
 
     def holder(self, token: int) -> int:
-        """Return the token with the character that this token continues, or itself if it has text."""
+        """Return the token with the character that this token continues, or itself if it has
+        text."""
         if self.pieces[token] and self.starts[token] == self.starts[token + 1]:
             return self.token_at(int(self.starts[token]) - 1)
         return token
@@ -238,7 +256,8 @@ _ESCAPES |= {code: f"\\u{code:04x}" for code in (0x200C, 0x200D, 0xFE0E, 0xFE0F)
 
 
 def shown(text: str) -> str:
-    """Escape a token's text for a terminal: invalid bytes as \\xNN, and characters that join or restyle others."""
+    """Escape a token's text for a terminal: invalid bytes as \\xNN, and characters that join or
+    restyle others."""
     if text.isascii() and text.isprintable():
         return text
     return visible(text.translate(_ESCAPES))
@@ -252,7 +271,8 @@ def recorded_config(reader: TraceReader, run_id: str) -> dict[str, object]:
 
 
 def run_config(reader: TraceReader, run_id: str) -> Config:
-    """Validate the recorded config; a run without one (of an agent that was only observed) has the defaults.
+    """Validate the recorded config; a run without one (of an agent that was only observed) has the
+    defaults.
 
     Raises ConfigError if the config is not valid in this version.
     """
@@ -263,4 +283,6 @@ def run_config(reader: TraceReader, run_id: str) -> Config:
     try:
         return load_config(values=document, beside=Path(file) if isinstance(file, str) else None)
     except ConfigError as error:
-        raise ConfigError(f"the config that run {run_id} recorded is not valid in this version:\n{error}") from error
+        raise ConfigError(
+            f"the config that run {run_id} recorded is not valid in this version:\n{error}"
+        ) from error

@@ -1,4 +1,5 @@
-"""Resolves command-line arguments to traces: a file, a directory tree, or the id or name of a run or episode."""
+"""Resolves command-line arguments to traces: a file, a directory tree, or the id or name of a run
+or episode."""
 
 from __future__ import annotations
 
@@ -42,10 +43,11 @@ def _open(path: Path | None, read_only: bool = False) -> Trace:
 
 
 def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Trace, Path]:
-    """Open a trace file, or all traces in and below a directory (by default the current one) as a single trace.
+    """Open a trace file, or all traces in and below a directory (by default the current one) as a
+    single trace.
 
-    Returns the reader and the path of its files. Skipped files are logged. For `read_only` see `open_trace`. Raises
-    TraceError if there are no files.
+    Returns the reader and the path of its files. Skipped files are logged. For `read_only` see
+    `open_trace`. Raises TraceError if there are no files.
     """
     reader = _open(path, read_only)
     files = reader.files()
@@ -57,10 +59,14 @@ def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Tra
     return reader, directories.pop() if len(directories) == 1 else path or Path()
 
 
-def open_named(name: str | None = None, path: Path | None = None, *, read_only: bool = False) -> Named:
-    """Open a path, or the traces at `path` that should have a run, episode or call with this id or name.
+def open_named(
+    name: str | None = None, path: Path | None = None, *, read_only: bool = False
+) -> Named:
+    """Open a path, or the traces at `path` that should have a run, episode or call with this id or
+    name.
 
-    A `path` without `name` may also be an id or name. Raises TraceError if there are no files, or for a missing path.
+    A `path` without `name` may also be an id or name. Raises TraceError if there are no files, or
+    for a missing path.
     """
     if name is None and path is not None and not path.exists():
         name, path = str(path), None
@@ -70,7 +76,9 @@ def open_named(name: str | None = None, path: Path | None = None, *, read_only: 
     if as_path.is_file() or (as_path.is_dir() and in_and_below(as_path)):
         return Named(*open_located(as_path, read_only), None)
     if os.sep in name or name.endswith(".duckdb"):
-        raise TraceError(f"there is no {'trace below' if as_path.exists() else 'file or directory'} {name}")
+        raise TraceError(
+            f"there is no {'trace below' if as_path.exists() else 'file or directory'} {name}"
+        )
     return Named(*open_located(path, read_only), name)
 
 
@@ -84,7 +92,8 @@ class State:
 
 
 def state_of(path: Path, reader: TraceReader | None = None) -> State:
-    """Return the state of a trace, without asking a running process; an open reader saves the search for files."""
+    """Return the state of a trace, without asking a running process; an open reader saves the
+    search for files."""
     stamps = []
     try:
         files = reader.files() if isinstance(reader, Trace) else trace_files(path)

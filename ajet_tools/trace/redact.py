@@ -1,11 +1,13 @@
 """Replaces secrets and personal data in text by placeholders.
 
-A value becomes `[kind n]`; within an episode equal values get the same number, so that a conversation can still be
-followed. Patterns that ordinary numbers also match are confirmed by a checksum (cards: Luhn, ISO/IEC 7812; IBAN:
-mod 97, ISO 13616; national ids: their own) or by the text around them.
+A value becomes `[kind n]`; within an episode equal values get the same number, so that a
+conversation can still be followed. Patterns that ordinary numbers also match are confirmed by a
+checksum (cards: Luhn, ISO/IEC 7812; IBAN: mod 97, ISO 13616; national ids: their own) or by the
+text around them.
 
-Not detected: names, addresses, dates of birth and other personal facts in prose; secrets without a known format (a
-password in a sentence); images and encoded data (base64, ROT13); JSON numbers. Review what you publish.
+Not detected: names, addresses, dates of birth and other personal facts in prose; secrets without a
+known format (a password in a sentence); images and encoded data (base64, ROT13); JSON numbers.
+Review what you publish.
 """
 
 from __future__ import annotations
@@ -80,12 +82,15 @@ def _north_american(match: re.Match[str]) -> bool:
     text, start, end = match.string, match.start(), match.end()
     around = text[max(0, start - 2) : start] + text[end : end + 2]
     return not (
-        _in_sum(match) or re.search(r"[-?)(\d]", around) or _ARITHMETIC.search(text[max(0, start - 60) : start])
+        _in_sum(match)
+        or re.search(r"[-?)(\d]", around)
+        or _ARITHMETIC.search(text[max(0, start - 60) : start])
     )
 
 
 def _international(match: re.Match[str]) -> bool:
-    """Accept a plus sign with digits, unless it follows a number, a bracket or a one-letter variable to add to."""
+    """Accept a plus sign with digits, unless it follows a number, a bracket or a one-letter
+    variable to add to."""
     start, end = match.span()
     before = match.string[max(0, start - 4) : start].rstrip()
     after = match.string[end : end + 2].lstrip()[:1]
@@ -98,7 +103,9 @@ def _national(match: re.Match[str]) -> bool:
     text, start, end = match.string, match.start(), match.end()
     is_date = re.fullmatch(r"0\d[-/ ]\d\d[-/ ]\d{4}", match[0]) is not None
     asked = _ARITHMETIC.search(text[max(0, start - 60) : start])
-    listed = re.search(r"\d[, ]+$", text[max(0, start - 4) : start]) or re.match(r"[, ]+\d", text[end : end + 4])
+    listed = re.search(r"\d[, ]+$", text[max(0, start - 4) : start]) or re.match(
+        r"[, ]+\d", text[end : end + 4]
+    )
     return 9 <= len(_digits(match[0])) <= 12 and not (is_date or asked or listed or _in_sum(match))
 
 
@@ -116,7 +123,9 @@ _CARD_RANGES = (
 
 def _card(match: re.Match[str]) -> bool:
     number = _digits(match[0])
-    issued = any(len(number) in lengths and form.fullmatch(number) for form, lengths in _CARD_RANGES)
+    issued = any(
+        len(number) in lengths and form.fullmatch(number) for form, lengths in _CARD_RANGES
+    )
     luhn = sum(sum(divmod(int(c) * (1 + i % 2), 10)) for i, c in enumerate(reversed(number)))
     return issued and luhn % 10 == 0 and not _in_sum(match)
 
@@ -134,7 +143,9 @@ def _ip(match: re.Match[str]) -> bool:
     except ValueError:
         return False
     groups = [group for group in match[0].split(":") if group]
-    return not (address.is_loopback or address.is_unspecified) and (address.version == 4 or len(groups) >= 3)
+    return not (address.is_loopback or address.is_unspecified) and (
+        address.version == 4 or len(groups) >= 3
+    )
 
 
 _CN_WEIGHTS = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
@@ -176,16 +187,56 @@ def _french_id(match: re.Match[str]) -> bool:
 _ODD = dict(
     zip(
         "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ",
-        (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16,
-         10, 22, 25, 24, 23), strict=True,
+        (
+            1,
+            0,
+            5,
+            7,
+            9,
+            13,
+            15,
+            17,
+            19,
+            21,
+            1,
+            0,
+            5,
+            7,
+            9,
+            13,
+            15,
+            17,
+            19,
+            21,
+            2,
+            4,
+            18,
+            20,
+            11,
+            3,
+            6,
+            8,
+            12,
+            14,
+            16,
+            10,
+            22,
+            25,
+            24,
+            23,
+        ),
+        strict=True,
     )
-)  # fmt: skip
+)
 
 
 def _italian_id(match: re.Match[str]) -> bool:
     """Codice fiscale: 16th letter from a weighted sum mod 26."""
     text = match[0].upper()
-    even = {c: i if c.isdigit() else i - 10 for i, c in enumerate("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ")}
+    even = {
+        c: i if c.isdigit() else i - 10
+        for i, c in enumerate("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    }
     total = sum(_ODD[c] if i % 2 == 0 else even[c] for i, c in enumerate(text[:15]))
     return chr(ord("A") + total % 26) == text[15]
 
@@ -202,10 +253,38 @@ _KEYS = (
     r"SG\.[\w-]{16,}\.[\w-]{16,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,}|dop_v1_[a-f0-9]{64}",  # SendGrid, npm, ...
 )
 _KEY_HINTS = (
-    "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "akia", "asia", "aroa", "aida", "aiza",
-    "ya29.", "xox", "xapp-", "hf_", "gsk_", "xai-", "r8_", "pplx-", "nvapi-", "fw_", "tvly-", "k_live_", "k_test_",
-    "whsec_", "sg.", "npm_", "pypi-", "dop_v1_",
-)  # fmt: skip
+    "sk-",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "glpat-",
+    "akia",
+    "asia",
+    "aroa",
+    "aida",
+    "aiza",
+    "ya29.",
+    "xox",
+    "xapp-",
+    "hf_",
+    "gsk_",
+    "xai-",
+    "r8_",
+    "pplx-",
+    "nvapi-",
+    "fw_",
+    "tvly-",
+    "k_live_",
+    "k_test_",
+    "whsec_",
+    "sg.",
+    "npm_",
+    "pypi-",
+    "dop_v1_",
+)
 _RANDOM = 3.5
 """Bits per character of a key of letters only; `hf_xxxxxxxxxxxxxxxx` in an example has fewer."""
 _PEM = r"PRIVATE KEY(?: BLOCK)?-----"
@@ -229,7 +308,12 @@ RULES: tuple[Rule, ...] = (
         "aws secret",
         _p(r"(?<![A-Za-z0-9/+=_-])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=_-])"),
         hints=("aws", "akia", "asia", "secret"),
-        check=lambda m: looks_random(m[0]) and not m[0].islower() and not m[0].isupper() and entropy(m[0]) > _RANDOM,
+        check=lambda m: (
+            looks_random(m[0])
+            and not m[0].islower()
+            and not m[0].isupper()
+            and entropy(m[0]) > _RANDOM
+        ),
     ),
     Rule(
         "cookie",
@@ -254,7 +338,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "password",
-        _p(r"(?:password|passwd|passphrase|pwd)[\"']?\s*[:=]\s*[\"']?(?P<value>[^\s\"',;\[\]{}()<>]{6,})", re.I),
+        _p(
+            r"(?:password|passwd|passphrase|pwd)[\"']?\s*[:=]\s*[\"']?(?P<value>[^\s\"',;\[\]{}()<>]{6,})",
+            re.I,
+        ),
         hints=("passw", "passphrase", "pwd"),
         check=_password,
     ),
@@ -270,24 +357,34 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "email",
-        _p(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"),
+        _p(
+            r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.)+[^\W\d_]{2,24}(?![\w-])"
+        ),
         hints=("@",),
     ),
     Rule(
         "iban",
-        _p(r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"),
+        _p(
+            r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?:"
+            r" ?[A-Z0-9]{1,3})?(?![A-Za-z0-9])"
+        ),
         check=_iban,
         digits=True,
     ),
     Rule(
         "national id",
-        _p(r"(?<![\w.])[1-9]\d{5}(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}[\dXx](?![\w.]\d)"),
+        _p(
+            r"(?<![\w.])[1-9]\d{5}(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}[\dXx](?![\w.]\d)"
+        ),
         check=lambda m: _chinese_id(m) and not _in_sum(m),
         digits=True,
     ),
     Rule(
         "national id",
-        _p(r"(?<![\w.])[12] ?\d\d ?(?:0[1-9]|1[0-2]) ?(?:\d\d|2[ABab]) ?\d{3} ?\d{3} ?\d\d(?!\w|[.,]\d)"),
+        _p(
+            r"(?<![\w.])[12] ?\d\d ?(?:0[1-9]|1[0-2]) ?(?:\d\d|2[ABab]) ?\d{3} ?\d{3}"
+            r" ?\d\d(?!\w|[.,]\d)"
+        ),
         check=lambda m: _french_id(m) and not _in_sum(m),
         digits=True,
     ),
@@ -300,11 +397,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "national id",
-        _p(r"(?<![\w.-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-]|\.\d)"),  # US social security
-        check=lambda m: not _in_sum(m) and not _ARITHMETIC.search(m.string[max(0, m.start() - 60) : m.start()]),
+        _p(
+            r"(?<![\w.-])(?!000|666|9\d\d)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\w-]|\.\d)"
+        ),  # US social security
+        check=lambda m: (
+            not _in_sum(m) and not _ARITHMETIC.search(m.string[max(0, m.start() - 60) : m.start()])
+        ),
         digits=True,
     ),
-    Rule("national id", _p(r"(?<!\w)(?:\d{8}|[XYZxyz]\d{7})[A-Za-z](?!\w)"), check=_spanish_id, digits=True),
+    Rule(
+        "national id",
+        _p(r"(?<!\w)(?:\d{8}|[XYZxyz]\d{7})[A-Za-z](?!\w)"),
+        check=_spanish_id,
+        digits=True,
+    ),
     Rule(
         "national id",
         _p(r"(?<!\w)[A-Za-z]{6}\d\d[A-EHLMPRSTa-ehlmprst]\d\d[A-Za-z]\d{3}[A-Za-z](?!\w)"),
@@ -313,7 +419,9 @@ RULES: tuple[Rule, ...] = (
     Rule("card", _p(r"(?<![\w.+-])\d(?:[ -]?\d){12,18}(?!\w|[.-]\d)"), check=_card, digits=True),
     Rule(
         "phone",
-        _p(r"(?<![\w.])\+[1-9]\d{0,2}[ .-]?(?:\(\d{1,5}\)[ .-]?)?\d(?:[ .-]?\d){5,13}(?!\w|[.,]\d)"),
+        _p(
+            r"(?<![\w.])\+[1-9]\d{0,2}[ .-]?(?:\(\d{1,5}\)[ .-]?)?\d(?:[ .-]?\d){5,13}(?!\w|[.,]\d)"
+        ),
         hints=("+",),
         check=_international,
         digits=True,
@@ -328,7 +436,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "phone",
         _p(
-            r"\b(?:telephone|tel|phone|mobile|cell|fax|whatsapp|call me at|call)(?: (?:no|number|is))*\.?[:#]? {0,2}"
+            r"\b(?:telephone|tel|phone|mobile|cell|fax|whatsapp|call me at|call)(?:"
+            r" (?:no|number|is))*\.?[:#]? {0,2}"
             r"(?P<value>\+?\(?\d(?:[ ().-]{0,2}\d){6,13})(?!\w|[.,]\d)",
             re.I,
         ),
@@ -339,7 +448,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "phone",
         _p(
-            r"(?<![\w.])(?:1[-. ])?(?:[2-9]\d\d([-.])\d{3}\1\d{4}|(?:[2-9]\d\d [2-9]\d\d|555 \d{3}) \d{4})(?!\w|[.,]\d)"
+            r"(?<![\w.])(?:1[-. ])?(?:[2-9]\d\d([-.])\d{3}\1\d{4}|(?:[2-9]\d\d [2-9]\d\d|555 \d{3})"
+            r" \d{4})(?!\w|[.,]\d)"
         ),
         hints=("-", ".", " "),
         check=_north_american,
@@ -347,12 +457,25 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "phone",
-        _p(r"(?<![\w.,/+-])\(?0[1-9]\d{0,4}\)?(?:[ /-]\d{2,8}){1,5}(?!\w|[.,/-]\d)"),  # Europe, with the 0 of a trunk
+        _p(
+            r"(?<![\w.,/+-])\(?0[1-9]\d{0,4}\)?(?:[ /-]\d{2,8}){1,5}(?!\w|[.,/-]\d)"
+        ),  # Europe, with the 0 of a trunk
         check=_national,
         digits=True,
     ),
-    Rule("ip", _p(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)"), hints=(".",), check=_ip, digits=True),
-    Rule("ip", _p(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])"), hints=(":",), check=_ip),
+    Rule(
+        "ip",
+        _p(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)"),
+        hints=(".",),
+        check=_ip,
+        digits=True,
+    ),
+    Rule(
+        "ip",
+        _p(r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4}(?![\w:])"),
+        hints=(":",),
+        check=_ip,
+    ),
 )
 
 KINDS = tuple(dict.fromkeys(rule.kind for rule in RULES))
@@ -393,11 +516,14 @@ class Redactor:
         return value
 
     def _object(self, value: Mapping[object, object]) -> object:
-        pairs = {k: self._secret(v) if is_secret(k, value) else self.value(v) for k, v in value.items()}
+        pairs = {
+            k: self._secret(v) if is_secret(k, value) else self.value(v) for k, v in value.items()
+        }
         return pairs if any(pairs[k] is not value[k] for k in pairs) else value
 
     def _json(self, text: str) -> str:
-        """Redact a text; if it is JSON itself (arguments of a tool call), redact its values and keep it parseable."""
+        """Redact a text; if it is JSON itself (arguments of a tool call), redact its values and
+        keep it parseable."""
         if text[0] in "{[" and text[-1] in "}]":
             try:
                 parsed = json.loads(text)
@@ -412,7 +538,10 @@ class Redactor:
             parts, last = list[str](), 0
             for start, end in secrets_in(text):
                 value = text[start:end]
-                parts += (text[last:start], value if _PLACED.search(value) else self._placeholder("password", value))
+                parts += (
+                    text[last:start],
+                    value if _PLACED.search(value) else self._placeholder("password", value),
+                )
                 last = end
             text = "".join((*parts, text[last:]))
         lower, digits = text.lower(), _DIGITS.search(text) is not None
@@ -432,7 +561,11 @@ class Redactor:
     def _secret(self, value: object) -> object:
         """Redact the value of a key that names a secret."""
         if isinstance(value, str):
-            return self._placeholder("secret", value) if value and not _PLACED.fullmatch(value) else value
+            return (
+                self._placeholder("secret", value)
+                if value and not _PLACED.fullmatch(value)
+                else value
+            )
         if isinstance(value, list | tuple):
             return [self._secret(item) for item in value] or value
         return self.value(value)

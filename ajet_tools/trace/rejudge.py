@@ -1,4 +1,5 @@
-"""Runs another judge over stored episodes and reports the changes of rewards, groups and advantages.
+"""Runs another judge over stored episodes and reports the changes of rewards, groups and
+advantages.
 
 Nothing is written. If the judge fails on an episode, it has no new reward, rather than 0.
 """
@@ -30,7 +31,8 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class RejudgedEpisode:
-    """Rewards of an episode by both judges. `after` is None if the new judge failed, with `cause` and `error`."""
+    """Rewards of an episode by both judges. `after` is None if the new judge failed, with `cause`
+    and `error`."""
 
     episode_id: str
     group_id: str
@@ -76,7 +78,9 @@ class Changes:
     @property
     def failures(self) -> dict[str, list[RejudgedEpisode]]:
         """Episodes on which the new judge failed, by cause, most frequent first."""
-        by_cause = grouped((v for v in self.verdicts if v.cause is not None), lambda v: str(v.cause))
+        by_cause = grouped(
+            (v for v in self.verdicts if v.cause is not None), lambda v: str(v.cause)
+        )
         return dict(sorted(by_cause.items(), key=lambda item: -len(item[1])))
 
     def mean(self, which: str) -> float | None:
@@ -88,8 +92,16 @@ class Changes:
         """Return mean rewards by task, largest change first."""
         changes = list[TaskChange]()
         for task_id, group in grouped(self.both, lambda v: v.task_id).items():
-            before, after = (float(np.mean([getattr(v, name) for v in group])) for name in ("before", "after"))
-            of = TaskChange(task_id=task_id, episodes=len(group), before=before, after=after, change=after - before)
+            before, after = (
+                float(np.mean([getattr(v, name) for v in group])) for name in ("before", "after")
+            )
+            of = TaskChange(
+                task_id=task_id,
+                episodes=len(group),
+                before=before,
+                after=after,
+                change=after - before,
+            )
             changes.append(of)
         return sorted(changes, key=lambda row: (-abs(row["change"]), row["task_id"]))
 
@@ -99,7 +111,8 @@ class Changes:
         return sorted(changed, key=lambda v: (-abs(v.change or 0.0), v.episode_id))
 
     def groups(self) -> dict[str, int]:
-        """Count groups of several rewarded attempts, and those with unequal rewards: before, after, lost, gained."""
+        """Count groups of several rewarded attempts, and those with unequal rewards: before, after,
+        lost, gained."""
         counts = dict.fromkeys(("groups", "before", "after", "lost", "gained"), 0)
         for group in grouped(self.both, lambda v: v.group_id).values():
             if len(group) < 2:
@@ -130,20 +143,34 @@ Whole = Literal["group", "step"]
 
 def compared_over(config: Config) -> Whole:
     """Return the unit over which the estimator of a run compares rewards."""
-    return "step" if config.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus" else "group"
+    return (
+        "step"
+        if config.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus"
+        else "group"
+    )
 
 
 def groups_of(
-    reader: TraceReader, run_id: str, episode_ids: Sequence[str] | None = None, *, whole: Whole = "group"
+    reader: TraceReader,
+    run_id: str,
+    episode_ids: Sequence[str] | None = None,
+    *,
+    whole: Whole = "group",
 ) -> Iterator[list[Episode]]:
-    """Read all or some episodes of a run, a few whole groups or steps at a time, without superseded ones."""
+    """Read all or some episodes of a run, a few whole groups or steps at a time, without superseded
+    ones."""
     sql = """
         SELECT episode_id, group_id, step, split FROM episodes WHERE run_id = ? AND NOT superseded
         ORDER BY started_at, episode_id"""
     wanted = None if episode_ids is None else set(episode_ids)
-    listed = (row for row in rows(reader, sql, run_id) if wanted is None or row["episode_id"] in wanted)
+    listed = (
+        row for row in rows(reader, sql, run_id) if wanted is None or row["episode_id"] in wanted
+    )
     by_whole = grouped(
-        listed, lambda row: (row["step"], row["split"]) if whole == "step" else row["group_id"] or row["episode_id"]
+        listed,
+        lambda row: (
+            (row["step"], row["split"]) if whole == "step" else row["group_id"] or row["episode_id"]
+        ),
     )
     chunk: list[str] = []
     for group in by_whole.values():
@@ -196,17 +223,24 @@ async def rejudge(
                 changes.skipped[cause] = changes.skipped.get(cause, 0) + 1
             units = [[episode] for episode in whole]
             if is_group_judge(judge):
-                by_group = grouped(whole, lambda episode: episode.group_id or episode.episode_id).values()
+                by_group = grouped(
+                    whole, lambda episode: episode.group_id or episode.episode_id
+                ).values()
                 units = [sorted(unit, key=lambda episode: episode.attempt) for unit in by_group]
             try:
-                judged_units = await all_of([asyncio.create_task(judge_unit(unit)) for unit in units])
+                judged_units = await all_of(
+                    [asyncio.create_task(judge_unit(unit)) for unit in units]
+                )
             except TrainingError as error:
                 raise TraceError(
-                    f"{workers.abandoned} calls of the judge did not finish in time and were abandoned, so "
-                    "judging was stopped; set a time limit for its blocking calls, or raise --timeout"
+                    f"{workers.abandoned} calls of the judge did not finish in time and were"
+                    " abandoned, so judging was stopped; set a time limit for its blocking calls,"
+                    " or raise --timeout"
                 ) from error
             after = {episode.episode_id: episode for unit in judged_units for episode in unit}
-            changes.verdicts += _verdicts(whole, [after[e.episode_id] for e in whole], crashed, config)
+            changes.verdicts += _verdicts(
+                whole, [after[e.episode_id] for e in whole], crashed, config
+            )
     return changes
 
 
@@ -218,13 +252,25 @@ class _JudgeRaised(Exception):
         self.error = error
 
 
-async def _judged(workers: Workers, some: Sequence[Episode], judge: object, timeout: float) -> list[Episode]:
+async def _judged(
+    workers: Workers, some: Sequence[Episode], judge: object, timeout: float
+) -> list[Episode]:
     """Return an episode or group with the rewards of the judge, or as failed."""
-    fresh = {"status": "succeeded", "error": None, "cause": None, "infrastructure": False, "rewards": ()}
-    before = [episode.model_copy(update={**fresh, "output": output_of(episode)}) for episode in some]
+    fresh = {
+        "status": "succeeded",
+        "error": None,
+        "cause": None,
+        "infrastructure": False,
+        "rewards": (),
+    }
+    before = [
+        episode.model_copy(update={**fresh, "output": output_of(episode)}) for episode in some
+    ]
 
     async def ask(call: JudgeCall) -> object:
-        outcome = await workers.call(call.function, {}, timeout=call.timeout or timeout, label=f"judge {call.name}")
+        outcome = await workers.call(
+            call.function, {}, timeout=call.timeout or timeout, label=f"judge {call.name}"
+        )
         if outcome.error is not None:
             raise _JudgeRaised(outcome.error)
         return outcome.value
@@ -237,12 +283,17 @@ async def _judged(workers: Workers, some: Sequence[Episode], judge: object, time
         return [_failed(episode, raised.error) for episode in some]
     except AjetError as error:  # an unknown parameter, or no reward
         return [_failed(episode, error) for episode in some]
-    return [e.model_copy(update={"rewards": verdict.rewards}) for e, verdict in zip(before, verdicts, strict=True)]
+    return [
+        e.model_copy(update={"rewards": verdict.rewards})
+        for e, verdict in zip(before, verdicts, strict=True)
+    ]
 
 
 def _failed(episode: Episode, error: BaseException) -> Episode:
     text = f"{type(error).__name__}: {error}"[:500]
-    return episode.model_copy(update={"status": "failed", "cause": type(error).__name__, "error": text, "rewards": ()})
+    return episode.model_copy(
+        update={"status": "failed", "cause": type(error).__name__, "error": text, "rewards": ()}
+    )
 
 
 def advantages(
@@ -252,9 +303,11 @@ def advantages(
     failure_reward: float | None = None,
     gamma: float = 1.0,
 ) -> dict[str, float]:
-    """Compute the advantages of policy calls as if the episodes were trained; calls without one are left out.
+    """Compute the advantages of policy calls as if the episodes were trained; calls without one are
+    left out.
 
-    Uses `build` as in training, on calls with dummy token ids: only the number of sampled tokens matters.
+    Uses `build` as in training, on calls with dummy token ids: only the number of sampled tokens
+    matters.
     """
     bare = []
     for episode in group:
@@ -262,25 +315,44 @@ def advantages(
         for number, call in enumerate(episode.calls):
             sampled = 1 if call.output_ids is None else len(call.output_ids)
             ids = np.full(sampled + 1, number, np.int32)
-            tokens = {"prompt_ids": ids[:1], "output_ids": ids[1:], "logprobs": np.zeros(sampled, np.float32)}
+            tokens = {
+                "prompt_ids": ids[:1],
+                "output_ids": ids[1:],
+                "logprobs": np.zeros(sampled, np.float32),
+            }
             calls.append(call.model_copy(update=tokens))
         bare.append(episode.model_copy(update={"calls": tuple(calls), "split": "train"}))
     samples = build(
-        bare, estimator=estimator, normalize_std=normalize_std, failure_reward=failure_reward, gamma=gamma
+        bare,
+        estimator=estimator,
+        normalize_std=normalize_std,
+        failure_reward=failure_reward,
+        gamma=gamma,
     ).samples
-    return {s.call_id: float(sample.advantages[s.start]) for sample in samples for s in sample.timeline.spans}
+    return {
+        s.call_id: float(sample.advantages[s.start])
+        for sample in samples
+        for s in sample.timeline.spans
+    }
 
 
 def _verdicts(
     before: Sequence[Episode], after: Sequence[Episode], crashed: Sequence[Episode], config: Config
 ) -> Iterator[RejudgedEpisode]:
-    """Compare both judges; `crashed` are the other episodes of the groups, which count with the failure reward."""
+    """Compare both judges; `crashed` are the other episodes of the groups, which count with the
+    failure reward."""
     algorithm, rollout = config.trainer_common.algorithm, config.rollout
     old, new = dict[str, float](), dict[str, float]()
     for side, by_call in ((before, old), (after, new)):
-        for step in grouped([*side, *crashed], lambda episode: (episode.step, episode.split)).values():
+        for step in grouped(
+            [*side, *crashed], lambda episode: (episode.step, episode.split)
+        ).values():
             by_call |= advantages(
-                step, algorithm.adv_estimator, algorithm.normalize_std, rollout.failure_reward, rollout.gamma
+                step,
+                algorithm.adv_estimator,
+                algorithm.normalize_std,
+                rollout.failure_reward,
+                rollout.gamma,
             )
     for was, now in zip(before, after, strict=True):
         failed = now.status != "succeeded"
@@ -289,10 +361,14 @@ def _verdicts(
             group_id=was.group_id or was.episode_id,
             task_id=was.task.task_id,
             attempt=was.attempt,
-            tokens=sum(len(c.output_ids) for c in was.calls if c.trainable and c.output_ids is not None),
+            tokens=sum(
+                len(c.output_ids) for c in was.calls if c.trainable and c.output_ids is not None
+            ),
             before=was.reward if was.status == "succeeded" else None,
             after=None if failed else now.reward,
             cause=now.cause if failed else None,
             error=now.error if failed else None,
-            flipped=any(old[c.call_id] * new.get(c.call_id, 0.0) < 0 for c in was.calls if c.call_id in old),
+            flipped=any(
+                old[c.call_id] * new.get(c.call_id, 0.0) < 0 for c in was.calls if c.call_id in old
+            ),
         )

@@ -22,11 +22,16 @@ _CHUNK = 100
 
 
 def splits_of(
-    reader: TraceReader, episode_ids: Sequence[str], trace: Path | None, progress: Callable[[int], None] | None = None
+    reader: TraceReader,
+    episode_ids: Sequence[str],
+    trace: Path | None,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[list[tuple[str, Split]], int, int]:
-    """Return the splits of episodes with their ids, and the total numbers of timelines and sampled tokens.
+    """Return the splits of episodes with their ids, and the total numbers of timelines and sampled
+    tokens.
 
-    Some causes can only be found in decoded text; if `vocabulary` finds no tokenizer, a warning is logged once.
+    Some causes can only be found in decoded text; if `vocabulary` finds no tokenizer, a warning is
+    logged once.
     """
     splits: list[tuple[str, Split]] = []
     timelines = sampled = 0
@@ -36,7 +41,9 @@ def splits_of(
         try:
             return vocabulary(reader, run_id or find_run(reader, None), trace=trace)
         except ConfigError as error:
-            log.warning("Causes are guessed from what changed in the requests, else `unknown`: %s", error)
+            log.warning(
+                "Causes are guessed from what changed in the requests, else `unknown`: %s", error
+            )
             return None
 
     for start in range(0, len(episode_ids), _CHUNK):

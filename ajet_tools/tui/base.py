@@ -1,4 +1,5 @@
-"""Base of both viewers: keys, themes, command palette, notifications, dialogs, and a minimum contrast of text."""
+"""Base of both viewers: keys, themes, command palette, notifications, dialogs, and a minimum
+contrast of text."""
 
 from __future__ import annotations
 
@@ -49,10 +50,14 @@ class ViewerApp(App[None]):
     def palette_commands(self) -> Iterable[SystemCommand]:
         """Yield the commands of the palette on every screen."""
         yield SystemCommand("Keys", "Every key of this screen", self.action_keys)
-        yield SystemCommand("Light or dark", "Change between the light and the dark theme", self.action_toggle_dark)
+        yield SystemCommand(
+            "Light or dark", "Change between the light and the dark theme", self.action_toggle_dark
+        )
         yield SystemCommand("Theme", "Choose among all themes", self.action_change_theme)
         yield SystemCommand("Save a picture", "This screen as an SVG file", self.deliver_screenshot)
-        yield SystemCommand("Quit", "Leave the view", partial(self.call_later, self.run_action, "quit", self))
+        yield SystemCommand(
+            "Quit", "Leave the view", partial(self.call_later, self.run_action, "quit", self)
+        )
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         palette_commands = list(self.palette_commands())
@@ -61,7 +66,13 @@ class ViewerApp(App[None]):
         for active in screen.active_bindings.values():
             binding, shown = active.binding, self.get_key_display(active.binding)
             listed = binding.show or active.node is screen
-            if active.enabled and listed and binding.description and active.node is not self and not is_basic(binding):
+            if (
+                active.enabled
+                and listed
+                and binding.description
+                and active.node is not self
+                and not is_basic(binding)
+            ):
                 _, of = keys.setdefault((binding.description, binding.action), (active.node, []))
                 if shown not in of:
                     of.append(shown)
@@ -89,7 +100,8 @@ class ViewerApp(App[None]):
 
 
 def is_basic(binding: Binding) -> bool:
-    """Whether a binding is Textual's default on every screen: moving the focus, copying selected text."""
+    """Whether a binding is Textual's default on every screen: moving the focus, copying selected
+    text."""
     return binding.action.startswith(("app.focus", "screen.copy_text"))
 
 
@@ -113,7 +125,11 @@ class Dialog(ModalScreen[Result]):
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Disable the contrast filter: the dialog itself draws the dimmed screen behind it."""
-        return [line_filter for line_filter in super().get_line_filters() if line_filter is not _READABLE]
+        return [
+            line_filter
+            for line_filter in super().get_line_filters()
+            if line_filter is not _READABLE
+        ]
 
     def show_wrong(self, wrong: str) -> None:
         """Show an error of the input; an empty text clears it."""
@@ -155,7 +171,9 @@ class HelpScreen(Dialog[None]):
             if shown not in keys:
                 keys.append(shown)
         order = sorted(groups, key=lambda of: (of != _OWN, of != _EVERYWHERE))
-        self.keys = [(of, [(" ".join(keys), what) for (what, _), keys in groups[of].items()]) for of in order]
+        self.keys = [
+            (of, [(" ".join(keys), what) for (what, _), keys in groups[of].items()]) for of in order
+        ]
 
     def compose(self) -> ComposeResult:
         with VerticalScroll() as box:
@@ -203,9 +221,11 @@ class ReadableText(LineFilter):
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
-            Segment(text, _readable(style, background), control)
-            if style is not None and text.translate(_DECORATION).strip()
-            else Segment(text, style, control)
+            (
+                Segment(text, _readable(style, background), control)
+                if style is not None and text.translate(_DECORATION).strip()
+                else Segment(text, style, control)
+            )
             for text, style, control in segments
         ]
 
@@ -218,7 +238,9 @@ def contrast(a: Color, b: Color) -> float:
 
 @lru_cache(1024)
 def _luminance(color: Color) -> float:
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized)
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color.normalized
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

@@ -1,4 +1,5 @@
-"""Serves the viewer to browsers: textual-serve on loopback, protected by a token or a file of read-only tokens."""
+"""Serves the viewer to browsers: textual-serve on loopback, protected by a token or a file of
+read-only tokens."""
 
 from __future__ import annotations
 
@@ -60,9 +61,11 @@ _SCRIPT = """<script>
   }).observe(document.body, {attributes: true, childList: true, subtree: true});
 </script>
 """
-"""Passes the URL fragment to the viewer as address of the first screen, and updates it from the viewer.
-Focuses the terminal when ready; textual-serve waits for a click."""
-_REFUSED = "403: the token is missing or wrong. Open the whole URL that `ajet trace view --web` printed.\n"
+"""Passes the URL fragment to the viewer as address of the first screen, and updates it from the
+viewer. Focuses the terminal when ready; textual-serve waits for a click."""
+_REFUSED = (
+    "403: the token is missing or wrong. Open the whole URL that `ajet trace view --web` printed.\n"
+)
 
 
 def serve(
@@ -91,7 +94,9 @@ def serve(
     token = secrets.token_urlsafe(24)
     server = _GuardedServer(_command(arguments), _HOST, listener.getsockname()[1], "ajet")
     server.arguments, server.url = arguments, url or ""
-    server.read_people = partial(dict, {token: ""}) if tokens is None else partial(people_of, tokens)
+    server.read_people = (
+        partial(dict, {token: ""}) if tokens is None else partial(people_of, tokens)
+    )
     here = f"{url or f'http://{_HOST}:{server.port}'}/?token={token if tokens is None else 'TOKEN'}"
     asyncio.run(_serve(server, listener, partial(announce, here), until_eof))
 
@@ -99,7 +104,8 @@ def serve(
 def people_of(file: Path) -> dict[str, str]:
     """Read names by token from a file with lines `name token`; `#` begins a comment.
 
-    Raises ConfigError for an unreadable file, an invalid line, or permissions for others than the owner.
+    Raises ConfigError for an unreadable file, an invalid line, or permissions for others than the
+    owner.
     """
     try:
         if file.stat().st_mode & 0o077:
@@ -113,7 +119,8 @@ def people_of(file: Path) -> dict[str, str]:
             person = _PERSON.fullmatch(text)
             if person is None:
                 raise ConfigError(
-                    f"{file} line {number}: expected a name and a token of at least 16 letters and digits"
+                    f"{file} line {number}: expected a name and a token of at least 16 letters and"
+                    " digits"
                 )
             if person[2] in people:
                 raise ConfigError(f"{file} line {number}: another line has the same token")
@@ -131,7 +138,8 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise ConfigError(
-            f"cannot listen on {_HOST}:{port} ({reason}); choose another --port, or 0 for a free one"
+            f"cannot listen on {_HOST}:{port} ({reason}); choose another --port, or 0 for a"
+            " free one"
         ) from error
 
 
@@ -217,11 +225,14 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         """Print nothing; the caller announces the URL."""
 
     async def handle_index(self, request: web.Request) -> object:
-        """Serve the page with URLs of the requested host, which also works through SSH port forwarding."""
+        """Serve the page with URLs of the requested host, which also works through SSH port
+        forwarding."""
         self.public_url = self.url if self.is_proxied(request) else f"http://{request.host}"
         page = await super().handle_index(request)
         page.text = page.text.replace(_FONTS, "about:blank#")  # no external requests
-        page.text = page.text.replace("</head>", f"{_HEAD}</head>").replace("</body>", f"{_SCRIPT}</body>")
+        page.text = page.text.replace("</head>", f"{_HEAD}</head>").replace(
+            "</body>", f"{_SCRIPT}</body>"
+        )
         return page
 
     async def handle_websocket(self, request: web.Request) -> object:
@@ -230,7 +241,9 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
         at = request.match_info.get("at", "")
         if name and [*sockets.values()].count(token) >= _MOST:
             raise web.HTTPTooManyRequests(text=f"429: {name} has {_MOST} viewers open; close one\n")
-        if "\0" in at or any(not _fits(to_int(request.query.get(side, "80"), 0)) for side in ("width", "height")):
+        if "\0" in at or any(
+            not _fits(to_int(request.query.get(side, "80"), 0)) for side in ("width", "height")
+        ):
             raise web.HTTPBadRequest(text="400: there is no such address or size\n")
         options = [*(["--read-only"] if name else []), *([f"--at={at}"] if at else [])]
         server = copy.copy(self)
@@ -245,12 +258,16 @@ class _GuardedServer(Server):  # type: ignore[misc,unused-ignore]
             del sockets[task]
             _record(name, f"left #{at}")
 
-    async def _process_messages(self, websocket: web.WebSocketResponse, app_service: AppService) -> None:
+    async def _process_messages(
+        self, websocket: web.WebSocketResponse, app_service: AppService
+    ) -> None:
         app_service.set_terminal_size = partial(_resize, app_service.set_terminal_size)  # type: ignore[method-assign,unused-ignore]
         app_service.on_meta = partial(self._record_screen, app_service.on_meta)  # type: ignore[method-assign,unused-ignore]
         await super()._process_messages(websocket, app_service)
 
-    async def _record_screen(self, forward: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+    async def _record_screen(
+        self, forward: Callable[[bytes], Awaitable[None]], data: bytes
+    ) -> None:
         """Log the address of the screen, without the position of the token cursor."""
         meta = json.loads(data)
         address = unquote(meta.get("url", self._screen))
@@ -280,7 +297,8 @@ def _record(name: str, what: str) -> None:
 _SOCKETS: web.AppKey[dict[asyncio.Task[object], str]] = web.AppKey("ajet_sockets", dict)
 """Open viewers with their tokens."""
 _IDLE_SINCE: web.AppKey[dict[object, float]] = web.AppKey("ajet_idle_since", dict)
-"""Times of the last request by connection; infinite during a request, such as the websocket of a viewer."""
+"""Times of the last request by connection; infinite during a request, such as the websocket of a
+viewer."""
 
 
 async def _close_sockets(app: web.Application) -> None:
@@ -317,7 +335,9 @@ def _guard(server: _GuardedServer, cookie: str) -> object:
             query = {name: value for name, value in request.query.items() if name != "token"}
             redirect = web.HTTPFound(request.rel_url.with_query(query))
             secure = server.is_proxied(request) and server.url.startswith("https:")
-            redirect.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/", secure=secure)
+            redirect.set_cookie(
+                cookie, token, httponly=True, samesite="Strict", path="/", secure=secure
+            )
             raise redirect
         token = request.cookies.get(cookie, "")
         name = _name(token, people)
@@ -331,5 +351,9 @@ def _guard(server: _GuardedServer, cookie: str) -> object:
 
 def _name(candidate: str, people: Mapping[str, str]) -> str | None:
     """Return the name of a token, by comparing all tokens in constant time."""
-    names = [name for token, name in people.items() if hmac.compare_digest(candidate.encode(), token.encode())]
+    names = [
+        name
+        for token, name in people.items()
+        if hmac.compare_digest(candidate.encode(), token.encode())
+    ]
     return names[0] if names else None

@@ -1,4 +1,5 @@
-"""Benchmarks: each module's `main()` returns figures. `python -m tests.bench` runs them all and prints one table.
+"""Benchmarks: each module's `main()` returns figures. `python -m tests.bench` runs them all and
+prints one table.
 
 Figures are ratios taken in one run wherever two things are compared; nothing here is a timed test.
 """

@@ -1,7 +1,8 @@
 """An event loop whose clock is this process's processor time, and whose waits take none.
 
-What else a machine does then counts for nothing: a sleep of 0.2 s is 0.2 s on the clock and over at once, and work
-takes as long as the processor was really at it. For programs that talk to nobody but themselves.
+What else a machine does then counts for nothing: a sleep of 0.2 s is 0.2 s on the clock and over at
+once, and work takes as long as the processor was really at it. For programs that talk to nobody but
+themselves.
 """
 
 from __future__ import annotations

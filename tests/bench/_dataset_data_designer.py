@@ -1,4 +1,5 @@
-"""Runs in the environment of Data Designer: `URL SEEDS RECORDS OUT`. A task a record, graded by an LLM judge."""
+"""Runs in the environment of Data Designer: `URL SEEDS RECORDS OUT`. A task a record, graded by an
+LLM judge."""
 
 import json
 import sys
@@ -19,24 +20,44 @@ class Task(BaseModel):
 
 
 model = dd.ModelConfig(
-    alias="writer", model="writer", provider="bench", skip_health_check=True,
-    inference_parameters=dd.ChatCompletionInferenceParams(temperature=1.0, max_parallel_requests=16),
-)  # fmt: skip
+    alias="writer",
+    model="writer",
+    provider="bench",
+    skip_health_check=True,
+    inference_parameters=dd.ChatCompletionInferenceParams(
+        temperature=1.0, max_parallel_requests=16
+    ),
+)
 builder = dd.DataDesignerConfigBuilder(model_configs=[model])
 rows = pandas.DataFrame({"example": seeds.read_text().splitlines()})
-builder.with_seed_dataset(dd.DataFrameSeedSource(df=rows), sampling_strategy=dd.SamplingStrategy.SHUFFLE)
+builder.with_seed_dataset(
+    dd.DataFrameSeedSource(df=rows), sampling_strategy=dd.SamplingStrategy.SHUFFLE
+)
 builder.add_column(
     dd.LLMStructuredColumnConfig(
-        name="task", model_alias="writer", output_format=Task, prompt="Write a new task like this one:\n{{ example }}"
+        name="task",
+        model_alias="writer",
+        output_format=Task,
+        prompt="Write a new task like this one:\n{{ example }}",
     )
 )
 builder.add_column(
     dd.LLMJudgeColumnConfig(
-        name="judge", model_alias="writer",
-        prompt="Is this answer correct?\nQuestion: {{ task.question }}\nGiven answer: {{ task.answer }}",
-        scores=[dd.Score(name="correct", description="The answer is correct", options={1: "correct", 0: "wrong"})],
+        name="judge",
+        model_alias="writer",
+        prompt=(
+            "Is this answer correct?\nQuestion: {{ task.question }}\nGiven answer: {{"
+            " task.answer }}"
+        ),
+        scores=[
+            dd.Score(
+                name="correct",
+                description="The answer is correct",
+                options={1: "correct", 0: "wrong"},
+            )
+        ],
     )
-)  # fmt: skip
+)
 with tempfile.TemporaryDirectory() as folder:
     provider = dd.ModelProvider(name="bench", endpoint=url, provider_type="openai", api_key="none")
     designer = DataDesigner(artifact_path=folder, model_providers=[provider])

@@ -1,4 +1,5 @@
-"""Runs in the environment of distilabel: `URL SEEDS RECORDS OUT`. Text generation, its MinHash step, and a judge."""
+"""Runs in the environment of distilabel: `URL SEEDS RECORDS OUT`. Text generation, its MinHash
+step, and a judge."""
 
 import itertools
 import json
@@ -20,7 +21,9 @@ def parse(rows: StepInput):
             task = json.loads(row["generation"])
         except (TypeError, ValueError):
             continue
-        found.append({"question": task["question"], "answer": task["answer"], "text": task["question"]})
+        found.append(
+            {"question": task["question"], "answer": task["answer"], "text": task["question"]}
+        )
     yield found
 
 
@@ -35,7 +38,9 @@ def ask_judge(rows: StepInput):
 
 
 def main(url: str, seeds: Path, records: int, out: Path) -> None:
-    llm = OpenAILLM(model="writer", base_url=url, api_key="none", generation_kwargs={"temperature": 1.0})
+    llm = OpenAILLM(
+        model="writer", base_url=url, api_key="none", generation_kwargs={"temperature": 1.0}
+    )
     examples = itertools.islice(itertools.cycle(seeds.read_text().splitlines()), records)
     prompts = [
         {"instruction": f"Write a new task like this one:\n{example}\n(task {number})"}
@@ -51,7 +56,11 @@ def main(url: str, seeds: Path, records: int, out: Path) -> None:
             >> TextGeneration(name="judge", llm=llm, output_mappings={"generation": "verdict"})
         )
     made = pipeline.run(use_cache=False)["default"]["train"]
-    kept = [{"question": row["question"], "answer": row["answer"]} for row in made if '"score": 1' in row["verdict"]]
+    kept = [
+        {"question": row["question"], "answer": row["answer"]}
+        for row in made
+        if '"score": 1' in row["verdict"]
+    ]
     out.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 

@@ -1,4 +1,5 @@
-"""The walk that the comparison with TRL trains: its rules, its agent, a model that always makes a well-formed move."""
+"""The walk that the comparison with TRL trains: its rules, its agent, a model that always makes a
+well-formed move."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ TOOLS: list[Any] = [
             "description": "Move one step.",
             "parameters": {
                 "type": "object",
-                "properties": {"direction": {"type": "string", "description": "up, down, left or right."}},
+                "properties": {
+                    "direction": {"type": "string", "description": "up, down, left or right."}
+                },
                 "required": ["direction"],
             },
         },
@@ -37,7 +40,10 @@ class Lake:
 
     def __init__(self, seed: int) -> None:
         draw = random.Random(seed)
-        self.place, self.goal = [draw.randrange(4), draw.randrange(4)], [draw.randrange(4), draw.randrange(4)]
+        self.place, self.goal = (
+            [draw.randrange(4), draw.randrange(4)],
+            [draw.randrange(4), draw.randrange(4)],
+        )
 
     def look(self) -> str:
         down, right = self.goal[0] - self.place[0], self.goal[1] - self.place[1]
@@ -54,30 +60,52 @@ class Lake:
 
 def walk(draw: random.Random) -> Demonstration:
     lake = Lake(draw.randrange(10**6))
-    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": lake.look()}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": lake.look()},
+    ]
     for number in range(TURNS + 2):
         direction = draw.choice(list(DIRECTIONS))
         function = {"name": "move", "arguments": json.dumps({"direction": direction})}
         call = {"id": f"c{number}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": lake.move(direction)})
+        messages.append(
+            {"role": "tool", "tool_call_id": f"c{number}", "content": lake.move(direction)}
+        )
     return Demonstration(messages, TOOLS)
 
 
 def checkpoint(place: Path) -> None:
     """A model that always makes a well-formed move."""
     recipe = Recipe(
-        walk, min_steps=150, check_every=150, demonstrations=320, batch=16, vocabulary=400, longest_token=16
+        walk,
+        min_steps=150,
+        check_every=150,
+        demonstrations=320,
+        batch=16,
+        vocabulary=400,
+        longest_token=16,
     )
-    make_model(recipe, place, seed=0, key="bench", measure=lambda model, tokenizer, count: 1.0, say=lambda line: None)
+    make_model(
+        recipe,
+        place,
+        seed=0,
+        key="bench",
+        measure=lambda model, tokenizer, count: 1.0,
+        say=lambda line: None,
+    )
 
 
 async def walking_agent(client: httpx.AsyncClient, seed: int) -> Reward:
     lake = Lake(seed)
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": lake.look()}]
+    messages: list[Any] = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": lake.look()},
+    ]
     for turn in range(TURNS + 1):
         reply = await client.post(
-            "https://api.openai.com/v1/chat/completions", json={"model": "lake", "messages": messages, "tools": TOOLS}
+            "https://api.openai.com/v1/chat/completions",
+            json={"model": "lake", "messages": messages, "tools": TOOLS},
         )
         message = reply.json()["choices"][0]["message"]
         messages.append(message)

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Taken:
-    """Seconds by the clock, and of the processor in all threads: other work on the machine adds to the first only."""
+    """Seconds by the clock, and of the processor in all threads: other work on the machine adds to
+    the first only."""
 
     wall: float
     cpu: float
 
     @staticmethod
     def median(many: Sequence[Taken]) -> Taken:
-        return Taken(statistics.median(t.wall for t in many), statistics.median(t.cpu for t in many))
+        return Taken(
+            statistics.median(t.wall for t in many), statistics.median(t.cpu for t in many)
+        )
 
     def over(self, other: Taken) -> Taken:
         """The ratio of the two, each by its own measure."""
@@ -36,7 +39,9 @@ class Stopwatch:
         return Taken(time.perf_counter() - self._wall, time.process_time() - self._cpu)
 
 
-def paired(a: Callable[[], object], b: Callable[[], object], rounds: int = 7) -> tuple[Taken, Taken]:
+def paired(
+    a: Callable[[], object], b: Callable[[], object], rounds: int = 7
+) -> tuple[Taken, Taken]:
     """Medians of two functions, run in turn after one round of each."""
     times: tuple[list[Taken], list[Taken]] = ([], [])
     for _ in range(rounds + 1):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def peak_megabytes() -> float:
-    """Since the program began. Linux's `ru_maxrss` is no help: a child starts with what its parent had."""
+    """Since the program began. Linux's `ru_maxrss` is no help: a child starts with what its parent
+    had."""
     if sys.platform == "linux":
         found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         if found:

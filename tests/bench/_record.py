@@ -1,7 +1,9 @@
-"""The recorded figures of `docs/benchmarks.json`, what moved since, and the tables that pages make of them.
+"""The recorded figures of `docs/benchmarks.json`, what moved since, and the tables that pages make
+of them.
 
-A page has its tables between `<!-- figures: NAME ... -->` and `<!-- end of figures -->`; NAME is a benchmark
-or `learning`, for the rewards of `tutorial/bench.json`. `just bench --pages` writes what is between the two.
+A page has its tables between `<!-- figures: NAME ... -->` and `<!-- end of figures -->`; NAME is a
+benchmark or `learning`, for the rewards of `tutorial/bench.json`. `just bench --pages` writes what
+is between the two.
 """
 
 from __future__ import annotations
@@ -41,21 +43,36 @@ def recorded() -> dict[str, Any]:
 def write(rows: Sequence[tuple[str, Figure]]) -> None:
     """Record the figures of these benchmarks, and leave those of others."""
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.strip()
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    machine = (
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python"
+        f" {platform.python_version()}"
+    )
     stored = recorded()
     for name in dict.fromkeys(name for name, _ in rows):
         figures = [_rounded(figure) for of, figure in rows if of == name]
-        stored[name] = {"date": f"{date.today()}", "commit": commit, "machine": machine, "figures": figures}
+        stored[name] = {
+            "date": f"{date.today()}",
+            "commit": commit,
+            "machine": machine,
+            "figures": figures,
+        }
     RECORD.write_text(json.dumps(dict(sorted(stored.items())), indent=1) + "\n", encoding="utf-8")
 
 
 def moved(rows: Iterable[tuple[str, Figure]]) -> Iterator[str]:
-    """A line for each figure that differs from its record by more than a quarter, or that has none."""
+    """A line for each figure that differs from its record by more than a quarter, or that has
+    none."""
     stored = recorded()
     for name, figure in rows:
-        before = {old["name"]: old["value"] for old in stored.get(name, {}).get("figures", ())}.get(figure.name)
+        before = {old["name"]: old["value"] for old in stored.get(name, {}).get("figures", ())}.get(
+            figure.name
+        )
         now = f"{figure.value:,.4g} {figure.unit}".strip()
         if before is None:
             yield f"{name}: {figure.name}: {now}, not recorded before"
@@ -97,14 +114,21 @@ def _figures(names: Sequence[str]) -> str:
             value = f"{figure['value']:,.4g} {figure['unit']}".strip()
             goal = figure["goal"] + (" (missed)" if figure["passed"] is False else "")
             when = f"{entry['date']}, {entry['commit']}"
-            lines.append(f"| {_cell(figure['name'])} | {value} | {_cell(goal)} | `just bench {name}` | {when} |")
+            lines.append(
+                f"| {_cell(figure['name'])} | {value} | {_cell(goal)} | `just bench {name}` |"
+                f" {when} |"
+            )
     return "\n".join([*lines, ""])
 
 
 def _learning() -> str:
     """Held-out reward before and after, one row per seed."""
     records = json.loads(LEARNING.read_text(encoding="utf-8"))["records"]
-    runs = {(record["task"], record["seed"]): record for record in records if record["backbone"] == "local"}
+    runs = {
+        (record["task"], record["seed"]): record
+        for record in records
+        if record["backbone"] == "local"
+    }
     first = next(iter(runs.values()))
     head = ["seed"]
     for task, name in _LEARNED.items():

@@ -1,4 +1,5 @@
-"""TRL's GRPOTrainer, to be compared with: the walk as its environment, and a trainer whose steps are timed."""
+"""TRL's GRPOTrainer, to be compared with: the walk as its environment, and a trainer whose steps
+are timed."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def their_trainer(
 
 
 def tokenizer_of(place: Path) -> Any:
-    """The checkpoint's, with the marks around an assistant's words that TRL takes; the text is the same."""
+    """The checkpoint's, with the marks around an assistant's words that TRL takes; the text is the
+    same."""
     from trl.chat_template_utils import qwen3_template
 
     tokenizer = HFTokenizer(place).hf
@@ -88,7 +90,8 @@ def tokenizer_of(place: Path) -> Any:
 
 
 def their_steps(trainer: Any, before: Callable[[], None]) -> tuple[list[Taken], dict[str, float]]:
-    """What each step took, `before` being called ahead of it, untimed; and what TRL logged of the last step."""
+    """What each step took, `before` being called ahead of it, untimed; and what TRL logged of the
+    last step."""
     from transformers import TrainerCallback
 
     takes: list[Taken] = []

@@ -1,9 +1,11 @@
-"""Steps of GRPO against TRL's GRPOTrainer: one checkpoint, the same tasks, one process and one thread, in turn.
+"""Steps of GRPO against TRL's GRPOTrainer: one checkpoint, the same tasks, one process and one
+thread, in turn.
 
-Ours goes through an HTTP client (httpx on the lake, the OpenAI SDK in the single turn), capture, the gateway and the
-trace file; TRL's samples in process. The lake agent moves by tool calls in both, for a fixed number of turns, so that
-both sample episodes of like length. A step of ours comes before each of TRL's, so that what else the machine does
-strikes both; ratios are of medians, by the clock and by the processor. Needs the extra `bench`.
+Ours goes through an HTTP client (httpx on the lake, the OpenAI SDK in the single turn), capture,
+the gateway and the trace file; TRL's samples in process. The lake agent moves by tool calls in
+both, for a fixed number of turns, so that both sample episodes of like length. A step of ours comes
+before each of TRL's, so that what else the machine does strikes both; ratios are of medians, by the
+clock and by the processor. Needs the extra `bench`.
 """
 
 from __future__ import annotations
@@ -58,14 +60,17 @@ def agents() -> tuple[Any, Any]:
     @ajet.workflow
     async def single(main_query: str) -> Reward:
         messages: Any = [{"role": "user", "content": main_query}]
-        await client.chat.completions.create(model="lake", messages=messages, max_tokens=SINGLE_TOKENS)
+        await client.chat.completions.create(
+            model="lake", messages=messages, max_tokens=SINGLE_TOKENS
+        )
         return Reward(value=random.random())
 
     return lake, single
 
 
 class OurRun:
-    """A run of ours, one `step` (sampling, merging, training) at a time; `takes` and `episodes` tell of them."""
+    """A run of ours, one `step` (sampling, merging, training) at a time; `takes` and `episodes`
+    tell of them."""
 
     def __init__(self, place: Path, workflow: Any, tasks: Sequence[Task], folder: Path) -> None:
         self.workflow, self.tasks = workflow, tasks
@@ -73,8 +78,13 @@ class OurRun:
         self.episodes: list[Episode] = []
         self.config = load_config(values={"ajet": {"rollout": {"max_env_worker": TASKS * REPEAT}}})
         model, tokenizer = load_model(place, dtype="float32"), HFTokenizer(place)
-        self.sampler = LocalSampler(model, tokenizer, model_name="lake", max_model_len=4096, max_batch=TASKS * REPEAT)
-        self.engine, self.trainer = TokenEngine(self.sampler, tokenizer), Trainer(model, TrainerSettings(lr=1e-4))
+        self.sampler = LocalSampler(
+            model, tokenizer, model_name="lake", max_model_len=4096, max_batch=TASKS * REPEAT
+        )
+        self.engine, self.trainer = (
+            TokenEngine(self.sampler, tokenizer),
+            Trainer(model, TrainerSettings(lr=1e-4)),
+        )
         self._open = ExitStack()
         self.writer = self._open.enter_context(TraceWriter(folder / "trace.duckdb"))
         self.gateway = self._open.enter_context(Gateway(self.writer))
@@ -85,12 +95,19 @@ class OurRun:
     def __enter__(self) -> OurRun:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._loop.run_until_complete(self.engine.aclose())
         self._open.close()
 
     def step(self) -> None:
-        with freeze_gc():  # as long as a run of ours lasts, and no longer: TRL has Python's own collections
+        with (
+            freeze_gc()
+        ):  # as long as a run of ours lasts, and no longer: TRL has Python's own collections
             watch = Stopwatch()
             self._loop.run_until_complete(self._step(len(self.takes)))
             self.takes.append(watch.read())
@@ -121,13 +138,21 @@ def loss_times(place: Path, trl_trainer: Any, length: int = 108) -> tuple[Taken,
     import numpy as np
     import torch
 
-    generator, count, prompt = torch.Generator().manual_seed(0), TASKS * REPEAT, length - SINGLE_TOKENS
+    generator, count, prompt = (
+        torch.Generator().manual_seed(0),
+        TASKS * REPEAT,
+        length - SINGLE_TOKENS,
+    )
     ids = torch.randint(20, 300, (count, length), generator=generator)
     mask = np.arange(length) >= prompt
     samples = [
         Sample(
             timeline=Timeline(
-                agent="a", token_ids=row, loss_mask=mask, logprobs=np.where(mask, -3.0, 0.0), call_ids=("c",)
+                agent="a",
+                token_ids=row,
+                loss_mask=mask,
+                logprobs=np.where(mask, -3.0, 0.0),
+                call_ids=("c",),
             ),
             episode_id=str(i),
             group_id="g",
@@ -137,7 +162,8 @@ def loss_times(place: Path, trl_trainer: Any, length: int = 108) -> tuple[Taken,
         for i, row in enumerate(ids.numpy())
     ]
     ours = Trainer(
-        load_model(place, dtype="float32"), TrainerSettings(lr=0.0, loss=LossSettings(), micro_batch_tokens=10**6)
+        load_model(place, dtype="float32"),
+        TrainerSettings(lr=0.0, loss=LossSettings(), micro_batch_tokens=10**6),
     )
     inputs = {
         "prompt_ids": ids[:, :prompt],
@@ -157,8 +183,11 @@ def loss_times(place: Path, trl_trainer: Any, length: int = 108) -> tuple[Taken,
     return paired(lambda: ours.step(samples), theirs)
 
 
-def compared(name: str, place: Path, run: OurRun, trainer: Any) -> tuple[list[Figure], Taken, Taken]:
-    """Both runs' steps in turn, the first of each left out: figures, and what a step of each took."""
+def compared(
+    name: str, place: Path, run: OurRun, trainer: Any
+) -> tuple[list[Figure], Taken, Taken]:
+    """Both runs' steps in turn, the first of each left out: figures, and what a step of each
+    took."""
     takes, logged = their_steps(trainer, run.step)
     ours, theirs = Taken.median(run.takes[1:]), Taken.median(takes[1:])
     calls = [call for episode in run.episodes for call in episode.calls]
@@ -184,7 +213,9 @@ def main() -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder, place = Path(name), Path(name) / "model"
         checkpoint(place)
-        return on_the_lake(place, lake, folder / "lake") + in_one_turn(place, single, folder / "single")
+        return on_the_lake(place, lake, folder / "lake") + in_one_turn(
+            place, single, folder / "single"
+        )
 
 
 def on_the_lake(place: Path, workflow: Any, folder: Path) -> list[Figure]:
@@ -229,6 +260,8 @@ def ratios(name: str, value: Taken, goal: float, *, most: bool = False) -> list[
 
     def figure(name: str, value: float) -> Figure:
         sign = "at most" if most else "at least"
-        return Figure(name, value, "×", f"{sign} {goal:g} ×", value <= goal if most else value >= goal)
+        return Figure(
+            name, value, "×", f"{sign} {goal:g} ×", value <= goal if most else value >= goal
+        )
 
     return [figure(name, value.wall), figure(f"{name}, processor", value.cpu)]

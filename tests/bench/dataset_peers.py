@@ -1,11 +1,13 @@
-"""`dataset expand` beside distilabel and Data Designer: what share of the rows is wrong, a duplicate, a leak, and what
-a policy learns from them.
+"""`dataset expand` beside distilabel and Data Designer: what share of the rows is wrong, a
+duplicate, a leak, and what a policy learns from them.
 
-One scripted endpoint writes tasks, solves them and judges answers, for all three, over HTTP. A row costs a reply, and
-so does a check; each tool gets the same number of replies. On each of three tasks the writer has another fault most.
-Its checks err in a tenth of the cases. Each tool is used as its documentation says: distilabel with MinHashDedup and a
-judge, Data Designer with a judge, ajet with `--verify agreement:3` and `--eval`. On the rows of the first task the
-policy of tutorial/example_math_agent is trained, by equal numbers of rows and by all, with equal numbers of steps.
+One scripted endpoint writes tasks, solves them and judges answers, for all three, over HTTP. A row
+costs a reply, and so does a check; each tool gets the same number of replies. On each of three
+tasks the writer has another fault most. Its checks err in a tenth of the cases. Each tool is used
+as its documentation says: distilabel with MinHashDedup and a judge, Data Designer with a judge,
+ajet with `--verify agreement:3` and `--eval`. On the rows of the first task the policy of
+tutorial/example_math_agent is trained, by equal numbers of rows and by all, with equal numbers of
+steps.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Task:
-    """Questions whose answer can be computed from what they are about, and how often the writer errs, and how."""
+    """Questions whose answer can be computed from what they are about, and how often the writer
+    errs, and how."""
 
     name: str
     form: str
@@ -67,7 +70,9 @@ class Task:
 
 
 def _word(chance: random.Random) -> str:
-    return "".join(chance.choice("bdfgklmnprst") + chance.choice("aeiou") for _ in range(chance.randint(3, 6)))
+    return "".join(
+        chance.choice("bdfgklmnprst") + chance.choice("aeiou") for _ in range(chance.randint(3, 6))
+    )
 
 
 def _value(about: str) -> str:
@@ -77,23 +82,41 @@ def _value(about: str) -> str:
 
 TASKS = (
     Task(
-        "calculator, wrong answers", "What is {}?", r"what is (\d+ ?[-+*] ?\d+)",
+        "calculator, wrong answers",
+        "What is {}?",
+        r"what is (\d+ ?[-+*] ?\d+)",
         lambda chance: f"{chance.randint(10, 99)}{chance.choice('+-*')}{chance.randint(10, 99)}",
-        _value, 0.3, 0.05, 0.03,
+        _value,
+        0.3,
+        0.05,
+        0.03,
     ),
     Task(
-        "letters, duplicates", "How many letters has the word {}?", r"letters has the word (\w+)",
-        _word, lambda about: str(len(about)), 0.05, 0.4, 0.03,
+        "letters, duplicates",
+        "How many letters has the word {}?",
+        r"letters has the word (\w+)",
+        _word,
+        lambda about: str(len(about)),
+        0.05,
+        0.4,
+        0.03,
     ),
     Task(
-        "backwards, leaks", "Write the word {} backwards.", r"write the word (\w+) backwards",
-        _word, lambda about: about[::-1], 0.05, 0.05, 0.3,
+        "backwards, leaks",
+        "Write the word {} backwards.",
+        r"write the word (\w+) backwards",
+        _word,
+        lambda about: about[::-1],
+        0.05,
+        0.05,
+        0.3,
     ),
-)  # fmt: skip
+)
 
 
 class Teacher:
-    """The scripted model: what it says is drawn from the task, the request's words and its number."""
+    """The scripted model: what it says is drawn from the task, the request's words and its
+    number."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.replies, self._lock = task, 0, threading.Lock()
@@ -111,16 +134,25 @@ class Teacher:
             number = self.replies
             chance = random.Random(hashlib.blake2b(f"{number} {prompt}".encode()).digest())
             if "Is this answer correct?" in prompt:
-                right = self._right(prompt, prompt.partition("Given answer:")[2].split("\n")[0].strip())
+                right = self._right(
+                    prompt, prompt.partition("Given answer:")[2].split("\n")[0].strip()
+                )
                 verdict = {
-                    "correct": {"reasoning": "worked out", "score": int(right ^ (chance.random() < WRONG_CHECK))}
+                    "correct": {
+                        "reasoning": "worked out",
+                        "score": int(right ^ (chance.random() < WRONG_CHECK)),
+                    }
                 }
                 return f"```json\n{json.dumps(verdict)}\n```"
             if "example" in prompt.lower() or "new task" in prompt:
                 row = self._write(chance)
                 if "JSON array" in prompt:
                     return json.dumps([row])
-                return f"```json\n{json.dumps(row)}\n```" if "response_schema" in prompt else json.dumps(row)
+                return (
+                    f"```json\n{json.dumps(row)}\n```"
+                    if "response_schema" in prompt
+                    else json.dumps(row)
+                )
             about = self.task.about(prompt)
             answer = self.task.answer(about) if about is not None else "?"
             return f"ANSWER: {self._spoil(answer) if chance.random() < WRONG_CHECK else answer}"
@@ -136,21 +168,26 @@ class Teacher:
         self._written.append(about)
         row = self.row(about)
         if source and chance.random() < 0.5:  # the same in capitals, or with a word before it
-            row["question"] = chance.choice([row["question"].upper(), f"Tell me: {row['question']}"])
+            row["question"] = chance.choice(
+                [row["question"].upper(), f"Tell me: {row['question']}"]
+            )
         if chance.random() < task.wrong:
             row["answer"] = self._spoil(row["answer"])
         return row
 
     @staticmethod
     def _spoil(answer: str) -> str:
-        return str(int(answer) + 1) if answer.lstrip("-").isdigit() else answer[1:] + answer[0] + "x"
+        return (
+            str(int(answer) + 1) if answer.lstrip("-").isdigit() else answer[1:] + answer[0] + "x"
+        )
 
     def _right(self, text: str, answer: str) -> bool:
         about = self.task.about(text)
         return about is not None and self.task.answer(about) == answer
 
     def faults(self, rows: list[dict[str, Any]]) -> dict[str, int]:
-        """How many rows are wrong, duplicates of a seed or an earlier row, and of the evaluation set."""
+        """How many rows are wrong, duplicates of a seed or an earlier row, and of the evaluation
+        set."""
         found, seen = {"wrong": 0, "duplicate": 0, "leaking": 0}, set(self.seeds)
         for row in rows:
             about = self.task.about(row["question"])
@@ -173,7 +210,10 @@ def served(teacher: Teacher) -> Iterator[str]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             spent = teacher.replies >= REPLIES
-            self._send(402 if spent else 200, {"error": {"message": "spent"}} if spent else _completion(teacher, body))
+            self._send(
+                402 if spent else 200,
+                {"error": {"message": "spent"}} if spent else _completion(teacher, body),
+            )
 
         def _send(self, status: int, value: Mapping[str, Any]) -> None:
             data = json.dumps(value).encode()
@@ -193,11 +233,22 @@ def _completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:
     said = body["messages"][-1]["content"]
     prompt = said if isinstance(said, str) else "".join(part["text"] for part in said)
     choices = [
-        {"index": index, "finish_reason": "stop", "message": {"role": "assistant", "content": teacher.reply(prompt)}}
+        {
+            "index": index,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": teacher.reply(prompt)},
+        }
         for index in range(body.get("n") or 1)
     ]
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    return {"id": "1", "object": "chat.completion", "created": 1, "model": "writer", "choices": choices, "usage": usage}
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "writer",
+        "choices": choices,
+        "usage": usage,
+    }
 
 
 def main(venvs: Path | None = None) -> list[Figure]:
@@ -212,32 +263,52 @@ def main(venvs: Path | None = None) -> list[Figure]:
                 teacher, place = Teacher(task), folder / f"{task.name.partition(',')[0]}-{tool}"
                 place.mkdir()
                 files = {name: place / f"{name}.jsonl" for name in ("seeds", "eval")}
-                for file, abouts in zip(files.values(), (teacher.seeds, teacher.held_out), strict=True):
+                for file, abouts in zip(
+                    files.values(), (teacher.seeds, teacher.held_out), strict=True
+                ):
                     _write(file, [teacher.row(about) for about in abouts])
                 with served(teacher) as url:
-                    rows = _ajet(url, files, place) if tool == "ajet" else _peer(tool, pythons[tool], url, files, place)
+                    rows = (
+                        _ajet(url, files, place)
+                        if tool == "ajet"
+                        else _peer(tool, pythons[tool], url, files, place)
+                    )
                 if task is TASKS[0]:
                     calculator |= {"the seeds alone": _rows(files["seeds"]), tool: rows}
                 faults = teacher.faults(rows)
-                shares = ", ".join(f"{name} {100 * count / max(1, len(rows)):.1f}" for name, count in faults.items())
+                shares = ", ".join(
+                    f"{name} {100 * count / max(1, len(rows)):.1f}"
+                    for name, count in faults.items()
+                )
                 bad = 100 * sum(faults.values()) / max(1, len(rows))
                 figures.append(
-                    Figure(f"{task.name}: {tool}, {len(rows)} rows of {REPLIES} replies", bad, f"% ({shares})")
+                    Figure(
+                        f"{task.name}: {tool}, {len(rows)} rows of {REPLIES} replies",
+                        bad,
+                        f"% ({shares})",
+                    )
                 )
         figures += _rewards(calculator, folder)
     return figures
 
 
 def _rewards(rows: Mapping[str, list[dict[str, Any]]], folder: Path) -> list[Figure]:
-    """Held-out reward after training on as many rows of each, drawn at random, and on all rows that equal cost gave.
+    """Held-out reward after training on as many rows of each, drawn at random, and on all rows that
+    equal cost gave.
 
     No held-out problem is in any row.
     """
     seen = {" ".join(row["question"].lower().split()) for found in rows.values() for row in found}
-    held_out = [row for row in _rows(MATH / "val.jsonl") if not any(row["question"].lower() in one for one in seen)]
+    held_out = [
+        row
+        for row in _rows(MATH / "val.jsonl")
+        if not any(row["question"].lower() in one for one in seen)
+    ]
     least = min(len(found) for name, found in rows.items() if name in ("ajet", *PEERS))
     sets = [(name, found, min(least, len(found))) for name, found in rows.items()]
-    sets += [(f"all of {name}", found, len(found)) for name, found in rows.items() if len(found) > least]
+    sets += [
+        (f"all of {name}", found, len(found)) for name, found in rows.items() if len(found) > least
+    ]
     validation, figures = folder / "held_out.jsonl", []
     _write(validation, held_out)
     for name, found, count in sets:
@@ -247,7 +318,10 @@ def _rewards(rows: Mapping[str, list[dict[str, Any]]], folder: Path) -> list[Fig
             _write(file, random.Random(seed).sample(found, count))
             runs.append(_train(file, validation, seed, folder))
         before, after = zip(*runs, strict=True)
-        text = f"held-out reward (before {mean(before):.3f}; each {', '.join(f'{one:.3f}' for one in after)})"
+        text = (
+            f"held-out reward (before {mean(before):.3f}; each"
+            f" {', '.join(f'{one:.3f}' for one in after)})"
+        )
         figures.append(Figure(f"calculator trained on {name}, {count} rows", mean(after), text))
     return figures
 
@@ -266,9 +340,13 @@ def _train(rows: Path, validation: Path, seed: int, folder: Path) -> tuple[float
     command += [f"ajet.{key}={value}" for key, value in overrides.items()]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the training on {rows.name} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"the training on {rows.name} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     with closing(open_trace(place / "launcher_record" / name)) as trace:
-        curve = trace.query("SELECT value FROM metrics WHERE name = 'val/reward' ORDER BY step").to_pylist()
+        curve = trace.query(
+            "SELECT value FROM metrics WHERE name = 'val/reward' ORDER BY step"
+        ).to_pylist()
     return curve[0]["value"], curve[-1]["value"]
 
 
@@ -277,7 +355,9 @@ def _python(name: str, venvs: Path) -> Path:
     python = venvs.resolve() / name / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venvs / name)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PEERS[name][1]], check=True)
+        subprocess.run(
+            [str(python), "-m", "pip", "install", "--quiet", *PEERS[name][1]], check=True
+        )
     return python
 
 
@@ -285,14 +365,22 @@ def _ajet(url: str, files: Mapping[str, Path], place: Path) -> list[dict[str, An
     command = ["dataset", "expand", files["seeds"], "--count", str(REPLIES), "--out", place / "out", "--base-url", url,
                "--model", "writer", "--strategy", "same-style", "--per-call", "1", "--validation", "0",
                "--eval", files["eval"], "--yes"]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "ajet", *map(str, command)], capture_output=True, check=False)
-    return _rows(place / "out" / "train.jsonl")  # it ends with an error: the replies are spent before the count
+    subprocess.run(
+        [sys.executable, "-m", "ajet", *map(str, command)], capture_output=True, check=False
+    )
+    return _rows(
+        place / "out" / "train.jsonl"
+    )  # it ends with an error: the replies are spent before the count
 
 
-def _peer(tool: str, python: Path, url: str, files: Mapping[str, Path], place: Path) -> list[dict[str, Any]]:
+def _peer(
+    tool: str, python: Path, url: str, files: Mapping[str, Path], place: Path
+) -> list[dict[str, Any]]:
     script, out = Path(__file__).with_name(PEERS[tool][0]), place / "rows.jsonl"
     command = [str(python), str(script), url, str(files["seeds"]), str(REPLIES // 2), str(out)]
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HOME": str(place)}
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HOME": str(place)
+    }
     done = subprocess.run(command, capture_output=True, text=True, cwd=place, env=own, timeout=300)
     if done.returncode:
         raise RuntimeError(f"{tool} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -1,15 +1,19 @@
-"""Deduplication: 100,000 rows of 500 characters with planted near copies, beside datasketch on the same rows.
+"""Deduplication: 100,000 rows of 500 characters with planted near copies, beside datasketch on the
+same rows.
 
-The command is run whole, from a file to a file, in a process of its own; datasketch (the MinHash library that most
-pipelines use) gets the texts in memory, and reports what its index alone says, which is how it is meant to be used.
+The command is run whole, from a file to a file, in a process of its own; datasketch (the MinHash
+library that most pipelines use) gets the texts in memory, and reports what its index alone says,
+which is how it is meant to be used.
 
-Then 300 copies of each kind (edited, marked up in Markdown, cut off, with their sentences in another order) among 4,000
-questions, some of which look alike and ask something else: what both find of each kind, and how much of it is right.
+Then 300 copies of each kind (edited, marked up in Markdown, cut off, with their sentences in
+another order) among 4,000 questions, some of which look alike and ask something else: what both
+find of each kind, and how much of it is right.
 
-A planted copy has a tenth of its characters edited, at random: substituted, inserted or deleted. Of its n-grams 0.9^n
-survive, so the Jaccard similarity is about 0.27 for 8-grams and 0.42 for 5-grams: 0.8, the usual threshold, would find
-none of them. ajet's threshold is a share of characters, so its default of 0.8 finds them; datasketch gets 5-grams and
-the threshold 0.4 (a lower one finds more, and more that are no copies).
+A planted copy has a tenth of its characters edited, at random: substituted, inserted or deleted. Of
+its n-grams 0.9^n survive, so the Jaccard similarity is about 0.27 for 8-grams and 0.42 for 5-grams:
+0.8, the usual threshold, would find none of them. ajet's threshold is a share of characters, so its
+default of 0.8 finds them; datasketch gets 5-grams and the threshold 0.4 (a lower one finds more,
+and more that are no copies).
 """
 
 from __future__ import annotations
@@ -37,7 +41,10 @@ LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 def rows(seed: int = 0) -> tuple[list[str], dict[int, int]]:
     """Texts of words drawn as in a language (few common, many rare), and copy -> original."""
     draw = random.Random(seed)
-    words = ["".join(draw.choices(LETTERS, range(26, 0, -1), k=draw.randint(2, 10))) for _ in range(20_000)]
+    words = [
+        "".join(draw.choices(LETTERS, range(26, 0, -1), k=draw.randint(2, 10)))
+        for _ in range(20_000)
+    ]
     weights = [1 / (rank + 3) for rank in range(len(words))]
     texts = []
     for _ in range(ROWS - PLANTED):
@@ -65,10 +72,14 @@ def questions(
 ) -> tuple[list[str], dict[str, dict[int, int]]]:
     """Word problems of three to nine sentences, and of each kind copy -> original.
 
-    A fifth of the questions are no copies but look like some: the same with other numbers, or with the same first half.
+    A fifth of the questions are no copies but look like some: the same with other numbers, or with
+    the same first half.
     """
     draw = random.Random(seed)
-    words = ["".join(draw.choices(LETTERS, range(26, 0, -1), k=draw.randint(2, 10))) for _ in range(20_000)]
+    words = [
+        "".join(draw.choices(LETTERS, range(26, 0, -1), k=draw.randint(2, 10)))
+        for _ in range(20_000)
+    ]
     weights = [1 / (rank + 3) for rank in range(len(words))]
 
     def sentence() -> str:
@@ -79,8 +90,12 @@ def questions(
 
     problems = [[sentence() for _ in range(draw.randint(3, 9))] for _ in range(count * 4 // 5)]
     for problem in (one for one in problems[: count // 10] if any(map(str.isdigit, "".join(one)))):
-        problems.append([re.sub(r"[0-9]+", lambda _: str(draw.randint(2, 900)), one) for one in problem])
-        problems.append([*problem[: len(problem) // 2], *(sentence() for _ in problem[len(problem) // 2 :])])
+        problems.append(
+            [re.sub(r"[0-9]+", lambda _: str(draw.randint(2, 900)), one) for one in problem]
+        )
+        problems.append(
+            [*problem[: len(problem) // 2], *(sentence() for _ in problem[len(problem) // 2 :])]
+        )
     texts = [" ".join(problem) for problem in problems]
     long = [index for index in range(count // 5, count * 4 // 5) if len(texts[index]) >= 200]
     copies: dict[str, dict[int, int]] = {}
@@ -108,10 +123,20 @@ def copied(kind: str, problem: list[str], draw: random.Random) -> str:
 
 
 def found(texts: list[str], folder: Path) -> tuple[float, float, float, dict[int, list[int]]]:
-    """Seconds, CPU seconds, megabytes, and row -> the rows that `ajet dataset dedup` found it to be like."""
+    """Seconds, CPU seconds, megabytes, and row -> the rows that `ajet dataset dedup` found it to be
+    like."""
     source, report = folder / "rows.jsonl", folder / "report.jsonl"
     source.write_text("".join(json.dumps({"main_query": text}) + "\n" for text in texts))
-    command = [sys.executable, "-m", "ajet", "dataset", "dedup", str(source), "-o", str(folder / "out.jsonl")]
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "dataset",
+        "dedup",
+        str(source),
+        "-o",
+        str(folder / "out.jsonl"),
+    ]
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([*command, "--report", str(report)], check=True, capture_output=True)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -126,7 +151,8 @@ def found(texts: list[str], folder: Path) -> tuple[float, float, float, dict[int
 
 
 def sketched(texts: list[str]) -> tuple[float, dict[int, list[int]]]:
-    """CPU seconds, and row -> the rows that datasketch found it to be like (128 permutations, threshold 0.4)."""
+    """CPU seconds, and row -> the rows that datasketch found it to be like (128 permutations,
+    threshold 0.4)."""
     from datasketch import MinHash, MinHashLSH
 
     began = time.process_time()
@@ -136,12 +162,18 @@ def sketched(texts: list[str]) -> tuple[float, dict[int, list[int]]]:
         sketch.update_batch({text[at : at + 5].encode() for at in range(len(text) - 4)})
         like[number] = sorted(index.query(sketch))
         index.insert(number, sketch)
-    return time.process_time() - began, {number: others for number, others in like.items() if others}
+    return time.process_time() - began, {
+        number: others for number, others in like.items() if others
+    }
 
 
 def rates(like: dict[int, list[int]], copies: dict[int, int], total: int) -> tuple[float, float]:
-    """The share of planted copies found as such, and of all rows those that are like another only by mistake."""
-    found = sum(original in like.get(copy, ()) or copy in like.get(original, ()) for copy, original in copies.items())
+    """The share of planted copies found as such, and of all rows those that are like another only
+    by mistake."""
+    found = sum(
+        original in like.get(copy, ()) or copy in like.get(original, ())
+        for copy, original in copies.items()
+    )
     true = {*copies, *copies.values()}
     false = sum(row not in true or not _true(row, others, copies) for row, others in like.items())
     return found / len(copies), false / total
@@ -157,10 +189,18 @@ def main() -> list[Figure]:
         seconds, cpu, megabytes, like = found(texts, Path(folder))
     load_settings, false = rates(like, copies, len(texts))
     figures = [
-        Figure("100,000 rows of 500 characters, file to file, in CPU time (one core)", cpu, "s", "< 30", cpu < 30),
+        Figure(
+            "100,000 rows of 500 characters, file to file, in CPU time (one core)",
+            cpu,
+            "s",
+            "< 30",
+            cpu < 30,
+        ),
         Figure("the same by the clock, on a machine that may be shared", seconds, "s"),
         Figure("the most memory", megabytes, "MB", "< 2,000", megabytes < 2000),
-        Figure("recall of copies with 10 % edited", load_settings, "", ">= 0.95", load_settings >= 0.95),
+        Figure(
+            "recall of copies with 10 % edited", load_settings, "", ">= 0.95", load_settings >= 0.95
+        ),
         Figure("rows dropped that repeat none", 100 * false, "%", "<= 1", false <= 0.01),
     ]
     for share, goal in ((0.15, ">= 0.99"), (0.2, ">= 0.97")):
@@ -188,7 +228,8 @@ def by_kind() -> list[Figure]:
 
 
 def _related(row: int, others: Iterable[int], copies: dict[int, int]) -> bool:
-    """The row has a text in common with one of them: it is the other's copy, or both are copies of one."""
+    """The row has a text in common with one of them: it is the other's copy, or both are copies of
+    one."""
     return any(copies.get(row, row) == copies.get(other, other) for other in others)
 
 
@@ -196,14 +237,23 @@ def _harder(texts: list[str], share: float, goal: str) -> Figure:
     draw = random.Random(1)
     copies = {len(texts) + number: number for number in range(1000)}
     with tempfile.TemporaryDirectory() as folder:
-        *_, like = found([*texts, *(edited(text, share, draw) for text in texts[:1000])], Path(folder))
+        *_, like = found(
+            [*texts, *(edited(text, share, draw) for text in texts[:1000])], Path(folder)
+        )
     load_settings, _ = rates(like, copies, len(texts))
-    return Figure(f"recall of copies with {share:.0%} edited (more edits than distance)", load_settings, "", goal)
+    return Figure(
+        f"recall of copies with {share:.0%} edited (more edits than distance)",
+        load_settings,
+        "",
+        goal,
+    )
 
 
 def _beside(texts: list[str], copies: dict[int, int]) -> list[Figure]:
     """Both on the same fewer rows."""
-    some = [(copy, original) for copy, original in copies.items() if original < SKETCHED - 1000][:1000]
+    some = [(copy, original) for copy, original in copies.items() if original < SKETCHED - 1000][
+        :1000
+    ]
     fewer = [*texts[: SKETCHED - len(some)], *(texts[copy] for copy, _ in some)]
     planted = {SKETCHED - len(some) + number: original for number, (_, original) in enumerate(some)}
     seconds, like = sketched(fewer)

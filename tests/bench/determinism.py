@@ -1,5 +1,6 @@
-"""What `rollout.deterministic` costs: the same job of many short conversations, its rollouts and its steps with and
-without it. 48 episodes at once, seven calls each, a model of 0.01M parameters."""
+"""What `rollout.deterministic` costs: the same job of many short conversations, its rollouts and
+its steps with and without it. 48 episodes at once, seven calls each, a model of 0.01M
+parameters."""
 
 from __future__ import annotations
 
@@ -21,8 +22,15 @@ def main() -> list[Figure]:
         model = save_tiny(Path(place) / "model")
         usual, deterministic = (seconds(Path(place) / str(on), model, on) for on in (False, True))
     return [
-        Figure(f"rollout.deterministic: {what} over the usual mode's", deterministic[name] / usual[name], "×")
-        for name, what in (("time/rollout", "seconds of a rollout"), ("time/step", "seconds of a step"))
+        Figure(
+            f"rollout.deterministic: {what} over the usual mode's",
+            deterministic[name] / usual[name],
+            "×",
+        )
+        for name, what in (
+            ("time/rollout", "seconds of a rollout"),
+            ("time/step", "seconds of a step"),
+        )
     ]
 
 
@@ -32,5 +40,7 @@ def seconds(directory: Path, model: Path, deterministic: bool) -> dict[str, floa
     with redirect_stdout(io.StringIO()):
         repeat(config)
     with open_trace(config.directory) as trace:
-        rows = trace.query("SELECT name, min(value) AS least FROM metrics WHERE name LIKE 'time/%' GROUP BY name")
+        rows = trace.query(
+            "SELECT name, min(value) AS least FROM metrics WHERE name LIKE 'time/%' GROUP BY name"
+        )
         return {row["name"]: row["least"] for row in rows.to_pylist()}

@@ -1,4 +1,5 @@
-"""Export and import: episodes a minute of each format, and that memory does not grow with the trace."""
+"""Export and import: episodes a minute of each format, and that memory does not grow with the
+trace."""
 
 from __future__ import annotations
 
@@ -40,8 +41,12 @@ def main() -> list[Figure]:
             _, large = _apart("export", folder / "4.duckdb", format, folder / f"4.{format}")
             figures += _figures(f"export {format}", rate, small, large)
         for format in ("messages", "otlp", "native"):
-            rate, small = _apart("import", folder / f"1.{format}", format, folder / f"1.{format}.duckdb")
-            _, large = _apart("import", folder / f"4.{format}", format, folder / f"4.{format}.duckdb")
+            rate, small = _apart(
+                "import", folder / f"1.{format}", format, folder / f"1.{format}.duckdb"
+            )
+            _, large = _apart(
+                "import", folder / f"4.{format}", format, folder / f"4.{format}.duckdb"
+            )
             figures += _figures(f"import {format}", rate, small, large)
     return figures
 
@@ -50,7 +55,9 @@ def _figures(what: str, rate: float, small: float, large: float) -> list[Figure]
     growth = large / small
     return [
         Figure(what, rate, "episodes/min", f">= {GOAL:,}", rate >= GOAL),
-        Figure(f"{what}, memory of 4x the size", growth, f"x ({small:.0f} MB)", "<= 1.3", growth <= 1.3),
+        Figure(
+            f"{what}, memory of 4x the size", growth, f"x ({small:.0f} MB)", "<= 1.3", growth <= 1.3
+        ),
     ]
 
 
@@ -69,11 +76,20 @@ def _make(path: Path, count: int) -> None:
     with TraceWriter(path) as writer:
         writer.put(Run(run_id="run", config={"ajet": {"backbone": "debug"}}, status="finished"))
         for i in range(count):
-            prompt, messages = rng.integers(0, 150_000, 200, dtype=np.int32), [{"role": "system", "content": words[0]}]
+            prompt, messages = (
+                rng.integers(0, 150_000, 200, dtype=np.int32),
+                [{"role": "system", "content": words[0]}],
+            )
             calls = []
             for turn in range(TURNS):
-                messages = [*messages, {"role": "user", "content": f"{i // 8} {turn} {words[(i // 8 + turn) % 64]}"}]
-                output, reply = rng.integers(0, 150_000, 100, dtype=np.int32), f"{i} {words[(i * 7 + turn) % 64]}"
+                messages = [
+                    *messages,
+                    {"role": "user", "content": f"{i // 8} {turn} {words[(i // 8 + turn) % 64]}"},
+                ]
+                output, reply = (
+                    rng.integers(0, 150_000, 100, dtype=np.int32),
+                    f"{i} {words[(i * 7 + turn) % 64]}",
+                )
                 message = {"role": "assistant", "content": reply}
                 calls.append(
                     Call(
@@ -87,7 +103,9 @@ def _make(path: Path, count: int) -> None:
                     )
                 )
                 messages = [*messages, message]
-                prompt = np.concatenate([prompt, output, rng.integers(0, 150_000, 100, dtype=np.int32)])
+                prompt = np.concatenate(
+                    [prompt, output, rng.integers(0, 150_000, 100, dtype=np.int32)]
+                )
             rewards = (Reward(value=float(i % 8)),)
             task = Task(task_id=f"t{i // 8}", main_query=words[i % 64])
             writer.put(*place_all(calls))
@@ -99,7 +117,20 @@ def _make(path: Path, count: int) -> None:
 
 def _prose(rng: np.random.Generator) -> str:
     """Words and numbers, as agents write them."""
-    known = ["the", "model", "says", "that", "of", "12", "apples", "(about", "3.5", "kg)", "calc(4*3-12)", "= 0."]
+    known = [
+        "the",
+        "model",
+        "says",
+        "that",
+        "of",
+        "12",
+        "apples",
+        "(about",
+        "3.5",
+        "kg)",
+        "calc(4*3-12)",
+        "= 0.",
+    ]
     return " ".join(rng.choice(known, TEXT // 5))[:TEXT]
 
 

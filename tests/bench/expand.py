@@ -1,12 +1,14 @@
-"""`dataset expand`: how busy it keeps an endpoint that takes 200 ms, and what it takes itself for a row.
+"""`dataset expand`: how busy it keeps an endpoint that takes 200 ms, and what it takes itself for a
+row.
 
-The endpoint answers each request after 200 ms with the one row that it is asked for. The ideal is 64 requests every
-200 ms. A bare loop, which sends as many requests and does nothing with the answers, says how much of that can be had.
+The endpoint answers each request after 200 ms with the one row that it is asked for. The ideal is
+64 requests every 200 ms. A bare loop, which sends as many requests and does nothing with the
+answers, says how much of that can be had.
 
-It runs twice. By the processor's clock, with the endpoint in the same process, on the same core: waits are exact, and
-what else the machine does has no part in it. By the clock on the wall, with the endpoint in a process of its own: on a
-machine so busy that the bare loop falls short itself, that says nothing. Time of our own is the processor's, of the
-process without the endpoint.
+It runs twice. By the processor's clock, with the endpoint in the same process, on the same core:
+waits are exact, and what else the machine does has no part in it. By the clock on the wall, with
+the endpoint in a process of its own: on a machine so busy that the bare loop falls short itself,
+that says nothing. Time of our own is the processor's, of the process without the endpoint.
 """
 
 from __future__ import annotations
@@ -41,10 +43,16 @@ def main() -> list[Figure]:
     return [
         Figure("by the processor's clock: a bare loop", IDEAL / alone.bare, "of the ideal"),
         Figure(
-            f"by the processor's clock: {ROWS} rows, {AT_ONCE} in flight", share, "of the ideal", ">= 0.9", share >= 0.9
+            f"by the processor's clock: {ROWS} rows, {AT_ONCE} in flight",
+            share,
+            "of the ideal",
+            ">= 0.9",
+            share >= 0.9,
         ),
         Figure("by the wall's: a bare loop", IDEAL / real.bare, "of the ideal"),
-        Figure(f"by the wall's: {ROWS} rows, {AT_ONCE} in flight", busy, "of the ideal", ">= 0.9", told),
+        Figure(
+            f"by the wall's: {ROWS} rows, {AT_ONCE} in flight", busy, "of the ideal", ">= 0.9", told
+        ),
         Figure("own time per row", real.own / ROWS * 1000, "ms", "< 5", real.own / ROWS < 0.005),
     ]
 
@@ -82,7 +90,9 @@ async def _run(url: str) -> _Taken:
     started = clock()
     await _bare(url)
     bare = clock() - started
-    seeds = [Row(f"line {i}", _task(f"What is {i} times {i + 3}?", i * (i + 3))) for i in range(1, 13)]
+    seeds = [
+        Row(f"line {i}", _task(f"What is {i} times {i + 3}?", i * (i + 3))) for i in range(1, 13)
+    ]
     endpoint = ModelClient(url, "writer", concurrency=AT_ONCE)
     expansion = Expansion(seeds, GenerationConfig(ROWS, per_call=1, window=2 * AT_ONCE), endpoint)
     started, processor = clock(), time.process_time()
@@ -124,10 +134,14 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while head := await reader.readuntil(b"\r\n\r\n"):
             lines = (line.partition(b":") for line in head.lower().split(b"\r\n"))
-            await reader.readexactly(next(int(value) for name, _, value in lines if name == b"content-length"))
+            await reader.readexactly(
+                next(int(value) for name, _, value in lines if name == b"content-length")
+            )
             await asyncio.sleep(LATENCY)
             one, other = random.randint(100, 99_999), random.randint(100, 99_999)
             text = json.dumps([_task(f"What is {one} plus {other}?", one + other)])
-            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
+            body = json.dumps(
+                {"choices": [{"message": {"role": "assistant", "content": text}}]}
+            ).encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     writer.close()

@@ -1,7 +1,9 @@
-"""The gateway: what it adds to a call, and whether mixed calls of four client libraries are each recorded once.
+"""The gateway: what it adds to a call, and whether mixed calls of four client libraries are each
+recorded once.
 
-`added` compares one client's median time for a call through the gateway (scripted engine, one turn, calls recorded)
-with the same client's for an endpoint that answers a fixed response, interleaved in one run on one machine.
+`added` compares one client's median time for a call through the gateway (scripted engine, one turn,
+calls recorded) with the same client's for an endpoint that answers a fixed response, interleaved in
+one run on one machine.
 """
 
 from __future__ import annotations
@@ -45,7 +47,13 @@ def main() -> list[Figure]:
         Figure("call to a fixed endpoint, median", direct * 1000, "ms"),
         Figure("call through the gateway, median", through * 1000, "ms"),
         Figure("added by the gateway at the median", added * 1000, "ms", "<= 2", added <= 0.002),
-        Figure(f"of {MIXED} mixed calls recorded once", once, "calls", f"= {MIXED}", once == MIXED == len(recorded)),
+        Figure(
+            f"of {MIXED} mixed calls recorded once",
+            once,
+            "calls",
+            f"= {MIXED}",
+            once == MIXED == len(recorded),
+        ),
         Figure("mixed calls, 16 at once, captured", MIXED / seconds, "calls/s"),
     ]
 
@@ -61,7 +69,9 @@ class Fixed:
         self.response = response
         listener = listening_socket("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        config = uvicorn.Config(self._app, interface="asgi3", lifespan="off", log_config=None, access_log=False)
+        config = uvicorn.Config(
+            self._app, interface="asgi3", lifespan="off", log_config=None, access_log=False
+        )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self.thread.start()
@@ -83,13 +93,17 @@ async def _latencies() -> tuple[float, float]:
         handle = episode.model()
         headers = {"authorization": f"Bearer {handle.api_key}"}
         async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
-            first = await client.post(f"{handle.base_url}/chat/completions", json=_body("0"), headers=headers)
+            first = await client.post(
+                f"{handle.base_url}/chat/completions", json=_body("0"), headers=headers
+            )
             fixed = Fixed(first.json())
             times: dict[str, list[float]] = {handle.base_url: [], fixed.url: []}
             for number in range(ROUNDS):
                 for url, taken in times.items():
                     started = time.perf_counter()
-                    await client.post(f"{url}/chat/completions", json=_body(f"question {number}"), headers=headers)
+                    await client.post(
+                        f"{url}/chat/completions", json=_body(f"question {number}"), headers=headers
+                    )
                     taken.append(time.perf_counter() - started)
         fixed.close()
         await episode.finish()
@@ -150,7 +164,9 @@ def _httpx(client: httpx.AsyncClient) -> Sender:
 async def _requests(text: str, stream: bool) -> str:
     def send() -> str:
         url = f"{ELSEWHERE}/chat/completions"
-        with requests.post(url, json=_body(text, stream=stream), stream=stream, timeout=60) as response:
+        with requests.post(
+            url, json=_body(text, stream=stream), stream=stream, timeout=60
+        ) as response:
             return _text([line.decode() for line in response.iter_lines()], stream)
 
     return await asyncio.to_thread(send)

@@ -1,7 +1,8 @@
-"""What open episodes hold in memory: 64 conversations of 39 turns over HTTP, each turn some 2,000 tokens more.
+"""What open episodes hold in memory: 64 conversations of 39 turns over HTTP, each turn some 2,000
+tokens more.
 
-`distinct` is what there is to hold: each id once in four bytes, each message once as text. Held per call, whole prompts
-and histories would be twenty times as much at turn 39, and more with each turn.
+`distinct` is what there is to hold: each id once in four bytes, each message once as text. Held per
+call, whole prompts and histories would be twenty times as much at turn 39, and more with each turn.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ def main() -> list[Figure]:
 
 
 def held_bytes(episodes: int, turns: int) -> tuple[int, int, int]:
-    """Bytes that open episodes hold after so many turns, what is distinct of them, and all prompts taken whole."""
-    engine = ScriptedEngine(lambda ask: _text(f"reply {len(ask.body['messages'])} in {ask.episode_id}"))
+    """Bytes that open episodes hold after so many turns, what is distinct of them, and all prompts
+    taken whole."""
+    engine = ScriptedEngine(
+        lambda ask: _text(f"reply {len(ask.body['messages'])} in {ask.episode_id}")
+    )
     with Gateway() as gateway:
         warm = gateway.open(EpisodeSpec("warm", engine))
         asyncio.run(_play([warm], 3))
@@ -53,7 +57,9 @@ def held_bytes(episodes: int, turns: int) -> tuple[int, int, int]:
         calls = [call for episode in opened for call in episode.calls]
         prompts = sum(4 * len(call.prompt_ids) for call in calls if call.prompt_ids is not None)
         last = [episode.calls[-1] for episode in opened]
-        ids = sum(4 * (len(c.prompt_ids) + len(c.output_ids)) for c in last if c.prompt_ids is not None)
+        ids = sum(
+            4 * (len(c.prompt_ids) + len(c.output_ids)) for c in last if c.prompt_ids is not None
+        )
         text = sum(len(message["content"]) for c in last for message in c.request["messages"])
         for episode in opened:
             asyncio.run(episode.finish())
@@ -67,9 +73,16 @@ def _text(seed: str) -> str:
 async def _play(episodes: list[OpenEpisode], turns: int) -> None:
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         for episode in episodes:
-            headers, messages = {"authorization": f"Bearer {episode.handle_key}"}, list[dict[str, str]]()
+            headers, messages = (
+                {"authorization": f"Bearer {episode.handle_key}"},
+                list[dict[str, str]](),
+            )
             for turn in range(turns):
-                messages.append({"role": "user", "content": _text(f"question {turn} in {episode.episode_id}")})
+                messages.append(
+                    {"role": "user", "content": _text(f"question {turn} in {episode.episode_id}")}
+                )
                 url = f"{episode.model().base_url}/chat/completions"
-                reply = (await client.post(url, json={"messages": messages}, headers=headers)).json()
+                reply = (
+                    await client.post(url, json={"messages": messages}, headers=headers)
+                ).json()
                 messages.append(reply["choices"][0]["message"])

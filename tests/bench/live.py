@@ -1,9 +1,10 @@
-"""What an attached viewer costs a run, and how soon it shows what is new: beside a trainer, the math tutorial's.
+"""What an attached viewer costs a run, and how soon it shows what is new: beside a trainer, the
+math tutorial's.
 
-The tutorial trains in a process of its own, its model made by its recipe first; the real viewer, headless in this
-process, stands on one screen after another. The cost is processor time that the trainer spent on the viewer's
-questions, as a share of a core. The delay is from an episode's end to the list that has drawn it. Both are of the
-machine as busy as it is: its load is among the figures.
+The tutorial trains in a process of its own, its model made by its recipe first; the real viewer,
+headless in this process, stands on one screen after another. The cost is processor time that the
+trainer spent on the viewer's questions, as a share of a core. The delay is from an episode's end to
+the list that has drawn it. Both are of the machine as busy as it is: its load is among the figures.
 """
 
 from __future__ import annotations
@@ -40,15 +41,31 @@ def main() -> list[Figure]:
             trainer.terminate()
             trainer.wait()
     figures = [
-        Figure(f"a viewer on the screen {name}: of the trainer's core", 100 * share, "CPU-%", "< 4", share < 0.04)
+        Figure(
+            f"a viewer on the screen {name}: of the trainer's core",
+            100 * share,
+            "CPU-%",
+            "< 4",
+            share < 0.04,
+        )
         for name, share in shares.items()
     ]
     median = statistics.median(delays)
     return [
         *figures,
-        Figure("an episode in the list after its end, median of the clock", median, "s", "about 1", median < 1.5),
+        Figure(
+            "an episode in the list after its end, median of the clock",
+            median,
+            "s",
+            "about 1",
+            median < 1.5,
+        ),
         Figure("  the slowest of them", max(delays), "s"),
-        Figure("  processes that wanted a core, of a minute", os.getloadavg()[0], f"on {os.cpu_count()} cores"),
+        Figure(
+            "  processes that wanted a core, of a minute",
+            os.getloadavg()[0],
+            f"on {os.cpu_count()} cores",
+        ),
     ]
 
 
@@ -65,10 +82,14 @@ def _train(directory: Path) -> subprocess.Popen[bytes]:
     overrides = [f"ajet.{name}={value}" for name, value in values.items()]
     command = [sys.executable, "-m", "ajet", "--conf", str(_TUTORIAL), *overrides]
     with (directory / "log").open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env={"OPENAI_API_KEY": "none", **os.environ})
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env={"OPENAI_API_KEY": "none", **os.environ}
+        )
 
 
-async def _watch(path: Path, trainer: subprocess.Popen[bytes]) -> tuple[dict[str, float], list[float]]:
+async def _watch(
+    path: Path, trainer: subprocess.Popen[bytes]
+) -> tuple[dict[str, float], list[float]]:
     reader, run = await _begun(path, trainer)
     app = TraceApp(reader, path)
     shares: dict[str, float] = {}
@@ -100,12 +121,16 @@ async def _begun(path: Path, trainer: subprocess.Popen[bytes]) -> tuple[Any, str
         await asyncio.sleep(0.5)
         try:
             reader = open_trace(path / "trace.duckdb")
-            rows = reader.query("SELECT run_id FROM episodes GROUP BY run_id HAVING count(*) > 128").to_pylist()
+            rows = reader.query(
+                "SELECT run_id FROM episodes GROUP BY run_id HAVING count(*) > 128"
+            ).to_pylist()
         except TraceError:  # not there yet, or its gateway is not
             continue
         if rows:
             return reader, rows[0]["run_id"]
-    raise RuntimeError(f"the trainer did not get going: {(path.parent / 'log').read_text()[-2000:]}")
+    raise RuntimeError(
+        f"the trainer did not get going: {(path.parent / 'log').read_text()[-2000:]}"
+    )
 
 
 async def _delays(app: Any, pause: Pause) -> list[float]:

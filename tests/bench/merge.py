@@ -1,4 +1,5 @@
-"""Merging: long conversations, a batch of them, and how the time per token grows with the number of calls.
+"""Merging: long conversations, a batch of them, and how the time per token grows with the number of
+calls.
 
 In CPU time: the work is single-threaded, and the machine may be shared.
 """
@@ -23,7 +24,9 @@ BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 def conversation(turns: int, seed: int, episode: str) -> list[Call]:
     """One conversation in which each prompt is the one before, its reply, and an observation."""
     draw = np.random.default_rng(seed)
-    prompt = np.concatenate((np.arange(SYSTEM), draw.integers(0, 50_000, OBSERVATION))).astype(np.int32)
+    prompt = np.concatenate((np.arange(SYSTEM), draw.integers(0, 50_000, OBSERVATION))).astype(
+        np.int32
+    )
     calls = []
     for turn in range(turns):
         output = draw.integers(0, 50_000, REPLY).astype(np.int32)
@@ -40,7 +43,9 @@ def conversation(turns: int, seed: int, episode: str) -> list[Call]:
                 ended_at=at,
             )
         )
-        prompt = np.concatenate((prompt, output, draw.integers(0, 50_000, OBSERVATION).astype(np.int32)))
+        prompt = np.concatenate(
+            (prompt, output, draw.integers(0, 50_000, OBSERVATION).astype(np.int32))
+        )
     return calls
 
 
@@ -82,9 +87,20 @@ def main() -> list[Figure]:
         unplaced = [conversation(turns, i, f"e{i}") for i in range(episodes)]
         for of, calls in (("", [place_all(one) for one in unplaced]), (", not placed", unplaced)):
             ms = 1e3 * fastest(calls)
-            figures.append(Figure(f"merge of {episodes} x {turns} turns{of}", ms, "CPU-ms", "under 50", ms < 50))
-    times = {n: fastest([one_shots(n)], repeat=3 if n < 100_000 else 1) / n for n in (1_000, 10_000, 100_000)}
+            figures.append(
+                Figure(
+                    f"merge of {episodes} x {turns} turns{of}", ms, "CPU-ms", "under 50", ms < 50
+                )
+            )
+    times = {
+        n: fastest([one_shots(n)], repeat=3 if n < 100_000 else 1) / n
+        for n in (1_000, 10_000, 100_000)
+    }
     ratio = max(times.values()) / min(times.values())
-    figures += [Figure(f"merge of {n:,} calls, per call", 1e6 * each, "CPU-us") for n, each in times.items()]
-    figures.append(Figure("time per token, slowest against fastest", ratio, "x", "within 2", ratio <= 2))
+    figures += [
+        Figure(f"merge of {n:,} calls, per call", 1e6 * each, "CPU-us") for n, each in times.items()
+    ]
+    figures.append(
+        Figure("time per token, slowest against fastest", ratio, "x", "within 2", ratio <= 2)
+    )
     return figures

@@ -1,7 +1,7 @@
 """`ajet trace ls` over the files of many nodes: what a file more costs.
 
-The files are one trace under many names, each read as a file of its own, and one that holds the first page. The
-command runs in a process of its own, and its processor time counts.
+The files are one trace under many names, each read as a file of its own, and one that holds the
+first page. The command runs in a process of its own, and its processor time counts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,15 @@ def main() -> list[Figure]:
     ratio = (taken[MORE] - taken[1]) / (taken[FEWER] - taken[1])
     return [
         Figure(
-            f"`ajet trace ls`, {MORE:,} files over {FEWER}, less what one file takes", ratio, "x", "< 12", ratio < 12
+            f"`ajet trace ls`, {MORE:,} files over {FEWER}, less what one file takes",
+            ratio,
+            "x",
+            "< 12",
+            ratio < 12,
         ),
-        Figure(f"`ajet trace ls` over {MORE:,} files", taken[MORE], "CPU-s", "< 3", taken[MORE] < 3),
+        Figure(
+            f"`ajet trace ls` over {MORE:,} files", taken[MORE], "CPU-s", "< 3", taken[MORE] < 3
+        ),
         Figure("`ajet trace ls` of one file", taken[1], "CPU-s"),
     ]
 
@@ -50,11 +56,15 @@ def _write(file: Path, episodes: int) -> None:
         writer.put(Run(run_id="run", status="finished"))
         for i in range(episodes):
             writer.put(Call(episode_id=f"{episodes}e{i}", prompt_ids=[1, 2], output_ids=[3]))
-            writer.put(Episode(episode_id=f"{episodes}e{i}", run_id="run", rewards=(Reward(value=1),)))
+            writer.put(
+                Episode(episode_id=f"{episodes}e{i}", run_id="run", rewards=(Reward(value=1),))
+            )
 
 
 def _list(nodes: Path) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "ajet", "trace", "ls", str(nodes)], capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "ajet", "trace", "ls", str(nodes)], capture_output=True, check=True
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

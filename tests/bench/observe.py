@@ -1,7 +1,8 @@
-"""`ajet.trace`: what it adds to a call of a deployed agent, in processor time of all threads and in waiting.
+"""`ajet.trace`: what it adds to a call of a deployed agent, in processor time of all threads and in
+waiting.
 
-The same client and endpoint without it, with it, and with `durable=True`, in turn, the less of two; as fast as one
-client calls, and at 10 calls a second.
+The same client and endpoint without it, with it, and with `durable=True`, in turn, the less of two;
+as fast as one client calls, and at 10 calls a second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from tests.bench.gateway import Fixed
 ROUNDS = 2
 FAST, PACED = 500, 100
 PROMPT = "word " * 300
-REPLY = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "word " * 100}, "finish_reason": "stop"}]}
+REPLY = {
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "word " * 100},
+            "finish_reason": "stop",
+        }
+    ]
+}
 
 
 def main() -> list[Figure]:
@@ -49,11 +58,25 @@ def _figures(url: str, calls: int, pause: float) -> list[Figure]:
     wall = {kind: min(t.wall for t in many) / calls * 1000 for kind, many in taken.items()}
     at = f"at {1 / pause:g} calls/s" if pause else "as fast as it goes"
     added = [
-        Figure(f"{kind} adds to a call, {at}", cpu[kind] - cpu[""], "CPU-ms", "<= 1", cpu[kind] - cpu[""] <= 1)
+        Figure(
+            f"{kind} adds to a call, {at}",
+            cpu[kind] - cpu[""],
+            "CPU-ms",
+            "<= 1",
+            cpu[kind] - cpu[""] <= 1,
+        )
         for kind in ("ajet.trace", "durable")
     ]
-    waits = [Figure(f"{kind}: a call waits longer, {at}", wall[kind] - wall[""], "ms") for kind in taken if kind]
-    return [Figure(f"a call without ajet.trace, {at}", cpu[""], "CPU-ms"), *added, *(waits if not pause else [])]
+    waits = [
+        Figure(f"{kind}: a call waits longer, {at}", wall[kind] - wall[""], "ms")
+        for kind in taken
+        if kind
+    ]
+    return [
+        Figure(f"a call without ajet.trace, {at}", cpu[""], "CPU-ms"),
+        *added,
+        *(waits if not pause else []),
+    ]
 
 
 def _taken(url: str, calls: int, pause: float, tracing: trace | None) -> Taken:

@@ -1,7 +1,7 @@
 """`--backbone tinker`: a step with and without sampling the next batch while the service trains.
 
-`ajet trainer serve` is a process of its own. The agent makes two calls, with a tool of a tenth of a second between
-them, and the two kinds of run take turns; the median step after the first counts.
+`ajet trainer serve` is a process of its own. The agent makes two calls, with a tool of a tenth of a
+second between them, and the two kinds of run take turns; the median step after the first counts.
 """
 
 from __future__ import annotations
@@ -41,8 +41,20 @@ def main() -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = save_tiny(folder / "model", VLLMS)
-        command = [sys.executable, "-m", "ajet", "trainer", "serve", "--model", str(model), "--port", "0"]
-        server = subprocess.Popen([*command, "--state", str(folder / "state")], stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "ajet",
+            "trainer",
+            "serve",
+            "--model",
+            str(model),
+            "--port",
+            "0",
+        ]
+        server = subprocess.Popen(
+            [*command, "--state", str(folder / "state")], stdout=subprocess.PIPE, text=True
+        )
         try:
             assert server.stdout is not None
             url = server.stdout.readline().rpartition("TINKER_BASE_URL=")[2].strip()
@@ -75,8 +87,13 @@ def _seconds(directory: Path, model: Path, url: str, staleness: int) -> list[flo
                     "max_staleness": staleness},
         "trainer_common": {"total_steps": STEPS, "test_freq": 0, "save_freq": 0, "use_kl_loss": False, "logger": []},
     }  # fmt: skip
-    tasks = [{"question": f"Say {word}."} for word in ("yes", "no", "maybe", "so", "well", "if", "and", "but")]
+    tasks = [
+        {"question": f"Say {word}."}
+        for word in ("yes", "no", "maybe", "so", "well", "if", "and", "but")
+    ]
     train(load_config(values=values), workflow=use_tool, judge=length, tasks=tasks)
     with open_trace(directory) as reader:
-        rows = reader.query("SELECT value FROM metrics WHERE name = 'time/step' AND step > 1").to_pylist()
+        rows = reader.query(
+            "SELECT value FROM metrics WHERE name = 'time/step' AND step > 1"
+        ).to_pylist()
     return [row["value"] for row in rows]

@@ -1,8 +1,10 @@
-"""What a call costs in a gateway: processor time of ours and of other projects', in front of one local endpoint.
+"""What a call costs in a gateway: processor time of ours and of other projects', in front of one
+local endpoint.
 
-Each gateway is a process of its own, and each but ours is installed in an environment of its own. Ours and rLLM's
-record each call on disk (DuckDB, SQLite), agent-lightning's in memory, LiteLLM's proxy nowhere. The endpoint gives
-token ids and log-probabilities, as vLLM does. Linux only: processor time is read from /proc.
+Each gateway is a process of its own, and each but ours is installed in an environment of its own.
+Ours and rLLM's record each call on disk (DuckDB, SQLite), agent-lightning's in memory, LiteLLM's
+proxy nowhere. The endpoint gives token ids and log-probabilities, as vLLM does. Linux only:
+processor time is read from /proc.
 """
 
 from __future__ import annotations
@@ -43,12 +45,16 @@ EPISODES = 384
 START_SECONDS = 180
 GOAL = 1.0
 """CPU-ms a call of ours."""
-TEXT = "A gateway passes a question on to the model that is asked and records what it answered. " * 14
+TEXT = (
+    "A gateway passes a question on to the model that is asked and records what it answered. " * 14
+)
 
 SETTINGS = {
     "PYTHONUNBUFFERED": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no download of prices
-    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # it listens on loopback, for a minute
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": (
+        "true"
+    ),  # it listens on loopback, for a minute
 }
 """Variables of every gateway's environment."""
 
@@ -63,8 +69,9 @@ class Unavailable(Exception):
 class Peer:
     """A gateway: what is installed for it, how it is started, and where each episode's calls go.
 
-    `command` gets the folder of its environment, a folder for its files, a port and the endpoint's URL. `paths` are one
-    for each episode; a gateway without them prints its URLs and keys itself, as `URLS [[url, key], ...]`.
+    `command` gets the folder of its environment, a folder for its files, a port and the endpoint's
+    URL. `paths` are one for each episode; a gateway without them prints its URLs and keys itself,
+    as `URLS [[url, key], ...]`.
     """
 
     name: str
@@ -100,8 +107,18 @@ def _ajet(_: Path, folder: Path, port: int, endpoint: str) -> list[str]:
 def _litellm(venv: Path, folder: Path, port: int, endpoint: str) -> list[str]:
     config = folder / "config.yaml"
     params = {"model": "hosted_vllm/policy", "api_base": endpoint}
-    config.write_text(json.dumps({"model_list": [{"model_name": "policy", "litellm_params": params}]}))
-    return [str(venv / "bin/litellm"), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    config.write_text(
+        json.dumps({"model_list": [{"model_name": "policy", "litellm_params": params}]})
+    )
+    return [
+        str(venv / "bin/litellm"),
+        "--config",
+        str(config),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
 
 
 def _agent_lightning(venv: Path, folder: Path, port: int, endpoint: str) -> list[str]:
@@ -110,7 +127,15 @@ def _agent_lightning(venv: Path, folder: Path, port: int, endpoint: str) -> list
 
 def _rllm(venv: Path, folder: Path, port: int, endpoint: str) -> list[str]:
     program = [str(venv / "bin/rllm-model-gateway"), "--host", "127.0.0.1", "--port", str(port)]
-    return [*program, "--db-path", str(folder / "traces.db"), "--worker", endpoint, "--log-level", "warning"]
+    return [
+        *program,
+        "--db-path",
+        str(folder / "traces.db"),
+        "--worker",
+        endpoint,
+        "--log-level",
+        "warning",
+    ]
 
 
 AJET = Peer("ajet", (), _ajet)
@@ -119,18 +144,27 @@ LIGHTNING = Peer("agent-lightning's proxy", ("agentlightning",), _agent_lightnin
 
 
 def _rllm_peer(checkout: Path) -> Peer:
-    """Without what it needs for chat templates of its own, which is used for token accumulation alone."""
+    """Without what it needs for chat templates of its own, which is used for token accumulation
+    alone."""
     needs = ("fastapi", "uvicorn", "httpx", "pydantic", "aiosqlite", "PyYAML")
     paths = tuple(f"/sessions/{number}/v1" for number in range(EPISODES))
-    return Peer("rLLM's gateway", (*needs, str(checkout.resolve() / "rllm-model-gateway")), _rllm, paths)
+    return Peer(
+        "rLLM's gateway", (*needs, str(checkout.resolve() / "rllm-model-gateway")), _rllm, paths
+    )
 
 
 def main(venvs: Path | None = None, rllm: Path | None = None) -> list[Figure]:
-    """`venvs` keeps the environments for the next time; `rllm` is a checkout, for rLLM is in no package index."""
+    """`venvs` keeps the environments for the next time; `rllm` is a checkout, for rLLM is in no
+    package index."""
     figures = []
-    with tempfile.TemporaryDirectory() as temporary, _process(_program("endpoint"), Path(temporary)) as endpoint:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        _process(_program("endpoint"), Path(temporary)) as endpoint,
+    ):
         [[url, _]] = endpoint.urls()
-        for number, peer in enumerate((AJET, LITELLM, LIGHTNING, *([_rllm_peer(rllm)] if rllm else []))):
+        for number, peer in enumerate(
+            (AJET, LITELLM, LIGHTNING, *([_rllm_peer(rllm)] if rllm else []))
+        ):
             folder = Path(temporary) / str(number)
             try:
                 venv = _environment(peer, venvs or Path(temporary) / "venvs")
@@ -138,7 +172,10 @@ def main(venvs: Path | None = None, rllm: Path | None = None) -> list[Figure]:
             except (Unavailable, aiohttp.ClientError, asyncio.TimeoutError) as reason:
                 console.print(f"{peer.name} is left out: {reason}", markup=False)
     if rllm is None:
-        console.print("rLLM's gateway is left out: it is in no package index; name a checkout with --rllm FOLDER")
+        console.print(
+            "rLLM's gateway is left out: it is in no package index; name a checkout with --rllm"
+            " FOLDER"
+        )
     return figures
 
 
@@ -146,23 +183,34 @@ def _measure(peer: Peer, venv: Path, folder: Path, endpoint: str) -> list[Figure
     folder.mkdir()
     port = _free_port()
     with _process(peer.command(venv, folder, port, endpoint), folder) as gateway:
-        targets = [[f"http://127.0.0.1:{port}{path}", "none"] for path in peer.paths or ()] or gateway.urls()
+        targets = [
+            [f"http://127.0.0.1:{port}{path}", "none"] for path in peer.paths or ()
+        ] or gateway.urls()
         costs = asyncio.run(_costs(gateway, targets))
     if peer is AJET:
         sent = 1 + CALLS // 4 + len(LEVELS) * ROUNDS * CALLS
-        rows = open_trace(folder / "trace.duckdb").query("SELECT count(*) FROM calls WHERE len(output_ids) > 0")
+        rows = open_trace(folder / "trace.duckdb").query(
+            "SELECT count(*) FROM calls WHERE len(output_ids) > 0"
+        )
         stored = rows[0][0].as_py()
         if stored != sent:
             raise RuntimeError(f"{stored} of {sent} calls were recorded with their ids")
     goal = (f"<= {GOAL}",) if peer is AJET else ()
     return [
-        Figure(f"{peer.name}, {level} at once", cost, "CPU-ms/call", *goal, *([cost <= GOAL] if goal else []))
+        Figure(
+            f"{peer.name}, {level} at once",
+            cost,
+            "CPU-ms/call",
+            *goal,
+            *([cost <= GOAL] if goal else []),
+        )
         for level, cost in costs.items()
     ]
 
 
 async def _costs(gateway: _Process, targets: list[list[str]]) -> dict[int, float]:
-    """CPU-ms a call at each level: the median of rounds in turn, until what was put off is done too."""
+    """CPU-ms a call at each level: the median of rounds in turn, until what was put off is done
+    too."""
     costs: dict[int, list[float]] = {level: [] for level in LEVELS}
     await _first_reply(gateway, targets[0])
     await _send(targets, CALLS // 4, LEVELS[0], "warm-up")
@@ -182,16 +230,23 @@ async def _send(targets: list[list[str]], count: int, at_once: int, what: str) -
 
         async def sender() -> None:
             for number in numbers:
-                status, text = await _post(session, targets[number % len(targets)], f"{what} {number}")
+                status, text = await _post(
+                    session, targets[number % len(targets)], f"{what} {number}"
+                )
                 if status != 200:
                     raise Unavailable(f"a call was answered {status}: {text[:500]}")
 
         await asyncio.gather(*(sender() for _ in range(at_once)))
 
 
-async def _post(session: aiohttp.ClientSession, target: list[str], question: str) -> tuple[int, str]:
+async def _post(
+    session: aiohttp.ClientSession, target: list[str], question: str
+) -> tuple[int, str]:
     url, key = target
-    messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": f"{question}: what is recorded?"}]
+    messages = [
+        {"role": "system", "content": TEXT},
+        {"role": "user", "content": f"{question}: what is recorded?"},
+    ]
     body = {"model": "policy", "messages": messages, "temperature": 1.0}
     headers = {"authorization": f"Bearer {key}"}
     async with session.post(f"{url}/chat/completions", json=body, headers=headers) as response:
@@ -217,7 +272,8 @@ class _Process:
     log: Path
 
     def while_starting(self) -> Iterator[None]:
-        """Until it should have started; raises Unavailable with the end of its output where it ended."""
+        """Until it should have started; raises Unavailable with the end of its output where it
+        ended."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self.popen.poll() is not None:
@@ -260,12 +316,18 @@ def _cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def _process(command: list[str], folder: Path) -> Iterator[_Process]:
-    """Started in a group of its own. It may end by itself when its input is closed; else the group is ended."""
+    """Started in a group of its own. It may end by itself when its input is closed; else the group
+    is ended."""
     log = folder / "log"
     environment = os.environ | SETTINGS
     with log.open("wb") as output:
         popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
         )
     try:
         yield _Process(popen, log)
@@ -320,18 +382,28 @@ def _program(*arguments: str) -> list[str]:
 
 
 def run_gateway(endpoint: str, trace: str) -> None:
-    """Our gateway with open episodes, until its input is closed; then what it recorded is complete."""
+    """Our gateway with open episodes, until its input is closed; then what it recorded is
+    complete."""
     engine = RemoteEngine(endpoint, "none", "policy")
     with TraceWriter(Path(trace)) as writer, Gateway(writer) as gateway:
-        handles = [gateway.open(EpisodeSpec(f"episode{number}", engine)).model() for number in range(EPISODES)]
-        print("URLS", json.dumps([[handle.base_url, handle.api_key] for handle in handles]), flush=True)
+        handles = [
+            gateway.open(EpisodeSpec(f"episode{number}", engine)).model()
+            for number in range(EPISODES)
+        ]
+        print(
+            "URLS",
+            json.dumps([[handle.base_url, handle.api_key] for handle in handles]),
+            flush=True,
+        )
         sys.stdin.read()
 
 
 async def run_endpoint() -> None:
     """Answers everything with one reply, whose prompt ids differ in one place."""
     numbers = itertools.count()
-    content = [{"token": "word ", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in range(64)]
+    content = [
+        {"token": "word ", "logprob": -0.5, "bytes": None, "top_logprobs": []} for _ in range(64)
+    ]
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": "word " * 64},
@@ -365,7 +437,11 @@ async def run_endpoint() -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=1024)
-    print("URLS", json.dumps([[f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", "none"]]), flush=True)
+    print(
+        "URLS",
+        json.dumps([[f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", "none"]]),
+        flush=True,
+    )
     await asyncio.to_thread(sys.stdin.read)
 
 

@@ -1,8 +1,10 @@
-"""A real pretrained model on a CPU: a training step and sampling, beside plain torch and transformers' `generate`.
+"""A real pretrained model on a CPU: a training step and sampling, beside plain torch and
+transformers' `generate`.
 
-Four prompts of 88 tokens with 8 attempts of 16 tokens each, one thread; float32, and products in bfloat16 where the
-processor has instructions for them. Tokens per processor second; of training, all tokens of all samples are counted,
-however often they are computed. Needs `ajet model fetch smollm2-135m`.
+Four prompts of 88 tokens with 8 attempts of 16 tokens each, one thread; float32, and products in
+bfloat16 where the processor has instructions for them. Tokens per processor second; of training,
+all tokens of all samples are counted, however often they are computed. Needs
+`ajet model fetch smollm2-135m`.
 """
 
 from __future__ import annotations
@@ -39,14 +41,22 @@ def sample(group: int, attempt: int, prompt: list[int], reply: list[int]) -> Sam
     mask = np.arange(PROMPT + REPLY) >= PROMPT
     name = f"{group}.{attempt}"
     line = Timeline(
-        agent="", token_ids=[*prompt, *reply], loss_mask=mask, logprobs=np.where(mask, -8.0, 0.0), call_ids=(name,),
+        agent="",
+        token_ids=[*prompt, *reply],
+        loss_mask=mask,
+        logprobs=np.where(mask, -8.0, 0.0),
+        call_ids=(name,),
         spans=(Span(call_id=name, start=PROMPT, end=PROMPT + REPLY),),
-    )  # fmt: skip
+    )
     advantages = np.where(mask, 1.0 if attempt % 2 else -1.0, 0.0).astype(np.float32)
-    return Sample(timeline=line, episode_id=name, group_id=str(group), reward=0.0, advantages=advantages)
+    return Sample(
+        timeline=line, episode_id=name, group_id=str(group), reward=0.0, advantages=advantages
+    )
 
 
-def plain_step(model: Any, optimizer: torch.optim.Optimizer, prompts: list[list[int]], replies: list[Any]) -> None:
+def plain_step(
+    model: Any, optimizer: torch.optim.Optimizer, prompts: list[list[int]], replies: list[Any]
+) -> None:
     """A policy-gradient step as one would write it by hand, each group's prompt computed once."""
     for prompt, group in zip(prompts, replies, strict=True):
         row, depths, owner, at, targets = [*prompt], [*range(PROMPT)], [0] * PROMPT, [], []
@@ -57,24 +67,37 @@ def plain_step(model: Any, optimizer: torch.optim.Optimizer, prompts: list[list[
             depths += range(PROMPT, PROMPT + REPLY - 1)
             owner += [k + 1] * (REPLY - 1)
         owns = torch.tensor(owner)
-        seen = torch.ones(len(row), len(row), dtype=torch.bool).tril() & ((owns == 0) | (owns[:, None] == owns))
+        seen = torch.ones(len(row), len(row), dtype=torch.bool).tril() & (
+            (owns == 0) | (owns[:, None] == owns)
+        )
         mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
         out = model.model(
-            input_ids=torch.tensor([row]), position_ids=torch.tensor([depths]), attention_mask=mask, use_cache=False
+            input_ids=torch.tensor([row]),
+            position_ids=torch.tensor([depths]),
+            attention_mask=mask,
+            use_cache=False,
         )
         logits = model.lm_head(out.last_hidden_state[0][torch.tensor(at)])
-        (torch.log_softmax(logits, -1).gather(1, torch.tensor(targets)[:, None]).mean() / TASKS).backward()
+        (
+            torch.log_softmax(logits, -1).gather(1, torch.tensor(targets)[:, None]).mean() / TASKS
+        ).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
 
 
 def products_seconds(model: Any, passes: Sequence[tuple[int, int]], products: torch.dtype) -> float:
-    """Processor seconds of passes' matrix products alone, the limit of what computes them: for each pass its tokens,
-    and those of them that have logits. The head multiplies in float32."""
-    body = [layer.weight.detach().to(products) for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
+    """Processor seconds of passes' matrix products alone, the limit of what computes them: for each
+    pass its tokens, and those of them that have logits. The head multiplies in float32."""
+    body = [
+        layer.weight.detach().to(products)
+        for layer in model.model.modules()
+        if isinstance(layer, torch.nn.Linear)
+    ]
     head = model.lm_head.weight.detach()
-    inputs = {(w.shape[1], w.dtype): torch.ones(1024, w.shape[1], dtype=w.dtype) for w in (*body, head)}
+    inputs = {
+        (w.shape[1], w.dtype): torch.ones(1024, w.shape[1], dtype=w.dtype) for w in (*body, head)
+    }
 
     def multiply(tokens: int, weight: torch.Tensor) -> None:
         torch.nn.functional.linear(inputs[weight.shape[1], weight.dtype][:tokens], weight)
@@ -92,7 +115,9 @@ def products_seconds(model: Any, passes: Sequence[tuple[int, int]], products: to
 def of_limit(what: str, seconds: float, least: float, goal: float) -> Figure:
     """Its time over that of its matrix products alone."""
     ratio = seconds / least
-    return Figure(f"{what} over its matrix products alone", ratio, "×", f"at most {goal:g}", ratio <= goal)
+    return Figure(
+        f"{what} over its matrix products alone", ratio, "×", f"at most {goal:g}", ratio <= goal
+    )
 
 
 def training(prompts: list[list[int]], draw: random.Random) -> list[Figure]:
@@ -119,8 +144,14 @@ def training(prompts: list[list[int]], draw: random.Random) -> list[Figure]:
     if instructions():
         multiply_in(model, torch.bfloat16)
         lower = cpu_seconds(lambda: trainer.step(samples), 2)
-        figures.append(Figure(f"bfloat16 over float32 ({tokens / lower:,.0f} tokens/CPU-s)", ours / lower, "×"))
-        figures.append(of_limit("training in bfloat16", lower, products_seconds(model, step, torch.bfloat16), 1.7))
+        figures.append(
+            Figure(f"bfloat16 over float32 ({tokens / lower:,.0f} tokens/CPU-s)", ours / lower, "×")
+        )
+        figures.append(
+            of_limit(
+                "training in bfloat16", lower, products_seconds(model, step, torch.bfloat16), 1.7
+            )
+        )
     return figures
 
 
@@ -135,7 +166,11 @@ def sampling(prompts: list[list[int]]) -> list[Figure]:
 
         async def replies() -> None:
             await asyncio.gather(
-                *(sampler.sample(p, how, f"{i}/{k}") for i, p in enumerate(prompts) for k in range(ATTEMPTS))
+                *(
+                    sampler.sample(p, how, f"{i}/{k}")
+                    for i, p in enumerate(prompts)
+                    for k in range(ATTEMPTS)
+                )
             )
             async with sampler.exclusive():
                 pass
@@ -147,7 +182,12 @@ def sampling(prompts: list[list[int]]) -> list[Figure]:
     def generate(rows: Sequence[list[int]]) -> None:
         with torch.inference_mode():
             model.generate(
-                torch.tensor(rows), do_sample=True, top_k=0, max_new_tokens=REPLY, min_new_tokens=REPLY, pad_token_id=2
+                torch.tensor(rows),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=REPLY,
+                min_new_tokens=REPLY,
+                pad_token_id=2,
             )
 
     theirs = count / cpu_seconds(lambda: generate([p for p in prompts for _ in range(ATTEMPTS)]), 2)
@@ -156,22 +196,36 @@ def sampling(prompts: list[list[int]]) -> list[Figure]:
     passes = [(len(prompts) * PROMPT, len(prompts)), *[(rows, rows)] * (REPLY - 1)]
     figures = [
         Figure("sampling", ours, "tokens/CPU-s"),
-        Figure(f"the same over transformers generate ({theirs:,.0f} tokens/CPU-s)", ours / theirs, "×"),
+        Figure(
+            f"the same over transformers generate ({theirs:,.0f} tokens/CPU-s)", ours / theirs, "×"
+        ),
         of_limit("sampling", count / ours, products_seconds(model, passes, torch.float32), 1.4),
     ]
     if instructions():
         multiply_in(model, torch.bfloat16)
         lower = asyncio.run(rate())
-        figures.append(Figure(f"sampling in bfloat16 over float32 ({lower:,.0f} tokens/CPU-s)", lower / ours, "×"))
         figures.append(
-            of_limit("sampling in bfloat16", count / lower, products_seconds(model, passes, torch.bfloat16), 1.7)
+            Figure(
+                f"sampling in bfloat16 over float32 ({lower:,.0f} tokens/CPU-s)", lower / ours, "×"
+            )
+        )
+        figures.append(
+            of_limit(
+                "sampling in bfloat16",
+                count / lower,
+                products_seconds(model, passes, torch.bfloat16),
+                1.7,
+            )
         )
     return figures
 
 
 def main() -> list[Figure]:
     if not (MODEL.directory / "config.json").is_file():
-        print(f"pretrained: skipped, {MODEL.directory} is not there; ajet model fetch {MODEL.name}", file=sys.stderr)
+        print(
+            f"pretrained: skipped, {MODEL.directory} is not there; ajet model fetch {MODEL.name}",
+            file=sys.stderr,
+        )
         return []
     torch.set_num_threads(1)
     draw = random.Random(0)

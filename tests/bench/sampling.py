@@ -1,5 +1,6 @@
-"""The local sampler: tokens per CPU second against transformers' own `generate`, what kept keys and values save, and
-requests a second through `ajet serve`. The model has 0.12M parameters and random weights.
+"""The local sampler: tokens per CPU second against transformers' own `generate`, what kept keys and
+values save, and requests a second through `ajet serve`. The model has 0.12M parameters and random
+weights.
 """
 
 from __future__ import annotations
@@ -39,17 +40,29 @@ def tiny() -> tuple[Any, PreTrainedTokenizerFast]:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(specials)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|end|>"
+    )
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=360, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, tie_word_embeddings=True,
-        initializer_range=0.05, eos_token_id=359, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=360,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        eos_token_id=359,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
     return Qwen3ForCausalLM(config).eval(), tokenizer
 
 
@@ -58,13 +71,17 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 def sampler_of(model: Any, tokenizer: PreTrainedTokenizerFast) -> LocalSampler:
-    return LocalSampler(model, HFTokenizer(tokenizer), model_name="tiny", max_model_len=2048, max_batch=BATCH)
+    return LocalSampler(
+        model, HFTokenizer(tokenizer), model_name="tiny", max_model_len=2048, max_batch=BATCH
+    )
 
 
 async def sampled(sampler: LocalSampler, prompts: Sequence[list[int]], new: int, name: str) -> int:
     """Tokens sampled, all prompts at once; then everything kept of them is dropped."""
     how = Sampling(max_tokens=new)
-    replies = await asyncio.gather(*(sampler.sample(p, how, f"{name}{i}") for i, p in enumerate(prompts)))
+    replies = await asyncio.gather(
+        *(sampler.sample(p, how, f"{name}{i}") for i, p in enumerate(prompts))
+    )
     async with sampler.exclusive():
         pass
     return sum(len(reply.output_ids) for [reply] in replies)
@@ -72,12 +89,15 @@ async def sampled(sampler: LocalSampler, prompts: Sequence[list[int]], new: int,
 
 def generated(model: Any, prompts: Sequence[list[int]], new: int) -> int:
     with torch.inference_mode():
-        out = model.generate(torch.tensor(prompts), do_sample=True, max_new_tokens=new, eos_token_id=359, top_k=0)
+        out = model.generate(
+            torch.tensor(prompts), do_sample=True, max_new_tokens=new, eos_token_id=359, top_k=0
+        )
     return int((out.shape[1] - len(prompts[0])) * len(prompts))
 
 
 def throughput(model: Any, tokenizer: PreTrainedTokenizerFast, batch: int) -> tuple[float, float]:
-    """Tokens per CPU second of ours and of `generate`, over different prompts, the best of three rounds each."""
+    """Tokens per CPU second of ours and of `generate`, over different prompts, the best of three
+    rounds each."""
 
     async def ours() -> float:
         sampler = sampler_of(model, tokenizer)
@@ -100,7 +120,8 @@ def throughput(model: Any, tokenizer: PreTrainedTokenizerFast, batch: int) -> tu
 
 
 def turns(model: Any, tokenizer: PreTrainedTokenizerFast) -> float:
-    """CPU time of episodes of many turns with nothing kept between turns, over that with everything kept."""
+    """CPU time of episodes of many turns with nothing kept between turns, over that with everything
+    kept."""
 
     async def episodes(sampler: LocalSampler, keep: bool) -> float:
         begin = time.process_time()
@@ -138,7 +159,9 @@ async def requests(url: str) -> tuple[float, float]:
         for turn in range(REQUESTS // CONCURRENCY):
             message = {"role": "user", "content": f"What is {number} + {turn}?"}
             begin = time.perf_counter()
-            answer = await http.post("/chat/completions", json={"messages": [message], "max_tokens": REPLY})
+            answer = await http.post(
+                "/chat/completions", json={"messages": [message], "max_tokens": REPLY}
+            )
             answer.raise_for_status()
             times.append(time.perf_counter() - begin)
 
@@ -175,10 +198,18 @@ def main() -> list[Figure]:
     saved = turns(model, tokenizer)
     served_rate, median = served(model, tokenizer)
     return [
-        Figure(f"tokens per CPU second, {BATCH} at once", rate, "tok/s", "≥ 11,000 on a quiet core", rate >= 11_000),
+        Figure(
+            f"tokens per CPU second, {BATCH} at once",
+            rate,
+            "tok/s",
+            "≥ 11,000 on a quiet core",
+            rate >= 11_000,
+        ),
         Figure(f"the same over transformers generate ({theirs:,.0f} tok/s)", rate / theirs, "×"),
         Figure("tokens per CPU second, one at a time", one, "tok/s"),
-        Figure(f"the same over transformers generate ({their_one:,.0f} tok/s)", one / their_one, "×"),
+        Figure(
+            f"the same over transformers generate ({their_one:,.0f} tok/s)", one / their_one, "×"
+        ),
         Figure(f"{TURNS} turns: nothing kept over everything kept", saved, "×", "≥ 2", saved >= 2),
         Figure(f"ajet serve, {CONCURRENCY} clients, {REPLY} tokens", served_rate, "requests/s"),
         Figure("ajet serve, median time of a request", median, "ms"),

@@ -1,4 +1,5 @@
-"""The trace store: how fast calls are written, what an episode's ids cost, how fast they are read back."""
+"""The trace store: how fast calls are written, what an episode's ids cost, how fast they are read
+back."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ def _write(path: Path) -> tuple[float, float]:
         Call(
             episode_id=f"e{i // 8}",
             index=i % 8,
-            request={"model": "m", "messages": [{"role": "user", "content": f"{i} {words[i % 64]}"}]},
+            request={
+                "model": "m",
+                "messages": [{"role": "user", "content": f"{i} {words[i % 64]}"}],
+            },
             response={"choices": [{"message": {"role": "assistant", "content": "short"}}]},
             prompt_ids=rng.integers(0, 150_000, IDS // 2, dtype=np.int32),
             output_ids=rng.integers(0, 150_000, IDS // 2, dtype=np.int32),
@@ -76,7 +80,13 @@ def _episode(path: Path) -> list[Figure]:
             messages = [*messages, {"role": "user", "content": f"{turn} " + "o" * 800}]
             output = rng.integers(0, 150_000, 120, dtype=np.int32)
             request = {"model": "m", "messages": messages}
-            call = Call(episode_id=f"e{episode}", index=turn, request=request, prompt_ids=prompt, output_ids=output)
+            call = Call(
+                episode_id=f"e{episode}",
+                index=turn,
+                request=request,
+                prompt_ids=prompt,
+                output_ids=output,
+            )
             writer.put(index.add(call))
             messages = [*messages, {"role": "assistant", "content": "r" * 480}]
             distinct += 0 if turn < TURNS - 1 else len(prompt) + len(output)
@@ -90,7 +100,10 @@ def _episode(path: Path) -> list[Figure]:
         assert len(calls_of(reader, "e7")) == TURNS
         objects = time.perf_counter() - started
         started = time.perf_counter()
-        assert reader.query("SELECT prompt_ids FROM calls_full WHERE episode_id = 'e7'").num_rows == TURNS
+        assert (
+            reader.query("SELECT prompt_ids FROM calls_full WHERE episode_id = 'e7'").num_rows
+            == TURNS
+        )
         view = time.perf_counter() - started
     cost = stored / distinct
     return [

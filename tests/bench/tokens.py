@@ -1,4 +1,5 @@
-"""A 200-turn tool-calling conversation: the time to render, match and tokenise it, and how often a token is encoded.
+"""A 200-turn tool-calling conversation: the time to render, match and tokenise it, and how often a
+token is encoded.
 
 In CPU time: the work is single-threaded, and the machine may be shared.
 """
@@ -19,7 +20,10 @@ from tests.sdk.conftest import Tok
 TURNS, CHARACTERS = 200, 165_000
 TOOL = {
     "type": "function",
-    "function": {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}},
+    "function": {
+        "name": "search",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    },
 }
 TEMPLATE = """\
 {%- if tools %}{{- '<|im_start|>system\\nTools:\\n' }}
@@ -37,7 +41,21 @@ TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
-WORDS = ["the", "search", "found", "a", "page", "about", "trains", "that", "leave", "at", "nine", "and", "another"]
+WORDS = [
+    "the",
+    "search",
+    "found",
+    "a",
+    "page",
+    "about",
+    "trains",
+    "that",
+    "leave",
+    "at",
+    "nine",
+    "and",
+    "another",
+]
 
 
 def counting() -> Tok:
@@ -57,17 +75,26 @@ def counting() -> Tok:
 def converse(tokenizer: Tok) -> tuple[float, int, float]:
     """CPU seconds, characters, and encoded tokens per token that was not sampled."""
     tokens = PromptBuilder(tokenizer)
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "You search."}, {"role": "user", "content": "Go."}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "You search."},
+        {"role": "user", "content": "Go."},
+    ]
     seconds, sampled, spent = 0.0, 0, 0
     text, size = "", CHARACTERS // TURNS - 190
     for turn in range(TURNS):
         query = {"query": f"page {turn}: {WORDS[turn % len(WORDS)]}"}
-        call = {"id": f"c{turn}", "type": "function", "function": {"name": "search", "arguments": json.dumps(query)}}
+        call = {
+            "id": f"c{turn}",
+            "type": "function",
+            "function": {"name": "search", "arguments": json.dumps(query)},
+        }
         reply = {"role": "assistant", "content": "I search.", "tool_calls": [call]}
         spelled = f'I search.\n<tool_call>\n{{"name":"search","arguments":{json.dumps(query)}}}\n</tool_call><|im_end|>'
         output = tokenizer.encode(spelled)
         sampled += len(output)
-        request = json.loads(json.dumps(messages))  # as a server sees it: nothing is shared with the last request
+        request = json.loads(
+            json.dumps(messages)
+        )  # as a server sees it: nothing is shared with the last request
         before, started = tokenizer.encoded, time.process_time()
         prompt = tokens.prompt(request, [TOOL])
         tokens.commit(prompt, output, reply)
@@ -84,6 +111,14 @@ def converse(tokenizer: Tok) -> tuple[float, int, float]:
 def main() -> list[Figure]:
     seconds, characters, share = min(converse(counting()) for _ in range(3))
     return [
-        Figure(f"{TURNS} turns, {characters:,} characters: prompts in all", seconds, "CPU-s", "under 2", seconds < 2),
-        Figure("tokens encoded per token that was not sampled", share, "x", "1.0 to 1.1", share < 1.1),
+        Figure(
+            f"{TURNS} turns, {characters:,} characters: prompts in all",
+            seconds,
+            "CPU-s",
+            "under 2",
+            seconds < 2,
+        ),
+        Figure(
+            "tokens encoded per token that was not sampled", share, "x", "1.0 to 1.1", share < 1.1
+        ),
     ]

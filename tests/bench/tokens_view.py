@@ -1,8 +1,10 @@
-"""The Tokens screen: a timeline of 20,000 tokens shown, scrolled, and jumped about in, in the real app.
+"""The Tokens screen: a timeline of 20,000 tokens shown, scrolled, and jumped about in, in the real
+app.
 
-The tokenizer is a byte-level BPE made here from scratch and read from its file, the trace one that `TraceWriter` wrote.
-Frames are those that the app really draws; Textual draws 60 a second at most. The goals are judged in CPU time of this
-process, for the machine may be shared; the wall-clock times are printed beside it.
+The tokenizer is a byte-level BPE made here from scratch and read from its file, the trace one that
+`TraceWriter` wrote. Frames are those that the app really draws; Textual draws 60 a second at most.
+The goals are judged in CPU time of this process, for the machine may be shared; the wall-clock
+times are printed beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from tests.bench import Figure
 
 TOKENS, TURNS, FRAMES, OPENINGS = 20_000, 20, 120, 5
 BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
-SENTENCE = "the agent reads a file, calls a tool and says “naïve café” 漢字 👍 in {json: [1, 2, 3]} before it ends\n"
+SENTENCE = (
+    "the agent reads a file, calls a tool and says “naïve café” 漢字 👍 in {json: [1, 2, 3]} before"
+    " it ends\n"
+)
 
 
 def text(words: int, seed: int) -> str:
@@ -55,20 +60,31 @@ def tokenizer(directory: Path) -> Any:
 
 
 def write(directory: Path) -> None:
-    """One episode of a trained group: a conversation of TURNS turns in TOKENS tokens, with all that is recorded."""
+    """One episode of a trained group: a conversation of TURNS turns in TOKENS tokens, with all that
+    is recorded."""
     encode = tokenizer(directory / "model").encode
     config = {"ajet": {"model": {"path": str(directory / "model")}}}
     each = TOKENS // TURNS
     with TraceWriter(directory / "trace.duckdb") as writer:
-        writer.put(Run(run_id="run", config=config), Metric(run_id="run", step=0, name="train/policy_version", value=3))
+        writer.put(
+            Run(run_id="run", config=config),
+            Metric(run_id="run", step=0, name="train/policy_version", value=3),
+        )
         for attempt in range(4):
-            name, prompt, asked, index = f"e{attempt}", list[int](), list[dict[str, Any]](), PrefixIndex()
+            name, prompt, asked, index = (
+                f"e{attempt}",
+                list[int](),
+                list[dict[str, Any]](),
+                PrefixIndex(),
+            )
             for turn in range(TURNS):
                 said = [text(each, 100 * attempt + 2 * turn + i) for i in range(2)]
                 asked = [*asked, {"role": "user", "content": said[0]}]
                 prompt = [*prompt, *encode(said[0]).ids[: each - each // 2]]
                 output = encode(said[1]).ids[: each // 2]
-                logprobs = -np.random.default_rng(turn).exponential(0.5, len(output)).astype(np.float32)
+                logprobs = (
+                    -np.random.default_rng(turn).exponential(0.5, len(output)).astype(np.float32)
+                )
                 at = BEGAN + timedelta(seconds=turn)
                 call = Call(
                     call_id=f"{name}-{turn}",
@@ -87,8 +103,12 @@ def write(directory: Path) -> None:
                 prompt = [*prompt, *output]
                 ids = {"run_id": "run", "step": 1, "episode_id": name, "call_id": call.call_id}
                 values = np.full(len(output), attempt - 1.5, np.float32)
-                writer.put(index.add(call), LedgerEntry(outcome="trained", tokens=len(output), **ids))
-                writer.put(Trained(advantages=values, logprobs=logprobs * 1.01, entropy=-logprobs, **ids))
+                writer.put(
+                    index.add(call), LedgerEntry(outcome="trained", tokens=len(output), **ids)
+                )
+                writer.put(
+                    Trained(advantages=values, logprobs=logprobs * 1.01, entropy=-logprobs, **ids)
+                )
             writer.put(
                 Episode(
                     episode_id=name,
@@ -144,7 +164,10 @@ async def measure(directory: Path) -> dict[str, tuple[float, float]]:
             app.open_tokens("e0")
             await drawn(app)
             times.append(since(began))
-        found |= {"first": times[0], "typical": (statistics.median(cpu for cpu, _ in times), min(w for _, w in times))}
+        found |= {
+            "first": times[0],
+            "typical": (statistics.median(cpu for cpu, _ in times), min(w for _, w in times)),
+        }
         words = app.screen.query_one(TokenText)
         assert words.view is not None and abs(len(words.view) - TOKENS) < TURNS
         for name, action in (("line", "by_line(3)"), ("page", "by_page(1)")):
@@ -186,10 +209,18 @@ def main() -> list[Figure]:
     figures = []
     for name, key in (("the first time", "first"), (f"the median of {OPENINGS} times", "typical")):
         cpu, wall = (1e3 * seconds for seconds in found[key])
-        figures.append(Figure(f"{TOKENS:,} tokens shown, {name}", cpu, "CPU-ms", "under 300", cpu < 300))
-        figures.append(Figure("  by the clock" if key == "first" else "  the quickest by the clock", wall, "ms"))
+        figures.append(
+            Figure(f"{TOKENS:,} tokens shown, {name}", cpu, "CPU-ms", "under 300", cpu < 300)
+        )
+        figures.append(
+            Figure(
+                "  by the clock" if key == "first" else "  the quickest by the clock", wall, "ms"
+            )
+        )
     for key in ("line", "page"):
         cpu, wall = (FRAMES / seconds for seconds in found[key])
-        figures.append(Figure(f"scrolled by {key}", cpu, "frames per CPU-s", "30 or more", cpu >= 30))
+        figures.append(
+            Figure(f"scrolled by {key}", cpu, "frames per CPU-s", "30 or more", cpu >= 30)
+        )
         figures.append(Figure("  by the clock", wall, "frames/s"))
     return [*figures, Figure("slowest jump or change of colours", 1e3 * found["key"][0], "CPU-ms")]

@@ -32,10 +32,17 @@ def main() -> list[Figure]:
 def model(hidden: int = 64, layers: int = 2) -> Any:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=400, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=4096,
-        tie_word_embeddings=True, initializer_range=0.05,
-    )  # fmt: skip
+        vocab_size=400,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+    )
     return Qwen3ForCausalLM(config)
 
 
@@ -56,7 +63,8 @@ def sample(ids: np.ndarray[Any, Any], spans: Sequence[tuple[int, int]]) -> Sampl
 
 
 def conversations() -> tuple[list[Sample], list[Sample]]:
-    """Episodes of many turns: each as one timeline, and as one sample per call with the whole history before it."""
+    """Episodes of many turns: each as one timeline, and as one sample per call with the whole
+    history before it."""
     draw = np.random.default_rng(0)
     merged, calls = [], []
     for _ in range(EPISODES):
@@ -85,7 +93,13 @@ def merged_against_calls() -> Figure:
     merged, calls = conversations()
     trainer = Trainer(model(), TrainerSettings(lr=1e-4))
     ratio = cpu_seconds(lambda: trainer.step(calls), 1) / cpu_seconds(lambda: trainer.step(merged))
-    return Figure(f"merged against one sample per call, {TURNS} turns", ratio, "× less", "at least 8", ratio >= 8)
+    return Figure(
+        f"merged against one sample per call, {TURNS} turns",
+        ratio,
+        "× less",
+        "at least 8",
+        ratio >= 8,
+    )
 
 
 def unrelated_samples() -> list[Figure]:
@@ -97,7 +111,13 @@ def unrelated_samples() -> list[Figure]:
     for name, budget in (("", None), (", in one pass", 10**6)):
         trainer = Trainer(model(), TrainerSettings(lr=1e-4, micro_batch_tokens=budget))
         seconds = cpu_seconds(partial(trainer.step, samples), 5)
-        figures.append(Figure(f"step on {SAMPLES} unrelated samples of {LENGTH} tokens{name}", seconds, "processor s"))
+        figures.append(
+            Figure(
+                f"step on {SAMPLES} unrelated samples of {LENGTH} tokens{name}",
+                seconds,
+                "processor s",
+            )
+        )
     return figures
 
 
@@ -108,13 +128,19 @@ def update() -> Figure:
     for parameter in trainer.parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     millions = sum(parameter.numel() for parameter in trainer.parameters) / 1e6
-    return Figure(f"AdamW on {millions:.0f}M parameters", cpu_seconds(trainer.optimizer.step, 5), "processor s")
+    return Figure(
+        f"AdamW on {millions:.0f}M parameters",
+        cpu_seconds(trainer.optimizer.step, 5),
+        "processor s",
+    )
 
 
 def lora_sampling() -> Figure:
     """Sampled tokens with an adapter on a model of more than 20M parameters."""
     adapted = add_adapter(model(hidden=512, layers=8), 16, 32, "all-linear").eval()
-    tokenizer = SimpleNamespace(eos_ids=frozenset[int](), is_special=lambda _: False, token_bytes=lambda _: b"x")
+    tokenizer = SimpleNamespace(
+        eos_ids=frozenset[int](), is_special=lambda _: False, token_bytes=lambda _: b"x"
+    )
     sampler = LocalSampler(adapted, cast("Any", tokenizer), model_name="m", max_model_len=512)
     prompt, replies, length = list(range(64)), 8, 64
 
@@ -131,4 +157,6 @@ def lora_sampling() -> Figure:
             await sampler.aclose()
 
     seconds = asyncio.run(measure())
-    return Figure("tokens sampled with LoRA on 24M parameters", replies * length / seconds, "per processor s")
+    return Figure(
+        "tokens sampled with LoRA on 24M parameters", replies * length / seconds, "per processor s"
+    )

@@ -1,9 +1,10 @@
-"""Looking into a large trace: the first page, any page, any order, filters, text search, and the memory for it.
+"""Looking into a large trace: the first page, any page, any order, filters, text search, and the
+memory for it.
 
-The files are made by SQL: 1M calls of 100,000 episodes, and 100,000 calls of 4 KB. What is measured runs in a process
-of its own, so that its peak of memory is its own. Between two actions it rests as a person does, so that the file is
-closed and opened again. Times are the process's own (of all its threads), as other processes do not lengthen them; of
-pages and orders the slowest counts.
+The files are made by SQL: 1M calls of 100,000 episodes, and 100,000 calls of 4 KB. What is measured
+runs in a process of its own, so that its peak of memory is its own. Between two actions it rests as
+a person does, so that the file is closed and opened again. Times are the process's own (of all its
+threads), as other processes do not lengthen them; of pages and orders the slowest counts.
 """
 
 from __future__ import annotations
@@ -41,17 +42,33 @@ def main() -> list[Figure]:
     pages, orders = look["any page"], look["any order"]
     return [
         Figure(
-            "first page of 1M calls, imports and opening included", look["first"], "CPU-s", "< 1", look["first"] < 1
+            "first page of 1M calls, imports and opening included",
+            look["first"],
+            "CPU-s",
+            "< 1",
+            look["first"] < 1,
         ),
         Figure("any page, whatever the order", pages, "CPU-ms", "< 50", pages < 50),
-        Figure("any page after a pause (the file is opened again)", look["page after a pause"], "CPU-ms"),
+        Figure(
+            "any page after a pause (the file is opened again)",
+            look["page after a pause"],
+            "CPU-ms",
+        ),
         Figure("a page before all is counted, not in order of time", look["page before"], "CPU-ms"),
-        Figure("sort by any column, its values not yet read", orders, "CPU-ms", "< 300", orders < 300),
+        Figure(
+            "sort by any column, its values not yet read", orders, "CPU-ms", "< 300", orders < 300
+        ),
         Figure("counting what sorts need, in the background", look["prepare"], "CPU-s"),
         Figure("looking for new episodes where there are none", look["refresh"], "CPU-ms"),
         Figure("filter by a field of calls", look["filter"], "CPU-ms"),
         Figure("peak memory of all that", look["memory"], "MB", "< 300", look["memory"] < 300),
-        Figure("text search, 100,000 calls of 4 KB", found["search"], "CPU-s", "< 2", found["search"] < 2),
+        Figure(
+            "text search, 100,000 calls of 4 KB",
+            found["search"],
+            "CPU-s",
+            "< 2",
+            found["search"] < 2,
+        ),
         Figure("text search, longest wait to call it off", found["wait"], "CPU-s"),
         Figure("peak memory of text search", found["memory"], "MB"),
     ]
@@ -69,13 +86,25 @@ def make(path: Path, episodes: int, text: int) -> None:
     connection.execute("INSERT INTO episodes BY NAME " + _EPISODES.format(n=episodes))
     connection.execute("INSERT INTO rewards BY NAME " + _REWARDS.format(n=episodes))
     connection.execute(
-        "INSERT INTO calls BY NAME " + _CALLS.format(n=episodes * CALLS, k=CALLS, text=text), [" ".join(words)]
+        "INSERT INTO calls BY NAME " + _CALLS.format(n=episodes * CALLS, k=CALLS, text=text),
+        [" ".join(words)],
     )
     connection.execute("CHECKPOINT")
     connection.close()
 
 
-_WORDS = ("alpha", "beta", "gamma", "delta", "omega", "seven", "eleven", "tool", "answer", "because")
+_WORDS = (
+    "alpha",
+    "beta",
+    "gamma",
+    "delta",
+    "omega",
+    "seven",
+    "eleven",
+    "tool",
+    "answer",
+    "because",
+)
 _RUN = """SELECT 'run' AS run_id, 'bench' AS name, '{}' AS config, 'local' AS backbone, 'finished' AS status,
   TIMESTAMPTZ '2026-01-01' AS started_at"""
 _EPISODES = """
@@ -108,7 +137,12 @@ WHERE k // 997 < 20 + k % 80 GROUP BY 1"""
 
 
 def _measured(what: str, path: Path) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-m", __name__, what, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, what, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
 
@@ -124,7 +158,8 @@ def _seconds(action: Callable[[], object], repeat: int = 1) -> float:
 
 
 def listing(path: Path) -> dict[str, float]:
-    """Like a person who opens a run and sorts it by one column after another, looking at pages of each."""
+    """Like a person who opens a run and sorts it by one column after another, looking at pages of
+    each."""
     started = time.process_time()
     from ajet_sdk.trace.reader import open_trace
     from ajet_tools.trace.queries.filters import parse
@@ -145,13 +180,20 @@ def listing(path: Path) -> dict[str, float]:
             orders.append(_seconds(partial(latest.sorted, reader, column, True)))
             order = latest.sorted(reader, column, False)
             order.page(reader, 0, PAGE)
-            pages += [_seconds(partial(order.page, reader, EPISODES * i // 7, PAGE), 2) for i in range(0, 7, 2)]
+            pages += [
+                _seconds(partial(order.page, reader, EPISODES * i // 7, PAGE), 2)
+                for i in range(0, 7, 2)
+            ]
         found |= {"any order": 1e3 * max(orders), "any page": 1e3 * max(pages)}
         time.sleep(PAUSE)
-        found["page after a pause"] = 1e3 * _seconds(partial(latest.page, reader, EPISODES // 2, PAGE))
+        found["page after a pause"] = 1e3 * _seconds(
+            partial(latest.page, reader, EPISODES // 2, PAGE)
+        )
         found["refresh"] = 1e3 * _seconds(partial(latest.refreshed, reader), 3)
         time.sleep(PAUSE)
-        found["filter"] = 1e3 * _seconds(partial(latest.filtered, reader, parse("reward<0.5 agent=seer step>10")))
+        found["filter"] = 1e3 * _seconds(
+            partial(latest.filtered, reader, parse("reward<0.5 agent=seer step>10"))
+        )
     return found
 
 
@@ -161,7 +203,14 @@ def search(path: Path) -> dict[str, float]:
 
     with open_trace(path) as reader:
         times = [time.process_time()]
-        hits = list(look(reader, "Question 77777 ", "run", progress=lambda *_: times.append(time.process_time())))
+        hits = list(
+            look(
+                reader,
+                "Question 77777 ",
+                "run",
+                progress=lambda *_: times.append(time.process_time()),
+            )
+        )
         total = time.process_time() - times[0]
         assert len(hits) == 1
     return {"search": total, "wait": max(b - a for a, b in pairwise(times))}

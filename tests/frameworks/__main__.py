@@ -1,4 +1,5 @@
-"""`python -m tests.frameworks [NAME ...]`: each framework's agents in an environment of its own, and the matrix."""
+"""`python -m tests.frameworks [NAME ...]`: each framework's agents in an environment of its own,
+and the matrix."""
 
 from __future__ import annotations
 
@@ -43,16 +44,24 @@ class Result:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="just test-frameworks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default: all): {', '.join(FRAMEWORKS)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which (default: all): {', '.join(FRAMEWORKS)}"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--venvs", type=Path, help="folder that keeps the environments")
-    parser.add_argument("--age", choices=("newest", "oldest", "both"), default="both", help="of the versions")
     parser.add_argument(
-        "--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)} too; wants all frameworks"
+        "--age", choices=("newest", "oldest", "both"), default="both", help="of the versions"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"write {PAGE.relative_to(ROOT)} too; wants all frameworks",
     )
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - set(FRAMEWORKS):
-        parser.error(f"no framework named {', '.join(sorted(unknown))}; there are: {', '.join(FRAMEWORKS)}")
+        parser.error(
+            f"no framework named {', '.join(sorted(unknown))}; there are: {', '.join(FRAMEWORKS)}"
+        )
     if given.write and given.names:
         parser.error("--write wants all frameworks")
     ages: tuple[Age, ...] = ("newest", "oldest") if given.age == "both" else (given.age,)
@@ -60,7 +69,12 @@ def main(arguments: list[str]) -> int:
         venvs = given.venvs or Path(temporary)
         results = [result(name, age, venvs) for name in given.names or FRAMEWORKS for age in ages]
     if given.json:
-        print(json.dumps([{**vars(one), "cells": [vars(cell) for cell in one.cells]} for one in results], indent=1))
+        print(
+            json.dumps(
+                [{**vars(one), "cells": [vars(cell) for cell in one.cells]} for one in results],
+                indent=1,
+            )
+        )
     else:
         print_matrix(results)
     if given.write:
@@ -78,17 +92,24 @@ def result(name: str, age: Age, venvs: Path) -> Result:
             install(name, age, folder)
         versions = installed(name, age, python)
         ended = subprocess.run(
-            [python, "-m", "tests.frameworks.probe", name], cwd=ROOT, capture_output=True, text=True,
-            timeout=SECONDS, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+            [python, "-m", "tests.frameworks.probe", name],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         return Result(name, age, "", [], str(getattr(error, "stderr", "") or error).strip()[-300:])
     cells = [Cell(**json.loads(line)) for line in ended.stdout.splitlines()]
-    return Result(name, age, versions, cells, "" if ended.returncode == 0 else ended.stderr.strip()[-300:])
+    return Result(
+        name, age, versions, cells, "" if ended.returncode == 0 else ended.stderr.strip()[-300:]
+    )
 
 
 def install(name: str, age: Age, folder: Path) -> None:
-    """A virtual environment with the framework and ajet. uv resolves old packages as of their own time."""
+    """A virtual environment with the framework and ajet. uv resolves old packages as of their own
+    time."""
     uv = shutil.which("uv")
     if uv is None:
         raise SystemExit("just test-frameworks needs uv: pip install uv")
@@ -109,9 +130,12 @@ def installed(name: str, age: Age, python: Path) -> str:
     framework = FRAMEWORKS[name]
     names = [one.split("[")[0].split("=")[0].split("<")[0] for one in getattr(framework, age)]
     script = (
-        "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for n in sys.argv[1:]))"
+        "import sys; from importlib.metadata import version as v; print(', '.join(f'{n} {v(n)}' for"
+        " n in sys.argv[1:]))"
     )
-    return subprocess.run([python, "-c", script, *names], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        [python, "-c", script, *names], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def rows(results: Iterable[Result]) -> Iterator[tuple[str, ...]]:
@@ -123,7 +147,12 @@ def rows(results: Iterable[Result]) -> Iterator[tuple[str, ...]]:
         for dialect, shown in DIALECTS.items():
             cells = [cell for cell in one.cells if cell.dialect == dialect]
             if cells:
-                yield title, one.versions, shown, *(word([c for c in cells if c.case == case]) for case in CASES)
+                yield (
+                    title,
+                    one.versions,
+                    shown,
+                    *(word([c for c in cells if c.case == case]) for case in CASES),
+                )
 
 
 def word(cells: list[Cell]) -> str:
@@ -136,7 +165,9 @@ def word(cells: list[Cell]) -> str:
         splits = f" ({', '.join(cell.splits)})" if cell.splits else ""
         lines = f"{cell.timelines} timeline{'' if cell.timelines == 1 else 's'}{splits}"
         words.append(
-            f"{cell.captured}/{cell.calls} {ids}, {lines}" if cell.ok else f"fails {cell.captured}/{cell.calls}"
+            f"{cell.captured}/{cell.calls} {ids}, {lines}"
+            if cell.ok
+            else f"fails {cell.captured}/{cell.calls}"
         )
     return "; ".join(dict.fromkeys(words))
 
@@ -147,7 +178,10 @@ def print_matrix(results: list[Result]) -> None:
         table.add_row(*row)
     Console(width=200).print(table)
     for one in results:
-        for text in [one.error, *(f"{cell.agent}: {cell.error}" for cell in one.cells if not cell.ok)]:
+        for text in [
+            one.error,
+            *(f"{cell.agent}: {cell.error}" for cell in one.cells if not cell.ok),
+        ]:
             if text:
                 console.print(f"{one.name} {one.age}: {text[:400]}", markup=False)
 
@@ -171,13 +205,22 @@ def page(results: list[Result]) -> str:
         *("| " + " | ".join(row) + " |" for row in rows(results)),
     ]
     errors = [(one, "", one.error) for one in results if one.error]
-    errors += [(one, cell.agent, cell.error) for one in results for cell in one.cells if not cell.ok]
+    errors += [
+        (one, cell.agent, cell.error) for one in results for cell in one.cells if not cell.ok
+    ]
     if errors:
-        lines += ["", "## What fails, and with what", "", "| framework | versions | agent | error |"]
+        lines += [
+            "",
+            "## What fails, and with what",
+            "",
+            "| framework | versions | agent | error |",
+        ]
         lines.append("|" + "---|" * 4)
     for one, agent, error in errors:
         first = (error.splitlines() or [""])[0][:200].replace("|", "\\|").replace("`", "'")
-        lines.append(f"| {FRAMEWORKS[one.name].title} | {one.versions or one.age} | `{agent}` | `{first}` |")
+        lines.append(
+            f"| {FRAMEWORKS[one.name].title} | {one.versions or one.age} | `{agent}` | `{first}` |"
+        )
     return "\n".join(lines) + "\n"
 
 

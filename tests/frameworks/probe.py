@@ -1,4 +1,5 @@
-"""`python -m tests.frameworks.probe NAME`: run a framework's agents on scripted replies, print a JSON line a cell."""
+"""`python -m tests.frameworks.probe NAME`: run a framework's agents on scripted replies, print a
+JSON line a cell."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Cell:
     captured: int
     """Calls that the policy answered."""
     exact: bool
-    """Every captured call has the ids that its reply was sampled as, with a log-probability each."""
+    """Every captured call has the ids that its reply was sampled as, with a log-probability
+    each."""
     timelines: int
     splits: list[str]
     """Their causes."""
@@ -53,7 +55,8 @@ class Cell:
 
 
 class Script:
-    """Replies of a model that does what the case is about: says a word, calls the weather tool, fills in a type."""
+    """Replies of a model that does what the case is about: says a word, calls the weather tool,
+    fills in a type."""
 
     def __init__(self, case: str, module: Any) -> None:
         self.case = case
@@ -71,7 +74,11 @@ class Script:
         weather = next((one["name"] for one in functions if "weather" in one["name"]), None)
         others = [one for one in functions if "weather" not in one["name"]]
         last = (ask.messages or [{}])[-1]
-        if weather is not None and last.get("role") != "tool" and self.case in ("tools", "parallel"):
+        if (
+            weather is not None
+            and last.get("role") != "tool"
+            and self.case in ("tools", "parallel")
+        ):
             cities = CITIES if self.case == "parallel" else CITIES[:1]
             return calls_of([(weather, {"city": city}) for city in cities])
         if self.case == "typed" and others:
@@ -89,7 +96,11 @@ class Script:
 def calls_of(calls: list[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """An assistant's message with tool calls."""
     made = [
-        {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        {
+            "id": f"call_{i}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
         for i, (name, arguments) in enumerate(calls)
     ]
     return {"role": "assistant", "content": None, "tool_calls": made}
@@ -100,20 +111,28 @@ def filled(schema: Mapping[str, Any]) -> dict[str, Any]:
     fields = schema.get("properties") or {}
     if set(FORECAST) <= set(fields) or not fields:
         return dict(FORECAST)
-    return {name: json.dumps(FORECAST) if one.get("type") == "string" else FORECAST for name, one in fields.items()}
+    return {
+        name: json.dumps(FORECAST) if one.get("type") == "string" else FORECAST
+        for name, one in fields.items()
+    }
 
 
 async def run(function: Any, script: Script, marker: str, gateway: Gateway) -> Episode:
     """One episode of an agent."""
     engine = ScriptedEngine(script)
-    task = Task(main_query=f"How is the weather? {marker}", metadata={"question": f"How is the weather? {marker}"})
+    task = Task(
+        main_query=f"How is the weather? {marker}",
+        metadata={"question": f"How is the weather? {marker}"},
+    )
     config = Config.model_validate({"rollout": {"max_retries": 0, "timeout": 300}})
 
     @ajet.judge
     def judge() -> float:
         return 1.0
 
-    return await run_episode(function, judge, Attempt(task), engine=engine, gateway=gateway, config=config)
+    return await run_episode(
+        function, judge, Attempt(task), engine=engine, gateway=gateway, config=config
+    )
 
 
 def cell_of(name: str, episode: Episode, script: Script, marker: str) -> Cell:
@@ -131,20 +150,39 @@ def cell_of(name: str, episode: Episode, script: Script, marker: str) -> Cell:
         for call in captured
     )
     merged = merge(episode.calls, engine.tokenizer.decode)
-    answered = "21" in json.dumps(episode.output, default=str) if found[2] == "typed" else marker in str(episode.output)
-    error = (episode.error or next((call.error for call in episode.calls if call.error), "") or "").strip()
+    answered = (
+        "21" in json.dumps(episode.output, default=str)
+        if found[2] == "typed"
+        else marker in str(episode.output)
+    )
+    error = (
+        episode.error or next((call.error for call in episode.calls if call.error), "") or ""
+    ).strip()
     if not error and not answered:
         error = f"returned {str(episode.output)[:200]!r}"
     return Cell(
-        name, found[1], found[2], episode.status == "succeeded" and answered and exact, len(episode.calls),
-        len(captured), exact, len(merged.timelines), [split.cause for split in merged.splits], error[:1500],
-    )  # fmt: skip
+        name,
+        found[1],
+        found[2],
+        episode.status == "succeeded" and answered and exact,
+        len(episode.calls),
+        len(captured),
+        exact,
+        len(merged.timelines),
+        [split.cause for split in merged.splits],
+        error[:1500],
+    )
 
 
 def is_reply(text: str, script: Script) -> bool:
-    """Whether decoded ids are one of the script's replies: its text, or the names and arguments that it calls with."""
+    """Whether decoded ids are one of the script's replies: its text, or the names and arguments
+    that it calls with."""
     for reply in script.replies:
-        wanted = [reply] if isinstance(reply, str) else [one["function"]["name"] for one in reply["tool_calls"]]
+        wanted = (
+            [reply]
+            if isinstance(reply, str)
+            else [one["function"]["name"] for one in reply["tool_calls"]]
+        )
         if all(part in text for part in wanted):
             return True
     return False
@@ -168,9 +206,13 @@ def main(name: str) -> None:
         os.environ.pop(key, None)  # as of a user who has none
     os.environ.update(
         CREWAI_TRACING_ENABLED="false",
-        OTEL_SDK_DISABLED="true", LITELLM_LOCAL_MODEL_COST_MAP="True", CREWAI_DISABLE_TELEMETRY="true",
-        OPENAI_AGENTS_DISABLE_TRACING="1", AGNO_TELEMETRY="false", HOME=tempfile.mkdtemp(),
-    )  # fmt: skip
+        OTEL_SDK_DISABLED="true",
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+        CREWAI_DISABLE_TELEMETRY="true",
+        OPENAI_AGENTS_DISABLE_TRACING="1",
+        AGNO_TELEMETRY="false",
+        HOME=tempfile.mkdtemp(),
+    )
     with contextlib.redirect_stdout(sys.stderr), placeholder_keys():
         made = asyncio.run(cells(importlib.import_module(f"tests.frameworks.agents.{name}")))
     for cell in made:

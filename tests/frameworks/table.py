@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DIALECTS = {"chat": "Chat completions", "responses": "Responses", "messages": "Messages", "gemini": "Gemini"}
+DIALECTS = {
+    "chat": "Chat completions",
+    "responses": "Responses",
+    "messages": "Messages",
+    "gemini": "Gemini",
+}
 CASES = ("plain", "stream", "tools", "typed", "parallel")
 
 
@@ -16,20 +21,27 @@ class Framework:
     newest: tuple[str, ...]
     oldest: tuple[str, ...]
     before: str
-    """The day by which the oldest version's own dependencies are resolved: a package of that time wants theirs."""
+    """The day by which the oldest version's own dependencies are resolved: a package of that time
+    wants theirs."""
 
 
 FRAMEWORKS = {
     "openai_sdk": Framework("OpenAI SDK", ("openai==3.54.0",), ("openai==1.92.0",), "2025-07-15"),
-    "anthropic_sdk": Framework("Anthropic SDK", ("anthropic==2.12.0",), ("anthropic==0.57.1",), "2025-08-01"),
-    "google_genai": Framework("google-genai", ("google-genai==3.4.0",), ("google-genai==1.24.0",), "2025-08-01"),
+    "anthropic_sdk": Framework(
+        "Anthropic SDK", ("anthropic==2.12.0",), ("anthropic==0.57.1",), "2025-08-01"
+    ),
+    "google_genai": Framework(
+        "google-genai", ("google-genai==3.4.0",), ("google-genai==1.24.0",), "2025-08-01"
+    ),
     "transports": Framework(
         "requests, httpx, aiohttp, urllib3, urllib",
         ("requests==2.34.2", "httpx==0.28.1", "aiohttp==3.14.5", "urllib3==2.8.0"),
         ("requests==2.31.0", "httpx==0.28.0", "aiohttp==3.11.0", "urllib3==1.26.20"),
         "2025-08-01",
     ),
-    "litellm": Framework("LiteLLM", ("litellm==1.106.2", "mcp"), ("litellm==1.74.0",), "2025-08-01"),
+    "litellm": Framework(
+        "LiteLLM", ("litellm==1.106.2", "mcp"), ("litellm==1.74.0",), "2025-08-01"
+    ),
     "langgraph": Framework(
         "LangChain and LangGraph",
         ("langgraph==1.2.22", "langchain==1.4.7", "langchain-openai==1.7.3"),
@@ -37,7 +49,10 @@ FRAMEWORKS = {
         "2025-11-15",
     ),
     "openai_agents": Framework(
-        "OpenAI Agents SDK", ("openai-agents==0.24.0",), ("openai-agents==0.2.4",), before="2025-08-15"
+        "OpenAI Agents SDK",
+        ("openai-agents==0.24.0",),
+        ("openai-agents==0.2.4",),
+        before="2025-08-15",
     ),
     "pydantic_ai": Framework(
         "pydantic-ai",
@@ -60,7 +75,10 @@ FRAMEWORKS = {
     ),
     "dspy": Framework("DSPy", ("dspy==3.4.1",), ("dspy==3.0.1",), "2025-09-01"),
     "smolagents": Framework(
-        "smolagents", ("smolagents[openai]==1.26.0",), ("smolagents[openai]==1.20.0",), before="2025-08-01"
+        "smolagents",
+        ("smolagents[openai]==1.26.0",),
+        ("smolagents[openai]==1.20.0",),
+        before="2025-08-01",
     ),
     "strands": Framework(
         "Strands",
@@ -69,15 +87,24 @@ FRAMEWORKS = {
         "2025-08-15",
     ),
     "google_adk": Framework(
-        "Google ADK", ("google-adk==2.13.0", "litellm", "mcp"), ("google-adk==1.8.0", "litellm==1.74.0"), "2025-08-15"
+        "Google ADK",
+        ("google-adk==2.13.0", "litellm", "mcp"),
+        ("google-adk==1.8.0", "litellm==1.74.0"),
+        "2025-08-15",
     ),
-    "agno": Framework("Agno", ("agno==3.1.10", "openai"), ("agno==1.7.5", "openai==1.97.0"), "2025-08-15"),
-    "instructor": Framework("Instructor", ("instructor==1.17.0",), ("instructor==1.9.2",), "2025-08-01"),
+    "agno": Framework(
+        "Agno", ("agno==3.1.10", "openai"), ("agno==1.7.5", "openai==1.97.0"), "2025-08-15"
+    ),
+    "instructor": Framework(
+        "Instructor", ("instructor==1.17.0",), ("instructor==1.9.2",), "2025-08-01"
+    ),
     "agentscope1": Framework(
         "AgentScope 1.x",
         ("agentscope==1.0.21", "openai<3", "mcp<2", "greenlet", "tqdm"),
         ("agentscope==1.0.9", "tqdm", "packaging"),
         "2026-01-15",
     ),
-    "agentscope2": Framework("AgentScope 2.x", ("agentscope==2.0.10",), ("agentscope==2.0.5",), "2026-11-22"),
+    "agentscope2": Framework(
+        "AgentScope 2.x", ("agentscope==2.0.10",), ("agentscope==2.0.5",), "2026-11-22"
+    ),
 }

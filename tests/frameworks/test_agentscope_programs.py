@@ -1,8 +1,10 @@
-"""AgentScope in its installed major version: the chat model, ReAct agents, pipelines, and AgentScope Tuner's functions.
+"""AgentScope in its installed major version: the chat model, ReAct agents, pipelines, and
+AgentScope Tuner's functions.
 
     just test-frameworks                     # each version in an environment of its own
 
-The workflows of the first major version are those of `tests/sdk/agentjet`, in the manner of programs for AgentJet.
+The workflows of the first major version are those of `tests/sdk/agentjet`, in the manner of
+programs for AgentJet.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from tests.serving import answering, serving
 
 agentscope = pytest.importorskip("agentscope")
 FIRST = agentscope.__version__.startswith("1.")
-first, later = pytest.mark.skipif(not FIRST, reason="AgentScope 1.x"), pytest.mark.skipif(FIRST, reason="2.x")
+first, later = (
+    pytest.mark.skipif(not FIRST, reason="AgentScope 1.x"),
+    pytest.mark.skipif(FIRST, reason="2.x"),
+)
 
 HERE = Path(__file__).parents[1] / "sdk" / "agentjet"
 QUESTION = Task(main_query="6 x 7", metadata={"answer": "42"})
@@ -37,7 +42,9 @@ def run(workflow: Any, reply: Any, task: Task, config: Any, judge: Any = None) -
     async def main() -> list[Episode]:
         attempts = [Attempt(task, "run")]
         engine = ScriptedEngine(reply)
-        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=config)
+        return await run_batch(
+            workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=config
+        )
 
     [episode] = asyncio.run(main())
     return episode
@@ -79,7 +86,10 @@ def test_openais_formatter() -> None:
     assert (episode.error, episode.reward, len(episode.calls)) == (None, 1.0, 1)
 
 
-FROZEN = {"model": "frozen", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Not me."}}]}
+FROZEN = {
+    "model": "frozen",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Not me."}}],
+}
 
 
 @first
@@ -103,7 +113,9 @@ def test_an_agent_with_structured_output(monkeypatch: pytest.MonkeyPatch) -> Non
         task = Task(metadata={"random_number": 5})
         episode = program("werewolves", reply, task, structured=True)
     assert (episode.error, episode.reward) == (None, 1.0)
-    assert "required" in [call.request.get("tool_choice") for call in episode.calls if call.trainable]
+    assert "required" in [
+        call.request.get("tool_choice") for call in episode.calls if call.trainable
+    ]
 
 
 @first
@@ -114,7 +126,9 @@ def test_the_model_takes_parts_without_a_type() -> None:
 
 
 @first
-def test_a_debug_model_stands_where_a_target_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_debug_model_stands_where_a_target_is_not_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DASHSCOPE_API_KEY", "one|two")
     episode = program("feedback", lambda ask: "\\boxed{42}", QUESTION)
     assert (episode.error, episode.reward, len(episode.calls)) == (None, 1.0, 1)
@@ -149,7 +163,9 @@ def test_the_robust_model_asks_with_each_key(monkeypatch: pytest.MonkeyPatch) ->
 class React(ajet.Workflow):
     """A ReAct agent of the installed version."""
 
-    async def execute(self, workflow_task: ajet.WorkflowTask, tuner: ajet.AjetTuner) -> ajet.WorkflowOutput:
+    async def execute(
+        self, workflow_task: ajet.WorkflowTask, tuner: ajet.AjetTuner
+    ) -> ajet.WorkflowOutput:
         model = tuner.as_agentscope_model("solver", "solver")
         if FIRST:
             from agentscope.agent import ReActAgent
@@ -181,7 +197,9 @@ def test_functions_of_agentscope_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentscope.message import Msg
     from agentscope.model import OpenAIChatModel
 
-    async def workflow(task: dict, model: OpenAIChatModel, auxiliary_models: dict) -> tuner.WorkflowOutput:
+    async def workflow(
+        task: dict, model: OpenAIChatModel, auxiliary_models: dict
+    ) -> tuner.WorkflowOutput:
         agent = ReActAgent("solver", "Be brief.", model=model, formatter=OpenAIChatFormatter())
         reply = await agent.reply(Msg("user", task["question"], role="user"))
         return tuner.WorkflowOutput(response=reply, metrics={"turns": 1})
@@ -189,12 +207,23 @@ def test_functions_of_agentscope_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     async def judge(task: dict, response: Msg, auxiliary_models: dict) -> tuner.JudgeOutput:
         said = await auxiliary_models["grader"]([{"role": "user", "content": "Is it right?"}])
         assert said.content[0]["text"] == "Not me."
-        return tuner.JudgeOutput(reward=float(task["answer"] in response.get_text_content()), metrics={"asked": 1})
+        return tuner.JudgeOutput(
+            reward=float(task["answer"] in response.get_text_content()), metrics={"asked": 1}
+        )
 
     with serving(answering(FROZEN)) as url:
-        given = {"model": {"base_url": f"{url}/v1"}, "rollout": {"auxiliary_models": {"grader": "frozen"}}}
-        episode = run(workflow, lambda ask: "42", QUESTION, load_config(values={"ajet": given}), judge)
-    assert (episode.error, episode.reward, episode.metrics) == (None, 1.0, {"turns": 1.0, "asked": 1.0})
+        given = {
+            "model": {"base_url": f"{url}/v1"},
+            "rollout": {"auxiliary_models": {"grader": "frozen"}},
+        }
+        episode = run(
+            workflow, lambda ask: "42", QUESTION, load_config(values={"ajet": given}), judge
+        )
+    assert (episode.error, episode.reward, episode.metrics) == (
+        None,
+        1.0,
+        {"turns": 1.0, "asked": 1.0},
+    )
     assert [(call.phase, call.trainable, call.model) for call in episode.calls] == [
         ("rollout", True, "scripted"),
         ("judge", False, "frozen"),

@@ -1,4 +1,5 @@
-"""An agent's tool calls over the real `mcp` package (1.x and 2.x), by stdio and HTTP, are events of its episode.
+"""An agent's tool calls over the real `mcp` package (1.x and 2.x), by stdio and HTTP, are events of
+its episode.
 
 Needs `pip install mcp`, and for what is said of spans `opentelemetry-sdk`.
 """
@@ -38,7 +39,8 @@ if find_spec("mcp") is None:
 
 
 def mcp() -> Any:
-    """The package, imported where a test uses it: each worker of pytest-xdist imports every module of tests."""
+    """The package, imported where a test uses it: each worker of pytest-xdist imports every module
+    of tests."""
     return importlib.import_module("mcp")
 
 
@@ -84,7 +86,9 @@ def url(server: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with subprocess.Popen([sys.executable, str(server), str(port)], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, str(server), str(port)], stderr=subprocess.DEVNULL
+    ) as process:
         while process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
@@ -101,13 +105,19 @@ async def session(streams: Any) -> AsyncIterator[Any]:
 
 
 def by_stdio(server: Path) -> Any:
-    return mcp().stdio_client(mcp().StdioServerParameters(command=sys.executable, args=[str(server)]))
+    return mcp().stdio_client(
+        mcp().StdioServerParameters(command=sys.executable, args=[str(server)])
+    )
 
 
 def by_http(url: str) -> Any:
     from mcp.client import streamable_http
 
-    name = "streamable_http_client" if hasattr(streamable_http, "streamable_http_client") else "streamablehttp_client"
+    name = (
+        "streamable_http_client"
+        if hasattr(streamable_http, "streamable_http_client")
+        else "streamablehttp_client"
+    )
     return getattr(streamable_http, name)(url)
 
 
@@ -216,7 +226,8 @@ def test_outside_of_an_episode_nothing_changes(server: Path) -> None:
 
 
 def test_spans_of_the_agent_survive_and_are_named(server: Path) -> None:
-    """The agent's own tracer provider stays, its spans nest as before, and an event names the span around it."""
+    """The agent's own tracer provider stays, its spans nest as before, and an event names the span
+    around it."""
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
@@ -247,6 +258,10 @@ def test_spans_of_the_agent_survive_and_are_named(server: Path) -> None:
     assert trace.get_tracer_provider() is provider and threads == ["5"]
     spans = {span.name: span for span in kept.get_finished_spans()}
     tools, outer = spans["tools"], spans["outer"]
-    assert tools.parent is not None and tools.parent.span_id == outer.context.span_id and outer.parent is None
+    assert (
+        tools.parent is not None
+        and tools.parent.span_id == outer.context.span_id
+        and outer.parent is None
+    )
     named = {(event.trace_id, event.span_id) for event in finished.events}
     assert named == {(f"{tools.context.trace_id:032x}", f"{tools.context.span_id:016x}")}

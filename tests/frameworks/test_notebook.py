@@ -1,4 +1,5 @@
-"""Cells of a real notebook: the agent is defined in one, and run, trained and written in others. And the tutorial's."""
+"""Cells of a real notebook: the agent is defined in one, and run, trained and written in others.
+And the tutorial's."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ ajet.run(job.config, workflow=solve, judge=exact).reward
 
 def execute(notebook: Any, folder: Path) -> Any:
     """The notebook with what its cells showed."""
-    client = nbclient.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    client = nbclient.NotebookClient(
+        notebook, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
     return client.execute()
 
 
@@ -58,7 +61,9 @@ def test_the_tutorial_trains_what_its_cells_define(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     tutorial = Path(__file__).parents[2] / "tutorial/example_notebook"
     folder = tmp_path / "notebook"
-    shutil.copytree(tutorial, folder, ignore=shutil.ignore_patterns("launcher_record", "__pycache__"))
+    shutil.copytree(
+        tutorial, folder, ignore=shutil.ignore_patterns("launcher_record", "__pycache__")
+    )
     done = execute(nbformat.read(folder / "sums.ipynb", 4), folder)
     shown = {i: "".join(str(out.get("data", {}).get("text/html", "")) for out in c.get("outputs", []))
              for i, c in enumerate(done.cells)}  # fmt: skip
@@ -83,23 +88,43 @@ def test_the_readme_s_agent_is_pasted_and_run_without_a_key_and_its_report_shows
         shutil.copy(root / "ajet_tools/cli/starter" / name, tmp_path)
     run = "config = ajet.Config(model={'scripted': 'replies.py->reply'})\n"
     run += "report = ajet.run(config, workflow=solve, judge=exact, tasks='tasks.jsonl')"
-    cells = [nbformat.v4.new_code_cell(text) for text in (program[1], run, "report", "print(report)")]
+    cells = [
+        nbformat.v4.new_code_cell(text) for text in (program[1], run, "report", "print(report)")
+    ]
     done = execute(nbformat.v4.new_notebook(cells=cells), tmp_path)
     [shown], [printed] = (cell.outputs for cell in done.cells[2:])
     assert (
-        shown["data"]["text/html"].count("What is 17 + 25?") == 1 and "Mean reward 0.75" in shown["data"]["text/html"]
+        shown["data"]["text/html"].count("What is 17 + 25?") == 1
+        and "Mean reward 0.75" in shown["data"]["text/html"]
     )
-    assert shown["data"]["text/plain"].count("What is 17 + 25?") == 1 == printed["text"].count("What is 17 + 25?")
+    assert (
+        shown["data"]["text/plain"].count("What is 17 + 25?")
+        == 1
+        == printed["text"].count("What is 17 + 25?")
+    )
 
 
-def test_an_agent_of_a_notebook_is_run_trained_and_not_written_under_another_name(tmp_path: Path) -> None:
+def test_an_agent_of_a_notebook_is_run_trained_and_not_written_under_another_name(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "replies.py").write_text("def reply(ask):\n    return '42'\n")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS]
+    )
     notebook = execute(notebook, tmp_path)
     results = [
-        [out["data"]["text/plain"] for out in cell.outputs if out["output_type"] == "execute_result"]
+        [
+            out["data"]["text/plain"]
+            for out in cell.outputs
+            if out["output_type"] == "execute_result"
+        ]
         for cell in notebook.cells
     ]
-    assert [found for found in results if found] == [["[1.0, 1.0]"], ["1.0"], ["['succeeded', 'succeeded']"], ["1.0"]]
+    assert [found for found in results if found] == [
+        ["[1.0, 1.0]"],
+        ["1.0"],
+        ["['succeeded', 'succeeded']"],
+        ["1.0"],
+    ]
     printed = "".join(out.get("text", "") for out in notebook.cells[4].outputs)
     assert "the workflow 'solve' has no name" in printed and not (tmp_path / "job.yaml").exists()

@@ -1,4 +1,5 @@
-"""An agent whose OpenAI client is instrumented with OpenTelemetry keeps its provider, its spans and how they nest.
+"""An agent whose OpenAI client is instrumented with OpenTelemetry keeps its provider, its spans and
+how they nest.
 
 Needs `pip install opentelemetry-sdk openinference-instrumentation-openai openai`.
 """
@@ -63,5 +64,9 @@ def test_the_span_of_a_captured_call_stands_in_the_agents_own() -> None:
     assert trace.get_tracer_provider() is provider
     chat, outer = kept.get_finished_spans()
     assert (chat.name, outer.name) == ("ChatCompletion", "outer")
-    assert chat.parent is not None and chat.parent.span_id == outer.context.span_id and outer.parent is None
+    assert (
+        chat.parent is not None
+        and chat.parent.span_id == outer.context.span_id
+        and outer.parent is None
+    )
     assert "pong" in str(dict(chat.attributes or {}))

@@ -1,6 +1,8 @@
-"""What only a GPU shows: `python -m tests.gpu`, or `just test-gpu`. `--dry` runs the same code in tiny shapes on a CPU.
+"""What only a GPU shows: `python -m tests.gpu`, or `just test-gpu`. `--dry` runs the same code in
+tiny shapes on a CPU.
 
-Each part yields figures; one that fails is reported and the next begins. Nothing is fetched: the models are made here.
+Each part yields figures; one that fails is reported and the next begins. Nothing is fetched: the
+models are made here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`python -m tests.gpu [--dry] [--json FILE] [PART ...]`: run the parts named (default: all), print tables, write JSON.
+"""`python -m tests.gpu [--dry] [--json FILE] [PART ...]`: run the parts named (default: all), print
+tables, write JSON.
 
 Ends with 1 where a part failed or missed its goal.
 """
@@ -37,24 +38,38 @@ _PARTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=(__doc__ or "").partition("\n")[2])
-    parser.add_argument("parts", nargs="*", choices=[[], *_PARTS], metavar="PART", help=", ".join(_PARTS))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu", description=(__doc__ or "").partition("\n")[2]
+    )
+    parser.add_argument(
+        "parts", nargs="*", choices=[[], *_PARTS], metavar="PART", help=", ".join(_PARTS)
+    )
     parser.add_argument("--dry", action="store_true", help="tiny shapes, on a CPU")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     asked = parser.parse_args(arguments)
     if not asked.dry and not torch.cuda.is_available():
-        print("there is no GPU that torch can use here; --dry runs the same code on a CPU", file=sys.stderr)
+        print(
+            "there is no GPU that torch can use here; --dry runs the same code on a CPU",
+            file=sys.stderr,
+        )
         return 2
     device = torch.device("cpu" if asked.dry else "cuda")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ajet-gpu-") as folder:
         setting = Setting(asked.dry, device, Path(folder), frozenset(asked.parts))
         parts = [run(name, setting) for name in asked.parts or _PARTS]
-    report = {"machine": describe(device), "dry": asked.dry, "seconds": time.perf_counter() - started, "parts": parts}
+    report = {
+        "machine": describe(device),
+        "dry": asked.dry,
+        "seconds": time.perf_counter() - started,
+        "parts": parts,
+    }
     print_tables(report)
     if asked.json:
         asked.json.write_text(json.dumps(report, indent=1))
-    return int(any("error" in part or any(f["passed"] is False for f in part["figures"]) for part in parts))
+    return int(
+        any("error" in part or any(f["passed"] is False for f in part["figures"]) for part in parts)
+    )
 
 
 def run(name: str, setting: Setting) -> dict[str, Any]:
@@ -72,15 +87,24 @@ def run(name: str, setting: Setting) -> dict[str, Any]:
         print(ended["traceback"], file=sys.stderr)
     free(setting.device)
     seconds = time.perf_counter() - started
-    return {"part": name, "seconds": seconds, "figures": [asdict(figure) for figure in figures], **ended}
+    return {
+        "part": name,
+        "seconds": seconds,
+        "figures": [asdict(figure) for figure in figures],
+        **ended,
+    }
 
 
 def print_tables(report: dict[str, Any]) -> None:
     """A table for each part, a row for each of its cases."""
     console = Console(width=170)
     machine = report["machine"]
-    versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items() if version)
-    console.print(f"{machine['name']} ({machine['device']}), Python {machine['python']}, {versions}")
+    versions = ", ".join(
+        f"{package} {version}" for package, version in machine["versions"].items() if version
+    )
+    console.print(
+        f"{machine['name']} ({machine['device']}), Python {machine['python']}, {versions}"
+    )
     for part in report["parts"]:
         title = f"{part['part']}, {part['seconds']:.0f} s"
         if ended := part.get("skipped"):
@@ -97,16 +121,28 @@ def print_tables(report: dict[str, Any]) -> None:
             table.add_row(case, *(cells.get(name, "") for name in names))
         console.print(table)
     missed = [
-        (part["part"], figure) for part in report["parts"] for figure in part["figures"] if figure["passed"] is False
+        (part["part"], figure)
+        for part in report["parts"]
+        for figure in part["figures"]
+        if figure["passed"] is False
     ]
     for part, figure in missed:
-        console.print(f"missed: {part}, {figure['case']}: {figure['name']} {_cell(figure)}, goal {figure['goal']}")
+        console.print(
+            f"missed: {part}, {figure['case']}: {figure['name']} {_cell(figure)}, goal"
+            f" {figure['goal']}"
+        )
     console.print(f"{report['seconds']:.0f} s in all")
 
 
 def _cell(figure: dict[str, Any]) -> str:
     value = figure["value"]
-    text = value if isinstance(value, str) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    text = (
+        value
+        if isinstance(value, str)
+        else f"{value:,.0f}"
+        if abs(value) >= 1000
+        else f"{value:.3g}"
+    )
     return f"{text} !" if figure["passed"] is False else text
 
 

@@ -24,7 +24,10 @@ recipe = dataclasses.replace(whole, enough=0.0, min_steps=1, check_every=1, chec
 def config_of(setting: Setting, **trainer: Any) -> Config:
     values: dict[str, Any] = {
         "experiment_dir": str(setting.folder / "calculator"),
-        "model": {"path": str(setting.folder / "models" / "calculator"), "device": setting.device.type},
+        "model": {
+            "path": str(setting.folder / "models" / "calculator"),
+            "device": setting.device.type,
+        },
         "rollout": {"name": "transformers"},
         "trainer_common": {"logger": ["console"], **trainer},
     }
@@ -64,7 +67,9 @@ def trinity(setting: Setting) -> Iterator[Figure]:
 def _learnt(setting: Setting, config: Config, case: str) -> Iterator[Figure]:
     with open_trace(config.directory) as reader:
         rows = reader.query("SELECT name, step, value FROM metrics ORDER BY step").to_pylist()
-        outcomes = reader.query("SELECT outcome, sum(tokens) AS n FROM ledger GROUP BY outcome").to_pylist()
+        outcomes = reader.query(
+            "SELECT outcome, sum(tokens) AS n FROM ledger GROUP BY outcome"
+        ).to_pylist()
 
     def series(name: str) -> list[float]:
         return [row["value"] for row in rows if row["name"] == name]
@@ -73,7 +78,11 @@ def _learnt(setting: Setting, config: Config, case: str) -> Iterator[Figure]:
     better = None if setting.dry or case != "local" else rewards[-1] >= rewards[0] + 0.2
     yield Figure(case, "held-out reward before", rewards[0])
     yield Figure(case, "held-out reward after", rewards[-1], "≥ 0.2 more", better)
-    yield Figure(case, "trained tokens", float(sum(row["n"] for row in outcomes if row["outcome"] == "trained")))
+    yield Figure(
+        case,
+        "trained tokens",
+        float(sum(row["n"] for row in outcomes if row["outcome"] == "trained")),
+    )
     for name, label in (("time/step", "s a step"), ("train/logprob_gap_mean", "gap")):
         if found := series(name):
             yield Figure(case, label, sum(found) / len(found))

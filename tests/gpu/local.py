@@ -1,4 +1,5 @@
-"""The `local` engine and learner: each type of weights, full and LoRA, each attention; merged and unmerged."""
+"""The `local` engine and learner: each type of weights, full and LoRA, each attention; merged and
+unmerged."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from tests.gpu.machine import clock, free, matmul_rate, peak_memory, peak_rate
 from tests.gpu.made_model import operations, save
 
 _LARGEST_GAP = {"float32": 1e-4, "bfloat16": 0.05}
-"""Mean difference of a token's log-probability between sampler and trainer that is taken for rounding."""
+"""Mean difference of a token's log-probability between sampler and trainer that is taken for
+rounding."""
 
 
 def model_of(setting: Setting) -> Path:
@@ -44,7 +46,11 @@ def config_of(setting: Setting, dtype: str, lora: bool, attention: str, sampler:
                 "attn_implementation": attention,
                 "lora": {"enabled": lora},
             },
-            "rollout": {"name": sampler, "max_env_worker": 4 if setting.dry else 64, "max_model_len": 1024},
+            "rollout": {
+                "name": sampler,
+                "max_env_worker": 4 if setting.dry else 64,
+                "max_model_len": 1024,
+            },
             "trainer_common": {
                 "micro_batch_tokens": 64 if setting.dry else 4096,
                 "use_kl_loss": False,
@@ -72,7 +78,9 @@ def flash_attention(setting: Setting) -> Iterator[Figure]:
         yield from case(setting, "bfloat16", lora, "flash_attention_2")
 
 
-def case(setting: Setting, dtype: str, lora: bool, attention: str, sampler: str = "transformers") -> list[Figure]:
+def case(
+    setting: Setting, dtype: str, lora: bool, attention: str, sampler: str = "transformers"
+) -> list[Figure]:
     """One learner: sampled from, trained, sampled from again."""
     config = config_of(setting, dtype, lora, attention, sampler)
     name = f"{dtype} {'LoRA' if lora else 'full'} {attention}"
@@ -102,32 +110,50 @@ async def _figures(setting: Setting, config: Config, learner: Learner, case: str
     yield Figure(case, "sampled tokens/s", count / seconds)
     inner = getattr(getattr(learner.sampler, "_batch", None), "_forward", None)
     yield Figure(
-        case, "pass", type(inner).__name__.removesuffix("Forward") if inner else type(learner.sampler).__name__
+        case,
+        "pass",
+        type(inner).__name__.removesuffix("Forward") if inner else type(learner.sampler).__name__,
     )
     samples = _samples(prompts, replies)
     async with learner.sampler.exclusive():
         first = await asyncio.to_thread(trainer.step, samples)
         learner.sampler.policy_version = trainer.updates
     bound = _LARGEST_GAP[config.model.dtype]
-    yield Figure(case, "gap", first["logprob_gap_mean"], f"≤ {bound:g}", first["logprob_gap_mean"] <= bound)
+    yield Figure(
+        case, "gap", first["logprob_gap_mean"], f"≤ {bound:g}", first["logprob_gap_mean"] <= bound
+    )
     yield Figure(case, "gap max", first["logprob_gap_max"])
 
     # Once more with the weights that the sampler got after the update.
     samples = _samples(prompts, await _replies(learner, prompts, reply))
     held = sum(p.numel() * p.element_size() for p in trainer.model.parameters())
     held += sum(8 * m.numel() for m in trainer.masters)
-    held += sum(4 * m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
+    held += sum(
+        4 * m.numel()
+        for m, p in zip(trainer.masters, trainer.parameters, strict=True)
+        if m is not p
+    )
     async with learner.sampler.exclusive():
         begin = clock(device)
         second = await asyncio.to_thread(trainer.step, samples)
         seconds = clock(device) - begin
         peak = peak_memory(device, lambda: trainer.step(samples))
         learner.sampler.policy_version = trainer.updates
-    yield Figure(case, "gap after", second["logprob_gap_mean"], f"≤ {bound:g}", second["logprob_gap_mean"] <= bound)
-    yield Figure(case, "trained tokens/s", sum(len(s.timeline.token_ids) for s in samples) / seconds)
+    yield Figure(
+        case,
+        "gap after",
+        second["logprob_gap_mean"],
+        f"≤ {bound:g}",
+        second["logprob_gap_mean"] <= bound,
+    )
+    yield Figure(
+        case, "trained tokens/s", sum(len(s.timeline.token_ids) for s in samples) / seconds
+    )
     rate = operations(trainer.model, samples, frozen=config.model.lora.enabled) / seconds
     best = matmul_rate(device, dtype, 128 if setting.dry else 8192)
-    promised = peak_rate(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+    promised = (
+        peak_rate(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+    )
     yield Figure(case, "share of matmul", rate / best)
     yield Figure(case, "share of peak", rate / promised if promised else "not known")
     share = reply / (prompt + reply)
@@ -139,7 +165,9 @@ async def _figures(setting: Setting, config: Config, learner: Learner, case: str
     near = None if setting.dry else 0.6 < guess / (held + peak) < 1.6
     yield Figure(case, "measured, MiB", (held + peak) / 2**20, "within 0.6 to 1.6", near)
     if config.model.lora.enabled:
-        yield Figure(case, "merged, off by", await asyncio.to_thread(_exported, setting, learner, config))
+        yield Figure(
+            case, "merged, off by", await asyncio.to_thread(_exported, setting, learner, config)
+        )
 
 
 def _prompts(model: Any, rows: int, length: int) -> list[list[int]]:
@@ -149,7 +177,9 @@ def _prompts(model: Any, rows: int, length: int) -> list[list[int]]:
 
 async def _replies(learner: Learner, prompts: Sequence[list[int]], tokens: int) -> list[Sampled]:
     how = Sampling(max_tokens=tokens, temperature=1.0)
-    calls = [learner.sampler.sample(prompt, how, f"session {i}") for i, prompt in enumerate(prompts)]
+    calls = [
+        learner.sampler.sample(prompt, how, f"session {i}") for i, prompt in enumerate(prompts)
+    ]
     return [reply for [reply] in await asyncio.gather(*calls)]
 
 
@@ -160,18 +190,26 @@ def _samples(prompts: Sequence[list[int]], replies: Sequence[Sampled]) -> list[S
         ids, name = np.array([*prompt, *reply.output_ids], np.int32), f"c{i}"
         mask = np.arange(len(ids)) >= len(prompt)
         line = Timeline(
-            agent="default", token_ids=ids, loss_mask=mask,
-            logprobs=np.concatenate([np.zeros(len(prompt)), reply.logprobs]), call_ids=(name,),
+            agent="default",
+            token_ids=ids,
+            loss_mask=mask,
+            logprobs=np.concatenate([np.zeros(len(prompt)), reply.logprobs]),
+            call_ids=(name,),
             spans=(Span(call_id=name, start=len(prompt), end=len(ids)),),
-        )  # fmt: skip
+        )
         advantages = np.where(mask, 1.0 if i % 2 else -1.0, 0.0).astype(np.float32)
-        samples.append(Sample(timeline=line, episode_id=name, group_id="g", reward=0.0, advantages=advantages))
+        samples.append(
+            Sample(timeline=line, episode_id=name, group_id="g", reward=0.0, advantages=advantages)
+        )
     return samples
 
 
 def _exported(setting: Setting, learner: Learner, config: Config) -> float:
-    """How far the logits of the exported model, its adapter merged, are from those of the model with the adapter."""
-    place = checkpoint.export(setting.folder / "exported", learner.trainer.model, learner.tokenizer.hf)
+    """How far the logits of the exported model, its adapter merged, are from those of the model
+    with the adapter."""
+    place = checkpoint.export(
+        setting.folder / "exported", learner.trainer.model, learner.tokenizer.hf
+    )
     merged = load_model(place, dtype=config.model.dtype, device=config.model.device)
     ids = torch.tensor(_prompts(merged, 4, 16), device=setting.device)
     with torch.inference_mode():
@@ -197,7 +235,13 @@ def merged(setting: Setting) -> Iterator[Figure]:
     free(setting.device)
     yield Figure("20 turns", "merged, s", together)
     yield Figure("20 turns", "one sample a call, s", apart)
-    yield Figure("20 turns", "times less", apart / together, "≥ 4", None if setting.dry else apart / together >= 4)
+    yield Figure(
+        "20 turns",
+        "times less",
+        apart / together,
+        "≥ 4",
+        None if setting.dry else apart / together >= 4,
+    )
 
 
 def _seconds(setting: Setting, learner: Learner, samples: list[Sample]) -> float:

@@ -1,4 +1,5 @@
-"""The device: what it is, a clock that waits for it, what it allocates, and how fast it multiplies."""
+"""The device: what it is, a clock that waits for it, what it allocates, and how fast it
+multiplies."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def clock(device: torch.device) -> float:
 
 
 def free(device: torch.device) -> None:
-    """Give memory that nothing holds back to the device; call it when the last reference is gone."""
+    """Give memory that nothing holds back to the device; call it when the last reference is
+    gone."""
     import gc
 
     gc.collect()
@@ -70,7 +72,8 @@ def peak_memory(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def peak_rate(name: str, dtype: torch.dtype) -> float | None:
-    """Floating-point operations a second that the maker promises of a GPU; None for one not listed."""
+    """Floating-point operations a second that the maker promises of a GPU; None for one not
+    listed."""
     for part, (low, full) in sorted(_TERAFLOPS.items(), key=lambda item: -len(item[0])):
         if part.lower() in name.lower():
             return (full if dtype == torch.float32 else low) * 1e12
@@ -78,7 +81,8 @@ def peak_rate(name: str, dtype: torch.dtype) -> float | None:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, size: int, rounds: int = 10) -> float:
-    """Floating-point operations a second of a product of square matrices, after three to warm up."""
+    """Floating-point operations a second of a product of square matrices, after three to warm
+    up."""
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     for _ in range(3):
         a @ b
@@ -96,7 +100,11 @@ def describe(device: torch.device) -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = None
-    known: dict[str, Any] = {"device": device.type, "python": platform.python_version(), "versions": versions}
+    known: dict[str, Any] = {
+        "device": device.type,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         known |= {

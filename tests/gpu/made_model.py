@@ -33,7 +33,8 @@ _TINY = {
     "max_position_embeddings": 2048,
 }
 _SHARP = 6.0
-"""Scale of the last norm: random weights alone give logits so flat that no error would be seen in them."""
+"""Scale of the last norm: random weights alone give logits so flat that no error would be seen in
+them."""
 
 
 def save(place: Path, *, tiny: bool) -> Path:
@@ -42,16 +43,21 @@ def save(place: Path, *, tiny: bool) -> Path:
 
     def greet(draw: random.Random) -> Demonstration:
         word = draw.choice(["yes", "no", "maybe"])
-        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+        return Demonstration(
+            [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}]
+        )
 
     draw, recipe = random.Random(0), Recipe(greet, vocabulary=400)
     tokenizer = warm_up.train_tokenizer(recipe, [greet(draw) for _ in range(50)])
     torch.manual_seed(0)
     shape: dict[str, Any] = _TINY if tiny else _HALF_BILLION
     config = Qwen2Config(
-        **shape, tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        **shape,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
+    )
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
         model.model.norm.weight.mul_(_SHARP)
@@ -61,16 +67,19 @@ def save(place: Path, *, tiny: bool) -> Path:
 
 
 def operations(model: Any, samples: list[Sample], *, frozen: bool) -> float:
-    """Floating-point operations of a training step over the samples, as they are defined: nothing recomputed or padded.
+    """Floating-point operations of a training step over the samples, as they are defined: nothing
+    recomputed or padded.
 
-    Two for each weight and token forward, as many backward for the activations and, unless the weights are `frozen`,
-    for the weights (Kaplan et al. 2020, arXiv:2001.08361, table 1); attention sees half of each square. The output
-    layer is applied to trained tokens only.
+    Two for each weight and token forward, as many backward for the activations and, unless the
+    weights are `frozen`, for the weights (Kaplan et al. 2020, arXiv:2001.08361, table 1); attention
+    sees half of each square. The output layer is applied to trained tokens only.
     """
     shape = model.config.get_text_config()
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = bare.get_output_embeddings().weight
-    body = sum(p.numel() for name, p in bare.named_parameters() if "lora_" not in name and p is not head)
+    body = sum(
+        p.numel() for name, p in bare.named_parameters() if "lora_" not in name and p is not head
+    )
     passes = 2 if frozen else 3
     total = 0.0
     for sample in samples:

@@ -1,4 +1,5 @@
-"""The GPU program's own code, run dry; what it knows of GPUs by name; what its folder of wheels holds."""
+"""The GPU program's own code, run dry; what it knows of GPUs by name; what its folder of wheels
+holds."""
 
 from __future__ import annotations
 
@@ -41,10 +42,15 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
     assert not any("error" in part for part in parts.values())
     local = parts["local"]["figures"]
     types = [f"{dtype} {what}" for dtype in ("float32", "bfloat16") for what in ("full", "LoRA")]
-    assert {f["case"] for f in local} == {f"{one} {attention}" for one in types for attention in ("sdpa", "eager")}
+    assert {f["case"] for f in local} == {
+        f"{one} {attention}" for one in types for attention in ("sdpa", "eager")
+    }
     assert [f["passed"] for f in local if f["name"] in ("gap", "gap after")] == [True] * 16
     assert len([f for f in local if f["name"] == "merged, off by" and f["value"] < 0.1]) == 4
-    assert {f["name"] for f in parts["calculator"]["figures"]} >= {"held-out reward before", "held-out reward after"}
+    assert {f["name"] for f in parts["calculator"]["figures"]} >= {
+        "held-out reward before",
+        "held-out reward after",
+    }
     assert parts["merged"]["figures"]
     for name in set(parts) - {"local", "merged", "calculator"}:
         assert parts[name]["skipped"] or parts[name]["figures"]
@@ -52,7 +58,10 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
 
 
 def test_a_part_that_fails_keeps_what_it_measured_and_ends_with_1(
-    tmp_path: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    program: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def breaks(setting: Setting) -> Iterator[Figure]:
         yield Figure("one", "speed", 3.0)
@@ -86,7 +95,9 @@ def test_without_a_gpu_it_says_so(program: ModuleType, capsys: pytest.CaptureFix
         ("Something Else", None, None),
     ],
 )
-def test_a_gpu_is_known_by_its_longest_name(name: str, low: float | None, full: float | None) -> None:
+def test_a_gpu_is_known_by_its_longest_name(
+    name: str, low: float | None, full: float | None
+) -> None:
     assert peak_rate(name, torch.bfloat16) == low
     assert peak_rate(name, torch.float32) == full
 
@@ -95,7 +106,11 @@ def test_every_dependency_is_in_the_folder_or_on_the_machine() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     listed = re.search(r"^dependencies = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     assert listed is not None
-    every = {re.split(r"[^\w.-]", line.strip().strip('",'))[0] for line in listed[1].splitlines() if line.strip()}
+    every = {
+        re.split(r"[^\w.-]", line.strip().strip('",'))[0]
+        for line in listed[1].splitlines()
+        if line.strip()
+    }
     assert {re.split(r"[^\w.-]", each)[0] for each in collected("3.12")} | HEAVY == every
     arguments = download(Path("wheels"), "3.12", "aarch64")
     assert arguments[arguments.index("--python-version") + 1] == "3.12"

@@ -10,7 +10,8 @@ from tests.gpu.local import case
 
 
 def vllm(setting: Setting) -> Iterator[Figure]:
-    """Full weights and LoRA in bfloat16, sampled by a vLLM server that gets them anew after each step."""
+    """Full weights and LoRA in bfloat16, sampled by a vLLM server that gets them anew after each
+    step."""
     if find_spec("vllm") is None:
         raise Skipped("vLLM is not installed (ajet install vllm)")
     if setting.dry and "vllm" not in setting.named:

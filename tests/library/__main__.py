@@ -1,4 +1,5 @@
-"""`python -m tests.library`: train the examples of a library, and keep what they reached and what it cost."""
+"""`python -m tests.library`: train the examples of a library, and keep what they reached and what
+it cost."""
 
 from __future__ import annotations
 
@@ -33,33 +34,47 @@ app = typer.Typer(add_completion=False)
 def bench(
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TASK]... [KEY=VALUE]...", help="Tasks (default: all), and overrides."),
+        typer.Argument(
+            metavar="[TASK]... [KEY=VALUE]...", help="Tasks (default: all), and overrides."
+        ),
     ] = None,
     library: Annotated[
-        Path, typer.Option(help="Directory of the examples; its bench.json lists the tasks and stores the results.")
+        Path,
+        typer.Option(
+            help="Directory of the examples; its bench.json lists the tasks and stores the results."
+        ),
     ] = Path("tutorial"),
     seed: Annotated[
-        list[int] | None, typer.Option(help="Random seed; repeat it for several. Default: 0, 1 and 2.")
+        list[int] | None,
+        typer.Option(help="Random seed; repeat it for several. Default: 0, 1 and 2."),
     ] = None,
     backbone: Annotated[str, typer.Option(help="Backbone: local, trinity or verl.")] = "local",
     compare: Annotated[
         str | None,
-        typer.Option(metavar="VERSION", help="Compare with the results of VERSION; `last`: the newest other version."),
+        typer.Option(
+            metavar="VERSION",
+            help="Compare with the results of VERSION; `last`: the newest other version.",
+        ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write DIR/bench.md and its plots from the results.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write DIR/bench.md and its plots from the results."),
     ] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Do not train; use the stored results.")] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Do not train; use the stored results.")
+    ] = False,
     exp_dir: Annotated[
-        Path | None, typer.Option(help="Keep the runs' directories here; by default they are removed.")
+        Path | None,
+        typer.Option(help="Keep the runs' directories here; by default they are removed."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the example library as a benchmark: reward and cost, compared between versions.
 
-    Each run is a process of its own and makes its own model from its seed. Its result goes to LIBRARY/bench.json,
-    in place of an earlier one of the same task, backbone, version, seed and overrides. --compare exits with 1 where a
-    task's mean reward is lower than in the other version by more than twice its standard error and by more than 0.02.
+    Each run is a process of its own and makes its own model from its seed. Its result goes to
+    LIBRARY/bench.json, in place of an earlier one of the same task, backbone, version, seed and
+    overrides. --compare exits with 1 where a task's mean reward is lower than in the other version
+    by more than twice its standard error and by more than 0.02.
 
     \b
     python -m tests.library
@@ -68,7 +83,17 @@ def bench(
     python -m tests.library --no-run --report docs
     """
     try:
-        passed = _bench(tasks or [], library, seed or [0, 1, 2], backbone, compare, report, no_run, exp_dir, as_json)
+        passed = _bench(
+            tasks or [],
+            library,
+            seed or [0, 1, 2],
+            backbone,
+            compare,
+            report,
+            no_run,
+            exp_dir,
+            as_json,
+        )
     except (ConfigError, MissingExtra) as error:
         echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(2) from None
@@ -91,7 +116,9 @@ def _bench(
     named = [text for text in tasks if "=" not in text]
     overrides = [text for text in tasks if "=" in text]
     if unknown := set(named) - set(shelf.tasks):
-        raise ConfigError(f"{library} has no task {', '.join(sorted(unknown))}; tasks: {', '.join(shelf.tasks)}")
+        raise ConfigError(
+            f"{library} has no task {', '.join(sorted(unknown))}; tasks: {', '.join(shelf.tasks)}"
+        )
     failed = 0
     for task in [] if no_run else named or shelf.tasks:
         for number in seeds:
@@ -122,7 +149,8 @@ def _show(records: list[Record], library: Library, version: str | None, as_json:
         return False
     if version == "last" and not library.others:
         echo(
-            f"{library.file} has results of {ajet.__version__} alone; there is no earlier version to compare with",
+            f"{library.file} has results of {ajet.__version__} alone; there is no earlier version"
+            " to compare with",
             err=True,
         )
         return _show(records, library, None, as_json)
@@ -134,26 +162,38 @@ def _show(records: list[Record], library: Library, version: str | None, as_json:
     return any(comparison.worse for comparison in comparisons)
 
 
-def _measure(library: Library, task: str, seed: int, backbone: str, overrides: list[str], keep: Path | None) -> Record:
-    """Train one task from one seed, each config in a process of its own. Raises TrainingError where one fails."""
+def _measure(
+    library: Library, task: str, seed: int, backbone: str, overrides: list[str], keep: Path | None
+) -> Record:
+    """Train one task from one seed, each config in a process of its own. Raises TrainingError where
+    one fails."""
     values = [f"ajet.backbone={backbone}", f"ajet.trainer_common.seed={seed}", *overrides]
     files = [(library.directory / config).absolute() for config in library.tasks[task]]
-    configs = [load_config(file, values) for file in files]  # a wrong override is an error before anything runs
+    configs = [
+        load_config(file, values) for file in files
+    ]  # a wrong override is an error before anything runs
     with _directory(keep, f"{task}-seed-{seed}") as folder:
         log = folder / "bench.log"
         echo(f"{task}, seed {seed}: training; log file: {log}", err=True)
         started = time.perf_counter()
         used = [_train(file, values, log) for file in files]
-        unit = 2**30 if sys.platform == "darwin" else 2**20  # ru_maxrss is in bytes on macOS, else in KiB
+        unit = (
+            2**30 if sys.platform == "darwin" else 2**20
+        )  # ru_maxrss is in bytes on macOS, else in KiB
         return Record(
-            task=task, backbone=backbone, version=ajet.__version__, seed=seed, overrides=tuple(overrides),
+            task=task,
+            backbone=backbone,
+            version=ajet.__version__,
+            seed=seed,
+            overrides=tuple(overrides),
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-            python=platform.python_version(), date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
+            python=platform.python_version(),
+            date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
             seconds=round(time.perf_counter() - started, 1),
             cpu_seconds=round(sum(usage.ru_utime + usage.ru_stime for usage in used), 1),
             memory_gib=round(max(usage.ru_maxrss for usage in used) / unit, 2),
             curve=tuple(_curve(folder / configs[-1].directory)),
-        )  # fmt: skip
+        )
 
 
 def _train(config: Path, values: list[str], log: Path) -> resource.struct_rusage:
@@ -182,7 +222,9 @@ def _directory(keep: Path | None, name: str) -> Iterator[Path]:
         return
     folder = keep.absolute() / name
     if (folder / "launcher_record").exists():
-        raise ConfigError(f"{folder} already contains a run; remove it, or choose another --exp-dir")
+        raise ConfigError(
+            f"{folder} already contains a run; remove it, or choose another --exp-dir"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
 

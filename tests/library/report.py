@@ -1,4 +1,5 @@
-"""The results of `tests.library`: kept as JSON, compared between versions, and written as a page with pictures."""
+"""The results of `tests.library`: kept as JSON, compared between versions, and written as a page
+with pictures."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ LEAST_CHANGE = 0.02
 
 @dataclass(frozen=True)
 class Point:
-    """One validation: mean held-out reward sampled and greedy, and what the training steps so far cost.
+    """One validation: mean held-out reward sampled and greedy, and what the training steps so far
+    cost.
 
     `seconds` are those of the steps alone, `tokens` and `episodes` those sampled for training.
     """
@@ -38,7 +40,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Record:
-    """One run: its curve, and what the whole process took, the making of the model and validations included."""
+    """One run: its curve, and what the whole process took, the making of the model and validations
+    included."""
 
     task: str
     backbone: str
@@ -60,7 +63,10 @@ class Record:
 
     def summary(self) -> str:
         first, last = self.curve[0], self.curve[-1]
-        return f"reward {first.reward:.3f} → {last.reward:.3f} in {last.step} steps, {self.cpu_seconds:,.0f} CPU-s"
+        return (
+            f"reward {first.reward:.3f} → {last.reward:.3f} in {last.step} steps,"
+            f" {self.cpu_seconds:,.0f} CPU-s"
+        )
 
     def row(self) -> dict[str, object]:
         """The result as a row of a table."""
@@ -81,8 +87,8 @@ class Record:
 
 
 class Library:
-    """The tasks of a directory of examples, each with the configs that are trained one after the other, and the
-    results of the last: its `bench.json`."""
+    """The tasks of a directory of examples, each with the configs that are trained one after the
+    other, and the results of the last: its `bench.json`."""
 
     def __init__(self, file: Path, tasks: dict[str, list[str]], records: list[Record]) -> None:
         self.file, self.directory, self.tasks, self.records = file, file.parent, tasks, records
@@ -93,10 +99,15 @@ class Library:
         file = directory / "bench.json"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            return cls(file, content["tasks"], TypeAdapter(list[Record]).validate_python(content["records"]))
+            return cls(
+                file,
+                content["tasks"],
+                TypeAdapter(list[Record]).validate_python(content["records"]),
+            )
         except FileNotFoundError:
             raise ConfigError(
-                f"{file} does not exist. Run this in a clone of the repository, or name the examples: --library DIR"
+                f"{file} does not exist. Run this in a clone of the repository, or name the"
+                " examples: --library DIR"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{file} does not contain results of the library: {error}") from error
@@ -105,7 +116,9 @@ class Library:
         """Store a result, in place of one with the same key."""
         by_key = {stored.key: stored for stored in self.records} | {record.key: record}
         self.records = [by_key[key] for key in sorted(by_key)]
-        text = json.dumps({"tasks": self.tasks, "records": [asdict(stored) for stored in self.records]}, indent=1)
+        text = json.dumps(
+            {"tasks": self.tasks, "records": [asdict(stored) for stored in self.records]}, indent=1
+        )
         write_whole(self.file, text + "\n")
 
     @property
@@ -114,7 +127,8 @@ class Library:
         return sorted({r.version for r in self.records} - {ajet.__version__}, key=_order)
 
     def version(self, wanted: str) -> str:
-        """The version named by `last` or a version number. Raises ConfigError if it has no results."""
+        """The version named by `last` or a version number. Raises ConfigError if it has no
+        results."""
         if wanted == "last" and self.others:
             return self.others[-1]
         if wanted in {record.version for record in self.records}:
@@ -129,7 +143,8 @@ def _order(version: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean reward of one task after its last step, in another version and in this one, and its cost."""
+    """The mean reward of one task after its last step, in another version and in this one, and its
+    cost."""
 
     task: str
     backbone: str
@@ -152,17 +167,21 @@ class Comparison:
         error = "" if self.error is None else f" ± {self.error:.3f}"
         verdict = "worse" if self.worse else "not worse"
         return (
-            f"{self.task} ({self.backbone}, seeds {' '.join(map(str, self.seeds))}): reward {self.other:.3f} in "
-            f"{self.other_version}, {self.now:.3f} now ({self.now - self.other:+.3f}{error}), "
-            f"{self.cpu_ratio:.2f} × its CPU time: {verdict}"
+            f"{self.task} ({self.backbone}, seeds {' '.join(map(str, self.seeds))}): reward"
+            f" {self.other:.3f} in {self.other_version}, {self.now:.3f} now"
+            f" ({self.now - self.other:+.3f}{error}), {self.cpu_ratio:.2f} × its CPU time:"
+            f" {verdict}"
         )
 
 
 def compared(records: Sequence[Record], version: str) -> list[Comparison]:
-    """Each task that both versions have results of, paired by seed. Raises ConfigError where there is none."""
+    """Each task that both versions have results of, paired by seed. Raises ConfigError where there
+    is none."""
     comparisons = []
     for task, backbone, overrides in sorted({(r.task, r.backbone, r.overrides) for r in records}):
-        same = [r for r in records if (r.task, r.backbone, r.overrides) == (task, backbone, overrides)]
+        same = [
+            r for r in records if (r.task, r.backbone, r.overrides) == (task, backbone, overrides)
+        ]
         then = {r.seed: r for r in same if r.version == version}
         now = {r.seed: r for r in same if r.version == ajet.__version__}
         seeds = tuple(sorted(then.keys() & now.keys()))
@@ -178,11 +197,14 @@ def compared(records: Sequence[Record], version: str) -> list[Comparison]:
                 other=statistics.fmean(then[s].curve[-1].reward for s in seeds),
                 now=statistics.fmean(now[s].curve[-1].reward for s in seeds),
                 error=statistics.stdev(changes) / math.sqrt(len(seeds)) if len(seeds) > 1 else None,
-                cpu_ratio=sum(now[s].cpu_seconds for s in seeds) / sum(then[s].cpu_seconds for s in seeds),
+                cpu_ratio=sum(now[s].cpu_seconds for s in seeds)
+                / sum(then[s].cpu_seconds for s in seeds),
             )
         )
     if not comparisons:
-        raise ConfigError(f"no task was measured with the same seed in both {version} and {ajet.__version__}")
+        raise ConfigError(
+            f"no task was measured with the same seed in both {version} and {ajet.__version__}"
+        )
     return comparisons
 
 
@@ -194,12 +216,16 @@ def page(library: Library) -> str:
     parts = [
         "# The example library as a benchmark",
         MADE,
-        "Each row is one run: a task, a backbone, a version and a seed. The model is made from scratch from the seed, "
-        "then trained by the real agent. Rewards are means over held-out tasks at temperature 1, at the steps of the "
-        "run's validations. Tokens are those sampled for training. CPU seconds and memory are those of the whole "
-        "process, including the making of the model and the validations. `python -m tests.library` runs the benchmark, "
-        "and `python -m tests.library --compare last` compares with the previous release. Results are in "
-        "`tutorial/bench.json`; add a line there for a new task.",
+        (
+            "Each row is one run: a task, a backbone, a version and a seed. The model is made from"
+            " scratch from the seed, then trained by the real agent. Rewards are means over"
+            " held-out tasks at temperature 1, at the steps of the run's validations. Tokens are"
+            " those sampled for training. CPU seconds and memory are those of the whole process,"
+            " including the making of the model and the validations. `python -m tests.library` runs"
+            " the benchmark, and `python -m tests.library --compare last` compares with the"
+            " previous release. Results are in `tutorial/bench.json`; add a line there for a new"
+            " task."
+        ),
     ]
     for task, configs in library.tasks.items():
         records = [r for r in library.records if r.task == task]
@@ -245,7 +271,8 @@ def _results(task: str, records: Sequence[Record]) -> Iterator[str]:
 
 
 def write_report(library: Library, directory: Path) -> list[Path]:
-    """Write `bench.md` and a picture of each task's curves. Raises MissingExtra without matplotlib."""
+    """Write `bench.md` and a picture of each task's curves. Raises MissingExtra without
+    matplotlib."""
     (directory / "pictures").mkdir(parents=True, exist_ok=True)
     written = [directory / "bench.md"]
     written[0].write_text(page(library), encoding="utf-8")
@@ -257,7 +284,8 @@ def write_report(library: Library, directory: Path) -> list[Path]:
 
 
 def _picture(task: str, records: Sequence[Record]) -> bytes:
-    """Reward by step and by sampled tokens, a line per run; the same results give the same bytes."""
+    """Reward by step and by sampled tokens, a line per run; the same results give the same
+    bytes."""
     try:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -270,8 +298,16 @@ def _picture(task: str, records: Sequence[Record]) -> bytes:
         for record in records:
             label = f"{record.version} {record.backbone}, seed {record.seed}"
             rewards = [point.reward for point in record.curve]
-            axes[0].plot([point.step for point in record.curve], rewards, marker="o", markersize=3, label=label)
-            axes[1].plot([point.tokens for point in record.curve], rewards, marker="o", markersize=3)
+            axes[0].plot(
+                [point.step for point in record.curve],
+                rewards,
+                marker="o",
+                markersize=3,
+                label=label,
+            )
+            axes[1].plot(
+                [point.tokens for point in record.curve], rewards, marker="o", markersize=3
+            )
         for axis, name in zip(axes, ("optimizer step", "sampled tokens"), strict=True):
             axis.set_xlabel(name)
             axis.set_ylim(0, 1)

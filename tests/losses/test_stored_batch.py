@@ -1,8 +1,9 @@
 """One stored batch through `local`, `tinker` and TRL: the same loss and the same gradient, to 1e-5.
 
-An adapter that has moved away from its start is at `ajet trainer serve`, in a module of peft for the local trainer,
-and in another for TRL's loss. The server's gradient is read from its optimizer: with a first beta of 0 the first
-moment is the gradient. Needs TRL (CONTRIBUTING.md has the commands); where it is absent, this is skipped.
+An adapter that has moved away from its start is at `ajet trainer serve`, in a module of peft for
+the local trainer, and in another for TRL's loss. The server's gradient is read from its optimizer:
+with a first beta of 0 the first moment is the gradient. Needs TRL (CONTRIBUTING.md has the
+commands); where it is absent, this is skipped.
 """
 
 from __future__ import annotations
@@ -62,11 +63,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("stored")
     model, adapter = save_tiny(folder / "model", VLLMS), folder / "adapter"
     with Server(model, folder / "state") as server:
-        values = {"model": {"path": str(model), "lora": {"r": 4}}, "tinker": {"base_url": server.url}}
+        values = {
+            "model": {"path": str(model), "lora": {"r": 4}},
+            "tinker": {"base_url": server.url},
+        }
         session = Session(load_config(values={"ajet": values}))
         service = SdkService(session)
         for _ in range(2):  # so that neither matrix of the adapter is zero
-            service.forward_backward([Datum(IDS, np.ones(len(IDS) - 1, np.float32))], "cross_entropy")
+            service.forward_backward(
+                [Datum(IDS, np.ones(len(IDS) - 1, np.float32))], "cross_entropy"
+            )
             service.optim_step(Adam(lr=0.05)).result(60)
         adapter.mkdir()
         service.download("adapter", adapter)
@@ -78,27 +84,39 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def logprobs(module: Any, sample: Sample) -> torch.Tensor:
     """Of the sampled tokens."""
     ids = torch.from_numpy(np.array(sample.timeline.token_ids))
-    scored = module(input_ids=ids[None, :-1]).logits[0].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    scored = (
+        module(input_ids=ids[None, :-1]).logits[0].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    )
     return scored[torch.from_numpy(np.array(sample.timeline.loss_mask[1:]))]
 
 
 def stored_batch(module: Any) -> tuple[list[Sample], Stored]:
-    """Replies of another policy, with ratios on both sides of the bounds: as samples, and as TRL's matrices."""
+    """Replies of another policy, with ratios on both sides of the bounds: as samples, and as TRL's
+    matrices."""
     draw, samples = np.random.default_rng(3), []
     policy, sampled, reference = (torch.zeros(B, T, dtype=torch.float64) for _ in range(3))
-    mask, advantages = torch.zeros(B, T, dtype=torch.float64), torch.tensor([1.5, -0.7, 0.4, -1.1, 0.9, -0.2]).double()
+    mask, advantages = (
+        torch.zeros(B, T, dtype=torch.float64),
+        torch.tensor([1.5, -0.7, 0.4, -1.1, 0.9, -0.2]).double(),
+    )
     for row, size in enumerate([9, 4, 1, 7, 5, 2]):
         prompt = int(draw.integers(2, 12))
         places = np.arange(prompt + size) >= prompt
         line = Timeline(
-            agent="default", token_ids=draw.integers(3, WORDS, prompt + size), loss_mask=places,
-            logprobs=np.zeros(prompt + size), call_ids=(f"c{row}",),
+            agent="default",
+            token_ids=draw.integers(3, WORDS, prompt + size),
+            loss_mask=places,
+            logprobs=np.zeros(prompt + size),
+            call_ids=(f"c{row}",),
             spans=(Span(call_id=f"c{row}", start=prompt, end=prompt + size),),
-        )  # fmt: skip
+        )
         sample = Sample(
-            timeline=line, episode_id=f"e{row}", group_id="g", reward=0.0,
+            timeline=line,
+            episode_id=f"e{row}",
+            group_id="g",
+            reward=0.0,
             advantages=np.where(places, float(advantages[row]), 0.0),
-        )  # fmt: skip
+        )
         with torch.no_grad():
             new = logprobs(module, sample)
             with module.disable_adapter():
@@ -112,19 +130,27 @@ def stored_batch(module: Any) -> tuple[list[Sample], Stored]:
     return samples, Stored(policy, sampled, sampled, reference, advantages, mask)
 
 
-def of_local(place: Place, samples: list[Sample], settings: TrainerSettings) -> tuple[float, torch.Tensor]:
+def of_local(
+    place: Place, samples: list[Sample], settings: TrainerSettings
+) -> tuple[float, torch.Tensor]:
     module = place.module()
     trainer = Trainer(module, settings)
-    if trainer.reference is not None:  # the model that a run at the service starts from, without an adapter
+    if (
+        trainer.reference is not None
+    ):  # the model that a run at the service starts from, without an adapter
         with torch.no_grad():
             for name, parameter in trainer.reference.named_parameters():
                 if "lora_B" in name:
                     parameter.zero_()
     loss = trainer.step(samples)["loss"]
-    return loss, torch.cat([trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainable_parameters(module)])
+    return loss, torch.cat(
+        [trainer.optimizer.state[p]["exp_avg"].flatten() for p in trainable_parameters(module)]
+    )
 
 
-def of_tinker(place: Place, samples: list[Sample], settings: TrainerSettings, name: str) -> tuple[float, torch.Tensor]:
+def of_tinker(
+    place: Place, samples: list[Sample], settings: TrainerSettings, name: str
+) -> tuple[float, torch.Tensor]:
     service = SdkService(place.session)
     service.load(place.state)
     loss = TinkerTrainer(service, settings, Scaling(), Costs(Prices()), 60.0).step(samples)["loss"]
@@ -135,7 +161,12 @@ def of_tinker(place: Place, samples: list[Sample], settings: TrainerSettings, na
 
 
 def of_trl(
-    place: Place, samples: list[Sample], batch: Stored, loss: LossSettings, name: str, more: dict[str, Any]
+    place: Place,
+    samples: list[Sample],
+    batch: Stored,
+    loss: LossSettings,
+    name: str,
+    more: dict[str, Any],
 ) -> tuple[float, torch.Tensor]:
     module = place.module()
     rows = [torch.nn.functional.pad(logprobs(module, sample), (0, T))[:T] for sample in samples]
@@ -148,12 +179,15 @@ def of_trl(
 @pytest.mark.parametrize(
     ("named", "use_kl_loss", "theirs", "more"),
     [
-        ("grpo", False, "grpo", {}), ("grpo", True, "grpo", {}), ("dapo", False, "dapo", {}),
-        ("dr_grpo", False, "dr_grpo", {}), ("sapo", False, "sapo", {}),
+        ("grpo", False, "grpo", {}),
+        ("grpo", True, "grpo", {}),
+        ("dapo", False, "dapo", {}),
+        ("dr_grpo", False, "dr_grpo", {}),
+        ("sapo", False, "sapo", {}),
         ("gspo", False, "grpo", {"importance_sampling_level": "sequence"}),
         ("cispo", False, "cispo", {"epsilon_high": 5.0}),
     ],
-)  # fmt: skip
+)
 def test_a_stored_batch_has_one_loss_and_one_gradient(
     place: Place, named: str, use_kl_loss: bool, theirs: str, more: dict[str, Any]
 ) -> None:

@@ -17,7 +17,10 @@ Message = dict[str, Any]
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 TEXTS = [
     "You are a helpful assistant that may call tools. What is 3 + 4? The answer is 7.",
-    'system user assistant tool {"name": "calc", "arguments": {"expression": "12*34"}} <think> </think> Héllo wörld',
+    (
+        'system user assistant tool {"name": "calc", "arguments": {"expression": "12*34"}} <think>'
+        " </think> Héllo wörld"
+    ),
     "the quick brown fox jumps over the lazy dog and then it thinks: is that so? yes it is",
 ] * 20
 
@@ -38,7 +41,9 @@ class Tok:
         self.chat_template = template
         self.variables: Mapping[str, Any] = variables
         self._added = inner.get_added_tokens_decoder()
-        self.eos_ids = frozenset(i for i, t in self._added.items() if t.content in ("<|im_end|>", "</s>"))
+        self.eos_ids = frozenset(
+            i for i, t in self._added.items() if t.content in ("<|im_end|>", "</s>")
+        )
         self.encoded = 0
         """Tokens that `encode` has made."""
 
@@ -68,12 +73,18 @@ def byte_level(*, size: int = 420) -> tokenizers.Tokenizer:
         vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(TEXTS, trainer)
-    inner.add_tokens([AddedToken(t, special=False) for t in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
+    inner.add_tokens(
+        [
+            AddedToken(t, special=False)
+            for t in ("<think>", "</think>", "<tool_call>", "</tool_call>")
+        ]
+    )
     return inner
 
 
 def metaspace(*, scheme: str = "always") -> tokenizers.Tokenizer:
-    """Unigram over `▁` for blanks, as T5 and other SentencePiece models have: a text's start is tokenised otherwise."""
+    """Unigram over `▁` for blanks, as T5 and other SentencePiece models have: a text's start is
+    tokenised otherwise."""
     inner = tokenizers.Tokenizer(models.Unigram())
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     inner.decoder = decoders.Metaspace(prepend_scheme=scheme)
@@ -90,11 +101,19 @@ def metaspace(*, scheme: str = "always") -> tokenizers.Tokenizer:
 
 
 def llama2() -> tokenizers.Tokenizer:
-    """BPE with byte fallback and a `▁` put before a text by the normaliser, as Llama 2 and Mistral have."""
+    """BPE with byte fallback and a `▁` put before a text by the normaliser, as Llama 2 and Mistral
+    have."""
     inner = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     fallback = [f"<0x{i:02X}>" for i in range(256)]
     trainer = trainers.BpeTrainer(
@@ -105,9 +124,12 @@ def llama2() -> tokenizers.Tokenizer:
     )
     inner.train_from_iterator([f"▁{t.replace(' ', '▁')}" for t in TEXTS], trainer)
     state = inner.to_str()
-    # the trainer makes the fallback bytes special; in published tokenizers they are plain vocabulary
+    # the trainer makes the fallback bytes special; in published tokenizers they are plain
+    # vocabulary
     loaded = json.loads(state)
-    loaded["added_tokens"] = [t for t in loaded["added_tokens"] if not t["content"].startswith("<0x")]
+    loaded["added_tokens"] = [
+        t for t in loaded["added_tokens"] if not t["content"].startswith("<0x")
+    ]
     return tokenizers.Tokenizer.from_str(json.dumps(loaded))
 
 
@@ -125,13 +147,16 @@ CHATML = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 """Keeps everything, reasoning too; tool calls are written anew as JSON."""
 
-TOOLS = "{%- if tools %}{{- '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}\n"
+TOOLS = (
+    "{%- if tools %}{{- '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}\n"
+)
 
 FORGETFUL = CHATML.replace(
     "{%- if m.reasoning_content %}",
     "{%- if m.reasoning_content and loop.last %}",
 ).replace(
-    "{{- m.content }}", "{{- m.content.split('</think>')[-1].lstrip('\\n') if m.role == 'assistant' else m.content }}"
+    "{{- m.content }}",
+    "{{- m.content.split('</think>')[-1].lstrip('\\n') if m.role == 'assistant' else m.content }}",
 )
 """Drops the reasoning of earlier turns."""
 
@@ -144,7 +169,12 @@ INST = """\
 {%- endfor %}"""
 
 
-TEMPLATES = {"chatml": CHATML, "tools": TOOLS + CHATML, "forgetful": TOOLS + FORGETFUL, "inst": INST}
+TEMPLATES = {
+    "chatml": CHATML,
+    "tools": TOOLS + CHATML,
+    "forgetful": TOOLS + FORGETFUL,
+    "inst": INST,
+}
 FAMILIES: dict[str, Callable[[], tokenizers.Tokenizer]] = {
     "byte_level": byte_level,
     "metaspace_always": lambda: metaspace(scheme="always"),
@@ -161,7 +191,9 @@ def tokenizer_of() -> Callable[..., Tok]:
     def make(family: str = "byte_level", template: str | None = "tools") -> Tok:
         source = TEMPLATES.get(template, template) if template else None
         end = "<|im_end|>" if template != "inst" else "</s>"
-        return Tok(trained[family], source, bos_token="<s>" if template == "inst" else "", eos_token=end)
+        return Tok(
+            trained[family], source, bos_token="<s>" if template == "inst" else "", eos_token=end
+        )
 
     return make
 

@@ -19,7 +19,8 @@ from ajet_sdk.types import Episode, Task
 
 
 def episode_of(act: Callable[..., Any], *, must_call: bool = False, **rollout: Any) -> Episode:
-    """The episode of `act`, a function or coroutine function, rewarded with 1; `rollout` are keys of the config."""
+    """The episode of `act`, a function or coroutine function, rewarded with 1; `rollout` are keys
+    of the config."""
 
     @ajet.workflow
     def agent() -> ajet.Reward:
@@ -39,7 +40,9 @@ def episode_of_workflow(workflow: Any, *, must_call: bool = False, **rollout: An
         with Gateway() as gateway:
             engine = ScriptedEngine(lambda ask: "ok")
             attempt = Attempt(Task(), must_call=must_call)
-            return await run_episode(workflow, None, attempt, engine=engine, gateway=gateway, config=config)
+            return await run_episode(
+                workflow, None, attempt, engine=engine, gateway=gateway, config=config
+            )
 
     return asyncio.run(run())
 

@@ -111,12 +111,20 @@ def test_whatever_stands_before_the_at_sign_is_gone(user: str, scheme: str, befo
 
 
 def test_long_texts_take_no_long_time() -> None:
-    for evil in ("http://" + "a:" * 50_000, "://" * 50_000, "a" * 200_000 + "=", "a=" * 50_000, "http://a@" * 20_000):
+    for evil in (
+        "http://" + "a:" * 50_000,
+        "://" * 50_000,
+        "a" * 200_000 + "=",
+        "a=" * 50_000,
+        "http://a@" * 20_000,
+    ):
         public(evil)
 
 
 def test_a_route_goes_before_the_query() -> None:
-    assert below("http://host/v1?key=a", "chat/completions") == "http://host/v1/chat/completions?key=a"
+    assert (
+        below("http://host/v1?key=a", "chat/completions") == "http://host/v1/chat/completions?key=a"
+    )
     assert below("http://host/v1/", "models") == "http://host/v1/models"
 
 
@@ -149,9 +157,15 @@ class Server(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["content-length"]))
         self.seen.append((self.path, self.headers["authorization"]))
         allowed = self.path == f"/v1/chat/completions?api-key={SECRET}"
-        choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "hi"},
+            "finish_reason": "stop",
+        }
         error = {"error": {"message": f"no key at http://user:{SECRET}@host{self.path}"}}
-        body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1}} if allowed else error).encode()
+        body = json.dumps(
+            {"choices": [choice], "usage": {"prompt_tokens": 1}} if allowed else error
+        ).encode()
         self.send_response(200 if allowed else 403)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -181,7 +195,10 @@ def test_a_run_connects_with_what_it_never_writes(key: str, port: int, tmp_path:
     url = f"http://user:{SECRET}@127.0.0.1:{port}/v1?{key}={SECRET}"
     config = load_config(
         values={
-            "ajet": {"experiment_dir": str(tmp_path / "run"), "model": {"base_url": url, "name": "m"}},
+            "ajet": {
+                "experiment_dir": str(tmp_path / "run"),
+                "model": {"base_url": url, "name": "m"},
+            },
             "service": {"proxy": f"user:{SECRET}@proxy:3128", "dsn": f"host=a password={SECRET}"},
         }
     )
@@ -203,10 +220,15 @@ def test_a_run_connects_with_what_it_never_writes(key: str, port: int, tmp_path:
         if file.is_file() and file.suffix != ".duckdb":
             assert SECRET not in file.read_text(errors="replace"), file
     with open_trace(tmp_path / "run") as trace:
-        stored = [trace.query(f"SELECT * FROM {name}").to_pylist() for name in ("runs", "episodes", "calls")]
+        stored = [
+            trace.query(f"SELECT * FROM {name}").to_pylist()
+            for name in ("runs", "episodes", "calls")
+        ]
     assert SECRET not in str(stored)
     with open_trace(tmp_path / "run") as trace:
-        ids = [row["episode_id"] for row in trace.query("SELECT episode_id FROM episodes").to_pylist()]
+        ids = [
+            row["episode_id"] for row in trace.query("SELECT episode_id FROM episodes").to_pylist()
+        ]
         export(trace, ids, "native", tmp_path / "out.jsonl")
     assert SECRET not in (tmp_path / "out.jsonl").read_text()
 
@@ -214,11 +236,19 @@ def test_a_run_connects_with_what_it_never_writes(key: str, port: int, tmp_path:
 @pytest.mark.slow
 def test_generated_datasets_name_their_endpoint_without_it(tmp_path: Path) -> None:
     url = f"http://user:{SECRET}@host/v1?key={SECRET}"
-    facts = {"options": {"count": 3, "judge": f"name@{url}"}, "endpoint": url, "verify_models": {"judge": [url, "m"]}}
+    facts = {
+        "options": {"count": 3, "judge": f"name@{url}"},
+        "endpoint": url,
+        "verify_models": {"judge": [url, "m"]},
+    }
     directory = Directory(tmp_path / "out")
     directory.begin(facts)
     directory.compare(facts)
-    write_card(tmp_path / "out", [{"question": "q", "answer": "a"}], Facts(parameters=facts, notes=[f"asked {url}"]))
+    write_card(
+        tmp_path / "out",
+        [{"question": "q", "answer": "a"}],
+        Facts(parameters=facts, notes=[f"asked {url}"]),
+    )
     for file in (tmp_path / "out").rglob("*"):
         if file.is_file():
             assert SECRET not in file.read_text(errors="replace"), file

@@ -1,4 +1,5 @@
-"""What programs for AgentJet and AgentScope Tuner import, call and return; AgentScope itself is tested apart."""
+"""What programs for AgentJet and AgentScope Tuner import, call and return; AgentScope itself is
+tested apart."""
 
 from __future__ import annotations
 
@@ -34,19 +35,34 @@ def run(workflow: Any, judge: Any = None) -> Episode:
     async def main() -> list[Episode]:
         attempts = [Attempt(Task(main_query="6 x 7", metadata={"answer": "42"}), "run")]
         engine = ScriptedEngine(lambda ask: "42")
-        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=CONFIG)
+        return await run_batch(
+            workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=CONFIG
+        )
 
     return asyncio.run(main())[0]
 
 
 def test_the_extra_has_what_agentjets_tutorials_import() -> None:
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    listed = [re.search(rf"^{name} = \[(.*?)^\]", text, re.M | re.S) for name in ("agentjet", "dependencies")]
+    listed = [
+        re.search(rf"^{name} = \[(.*?)^\]", text, re.M | re.S)
+        for name in ("agentjet", "dependencies")
+    ]
     has = {name for part in listed if part for name in re.findall(r'"([\w-]+)', part[1])}
-    named = {"dotenv": "python-dotenv", "beast_logger": "beast-logger", "langchain_openai": "langchain-openai"}
+    named = {
+        "dotenv": "python-dotenv",
+        "beast_logger": "beast-logger",
+        "langchain_openai": "langchain-openai",
+    }
     programs = (Path(__file__).parent / "agentjet").glob("*.py")
-    found = {name for path in programs for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.M)}
-    wanted = {name.partition(".")[0] for name in AGENTJET} | found - sys.stdlib_module_names - {"ajet"}
+    found = {
+        name
+        for path in programs
+        for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.M)
+    }
+    wanted = {name.partition(".")[0] for name in AGENTJET} | found - sys.stdlib_module_names - {
+        "ajet"
+    }
     assert {named.get(name, name) for name in wanted} <= has
 
 
@@ -72,7 +88,11 @@ def test_a_path_gives_the_same_names(path: str, names: str) -> None:
 def test_the_decorator_stays_an_attribute_and_the_path_a_module() -> None:
     from ajet.workflow import Workflow as theirs
 
-    assert theirs is Workflow and ajet.workflow is load_object("ajet->workflow") and callable(ajet.workflow)
+    assert (
+        theirs is Workflow
+        and ajet.workflow is load_object("ajet->workflow")
+        and callable(ajet.workflow)
+    )
     assert importlib.util.find_spec("ajet.schema.task") is not None
     with pytest.raises(ModuleNotFoundError, match="nothing"):
         importlib.import_module("ajet.utils.nothing")
@@ -121,10 +141,17 @@ def test_the_llm_function_tries_each_key(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("DASHSCOPE_API_KEY_BACKUP", "good")
         ask = create("judge-model", 77)
         message = [{"role": "user", "content": "how good?"}]
-        assert ask(message, sampling_params_override={"temperature": 0.5}) == {"role": "assistant", "content": "fine"}
+        assert ask(message, sampling_params_override={"temperature": 0.5}) == {
+            "role": "assistant",
+            "content": "fine",
+        }
         assert len(asked) == 3
         sent = asked[-1]
-        assert (sent["model"], sent["temperature"], sent["max_completion_tokens"]) == ("judge-model", 0.5, 77)
+        assert (sent["model"], sent["temperature"], sent["max_completion_tokens"]) == (
+            "judge-model",
+            0.5,
+            77,
+        )
         with pytest.raises(EngineUnavailable, match="did not answer"):
             create("judge-model", 77, api_key="bad")(message)
     monkeypatch.delenv("DASHSCOPE_API_KEY")
@@ -154,20 +181,29 @@ class JudgeOutput(BaseModel):
 
 async def of_row(task: dict[str, Any], logger: Any) -> TunerOutput:
     logger.info("asked")
-    assert task["question"] == task["problem"] == task["main_query"] == "6 x 7" and task["answer"] == "42"
+    assert (
+        task["question"] == task["problem"] == task["main_query"] == "6 x 7"
+        and task["answer"] == "42"
+    )
     with pytest.raises(KeyError):
         task["nothing"]
     return TunerOutput(response="42", metrics={"turns": 2})
 
 
-async def judge_of_row(task: dict[str, Any], response: Any, auxiliary_models: dict[str, Any]) -> JudgeOutput:
+async def judge_of_row(
+    task: dict[str, Any], response: Any, auxiliary_models: dict[str, Any]
+) -> JudgeOutput:
     assert auxiliary_models == {}
     return JudgeOutput(reward=float(response == task["answer"]), metrics={"length": len(response)})
 
 
 def test_functions_of_agentscope_tuner_are_recognised() -> None:
     episode = run(of_row, judge_of_row)
-    assert (episode.error, episode.reward, episode.metrics) == (None, 1.0, {"turns": 2.0, "length": 2.0})
+    assert (episode.error, episode.reward, episode.metrics) == (
+        None,
+        1.0,
+        {"turns": 2.0, "length": 2.0},
+    )
 
 
 def test_an_output_with_a_reward_skips_the_judge() -> None:
@@ -186,7 +222,9 @@ def test_without_agentscope_its_model_is_an_error_that_says_so() -> None:
     else:
         pytest.skip("AgentScope is installed")
 
-    async def with_model(task: dict[str, Any], model: Any, auxiliary_models: dict[str, Any]) -> TunerOutput:
+    async def with_model(
+        task: dict[str, Any], model: Any, auxiliary_models: dict[str, Any]
+    ) -> TunerOutput:
         raise AssertionError("called")
 
     assert run(with_model, judge_of_row).cause == "MissingExtra"
@@ -198,16 +236,21 @@ def test_without_agentscope_its_model_is_an_error_that_says_so() -> None:
 
 
 def in_a_child(tuner: AjetTuner, send: Any) -> None:
-    """What a child process does with a tuner: asks as two agents, reads the config and the tracker."""
+    """What a child process does with a tuner: asks as two agents, reads the config and the
+    tracker."""
 
     async def ask() -> list[str]:
         replies = []
         for agent in ("one", "two"):
-            client = tuner.as_raw_openai_sdk_client(agent_name=agent, target_tag="trained", debug_model="other")
+            client = tuner.as_raw_openai_sdk_client(
+                agent_name=agent, target_tag="trained", debug_model="other"
+            )
             replies.append(await client.chat.completions.create([{"role": "user", "content": "?"}]))
         return [reply.choices[0].message.content for reply in replies]
 
-    send.send((asyncio.run(ask()), tuner.config.lake.size, tuner.get_context_tracker().context_overflow))
+    send.send(
+        (asyncio.run(ask()), tuner.config.lake.size, tuner.get_context_tracker().context_overflow)
+    )
 
 
 class InChild(Workflow):

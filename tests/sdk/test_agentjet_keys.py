@@ -30,18 +30,27 @@ from tests.gateways import shared_gateway
 from tests.serving import answering, serving
 
 LOOP = "the lake " * 40
-TOOLS = [{"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "move", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 def config(**sections: Any) -> Config:
     return load_config(values={"ajet": sections})
 
 
-def run(workflow: Any, replies: Sequence[str], settings: Config, judge: Any = None, n: int = 1) -> list[Episode]:
+def run(
+    workflow: Any, replies: Sequence[str], settings: Config, judge: Any = None, n: int = 1
+) -> list[Episode]:
     async def main() -> list[Episode]:
         attempts = [Attempt(Task(main_query="q"), "run", "group", attempt=i) for i in range(n)]
         engine = ScriptedEngine(replies)
-        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=settings)
+        return await run_batch(
+            workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=settings
+        )
 
     return asyncio.run(main())
 
@@ -74,7 +83,9 @@ class Talk(Workflow):
 
 @given(st.text("ab \n", min_size=1, max_size=12), st.text(max_size=50), st.text(max_size=50))
 @example("🙂", "", "")
-def test_a_piece_repeated_over_two_hundred_characters_is_nonsense(piece: str, before: str, after: str) -> None:
+def test_a_piece_repeated_over_two_hundred_characters_is_nonsense(
+    piece: str, before: str, after: str
+) -> None:
     times = max(10, -(-200 // len(piece)))
     assert repeats(before + piece * times + after)
 
@@ -86,18 +97,29 @@ def test_lists_of_different_things_are_no_nonsense(numbers: list[int]) -> None:
 
 
 def test_a_reply_that_repeats_itself_ends_the_episode_with_the_reward_given() -> None:
-    settings = config(rollout={"compute_madness_checklist": ["nonsense"], "agent_madness_reward": -0.5})
+    settings = config(
+        rollout={"compute_madness_checklist": ["nonsense"], "agent_madness_reward": -0.5}
+    )
     [episode] = run(Talk, ["a", LOOP, "without the adapter"], settings)
     assert (episode.status, episode.reward, episode.is_success) == ("succeeded", -0.5, False)
     assert [reward.reason for reward in episode.rewards] == ["nonsense"]
-    answered, refused = [c for c in episode.calls if c.error is None], [c for c in episode.calls if c.error]
+    answered, refused = (
+        [c for c in episode.calls if c.error is None],
+        [c for c in episode.calls if c.error],
+    )
     assert len(answered) == 2 and len(refused) == 1 and "nonsense" in str(refused[0].error)
-    without = run(Talk, ["a", LOOP, "asked"], config(rollout={"compute_madness_checklist": []}), n=2)
+    without = run(
+        Talk, ["a", LOOP, "asked"], config(rollout={"compute_madness_checklist": []}), n=2
+    )
     assert [e.reward for e in without] == [0.0, 1.0] and [len(e.calls) for e in without] == [3, 3]
 
 
 def test_a_reply_that_repeats_itself_alone_takes_the_reward_where_episodes_go_on() -> None:
-    rollout = {"compute_madness_checklist": ["nonsense"], "agent_madness_termination": False, "max_model_len": 5000}
+    rollout = {
+        "compute_madness_checklist": ["nonsense"],
+        "agent_madness_termination": False,
+        "max_model_len": 5000,
+    }
     settings = config(rollout=rollout)
     episodes = run(Talk, ["a", LOOP, "b"], settings, n=2)
     for episode, own in zip(episodes, (0.0, 1.0), strict=True):
@@ -141,24 +163,41 @@ def test_a_tool_call_that_cannot_be_read_ends_the_episode(reply: str, mad: bool)
 
 
 @pytest.mark.parametrize("detail", [False, True])
-def test_tool_calls_that_cannot_be_read_are_logged(detail: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_tool_calls_that_cannot_be_read_are_logged(
+    detail: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker = {"log_tool_format_check": True, "log_tool_format_error_detail": detail}
-    [episode] = run(Talk(tools=True), ["<tool_call>{oops</tool_call>", "b", "c"], config(context_tracker=tracker))
-    [line] = [record.message for record in caplog.records if "could not be parsed" in record.message]
+    [episode] = run(
+        Talk(tools=True),
+        ["<tool_call>{oops</tool_call>", "b", "c"],
+        config(context_tracker=tracker),
+    )
+    [line] = [
+        record.message for record in caplog.records if "could not be parsed" in record.message
+    ]
     assert episode.calls[0].call_id in line and ("oops" in line) is detail
 
 
 def test_splits_are_logged_where_asked(caplog: pytest.LogCaptureFixture) -> None:
-    [episode] = run(Talk(fresh=True), ["a", "b", "c"], config(context_tracker={"detect_timeline_snap": True}))
-    lines = [record.message for record in caplog.records if "starts a new timeline" in record.message]
-    assert [episode.calls[i].call_id in line for i, line in zip((1, 2), lines, strict=True)] == [True, True]
+    [episode] = run(
+        Talk(fresh=True), ["a", "b", "c"], config(context_tracker={"detect_timeline_snap": True})
+    )
+    lines = [
+        record.message for record in caplog.records if "starts a new timeline" in record.message
+    ]
+    assert [episode.calls[i].call_id in line for i, line in zip((1, 2), lines, strict=True)] == [
+        True,
+        True,
+    ]
 
 
 # What is trained
 
 
 def test_gamma_discounts_the_reward_for_each_later_turn() -> None:
-    settings = config(rollout={"gamma": 0.5}, trainer_common={"algorithm": {"normalize_std": False}})
+    settings = config(
+        rollout={"gamma": 0.5}, trainer_common={"algorithm": {"normalize_std": False}}
+    )
     episodes = run(Talk, ["a", "b", "c"], settings, n=2)
     batch = samples(episodes, settings)
     of = {sample.episode_id: sample for sample in batch.samples}
@@ -174,7 +213,9 @@ def test_gamma_discounts_the_reward_for_each_later_turn() -> None:
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "reinforce_plus_plus"])
 def test_a_discount_alone_teaches_nothing(estimator: str) -> None:
     """Attempts that earned the same differ only in where their turns stand."""
-    settings = config(rollout={"gamma": 0.5}, trainer_common={"algorithm": {"adv_estimator": estimator}})
+    settings = config(
+        rollout={"gamma": 0.5}, trainer_common={"algorithm": {"adv_estimator": estimator}}
+    )
     episodes = run(Talk, ["a", "b", "c"], settings, n=2)
     equal = [episode.model_copy(update={"rewards": episodes[1].rewards}) for episode in episodes]
     assert samples(episodes, settings).samples
@@ -204,13 +245,18 @@ def test_at_most_so_many_samples_of_an_episode_are_trained() -> None:
         ({"max_prompt_length": 1000, "max_response_length": 58}, [2, 2, 2]),
     ],
 )
-def test_a_sample_is_as_long_as_its_prompt_and_response_may_be(data: dict[str, Any], trained: list[int]) -> None:
+def test_a_sample_is_as_long_as_its_prompt_and_response_may_be(
+    data: dict[str, Any], trained: list[int]
+) -> None:
     settings = config(data=data)
     episodes = run(Talk, ["a", "b", "c"], settings, n=2)
     calls = episodes[0].calls
     assert [len(call.prompt_ids) for call in calls if call.prompt_ids is not None] == [20, 48, 76]
     ledger = samples(episodes, settings).ledger
-    found = [sum(r.tokens for r in ledger if r.call_id == c.call_id and r.outcome == "trained") for c in calls]
+    found = [
+        sum(r.tokens for r in ledger if r.call_id == c.call_id and r.outcome == "trained")
+        for c in calls
+    ]
     assert found == trained
 
 
@@ -223,7 +269,9 @@ def test_a_sample_is_as_long_as_its_prompt_and_response_may_be(data: dict[str, A
         ({"total_steps": 7, "total_training_steps": 5}, 5),
     ],
 )
-def test_total_training_steps_ends_training_before_the_epochs_do(common: dict[str, Any], steps: int) -> None:
+def test_total_training_steps_ends_training_before_the_epochs_do(
+    common: dict[str, Any], steps: int
+) -> None:
     assert total_steps(config(trainer_common=common, data={"train_batch_size": 8}), 10) == steps
 
 
@@ -234,7 +282,9 @@ class Two(Workflow):
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         self.seen = self.trainable_targets
         for role in ("wolf", "sheep"):
-            client = tuner.as_raw_openai_sdk_client(agent_name=role, target_tag=role, debug_model="frozen")
+            client = tuner.as_raw_openai_sdk_client(
+                agent_name=role, target_tag=role, debug_model="frozen"
+            )
             await client.chat.completions.create([{"role": "user", "content": "?"}])
         return WorkflowOutput(reward=1.0, metadata={"seen": self.seen})
 
@@ -246,7 +296,10 @@ async def both(task: Task, model: Any) -> ajet.Reward:
     return ajet.Reward(value=1.0)
 
 
-REPLY = {"model": "frozen", "choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}]}
+REPLY = {
+    "model": "frozen",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "b"}}],
+}
 
 
 @pytest.mark.parametrize("workflow", [Two, both])
@@ -261,7 +314,9 @@ def test_trainable_targets_of_the_config_hold(workflow: Any, given: Any) -> None
         assert episode.output["metadata"]["seen"] == ["wolf"]
     with pytest.raises(ConfigError, match="trainable_targets"):
         load_config(overrides=["ajet.rollout.trainable_targets=[]"])
-    assert load_config(overrides=["ajet.rollout.trainable_targets=[wolf]"]).rollout.trainable_targets == ["wolf"]
+    assert load_config(
+        overrides=["ajet.rollout.trainable_targets=[wolf]"]
+    ).rollout.trainable_targets == ["wolf"]
 
 
 # Names and values
@@ -276,9 +331,10 @@ def test_random_dummy_tasks_have_a_number_each() -> None:
 def test_a_file_by_its_older_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "old.yaml"
     path.write_text(
-        "ajet:\n  experiment_name: read_yaml_name\n  rollout: {tensor_model_parallel_size: 2, mode: async}\n"
-        "  task_reader:\n    type: dataset_file\n    dataset_file: {training: {file_path: t.jsonl}}\n"
-        "  execute_test: true\nhydra: {searchpath: []}\ndefaults: [a]\ntrainer: {logger: [console]}\n"
+        "ajet:\n  experiment_name: read_yaml_name\n  rollout: {tensor_model_parallel_size: 2, mode:"
+        " async}\n  task_reader:\n    type: dataset_file\n    dataset_file: {training: {file_path:"
+        " t.jsonl}}\n  execute_test: true\nhydra: {searchpath: []}\ndefaults: [a]\ntrainer:"
+        " {logger: [console]}\n"
     )
     with caplog.at_level(logging.WARNING):
         found = load_config(path, ["ajet.rollout.tensor_parallel_size=4"])
@@ -288,21 +344,29 @@ def test_a_file_by_its_older_names(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert found.origin("task_reader.jsonl_dataset_file.training.file_path") == "in old.yaml line 6"
     assert not found.roots and load_config(path).rollout.tensor_parallel_size == 2
     assert [record.message for record in caplog.records][:2] == [
-        "ignored: `hydra:`, `defaults:` (it belongs to Hydra; ajet has built-in defaults); "
-        "`trainer:` (it belongs to verl; put verl's keys under `verl:`)",
-        "without effect: rollout.mode (every engine answers calls concurrently); "
-        "execute_test (it controls AgentJet's own tests)",
+        (
+            "ignored: `hydra:`, `defaults:` (it belongs to Hydra; ajet has built-in defaults); "
+            "`trainer:` (it belongs to verl; put verl's keys under `verl:`)"
+        ),
+        (
+            "without effect: rollout.mode (every engine answers calls concurrently); "
+            "execute_test (it controls AgentJet's own tests)"
+        ),
     ]
     path.write_text("ajet:\n  rollout: {tensor_model_parallel_size: 2, tensor_parallel_size: 4}\n")
     with pytest.raises(ConfigError, match="are one key"):
         load_config(path)
 
 
-@pytest.mark.parametrize("value", ["{{MODEL}}", '"{{ MODEL }}"', '"{{BASE}}/{{MODEL}}"', "{{BASE}}/{{MODEL}}"])
+@pytest.mark.parametrize(
+    "value", ["{{MODEL}}", '"{{ MODEL }}"', '"{{BASE}}/{{MODEL}}"', "{{BASE}}/{{MODEL}}"]
+)
 def test_a_placeholder_is_named(value: str, tmp_path: Path) -> None:
     path = tmp_path / "template.yaml"
     path.write_text(f"ajet:\n  # {{{{A}}}}\n  model:\n    path: {value}\n")
-    with pytest.raises(ConfigError, match=r"template\.yaml line 4: .*\{\{MODEL\}\}.* is a placeholder"):
+    with pytest.raises(
+        ConfigError, match=r"template\.yaml line 4: .*\{\{MODEL\}\}.* is a placeholder"
+    ):
         load_config(path)
     path.write_text("ajet: {}\nmine:\n  prompt: |\n    Say {{MODEL}}\n  other: '{{ lower }}'\n")
     assert load_config(path).mine.prompt == "Say {{MODEL}}\n"
@@ -316,4 +380,7 @@ def test_validation_attempts_are_val_pass_n_unless_only_num_repeat_is_given() ->
 
 def test_no_checklist_is_an_empty_one() -> None:
     for nothing in (None, "None", []):
-        assert config(rollout={"compute_madness_checklist": nothing}).rollout.compute_madness_checklist == []
+        assert (
+            config(rollout={"compute_madness_checklist": nothing}).rollout.compute_madness_checklist
+            == []
+        )

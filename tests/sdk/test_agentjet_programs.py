@@ -1,4 +1,5 @@
-"""Configs and workflows in the manner of programs for AgentJet, in `agentjet/` beside this file: all load, and run.
+"""Configs and workflows in the manner of programs for AgentJet, in `agentjet/` beside this file:
+all load, and run.
 
 Those with AgentScope run in `tests/frameworks/test_agentscope_programs.py`.
 """
@@ -56,7 +57,8 @@ def test_the_files_hold_what_such_programs_hold() -> None:
     held = {key for path in FILES for key in keys_of(yaml.safe_load(path.read_text())["ajet"])}
     assert WITHOUT_EFFECT.keys() - held <= {"rollout.enable_oversample"} and RENAMED.keys() <= held
     listed = (
-        "gamma val_kwargs max_sample_per_task expected_steps max_num_seqs detect_timeline_snap total_training_steps"
+        "gamma val_kwargs max_sample_per_task expected_steps max_num_seqs detect_timeline_snap"
+        " total_training_steps"
     )
     assert set(listed.split()) <= {key.rpartition(".")[2] for key in held}
 
@@ -72,7 +74,12 @@ def run(name: str, reply: Any, task: Task, *overrides: str) -> tuple[Config, Epi
     async def main() -> list[Episode]:
         engine = ScriptedEngine(reply)
         return await run_batch(
-            workflow, judge, [Attempt(task, "run")], engine=engine, gateway=shared_gateway(), config=config
+            workflow,
+            judge,
+            [Attempt(task, "run")],
+            engine=engine,
+            gateway=shared_gateway(),
+            config=config,
         )
 
     return config, asyncio.run(main())[0]
@@ -111,8 +118,12 @@ def test_a_walk_over_a_lake() -> None:
         return "Right" if len(messages) // 2 <= goal else "Stop"
 
     config, episode = run("frozenlake", reply, task)
-    assert (episode.error, episode.reward) == (None, 1.0) and episode.metrics["steps"] == len(episode.calls) > 1
-    assert config.model.tool_call_parser == "none" and {call.agent for call in episode.calls} == {"walker"}
+    assert (episode.error, episode.reward) == (None, 1.0) and episode.metrics["steps"] == len(
+        episode.calls
+    ) > 1
+    assert config.model.tool_call_parser == "none" and {call.agent for call in episode.calls} == {
+        "walker"
+    }
 
 
 def test_a_workflow_that_another_model_grades(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +142,12 @@ def test_an_environment_service_judges() -> None:
         override = f"ajet.task_reader.env_service.env_url={url}"
         task = Task(task_id="t1", env_type="appworld", metadata={})
         _, episode = run("appworld", lambda ask: "print(1)", task, override)
-    assert (episode.error, episode.reward, episode.is_success, len(episode.calls)) == (None, 1.5, True, 3)
+    assert (episode.error, episode.reward, episode.is_success, len(episode.calls)) == (
+        None,
+        1.5,
+        True,
+        3,
+    )
 
 
 def test_readers_derive_from_the_base() -> None:

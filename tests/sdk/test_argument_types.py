@@ -1,4 +1,5 @@
-"""Arguments in formats of pairs get the types that their tool declares, however it declares them."""
+"""Arguments in formats of pairs get the types that their tool declares, however it declares
+them."""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ DECLARED: list[tuple[dict[str, Any], str, Any]] = [
 
 
 @pytest.mark.parametrize(("schema", "text", "expected"), DECLARED, ids=str)
-def test_a_text_is_read_by_its_declared_types(schema: dict[str, Any], text: str, expected: Any) -> None:
+def test_a_text_is_read_by_its_declared_types(
+    schema: dict[str, Any], text: str, expected: Any
+) -> None:
     value = ArgumentTypes({"type": "object", "properties": {"x": schema}, **CITY}).read("x", text)
     assert value == expected and type(value) is type(expected)
 
@@ -79,7 +82,14 @@ def test_parameters_are_found_wherever_they_are_declared() -> None:
         {"anyOf": [{"properties": {"x": STRING}}, {"properties": {"x": {"type": "integer"}}}]},
     ):
         assert ArgumentTypes(parameters).read("x", "90210") == "90210"
-    for parameters in (None, [], "text", {"properties": [1]}, {"properties": {"x": True}}, {"allOf": {"a": 1}}):
+    for parameters in (
+        None,
+        [],
+        "text",
+        {"properties": [1]},
+        {"properties": {"x": True}},
+        {"allOf": {"a": 1}},
+    ):
         assert ArgumentTypes(parameters).read("x", "90210") == "90210"
 
 
@@ -98,13 +108,22 @@ class Args(BaseModel):
 
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": Args.model_json_schema()}}]
-WRITTEN = {"zip_code": "90210", "colour": "1", "level": "2", "many": '["a"]', "number": "5", "either": "7"}
+WRITTEN = {
+    "zip_code": "90210",
+    "colour": "1",
+    "level": "2",
+    "many": '["a"]',
+    "number": "5",
+    "either": "7",
+}
 READ = {"zip_code": "90210", "colour": "1", "level": "2", "many": ["a"], "number": 5, "either": "7"}
 
 
 def pairs(parser: str) -> str:
     if parser == "glm45":
-        body = "".join(f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in WRITTEN.items())
+        body = "".join(
+            f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in WRITTEN.items()
+        )
         return f"<tool_call>find\n{body}</tool_call>"
     body = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in WRITTEN.items())
     return f"<tool_call>\n<function=find>\n{body}</function>\n</tool_call>"
@@ -142,7 +161,9 @@ def test_text_around_calls_and_an_unclosed_last_call_are_read_as_by_engines(pars
     }
     for reply, (number, content) in replies.items():
         parsed = form.parse(reply, tools=TOOLS)
-        assert [json.loads(arguments) for _, arguments in parsed.calls] == [{"number": 5}] * number, reply
+        assert [json.loads(arguments) for _, arguments in parsed.calls] == [
+            {"number": 5}
+        ] * number, reply
         assert parsed.content == content and not parsed.unread
 
 

@@ -1,4 +1,5 @@
-"""The ways in which a call can end, each through both doors: what the client gets, and what is recorded, once."""
+"""The ways in which a call can end, each through both doors: what the client gets, and what is
+recorded, once."""
 
 from __future__ import annotations
 
@@ -202,7 +203,9 @@ async def _run(gateway: Gateway, ending: Ending, door: str) -> None:
     assert engine.cancelled == (engine.waits and not engine.go.is_set())
 
 
-async def _client(episode: OpenEpisode, engine: Engine, ending: Ending, door: str) -> tuple[int, str | None]:
+async def _client(
+    episode: OpenEpisode, engine: Engine, ending: Ending, door: str
+) -> tuple[int, str | None]:
     model = episode.model()
     if door == "process":
         current_episode.set(episode.active)
@@ -210,7 +213,9 @@ async def _client(episode: OpenEpisode, engine: Engine, ending: Ending, door: st
     headers = {"authorization": f"Bearer {model.api_key}"}
     async with (
         httpx.AsyncClient(timeout=None, trust_env=False) as client,
-        client.stream("POST", f"{model.base_url}/chat/completions", json=body, headers=headers) as response,
+        client.stream(
+            "POST", f"{model.base_url}/chat/completions", json=body, headers=headers
+        ) as response,
     ):
         return response.status_code, await ending.reading(Asked(episode, engine, response))
 
@@ -219,7 +224,9 @@ def test_both_doors_are_used(gateway: Gateway) -> None:
     """Or the table is of one door only."""
     served = gateway._server.server_state
     for door, requests in (("process", 0), ("http", 1)):
-        asyncio.run(contextvars.copy_context().run(lambda door=door: _run(gateway, ENDINGS[0], door)))
+        asyncio.run(
+            contextvars.copy_context().run(lambda door=door: _run(gateway, ENDINGS[0], door))
+        )
         assert served.total_requests == requests
 
 
@@ -253,7 +260,9 @@ def within(gateway: Gateway, scenario: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_reply_that_is_left_before_its_first_chunk_is_undelivered(gateway: Gateway, stream: bool) -> None:
+def test_a_reply_that_is_left_before_its_first_chunk_is_undelivered(
+    gateway: Gateway, stream: bool
+) -> None:
     """A generator that was never begun runs no `finally`."""
     episode = gateway.open(EpisodeSpec("one", Engine("hello")))
 
@@ -266,7 +275,9 @@ def test_a_reply_that_is_left_before_its_first_chunk_is_undelivered(gateway: Gat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_reply_that_is_left_after_a_chunk_is_undelivered_but_after_the_last(gateway: Gateway, stream: bool) -> None:
+def test_a_reply_that_is_left_after_a_chunk_is_undelivered_but_after_the_last(
+    gateway: Gateway, stream: bool
+) -> None:
     async def take(chunks: int, episode: OpenEpisode) -> bool:
         async with await answer(episode, request(stream)) as reply:
             for _ in range(chunks):
@@ -286,7 +297,8 @@ def test_a_reply_that_is_left_after_a_chunk_is_undelivered_but_after_the_last(ga
 
 
 def test_the_end_of_an_episode_is_410_and_no_cancellation(gateway: Gateway) -> None:
-    """`finish` cancels the engine's work, and the door would take its CancelledError for its own."""
+    """`finish` cancels the engine's work, and the door would take its CancelledError for its
+    own."""
     engine = Engine(waits=True)
     episode = gateway.open(EpisodeSpec("one", engine))
 

@@ -1,4 +1,5 @@
-"""One LLM call from the agent's `send` to the recorded call: how many Python calls it takes, in how many files."""
+"""One LLM call from the agent's `send` to the recorded call: how many Python calls it takes, in how
+many files."""
 
 from __future__ import annotations
 
@@ -26,11 +27,13 @@ from ajet_sdk.trace.writer import TraceWriter
 MOST_CALLS, MOST_FILES = 106, 18
 ROOT = str(Path(ajet_sdk.__file__).parent) + "/"
 BESIDE = ("trace/", "gateway/gateway.py")
-"""What runs beside a call: the writer's thread behind the end of the path, and the server's look at the clock."""
+"""What runs beside a call: the writer's thread behind the end of the path, and the server's look at
+the clock."""
 
 
 class Profile:
-    """Counts the calls of the product's functions, in every thread that starts within it; resumed coroutines too."""
+    """Counts the calls of the product's functions, in every thread that starts within it; resumed
+    coroutines too."""
 
     def __init__(self) -> None:
         self.counts = Counter[tuple[str, str]]()
@@ -72,7 +75,10 @@ class Policy(BaseHTTPRequestHandler):
             "usage": {"prompt_tokens": end - 3, "completion_tokens": 20, "total_tokens": end + 17},
         }
         data = json.dumps(body).encode()
-        head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        head = (
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length:"
+            f" {len(data)}\r\n\r\n"
+        )
         self.wfile.write(head.encode() + data)
 
 
@@ -87,7 +93,8 @@ def policy_url() -> Iterator[str]:
 def test_a_call_takes_at_most_some_hundred_python_calls_in_eighteen_files(
     profile: Profile, policy_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A conversation's third call and those after it: captured httpx in the gateway's process, an endpoint with ids.
+    """A conversation's third call and those after it: captured httpx in the gateway's process, an
+    endpoint with ids.
 
     The least of them counts: a connection that was closed meanwhile is opened again.
     """
@@ -112,9 +119,15 @@ def test_a_call_takes_at_most_some_hundred_python_calls_in_eighteen_files(
             profile.counts, profile.on = Counter(), True
             turns.append(profile.counts)
             said = client.post("http://model.invalid/v1/chat/completions", json=asked).json()
-            messages = [*messages, said["choices"][0]["message"], {"role": "user", "content": "more"}]
+            messages = [
+                *messages,
+                said["choices"][0]["message"],
+                {"role": "user", "content": "more"},
+            ]
         current_episode.reset(token)
     assert not profile.on and len(episode.calls) == len(turns)
     least = min(turns[2:], key=Counter.total)
     files = {file for file, _ in least}
-    assert MOST_CALLS / 2 < least.total() <= MOST_CALLS and len(files) <= MOST_FILES, sorted(least.items())
+    assert MOST_CALLS / 2 < least.total() <= MOST_CALLS and len(files) <= MOST_FILES, sorted(
+        least.items()
+    )

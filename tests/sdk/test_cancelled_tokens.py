@@ -1,4 +1,5 @@
-"""Tokens that were drawn for a reply before it was called off: counted, and with an outcome of their own."""
+"""Tokens that were drawn for a reply before it was called off: counted, and with an outcome of
+their own."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ from ajet_tools.trace.files.check import check
 from tests.sdk.engines.test_local_sampler import make
 from tests.waiting import until_async
 
-ENDLESS = {"model": "tiny", "max_tokens": 50_000, "ignore_eos": True, "messages": [{"role": "user", "content": "hi"}]}
+ENDLESS = {
+    "model": "tiny",
+    "max_tokens": 50_000,
+    "ignore_eos": True,
+    "messages": [{"role": "user", "content": "hi"}],
+}
 
 
 class Drawn:
@@ -65,7 +71,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[TokenEngine]:
     architecture = getattr(request, "param", "qwen3")
     changes = {"sliding_window": 16, "query_pre_attn_scalar": 8} if architecture == "gemma2" else {}
     tokenizer = ByteTokenizer()
-    model = make(architecture, vocab_size=tokenizer.vocab_size, max_position_embeddings=60_000, **changes)
+    model = make(
+        architecture, vocab_size=tokenizer.vocab_size, max_position_embeddings=60_000, **changes
+    )
     sampler = LocalSampler(model, tokenizer, model_name="tiny", max_model_len=60_000)
     yield TokenEngine(sampler, tokenizer)
     asyncio.run(sampler.aclose())
@@ -96,7 +104,9 @@ async def client_leaves(episode: OpenEpisode, drawn: Drawn, body: dict[str, Any]
     await until_async(lambda: episode.calls)
 
 
-async def client_leaves_and_the_episode_ends(episode: OpenEpisode, drawn: Drawn, body: dict[str, Any]) -> None:
+async def client_leaves_and_the_episode_ends(
+    episode: OpenEpisode, drawn: Drawn, body: dict[str, Any]
+) -> None:
     async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
         asking = asyncio.create_task(ask(episode, client, **body))
         await drawn.some()
@@ -125,9 +135,17 @@ Ends = Callable[[OpenEpisode, Drawn, dict[str, Any]], Awaitable[None]]
 
 
 @pytest.mark.parametrize(
-    ("door", "body"), [("http", {}), ("http", {"stream": True}), ("process", {"stream": True}), ("process", {"n": 3})]
+    ("door", "body"),
+    [
+        ("http", {}),
+        ("http", {"stream": True}),
+        ("process", {"stream": True}),
+        ("process", {"n": 3}),
+    ],
 )
-@pytest.mark.parametrize("ends", [client_leaves, client_leaves_and_the_episode_ends, episode_ends, time_is_up])
+@pytest.mark.parametrize(
+    "ends", [client_leaves, client_leaves_and_the_episode_ends, episode_ends, time_is_up]
+)
 def test_tokens_of_a_reply_that_is_called_off_are_counted(
     gateway: Gateway, engine: TokenEngine, drawn: Drawn, ends: Ends, door: str, body: dict[str, Any]
 ) -> None:
@@ -157,7 +175,9 @@ def test_they_are_cancelled_in_ledger_trace_and_check(
         return await episode.finish()
 
     calls = asyncio.run(scenario())
-    whole = Episode(episode_id="one", run_id="r", group_id="g", calls=calls, rewards=(Reward(value=1.0),))
+    whole = Episode(
+        episode_id="one", run_id="r", group_id="g", calls=calls, rewards=(Reward(value=1.0),)
+    )
     rows = build([whole], estimator="opd").ledger
     assert [(row.outcome, row.tokens) for row in rows] == [("cancelled", drawn.tokens)]
     assert balance(rows, calls) == [] and balance([], calls) != []

@@ -1,6 +1,8 @@
-"""Capture of unmodified clients: what is rerouted, what passes through recorded, and what is left alone.
+"""Capture of unmodified clients: what is rerouted, what passes through recorded, and what is left
+alone.
 
-The endpoint that agents believe they ask is a second gateway, reached under `/v1` with a key, as any server would be.
+The endpoint that agents believe they ask is a second gateway, reached under `/v1` with a key, as
+any server would be.
 """
 
 from __future__ import annotations
@@ -94,13 +96,18 @@ def with_openai(url: str, key: str, text: str, stream: bool) -> str:
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
     if not stream:
         return client.chat.completions.create(**body(text)).choices[0].message.content or ""
-    return "".join(c.choices[0].delta.content or "" for c in client.chat.completions.create(**body(text), stream=True))
+    return "".join(
+        c.choices[0].delta.content or ""
+        for c in client.chat.completions.create(**body(text), stream=True)
+    )
 
 
 async def with_async_openai(url: str, key: str, text: str, stream: bool) -> str:
     async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
         if not stream:
-            return (await client.chat.completions.create(**body(text))).choices[0].message.content or ""
+            return (await client.chat.completions.create(**body(text))).choices[
+                0
+            ].message.content or ""
         chunks = await client.chat.completions.create(**body(text), stream=True)
         return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
 
@@ -109,9 +116,13 @@ def with_httpx(url: str, key: str, text: str, stream: bool, library: Any = httpx
     headers = {"authorization": f"Bearer {key}"}
     with library.Client(timeout=300) as client:
         if not stream:
-            return said(client.post(f"{url}/chat/completions", json=body(text), headers=headers).json())
+            return said(
+                client.post(f"{url}/chat/completions", json=body(text), headers=headers).json()
+            )
         request = body(text, stream=True)
-        with client.stream("POST", f"{url}/chat/completions", json=request, headers=headers) as response:
+        with client.stream(
+            "POST", f"{url}/chat/completions", json=request, headers=headers
+        ) as response:
             return pieces(response.iter_lines())
 
 
@@ -125,7 +136,11 @@ def with_requests(url: str, key: str, text: str, stream: bool) -> str:
     with requests.post(
         f"{url}/chat/completions", json=request, headers=headers, stream=stream, timeout=300
     ) as response:
-        return pieces(line.decode() for line in response.iter_lines()) if stream else said(response.json())
+        return (
+            pieces(line.decode() for line in response.iter_lines())
+            if stream
+            else said(response.json())
+        )
 
 
 async def with_aiohttp(url: str, key: str, text: str, stream: bool) -> str:
@@ -144,7 +159,11 @@ def with_urllib(url: str, key: str, text: str, stream: bool) -> str:
     data = json.dumps(body(text, stream=stream)).encode()
     request = urllib.request.Request(f"{url}/chat/completions", data, headers)
     with urllib.request.urlopen(request, timeout=300) as response:
-        return pieces(line.decode().strip() for line in response) if stream else said(json.loads(response.read()))
+        return (
+            pieces(line.decode().strip() for line in response)
+            if stream
+            else said(json.loads(response.read()))
+        )
 
 
 def with_http_client(url: str, key: str, text: str, stream: bool) -> str:
@@ -203,18 +222,27 @@ Sender = Callable[[str, str, str, bool], str | Awaitable[str]]
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("sender", SENDERS)
-def test_an_unmodified_client_is_answered_by_the_policy(world: World, sender: Sender, stream: bool) -> None:
+def test_an_unmodified_client_is_answered_by_the_policy(
+    world: World, sender: Sender, stream: bool
+) -> None:
     episode = world.open()
     assert run_in(episode, sender, NOWHERE, "sk-secret", "hello", stream) == "policy hello"
     (call,) = asyncio.run(episode.finish())
-    assert (call.error, call.trainable, call.agent, call.request["model"]) == (None, True, "default", "gpt")
+    assert (call.error, call.trainable, call.agent, call.request["model"]) == (
+        None,
+        True,
+        "default",
+        "gpt",
+    )
     assert call.output_ids is not None
     assert "sk-secret" not in call.model_dump_json()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("sender", SENDERS)
-def test_what_is_not_the_policys_passes_through_recorded(world: World, sender: Sender, stream: bool) -> None:
+def test_what_is_not_the_policys_passes_through_recorded(
+    world: World, sender: Sender, stream: bool
+) -> None:
     episode = world.open(policy_models=frozenset({"the-policy"}))
     assert run_in(episode, sender, world.url, world.key, "hello", stream) == "elsewhere hello"
     (call,) = asyncio.run(episode.finish())
@@ -257,7 +285,10 @@ def headed_requests(url: str, content: str) -> str:
 
 
 async def headed_aiohttp(url: str, content: str) -> str:
-    async with aiohttp.ClientSession() as session, session.post(url, data=content, headers=HEADERS) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=content, headers=HEADERS) as response,
+    ):
         return await response.text()
 
 
@@ -266,7 +297,9 @@ def headed_httpx(url: str, content: str) -> str:
 
 
 @pytest.mark.parametrize("send", [headed_requests, headed_aiohttp, headed_httpx])
-def test_a_body_of_plain_text_and_headers_in_capitals_are_read(world: World, send: Callable[[str, str], Any]) -> None:
+def test_a_body_of_plain_text_and_headers_in_capitals_are_read(
+    world: World, send: Callable[[str, str], Any]
+) -> None:
     episode, text = world.open(), "Grüße 🦊"
     content = json.dumps(body(text), ensure_ascii=False)
     answer = json.loads(run_in(episode, send, f"{NOWHERE}/chat/completions", content))
@@ -277,7 +310,10 @@ def test_a_body_of_plain_text_and_headers_in_capitals_are_read(world: World, sen
 def test_a_handles_own_request_goes_as_the_library_sends_it(world: World) -> None:
     """Whatever its body is: only the gateway has to read it."""
     episode = world.open()
-    url, headers = f"{world.gateway.url}/v1/chat/completions", {"authorization": f"Bearer {episode.handle_key}"}
+    url, headers = (
+        f"{world.gateway.url}/v1/chat/completions",
+        {"authorization": f"Bearer {episode.handle_key}"},
+    )
     content = json.dumps(body("x")).encode()
 
     async def pieces_of_it() -> AsyncIterator[bytes]:
@@ -288,11 +324,17 @@ def test_a_handles_own_request_goes_as_the_library_sends_it(world: World) -> Non
         async with aiohttp.ClientSession() as session, session.post(url, **post) as response:
             return response.status
 
-    assert run_in(episode, lambda: requests.post(url, headers=headers, timeout=300).status_code) == 400
+    assert (
+        run_in(episode, lambda: requests.post(url, headers=headers, timeout=300).status_code) == 400
+    )
     for module in (requests, httpx, httpx2):
         part = {"data" if module is requests else "content": iter([content[:9], content[9:]])}
         assert (
-            run_in(episode, lambda m=module, p=part: m.post(url, headers=headers, timeout=300, **p).status_code) == 200
+            run_in(
+                episode,
+                lambda m=module, p=part: m.post(url, headers=headers, timeout=300, **p).status_code,
+            )
+            == 200
         )
     assert run_in(episode, with_aiohttp) == 200
 
@@ -300,7 +342,9 @@ def test_a_handles_own_request_goes_as_the_library_sends_it(world: World) -> Non
 def test_headers_name_the_agent(world: World) -> None:
     episode = world.open(trainable_targets=("wolf",))
     headers = {"x-ajet-agent": "the wolf", "x-ajet-target": "wolf"}
-    run_in(episode, lambda: module_client.chat.completions.create(**body("a"), extra_headers=headers))
+    run_in(
+        episode, lambda: module_client.chat.completions.create(**body("a"), extra_headers=headers)
+    )
     assert [(call.agent, call.target_tag) for call in episode.calls] == [("the wolf", "wolf")]
 
 
@@ -318,17 +362,27 @@ def test_outside_of_an_episode_nothing_is_touched(world: World) -> None:
 
 
 def test_every_dialect_goes_to_the_policy_and_passes_through_otherwise(world: World) -> None:
-    request: dict[str, Any] = {"model": "gpt", "max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}
+    request: dict[str, Any] = {
+        "model": "gpt",
+        "max_tokens": 99,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
 
     def messages(url: str) -> int:
-        return httpx.post(f"{url}/messages", json=request, headers={"x-api-key": "sk-ant"}).status_code
+        return httpx.post(
+            f"{url}/messages", json=request, headers={"x-api-key": "sk-ant"}
+        ).status_code
 
     def gemini(url: str) -> int:
         contents = {"contents": [{"parts": [{"text": "hi"}]}]}
-        return httpx.post(f"{url}beta/models/gpt:generateContent?key=sk-g", json=contents).status_code
+        return httpx.post(
+            f"{url}beta/models/gpt:generateContent?key=sk-g", json=contents
+        ).status_code
 
     def responses(url: str) -> None:
-        openai.OpenAI(base_url=url, api_key="sk-no", max_retries=0).responses.create(model="gpt", input="hi")
+        openai.OpenAI(base_url=url, api_key="sk-no", max_retries=0).responses.create(
+            model="gpt", input="hi"
+        )
 
     policy, other = world.open("policy"), world.open("other", policy_models=frozenset({"else"}))
     run_in(policy, responses, NOWHERE)
@@ -337,8 +391,12 @@ def test_every_dialect_goes_to_the_policy_and_passes_through_otherwise(world: Wo
         run_in(other, responses, world.url)
     assert run_in(other, messages, world.url) == run_in(other, gemini, world.url) == 401
     assert [(c.error, c.trainable) for c in policy.calls] == [(None, True)] * 3
-    assert len({tuple(c.prompt_ids.tolist()) for c in policy.calls if c.prompt_ids is not None}) == 1
-    assert [(c.error, c.model, c.trainable) for c in other.calls] == [("HTTP 401", "gpt", False)] * 3
+    assert (
+        len({tuple(c.prompt_ids.tolist()) for c in policy.calls if c.prompt_ids is not None}) == 1
+    )
+    assert [(c.error, c.model, c.trainable) for c in other.calls] == [
+        ("HTTP 401", "gpt", False)
+    ] * 3
 
 
 def test_a_second_model_is_refused_and_says_so(world: World) -> None:
@@ -361,14 +419,20 @@ def test_where_a_handle_is_used_only_the_handle_is_the_policys(world: World) -> 
         return [handle, with_openai(world.url, world.key, "b", False)]
 
     assert run_in(episode, agent) == ["policy a", "elsewhere b"]
-    assert [(call.trainable, call.model) for call in episode.calls] == [(True, "scripted"), (False, "gpt")]
+    assert [(call.trainable, call.model) for call in episode.calls] == [
+        (True, "scripted"),
+        (False, "gpt"),
+    ]
 
 
 def test_judges_are_recorded_and_never_rerouted(world: World) -> None:
     async def scenario() -> None:
         episode = world.open()
         async with episode.judging():
-            assert await with_async_openai(world.url, world.key, "score it", True) == "elsewhere score it"
+            assert (
+                await with_async_openai(world.url, world.key, "score it", True)
+                == "elsewhere score it"
+            )
         (call,) = await episode.finish()
         assert (call.phase, call.trainable, call.error) == ("judge", False, None)
 
@@ -381,7 +445,9 @@ def test_a_stream_that_the_agent_closes_early_is_recorded_as_far_as_it_went(worl
 
     def agent() -> None:
         request, headers = body(text, stream=True), {"authorization": f"Bearer {world.key}"}
-        with httpx.stream("POST", f"{world.url}/chat/completions", json=request, headers=headers) as response:
+        with httpx.stream(
+            "POST", f"{world.url}/chat/completions", json=request, headers=headers
+        ) as response:
             for _ in zip(range(3), response.iter_lines(), strict=False):
                 pass
 
@@ -393,16 +459,33 @@ def test_a_stream_that_the_agent_closes_early_is_recorded_as_far_as_it_went(worl
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_that_passes_through_and_is_none_is_recorded_as_a_fault(stream: bool) -> None:
     misfit = {"id": "x", "choices": [{"index": 0}]}
-    content = b"data: " + json.dumps({"error": {"message": "no"}}).encode() + b"\n\n" if stream else json.dumps(misfit)
+    content = (
+        b"data: " + json.dumps({"error": {"message": "no"}}).encode() + b"\n\n"
+        if stream
+        else json.dumps(misfit)
+    )
     kind = "text/event-stream" if stream else "application/json"
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", kind.encode())],
+            }
+        )
         await send({"type": "http.response.body", "body": content if stream else content.encode()})
 
     with installed(), Gateway() as gateway, serving(app) as url:
-        episode = gateway.open(EpisodeSpec("one", echo("policy"), policy_models=frozenset({"the-policy"})))
-        run_in(episode, lambda: httpx.post(f"{url}/v1/chat/completions", json=body("hello", stream=stream)).text)
+        episode = gateway.open(
+            EpisodeSpec("one", echo("policy"), policy_models=frozenset({"the-policy"}))
+        )
+        run_in(
+            episode,
+            lambda: (
+                httpx.post(f"{url}/v1/chat/completions", json=body("hello", stream=stream)).text
+            ),
+        )
         (call,) = episode.calls
     assert "an invalid reply" in (call.error or "")
     assert isinstance(episode.errors[0], EngineUnavailable)
@@ -436,10 +519,14 @@ def test_threads_and_executors_keep_the_episode(world: World) -> None:
             list(pool.map(ask, ["map"]))
         await asyncio.get_running_loop().run_in_executor(None, ask, "executor")
         await asyncio.to_thread(ask, "to_thread")
-        await asyncio.gather(*(with_async_openai(NOWHERE, "k", f"task {n}", False) for n in range(2)))
+        await asyncio.gather(
+            *(with_async_openai(NOWHERE, "k", f"task {n}", False) for n in range(2))
+        )
         return out
 
-    assert run_in(episode, agent) == [f"policy {how}" for how in ("thread", "pool", "map", "executor", "to_thread")]
+    assert run_in(episode, agent) == [
+        f"policy {how}" for how in ("thread", "pool", "map", "executor", "to_thread")
+    ]
     assert len(episode.calls) == 7
 
 
@@ -452,7 +539,10 @@ def test_a_shared_pool_serves_each_episode_as_its_own(world: World) -> None:
 
         run_in(one, agent, "first")
         run_in(two, agent, "second")
-        assert pool.submit(with_httpx, world.url, world.key, "third", False).result() == "elsewhere third"
+        assert (
+            pool.submit(with_httpx, world.url, world.key, "third", False).result()
+            == "elsewhere third"
+        )
     assert [c.request["messages"][0]["content"] for c in one.calls] == ["first"]
     assert [c.request["messages"][0]["content"] for c in two.calls] == ["second"]
 
@@ -463,7 +553,9 @@ def test_a_left_over_thread_cannot_reach_a_model_after_the_episode(world: World)
     def agent() -> threading.Thread:
         def later() -> None:
             go_on.wait()
-            outcome.append(httpx.post(f"{world.url}/chat/completions", json=body("late")).status_code)
+            outcome.append(
+                httpx.post(f"{world.url}/chat/completions", json=body("late")).status_code
+            )
 
         thread = threading.Thread(target=later)
         thread.start()
@@ -479,9 +571,21 @@ def test_a_left_over_thread_cannot_reach_a_model_after_the_episode(world: World)
 
 def test_everything_is_restored_at_the_end() -> None:
     def wrapped() -> list[Any]:
-        clients = [m.Client.send for m in (httpx, httpx2)] + [m.AsyncClient.send for m in (httpx, httpx2)]
-        others = [urllib3.HTTPConnectionPool.urlopen, aiohttp.ClientSession._request, threading.Thread.start]
-        return [*clients, *others, ThreadPoolExecutor.submit, subprocess.Popen.__init__, *sys.meta_path]
+        clients = [m.Client.send for m in (httpx, httpx2)] + [
+            m.AsyncClient.send for m in (httpx, httpx2)
+        ]
+        others = [
+            urllib3.HTTPConnectionPool.urlopen,
+            aiohttp.ClientSession._request,
+            threading.Thread.start,
+        ]
+        return [
+            *clients,
+            *others,
+            ThreadPoolExecutor.submit,
+            subprocess.Popen.__init__,
+            *sys.meta_path,
+        ]
 
     before = wrapped()
     with installed():
@@ -495,7 +599,8 @@ def test_everything_is_restored_at_the_end() -> None:
 
 
 def test_what_an_agent_instruments_stays_so_and_each_call_is_recorded_once() -> None:
-    """As OpenTelemetry's instrumentations do it, which an agent may switch on within its first episode."""
+    """As OpenTelemetry's instrumentations do it, which an agent may switch on within its first
+    episode."""
     start, run, send = threading.Thread.start, threading.Thread.run, httpx.Client.send
     seen: list[str] = []
 
@@ -589,7 +694,13 @@ def test_a_key_that_a_server_repeats_is_stored_nowhere(place: str) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         answer = {"error": {"message": f"Incorrect API key provided: {key}", "code": [key]}}
         content = json.dumps(answer).replace("/", "\\/").encode()
-        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-type", b"application/json")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 401,
+                "headers": [(b"content-type", b"application/json")],
+            }
+        )
         await send({"type": "http.response.body", "body": content})
 
     with serving(app) as url:
@@ -598,7 +709,9 @@ def test_a_key_that_a_server_repeats_is_stored_nowhere(place: str) -> None:
         def agent() -> ajet.Reward:
             headers = {"authorization": f"Bearer {key}"} if place == "header" else {}
             query = "" if place == "header" else f"?key={quote(key, safe='')}"
-            reply = httpx.post(f"{url}/v1/chat/completions{query}", json=body("hello"), headers=headers)
+            reply = httpx.post(
+                f"{url}/v1/chat/completions{query}", json=body("hello"), headers=headers
+            )
             raise ValueError(reply.json()["error"]["message"])
 
         episode = episode_of_workflow(agent, policy_models=["else"])

@@ -40,21 +40,32 @@ PATTERNS = [
 
 @given(st.lists(st.sampled_from(PATTERNS), max_size=4), st.text("aAb1-'\" ", max_size=20))
 def test_a_list_of_patterns_removes_what_each_removes_alone(patterns: list[str], text: str) -> None:
-    matched = {i for pattern in patterns for match in re.finditer(pattern, text) for i in range(*match.span())}
+    matched = {
+        i
+        for pattern in patterns
+        for match in re.finditer(pattern, text)
+        for i in range(*match.span())
+    }
     masked = settings(patterns).clean(text)
-    assert masked.replace(REMOVED, "") == "".join(text[i] for i in range(len(text)) if i not in matched)
+    assert masked.replace(REMOVED, "") == "".join(
+        text[i] for i in range(len(text)) if i not in matched
+    )
     assert (REMOVED in masked) == bool(matched)
 
 
 @pytest.mark.parametrize(
     ("patterns", "text", "masked"),
     [
-        ([r"(\d+)-(\d+)", r"(['\"]).*?\1"], "the word 'hunter2' and id 12-34", f"the word {REMOVED} and id {REMOVED}"),
+        (
+            [r"(\d+)-(\d+)", r"(['\"]).*?\1"],
+            "the word 'hunter2' and id 12-34",
+            f"the word {REMOVED} and id {REMOVED}",
+        ),
         ([r"sk-proj-\w+", r"(?i)api_key=\S+"], "API_KEY=abc sk-proj-1", f"{REMOVED} {REMOVED}"),
         (["Ada", r"password of Ada: \S+"], "the password of Ada: hunter2", f"the {REMOVED}"),
         ([], "as it is", "as it is"),
     ],
-)  # fmt: skip
+)
 def test_patterns_do_not_change_each_other(patterns: list[str], text: str, masked: str) -> None:
     assert settings(patterns).clean(text) == masked
 
@@ -76,11 +87,22 @@ CALLS: list[Any] = [
             {"role": "user", "name": "ada", "content": [{"type": "text", "text": "hello"}]},
             {
                 "role": "assistant",
-                "tool_calls": [{"id": "call_a", "type": "function", "function": {"name": "add", "arguments": "who"}}],
+                "tool_calls": [
+                    {
+                        "id": "call_a",
+                        "type": "function",
+                        "function": {"name": "add", "arguments": "who"},
+                    }
+                ],
             },
             {"role": "tool", "tool_call_id": "call_a", "name": "add", "content": "reply"},
         ],
-        "tools": [{"type": "function", "function": {"name": "add", "description": "who", "parameters": SCHEMA}}],
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "add", "description": "who", "parameters": SCHEMA},
+            }
+        ],
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "metadata": {"name": "ada", "id": "ada", "role": "ada"},
         "user": "ada",
@@ -88,7 +110,13 @@ CALLS: list[Any] = [
     {
         "id": "chat-a",
         "object": "chat.completion",
-        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}],
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "stop",
+                "message": {"role": "assistant", "content": "hello"},
+            }
+        ],
     },
     {
         "model": "claude-x",
@@ -97,17 +125,27 @@ CALLS: list[Any] = [
             {
                 "role": "assistant",
                 "content": [
-                    {"type": "tool_use", "id": "tool_a", "name": "add", "input": {"name": "ada", "type": "ada"}}
+                    {
+                        "type": "tool_use",
+                        "id": "tool_a",
+                        "name": "add",
+                        "input": {"name": "ada", "type": "ada"},
+                    }
                 ],
             },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "tool_a", "content": "reply"}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "tool_a", "content": "reply"}],
+            },
         ],
         "tools": [{"name": "add", "input_schema": SCHEMA}],
         "tool_choice": {"type": "tool", "name": "add"},
     },
     {
         "model": "gpt-x",
-        "input": [{"type": "function_call", "call_id": "call_a", "name": "add", "arguments": "who"}],
+        "input": [
+            {"type": "function_call", "call_id": "call_a", "name": "add", "arguments": "who"}
+        ],
         "output": [
             {
                 "type": "message",
@@ -119,10 +157,20 @@ CALLS: list[Any] = [
     },
     {
         "contents": [
-            {"role": "user", "parts": [{"text": "hello"}, {"functionCall": {"name": "add", "args": {"name": "ada"}}}]}
+            {
+                "role": "user",
+                "parts": [
+                    {"text": "hello"},
+                    {"functionCall": {"name": "add", "args": {"name": "ada"}}},
+                ],
+            }
         ],
-        "tools": [{"functionDeclarations": [{"name": "add", "description": "who", "parameters": SCHEMA}]}],
-        "candidates": [{"finishReason": "STOP", "content": {"role": "model", "parts": [{"text": "reply"}]}}],
+        "tools": [
+            {"functionDeclarations": [{"name": "add", "description": "who", "parameters": SCHEMA}]}
+        ],
+        "candidates": [
+            {"finishReason": "STOP", "content": {"role": "model", "parts": [{"text": "reply"}]}}
+        ],
     },
 ]
 
@@ -138,10 +186,15 @@ def test_a_mask_is_given_the_texts_of_a_call_and_no_value_of_its_protocol(call: 
 
 def test_what_spells_a_reply_by_tokens_is_not_stored_beside_its_masked_text() -> None:
     choice = {"message": {"role": "assistant", "content": "1234"}, "token_ids": [7, 8]}
-    choice["logprobs"] = {"content": [{"token": "12", "bytes": [49, 50], "logprob": -0.1}, {"token": "34"}]}
+    choice["logprobs"] = {
+        "content": [{"token": "12", "bytes": [49, 50], "logprob": -0.1}, {"token": "34"}]
+    }
     masked = settings([r"\d{4}"]).clean_call({"logprobs": True, "choices": [choice]})
     message = {"role": "assistant", "content": REMOVED}
-    assert masked == {"logprobs": True, "choices": [{"message": message, "token_ids": None, "logprobs": None}]}
+    assert masked == {
+        "logprobs": True,
+        "choices": [{"message": message, "token_ids": None, "logprobs": None}],
+    }
 
 
 @given(st.text('aü\n"\\/', max_size=8), st.integers(1, 3))
@@ -165,7 +218,9 @@ def test_a_lone_surrogate_is_stored_as_text() -> None:
 
 
 def test_pieces_of_a_stream_that_broke_off_are_left_out() -> None:
-    pieces = [{"type": "response.output_text.delta", "delta": half} for half in ("41111111", "11111111")]
+    pieces = [
+        {"type": "response.output_text.delta", "delta": half} for half in ("41111111", "11111111")
+    ]
     reply = join_parts([*pieces])
     assert reply["events"] == pieces
     assert settings([r"\d{16}"]).clean_call(reply) == reply | {"events": None}
@@ -178,15 +233,21 @@ def test_numbers_that_a_user_wrote_are_masked_and_those_of_the_protocol_stay() -
     }  # fmt: skip
     tool = {"type": "tool_use", "id": "t", "name": "pay", "input": {"card": card, "count": 1}}
     call = {"content": [tool], "usage": {"input_tokens": card}, "created": card}
-    assert masked.clean_call(call) == call | {"content": [tool | {"input": {"card": REMOVED, "count": 1}}]}
+    assert masked.clean_call(call) == call | {
+        "content": [tool | {"input": {"card": REMOVED, "count": 1}}]
+    }
     paid = {"functionResponse": {"name": "pay", "response": {"card": card}}}
-    assert masked.clean_call({"parts": [paid, {"functionCall": {"name": "pay", "args": {"card": card}}}]}) == {
+    assert masked.clean_call(
+        {"parts": [paid, {"functionCall": {"name": "pay", "args": {"card": card}}}]}
+    ) == {
         "parts": [
             {"functionResponse": {"name": "pay", "response": {"card": REMOVED}}},
             {"functionCall": {"name": "pay", "args": {"card": REMOVED}}},
         ]
     }
-    assert masked.clean_call({"structuredContent": {"card": card}}) == {"structuredContent": {"card": REMOVED}}
+    assert masked.clean_call({"structuredContent": {"card": card}}) == {
+        "structuredContent": {"card": REMOVED}
+    }
 
 
 def test_names_of_tools_of_events_stay(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Two hundred episodes at once in one process, over eight clients: each gets its own replies and no other."""
+"""Two hundred episodes at once in one process, over eight clients: each gets its own replies and no
+other."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def judge() -> float:
 
 
 def turns(number: int, clients: list[Sender]) -> list[tuple[Sender, str, bool]]:
-    """Each client of an episode is asked once, in an order of the episode's own; every second reply is a stream."""
+    """Each client of an episode is asked once, in an order of the episode's own; every second reply
+    is a stream."""
     start = number % len(clients)
     return [
         (client, f"episode {number} turn {turn} end", (number + turn) % 2 == 0)
@@ -49,7 +51,9 @@ def turns(number: int, clients: list[Sender]) -> list[tuple[Sender, str, bool]]:
 
 @ajet.workflow
 def threaded(number: int) -> list[str]:
-    return [str(client(NOWHERE, "key", text, stream)) for client, text, stream in turns(number, CLIENTS)]
+    return [
+        str(client(NOWHERE, "key", text, stream)) for client, text, stream in turns(number, CLIENTS)
+    ]
 
 
 @ajet.workflow
@@ -71,7 +75,14 @@ def test_two_hundred_episodes_over_eight_clients_mix_nothing() -> None:
         with Gateway() as gateway:
             attempts = [Attempt(Task(metadata={"number": number})) for number in range(EPISODES)]
             both = [
-                run_batch(workflow, judge, attempts[half::2], engine=engine, gateway=gateway, config=config)
+                run_batch(
+                    workflow,
+                    judge,
+                    attempts[half::2],
+                    engine=engine,
+                    gateway=gateway,
+                    config=config,
+                )
                 for half, workflow in enumerate((threaded, on_the_loop))
             ]
             return [episode for batch in await asyncio.gather(*both) for episode in batch]
@@ -84,8 +95,12 @@ def test_two_hundred_episodes_over_eight_clients_mix_nothing() -> None:
         asked = [text for _, text, _ in turns(number, clients)]
         assert episode.status == "succeeded", episode.error
         assert episode.output == [f"echo {text}" for text in asked]
-        assert sorted(call.request["messages"][-1]["content"] for call in episode.calls) == sorted(asked)
+        assert sorted(call.request["messages"][-1]["content"] for call in episode.calls) == sorted(
+            asked
+        )
         for call in episode.calls:
             text = call.request["messages"][-1]["content"]
             assert call.output_ids is not None and call.trainable
-            assert engine.tokenizer.decode(list(call.output_ids)).startswith(f"echo {text}"), json.dumps(call.request)
+            assert engine.tokenizer.decode(list(call.output_ids)).startswith(f"echo {text}"), (
+                json.dumps(call.request)
+            )

@@ -1,4 +1,5 @@
-"""Processes that an agent starts: they find the policy by the environment, or by the context that goes along."""
+"""Processes that an agent starts: they find the policy by the environment, or by the context that
+goes along."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ def body(text: str) -> dict[str, Any]:
 
 def ask_by_environment(text: str) -> str:
     """What any client does that reads the environment; module level, so that it can be pickled."""
-    headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
+    headers = {
+        "authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
+        "content-type": "application/json",
+    }
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
     with urlopen(Request(url, json.dumps(body(text)).encode(), headers), timeout=300) as response:
         return str(json.load(response)["choices"][0]["message"]["content"])
@@ -79,14 +83,20 @@ PRINT = "import os; print(os.environ.get('OPENAI_BASE_URL'), os.environ.get('OPE
 
 
 def printed(**arguments: Any) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", PRINT], capture_output=True, text=True, check=True, **arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT], capture_output=True, text=True, check=True, **arguments
+    )
     return done.stdout.split()
 
 
 def is_of_a_child(url: str, episode: OpenEpisode) -> bool:
     """Whether an address is that of the episode's policy, for one child process."""
     place = locate(urlsplit(f"{url}/chat/completions").path, "", {})
-    return (place.episode, place.agent.agent, bool(place.agent.child)) == (episode.episode_id, "default", True)
+    return (place.episode, place.agent.agent, bool(place.agent.child)) == (
+        episode.episode_id,
+        "default",
+        True,
+    )
 
 
 def test_subprocesses_are_given_the_episode_and_nothing_else_changes(gateway: Gateway) -> None:
@@ -121,21 +131,28 @@ def test_an_asyncio_subprocess_is_given_the_episode(gateway: Gateway) -> None:
 def test_a_program_that_reads_the_environment_is_answered_by_the_policy(gateway: Gateway) -> None:
     episode = opened(gateway)
     program = (
-        "import openai; c = openai.OpenAI();"
-        "print(c.chat.completions.create(model='m', messages=[{'role': 'user', 'content': 'x'}]).choices[0].message)"
+        "import openai; c = openai.OpenAI();print(c.chat.completions.create(model='m',"
+        " messages=[{'role': 'user', 'content': 'x'}]).choices[0].message)"
     )
     done = run_in(
-        episode, lambda: subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        episode,
+        lambda: subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        ),
     )
     assert "policy x" in done.stdout, done.stderr
     assert [call.error for call in episode.calls] == [None]
 
 
 @pytest.mark.parametrize(
-    ("method", "how"), [("spawn", ask_by_environment), ("forkserver", ask_by_environment), ("fork", ask_anywhere)]
+    ("method", "how"),
+    [("spawn", ask_by_environment), ("forkserver", ask_by_environment), ("fork", ask_anywhere)],
 )
-def test_multiprocessing_children_find_the_policy(gateway: Gateway, method: str, how: Callable[[str], str]) -> None:
-    """A spawned child is given the environment, a forked one the context; a fork server serves several episodes."""
+def test_multiprocessing_children_find_the_policy(
+    gateway: Gateway, method: str, how: Callable[[str], str]
+) -> None:
+    """A spawned child is given the environment, a forked one the context; a fork server serves
+    several episodes."""
     context: Any = multiprocessing.get_context(method)
 
     def agent() -> str:
@@ -146,7 +163,9 @@ def test_multiprocessing_children_find_the_policy(gateway: Gateway, method: str,
         child.join()
         return str(said)
 
-    for episode in [opened(gateway, name) for name in (("one", "two") if method == "forkserver" else ("one",))]:
+    for episode in [
+        opened(gateway, name) for name in (("one", "two") if method == "forkserver" else ("one",))
+    ]:
         assert run_in(episode, agent) == "policy from a child"
         assert [call.error for call in episode.calls] == [None]
 
@@ -156,7 +175,10 @@ def test_a_process_pool_serves_each_episode_as_its_own(gateway: Gateway, method:
     one, two = opened(gateway, "one"), opened(gateway, "two")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
         assert run_in(one, lambda: pool.submit(ask_anywhere, "first").result()) == "policy first"
-        assert run_in(two, lambda: pool.submit(ask_by_environment, "second").result()) == "policy second"
+        assert (
+            run_in(two, lambda: pool.submit(ask_by_environment, "second").result())
+            == "policy second"
+        )
         assert pool.submit(os.getenv, "OPENAI_BASE_URL").result() is None
     for episode, text in ((one, "first"), (two, "second")):
         assert [call.request["messages"][0]["content"] for call in episode.calls] == [text]
@@ -169,7 +191,9 @@ def test_a_forked_child_reports_what_passes_through(gateway: Gateway) -> None:
 
         def agent() -> str:
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
-                return pool.submit(ask_anywhere, "out", f"{elsewhere.url}/v1", elsewhere.handle_key).result()
+                return pool.submit(
+                    ask_anywhere, "out", f"{elsewhere.url}/v1", elsewhere.handle_key
+                ).result()
 
         assert run_in(episode, agent) == "policy out"
         (call,) = episode.calls

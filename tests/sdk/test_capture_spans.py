@@ -25,7 +25,9 @@ def tracer() -> Iterator[object]:
     provider.shutdown()
 
 
-def test_tool_and_retrieval_spans_are_events_and_come_back_from_an_export(tmp_path: Path, tracer: sdk.Tracer) -> None:
+def test_tool_and_retrieval_spans_are_events_and_come_back_from_an_export(
+    tmp_path: Path, tracer: sdk.Tracer
+) -> None:
     @workflow
     def agent(question: str) -> str:
         with tracer.start_as_current_span("agent", attributes={"openinference.span.kind": "CHAIN"}):
@@ -38,10 +40,14 @@ def test_tool_and_retrieval_spans_are_events_and_come_back_from_an_export(tmp_pa
                       "gen_ai.tool.call.result": "124"}  # fmt: skip
             with tracer.start_as_current_span("execute_tool add", attributes=called) as span:
                 span.end()
-            failing = tracer.start_as_current_span("broken", attributes={"traceloop.span.kind": "tool"})
+            failing = tracer.start_as_current_span(
+                "broken", attributes={"traceloop.span.kind": "tool"}
+            )
             with pytest.raises(ValueError), failing:
                 raise ValueError("no such number")
-            with tracer.start_as_current_span("recorded", attributes={"gen_ai.operation.name": "execute_tool"}) as span:
+            with tracer.start_as_current_span(
+                "recorded", attributes={"gen_ai.operation.name": "execute_tool"}
+            ) as span:
                 seen = f"{span.get_span_context().span_id:016x}"
                 active = current_episode.get()
                 assert active is not None
@@ -50,9 +56,13 @@ def test_tool_and_retrieval_spans_are_events_and_come_back_from_an_export(tmp_pa
 
     with trace(tmp_path / "agent.duckdb"):
         assert agent("30+94?") == "124"
-        with tracer.start_as_current_span("outside", attributes={"gen_ai.operation.name": "execute_tool"}):
+        with tracer.start_as_current_span(
+            "outside", attributes={"gen_ai.operation.name": "execute_tool"}
+        ):
             pass
-    assert "end" in vars(sdk.Span) and not hasattr(sdk.Span.end, "__wrapped__"), "restored at the end"
+    assert "end" in vars(sdk.Span) and not hasattr(sdk.Span.end, "__wrapped__"), (
+        "restored at the end"
+    )
     with open_trace(tmp_path / "agent.duckdb") as reader:
         [episode] = [e for e in episodes(reader) if e.task.env_type == "agent"]
         export(reader, [episode.episode_id], "otlp", tmp_path / "spans.jsonl")
@@ -60,10 +70,18 @@ def test_tool_and_retrieval_spans_are_events_and_come_back_from_an_export(tmp_pa
     assert [(e.kind, e.name) for e in episode.events] == [
         ("retrieval", "search"), ("tool", "add"), ("tool", "broken"), ("mcp", "over_mcp"),
     ]  # fmt: skip
-    assert events["search"].arguments == {"input": "30+94?"} and events["search"].result == ["a sum"]
-    assert events["add"].arguments == {"a": 30, "api_key": "[removed by ajet]"} and events["add"].result == "124"
+    assert events["search"].arguments == {"input": "30+94?"} and events["search"].result == [
+        "a sum"
+    ]
+    assert (
+        events["add"].arguments == {"a": 30, "api_key": "[removed by ajet]"}
+        and events["add"].result == "124"
+    )
     assert events["broken"].error == "ValueError: no such number"
-    assert len(events["add"].trace_id or "") == 32 and events["add"].started_at <= events["add"].ended_at
+    assert (
+        len(events["add"].trace_id or "") == 32
+        and events["add"].started_at <= events["add"].ended_at
+    )
     import_files([tmp_path / "spans.jsonl"], tmp_path / "back.duckdb")
     with open_trace(tmp_path / "back.duckdb") as reader:
         assert episodes(reader)[0].events == episode.events

@@ -62,7 +62,9 @@ def rows(path: Path, sql: str) -> list[dict[str, Any]]:
 CALLS = "select model, trainable, error, request from calls order by started_at"
 
 
-def test_undecorated_calls_belong_to_an_episode_of_the_process(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+def test_undecorated_calls_belong_to_an_episode_of_the_process(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
     path = tmp_path / "agent.duckdb"
     with trace(path):
         assert ask(elsewhere, "one") == "answer to one"
@@ -71,13 +73,17 @@ def test_undecorated_calls_belong_to_an_episode_of_the_process(elsewhere: OpenEp
         thread.join()
     ask(elsewhere, "after the end")
     assert observer.get() is None
-    assert rows(path, "select count(*) n, count(distinct episode_id) episodes from calls") == [{"n": 2, "episodes": 1}]
+    assert rows(path, "select count(*) n, count(distinct episode_id) episodes from calls") == [
+        {"n": 2, "episodes": 1}
+    ]
     assert rows(path, "select count(*) n from episodes join calls using (episode_id)") == [{"n": 2}]
     assert elsewhere.handle_key.encode() not in path.read_bytes()
     assert len(elsewhere.calls) == 3
 
 
-def test_a_decorated_call_is_an_episode_and_a_failure_is_recorded(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+def test_a_decorated_call_is_an_episode_and_a_failure_is_recorded(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
     path = tmp_path / "agent.duckdb"
     with trace(path):
         watching = observer.get()
@@ -85,7 +91,10 @@ def test_a_decorated_call_is_an_episode_and_a_failure_is_recorded(elsewhere: Ope
         with watching.episode("solve", {"question": "six by seven"}) as seen:
             ask(elsewhere, "six by seven")
             seen.output = "42"
-        with pytest.raises(ZeroDivisionError), watching.episode("solve", {"question": "one by zero"}):
+        with (
+            pytest.raises(ZeroDivisionError),
+            watching.episode("solve", {"question": "one by zero"}),
+        ):
             ask(elsewhere, "one by zero")
             _ = 1 / 0
         assert current_episode.get() is None
@@ -114,13 +123,18 @@ def test_a_server_that_starts_its_trace_in_a_task_has_every_request_as_an_episod
     async def serve(pool: ThreadPoolExecutor) -> None:
         tracing = await asyncio.create_task(start_up())
         assert await asyncio.create_task(solve("one", api_key="sk-secret")) == "answer to one"
-        assert await asyncio.get_running_loop().run_in_executor(pool, plain, "two") == "answer to two"
+        assert (
+            await asyncio.get_running_loop().run_in_executor(pool, plain, "two") == "answer to two"
+        )
         tracing.close()
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # its thread is older than the trace
         asyncio.run(serve(pool))
-    sql = "select task->>'main_query' q, count(*) n from episodes join calls using (episode_id) group by 1 order by 1"
+    sql = (
+        "select task->>'main_query' q, count(*) n from episodes join calls using (episode_id) group"
+        " by 1 order by 1"
+    )
     assert rows(path, sql) == [{"q": "one", "n": 1}, {"q": "two", "n": 1}]
     assert b"sk-secret" not in path.read_bytes()
     assert observer.get() is None
@@ -151,7 +165,9 @@ def test_a_file_that_cannot_be_written_is_one_warning_and_no_error(
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
-def test_a_run_inside_of_a_traced_process_is_not_observed_twice(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+def test_a_run_inside_of_a_traced_process_is_not_observed_twice(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
     path = tmp_path / "agent.duckdb"
     with trace(path), Gateway() as gateway:
         episode = gateway.open(EpisodeSpec("inner", ScriptedEngine(lambda ask: "inner")))
@@ -160,19 +176,27 @@ def test_a_run_inside_of_a_traced_process_is_not_observed_twice(elsewhere: OpenE
     assert rows(path, "select count(*) n from calls") == [{"n": 0}]
 
 
-def test_a_local_endpoint_that_has_episodes_in_its_path_is_observed(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+def test_a_local_endpoint_that_has_episodes_in_its_path_is_observed(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
     path, messages = tmp_path / "agent.duckdb", [{"role": "user", "content": "x"}]
     url = f"{elsewhere.url}/episodes/other/default/v1/chat/completions"
     with trace(path):
         for key in ("sk-own", elsewhere.handle_key):  # the latter: a gateway records that itself
-            httpx.post(url, json={"model": "gpt", "messages": messages}, headers={"authorization": f"Bearer {key}"})
+            httpx.post(
+                url,
+                json={"model": "gpt", "messages": messages},
+                headers={"authorization": f"Bearer {key}"},
+            )
     assert rows(path, "select count(*) n from calls") == [{"n": 1}]
 
 
 @pytest.mark.slow
 def test_the_file_is_there_with_its_run_before_the_first_call(tmp_path: Path) -> None:
     """Killed the moment that `trace` returns, it has left a trace that can be read."""
-    program = f"import os, ajet\najet.trace({str(tmp_path / 'agent.duckdb')!r})\nos.kill(os.getpid(), 9)"
+    program = (
+        f"import os, ajet\najet.trace({str(tmp_path / 'agent.duckdb')!r})\nos.kill(os.getpid(), 9)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
     assert rows(tmp_path / "agent.duckdb", "select status from runs") == [{"status": "interrupted"}]
     assert rows(tmp_path / "agent.duckdb", "select count(*) n from calls") == [{"n": 0}]
@@ -195,7 +219,9 @@ os.kill(os.getpid(), 9)
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
     files = sorted(tmp_path.glob("*.duckdb"))
     assert len(files) == 2
-    assert [rows(file, "select status from runs") for file in files] == [[{"status": "interrupted"}]] * 2
+    assert [rows(file, "select status from runs") for file in files] == [
+        [{"status": "interrupted"}]
+    ] * 2
 
 
 ENDLESS = """
@@ -211,7 +237,9 @@ with httpx.Client(trust_env=False) as client:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answered", [1, 300])
-def test_a_kill_loses_no_call_whose_reply_was_returned(elsewhere: OpenEpisode, tmp_path: Path, answered: int) -> None:
+def test_a_kill_loses_no_call_whose_reply_was_returned(
+    elsewhere: OpenEpisode, tmp_path: Path, answered: int
+) -> None:
     path = tmp_path / "agent.duckdb"
     command = [sys.executable, "-c", ENDLESS, str(path), elsewhere.url, elsewhere.handle_key]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
@@ -249,11 +277,23 @@ for line in sys.stdin:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("kills", [10, pytest.param(1000, marks=pytest.mark.long)])
-def test_kill_after_kill_loses_no_call(elsewhere: OpenEpisode, tmp_path: Path, kills: int, durable: bool) -> None:
+def test_kill_after_kill_loses_no_call(
+    elsewhere: OpenEpisode, tmp_path: Path, kills: int, durable: bool
+) -> None:
     directory, answered, chance = tmp_path / "served", set[str](), random.Random(0)
     key = f"Bearer {elsewhere.handle_key}"
-    command = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, directory, elsewhere.url, key, str(durable)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+    command = [
+        sys.executable,
+        "-c",
+        KILLED_AGAIN_AND_AGAIN,
+        directory,
+        elsewhere.url,
+        key,
+        str(durable),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as service:
         assert service.stdin is not None and service.stdout is not None
         for kill in range(kills):
             service.stdin.write(f"{kill}\n")
@@ -265,7 +305,10 @@ def test_kill_after_kill_loses_no_call(elsewhere: OpenEpisode, tmp_path: Path, k
                 answered.add(line)
     stored: list[str] = []
     for file in directory.glob("*.duckdb"):  # a thousand at once take many times as long
-        stored += [json.loads(row["m"])[-1]["content"] for row in rows(file, "select messages_suffix m from calls")]
+        stored += [
+            json.loads(row["m"])[-1]["content"]
+            for row in rows(file, "select messages_suffix m from calls")
+        ]
     assert answered <= set(stored) and len(stored) == len(set(stored)) > kills
     assert not list(directory.glob("*.journal"))
     assert [broken for file in directory.glob("*.duckdb") for broken in check(file)] == []
@@ -280,8 +323,11 @@ def test_a_reader_of_a_live_process_sees_each_call_whose_reply_was_returned(
             assert rows(tmp_path, "select count(*) n from calls") == [{"n": number + 1}]
 
 
-def test_a_journal_is_taken_over_once_its_process_has_ended(elsewhere: OpenEpisode, tmp_path: Path) -> None:
-    """It has what a caller saw and the file does not yet have, no secret, and a line that a full disk cut off."""
+def test_a_journal_is_taken_over_once_its_process_has_ended(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
+    """It has what a caller saw and the file does not yet have, no secret, and a line that a full
+    disk cut off."""
     path = tmp_path / "agent.duckdb"
     with trace(path) as tracing:
         [journal] = tmp_path.glob("*.journal")
@@ -294,12 +340,16 @@ def test_a_journal_is_taken_over_once_its_process_has_ended(elsewhere: OpenEpiso
             seen.output = "ä\udce4"
         kept = journal.read_bytes() or b""
         assert b"sk-secret" not in kept
-        assert rows(path, "select count(*) n from runs") == [{"n": 1}], "a live process keeps its journal"
+        assert rows(path, "select count(*) n from runs") == [{"n": 1}], (
+            "a live process keeps its journal"
+        )
         assert journal.exists()
     assert not journal.exists(), "a process that ends in good order leaves none"
     torn = b'\n{"Call": {"call_id": "torn", "episo'
     lines = [f"\n{json.dumps({'Call': json.loads(call(n))})}".encode() for n in "abc"]
-    (tmp_path / f"{path.name}.1-0.journal").write_bytes(b"".join([lines[0], torn, lines[1], lines[0], lines[2][:-9]]))
+    (tmp_path / f"{path.name}.1-0.journal").write_bytes(
+        b"".join([lines[0], torn, lines[1], lines[0], lines[2][:-9]])
+    )
     (tmp_path / "new.duckdb.1-0.journal").write_bytes(lines[2])
     with open_trace(tmp_path, read_only=True) as reader:
         assert reader.query("SELECT 1 FROM calls WHERE model = 'kept'").num_rows == 0
@@ -313,12 +363,17 @@ def test_a_journal_is_taken_over_once_its_process_has_ended(elsewhere: OpenEpiso
 
 
 def call(name: str) -> str:
-    return Call(call_id=name, episode_id="e", model="kept", output_ids=[1], logprobs=[-0.5]).model_dump_json()
+    return Call(
+        call_id=name, episode_id="e", model="kept", output_ids=[1], logprobs=[-0.5]
+    ).model_dump_json()
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there is no os.fdatasync")
 def test_a_journal_that_cannot_be_written_is_a_warning(
-    elsewhere: OpenEpisode, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    elsewhere: OpenEpisode,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(file: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -339,13 +394,17 @@ def sizes(directory: Path) -> list[int]:
 def held() -> tuple[float, int]:
     """Megabytes of memory and the number of open descriptors of this process."""
     gc.collect()
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6, len([*Path("/proc/self/fd").iterdir()])
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6, len(
+        [*Path("/proc/self/fd").iterdir()]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory and descriptors are read from /proc")
 @pytest.mark.parametrize("files", [30, pytest.param(430, marks=pytest.mark.long)])
-def test_a_month_of_a_service_stays_within_its_limits(elsewhere: OpenEpisode, tmp_path: Path, files: int) -> None:
+def test_a_month_of_a_service_stays_within_its_limits(
+    elsewhere: OpenEpisode, tmp_path: Path, files: int
+) -> None:
     """Thirty days as so many files (of 64 MB at 10 calls a second: 430), the oldest of which go.
 
     What is kept has every call; memory, threads and descriptors do not grow.
@@ -361,7 +420,9 @@ def test_a_month_of_a_service_stays_within_its_limits(elsewhere: OpenEpisode, tm
                 with watching.episode("serve", {"question": f"{number} {long}"}):
                     ask(elsewhere, f"{number} {long}")
             tracing.flush()
-            answered = [*dict.fromkeys([*answered, *(file.name for file in directory.glob("*.duckdb"))])]
+            answered = [
+                *dict.fromkeys([*answered, *(file.name for file in directory.glob("*.duckdb"))])
+            ]
             assert sum(sizes(directory)) < kept + 3_000_000, (
                 "the limit, the file that is written with what waits for it, and one that is begun"
             )
@@ -372,7 +433,8 @@ def test_a_month_of_a_service_stays_within_its_limits(elsewhere: OpenEpisode, tm
         assert threading.active_count() <= threads + 8
     assert len(answered) >= files > len(sizes(directory))
     kept_rows = rows(
-        directory, "select count(*) n from episodes join calls using (episode_id) join runs using (run_id)"
+        directory,
+        "select count(*) n from episodes join calls using (episode_id) join runs using (run_id)",
     )
     assert kept_rows[0]["n"] >= day
     assert check(*directory.glob("*.duckdb")) == []
@@ -384,7 +446,8 @@ def test_a_month_of_a_service_stays_within_its_limits(elsewhere: OpenEpisode, tm
 def test_threads_that_wait_for_the_disk_at_once_share_that_wait(
     elsewhere: OpenEpisode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is busy with one call until the other has been written: one sync acknowledges several calls."""
+    """The disk is busy with one call until the other has been written: one sync acknowledges
+    several calls."""
     syncs, lone = list[int](), list[bool]()
 
     def sync(descriptor: int) -> None:
@@ -419,11 +482,20 @@ def test_no_call_is_lost_between_two_files(elsewhere: OpenEpisode, tmp_path: Pat
 
         list(pool.map(turn, range(number)))
     assert len(sizes(directory)) > 1
-    counts = "select count(*) calls, count(distinct episode_id) episodes from calls join episodes using (episode_id)"
+    counts = (
+        "select count(*) calls, count(distinct episode_id) episodes from calls join episodes using"
+        " (episode_id)"
+    )
     assert rows(directory, counts) == [{"calls": 2 * number, "episodes": number}]
     with open_trace(directory) as reader:
-        asked = [call.request["messages"][0]["content"] for episode in episodes(reader) for call in episode.calls]
-    assert sorted(asked) == sorted(text for i in range(number) for text in (f"{i} " + "word " * 200, f"{i} again"))
+        asked = [
+            call.request["messages"][0]["content"]
+            for episode in episodes(reader)
+            for call in episode.calls
+        ]
+    assert sorted(asked) == sorted(
+        text for i in range(number) for text in (f"{i} " + "word " * 200, f"{i} again")
+    )
 
 
 ROTATED = """
@@ -439,10 +511,14 @@ while len(list(pathlib.Path(sys.argv[1]).glob("*.duckdb"))) < 3:
 
 @pytest.mark.slow
 def test_a_process_that_began_further_files_and_ends_leaves_no_run_open(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", ROTATED, str(tmp_path)], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", ROTATED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert ended.stderr == ""
     files = sorted(tmp_path.glob("*.duckdb"))
-    assert [rows(file, "select status from runs") for file in files] == [[{"status": "finished"}]] * len(files)
+    assert [rows(file, "select status from runs") for file in files] == [
+        [{"status": "finished"}]
+    ] * len(files)
 
 
 def test_old_files_go_as_a_process_begins_its_own(tmp_path: Path) -> None:
@@ -461,7 +537,9 @@ def test_old_files_go_as_a_process_begins_its_own(tmp_path: Path) -> None:
         for file in directory.glob("*.duckdb"):
             os.utime(file, (0, 0))
         trace(directory, keep=["1s", "1 files"]).close()
-        assert mine <= {file.name for file in directory.glob("*.duckdb")}, "a file that is written is never deleted"
+        assert mine <= {file.name for file in directory.glob("*.duckdb")}, (
+            "a file that is written is never deleted"
+        )
         living.flush()
 
 
@@ -471,7 +549,9 @@ def test_the_file_that_is_begun_counts_as_one_of_those_kept(tmp_path: Path) -> N
         assert len(list(tmp_path.glob("*.duckdb"))) == min(began, 2)
 
 
-def test_what_the_user_names_is_masked_before_it_is_stored(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+def test_what_the_user_names_is_masked_before_it_is_stored(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
     def mask(text: str) -> str:
         if "broken" in text:
             raise KeyError(text)
@@ -485,12 +565,20 @@ def test_what_the_user_names_is_masked_before_it_is_stored(elsewhere: OpenEpisod
                 pytest.raises(ValueError),
                 watching.episode("pay", {"card": "4111111111111111", "who": ["Ada"]}) as seen,
             ):
-                ask(elsewhere, "Ada pays broken" if name == "function" else "Ada pays with 4111111111111111")
+                ask(
+                    elsewhere,
+                    "Ada pays broken" if name == "function" else "Ada pays with 4111111111111111",
+                )
                 seen.output = {"to": "Ada"}
                 seen.happened(Event(name="add", arguments={"who": "Ada"}, result={"to": "Ada"}))
                 raise ValueError("Ada has no money")
         with open_trace(tmp_path / f"{name}.duckdb") as reader:
-            stored = str([reader.query(f"select * from {table}").to_pylist() for table in ("calls", "episodes")])
+            stored = str(
+                [
+                    reader.query(f"select * from {table}").to_pylist()
+                    for table in ("calls", "episodes")
+                ]
+            )
         assert "Ada" not in stored and ("4111111111111111" not in stored or name == "function")
         assert REMOVED in stored and "has no money" in stored
 
@@ -506,7 +594,10 @@ def test_a_share_of_the_episodes_is_recorded(elsewhere: OpenEpisode, tmp_path: P
             with watching.episode("solve", {}):
                 pass
         ask(elsewhere, "outside")
-    [row] = rows(tmp_path / "half.duckdb", "select count(*) n from episodes where task->>'env_type' = 'solve'")
+    [row] = rows(
+        tmp_path / "half.duckdb",
+        "select count(*) n from episodes where task->>'env_type' = 'solve'",
+    )
     assert 20 < row["n"] < 80  # by chance once in 10^9
     assert rows(tmp_path / "half.duckdb", "select config->>'sample' s from runs") == [{"s": "0.5"}]
 
@@ -531,13 +622,17 @@ def test_a_share_of_the_episodes_is_recorded(elsewhere: OpenEpisode, tmp_path: P
         ({"mask": ["a", b"b"]}, "mask takes regular expressions as texts"),
     ],
 )
-def test_arguments_that_mean_nothing_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+def test_arguments_that_mean_nothing_are_refused(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         trace(tmp_path / "served", **arguments)
     with pytest.raises(ConfigError, match="for a directory of trace files"):
         trace(tmp_path / "one.duckdb", keep="30d")
     for path in ("", None):
-        with pytest.raises(ConfigError, match=r"takes the path of a .duckdb file or of a directory"):
+        with pytest.raises(
+            ConfigError, match=r"takes the path of a .duckdb file or of a directory"
+        ):
             trace(path)  # type: ignore[arg-type]
     assert not (tmp_path / "served").exists()
     assert observer.get() is None
@@ -557,11 +652,18 @@ def test_a_file_that_another_process_writes_is_waited_for(
     elsewhere: OpenEpisode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "shared.duckdb"
-    holder = "import sys, ajet; tracing = ajet.trace(sys.argv[1]); print('ready', flush=True); input(); tracing.close()"
+    holder = (
+        "import sys, ajet; tracing = ajet.trace(sys.argv[1]); print('ready', flush=True); input();"
+        " tracing.close()"
+    )
     command = [sys.executable, "-c", holder, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as service:
         assert service.stdout is not None and service.stdout.readline() == "ready\n"
-        ended = subprocess.run([sys.executable, "-c", EPISODE, str(path)], capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            [sys.executable, "-c", EPISODE, str(path)], capture_output=True, text=True, check=True
+        )
         assert "in a journal beside the file" in ended.stderr and "lost" not in ended.stderr
         with trace(path) as tracing:
             ask(elsewhere, "meanwhile")
@@ -569,7 +671,9 @@ def test_a_file_that_another_process_writes_is_waited_for(
             service.communicate("\n")
             tracing.flush(60)
     assert rows(path, "select count(*) n from calls") == [{"n": 1}]
-    assert rows(path, "select count(*) n from episodes where task->>'env_type' = 'serve'") == [{"n": 1}]
+    assert rows(path, "select count(*) n from episodes where task->>'env_type' = 'serve'") == [
+        {"n": 1}
+    ]
     assert rows(path, "select count(*) n from runs") == [{"n": 3}]
 
 
@@ -637,15 +741,22 @@ def test_a_call_after_its_episode_is_the_processs(elsewhere: OpenEpisode, tmp_pa
 
     path = tmp_path / "agent.duckdb"
     with trace(path):
-        assert [solve(name) for name in ("user 0", "user 1", "user 2")] == [f"answer to user {n}" for n in range(3)]
+        assert [solve(name) for name in ("user 0", "user 1", "user 2")] == [
+            f"answer to user {n}" for n in range(3)
+        ]
         worker.join()
-    sql = "select task->>'main_query' q, count(*) n from episodes join calls using (episode_id) group by 1 order by 1"
+    sql = (
+        "select task->>'main_query' q, count(*) n from episodes join calls using (episode_id) group"
+        " by 1 order by 1"
+    )
     assert rows(path, sql) == [{"q": "", "n": 2}, {"q": "user 0", "n": 1}]
 
 
 def ask_elsewhere(url: str, key: str, text: str) -> str:
     body = {"model": "gpt", "messages": [{"role": "user", "content": text}]}
-    reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}).json()
+    reply = httpx.post(
+        f"{url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}
+    ).json()
     return str(reply["choices"][0]["message"]["content"])
 
 
@@ -689,5 +800,8 @@ def test_calls_of_child_processes_are_their_episodes(
 
     with trace(path):
         solve("six by seven")
-    sql = "select task->>'main_query' q, count(c.call_id) n from episodes join calls c using (episode_id) group by 1"
+    sql = (
+        "select task->>'main_query' q, count(c.call_id) n from episodes join calls c using"
+        " (episode_id) group by 1"
+    )
     assert rows(path, sql) == [{"q": "six by seven", "n": 4}]

@@ -1,4 +1,5 @@
-"""Traces and books of a run on a cluster: nodes write to the checkpoint store, and the run is taken up after a kill."""
+"""Traces and books of a run on a cluster: nodes write to the checkpoint store, and the run is taken
+up after a kill."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ RUN = "r"
 def records(*steps: int) -> list[Call | Episode]:
     """An episode of each step, with a call of two tokens."""
     calls = [
-        Call(call_id=f"c{step}", episode_id=f"e{step}", prompt_ids=[1], output_ids=[4, 5], logprobs=[-0.1, -0.2])
+        Call(
+            call_id=f"c{step}",
+            episode_id=f"e{step}",
+            prompt_ids=[1],
+            output_ids=[4, 5],
+            logprobs=[-0.1, -0.2],
+        )
         for step in steps
     ]
     episodes = [
@@ -41,12 +48,17 @@ class Cluster:
 
     def __init__(self, folder: Path, store: Path | None) -> None:
         self.directory = folder / "experiment"
-        values = {"model": {"path": "org/model"}, "trainer_common": {"checkpoint_base_dir": store and str(store)}}
+        values = {
+            "model": {"path": "org/model"},
+            "trainer_common": {"checkpoint_base_dir": store and str(store)},
+        }
         job = Job(config=load_config(values=values), workflow=None, judge=None, train=[Task(main_query="q")], val=[],
                   run_id=RUN, directory=self.directory, resume=True)  # fmt: skip
         self.writer = TraceWriter(self.directory / "trace.duckdb")
         self.writer.put(Run(run_id=RUN))
-        loggers = Loggers([], directory=self.directory, run_id=RUN, writer=self.writer, total_steps=3)
+        loggers = Loggers(
+            [], directory=self.directory, run_id=RUN, writer=self.writer, total_steps=3
+        )
         self.run = ClusterRun(job, self.writer, loggers, 3)
 
     def node(self, name: str) -> TraceWriter:
@@ -84,7 +96,11 @@ def test_what_a_killed_run_left_in_the_store_is_rolled_back(cluster: Cluster) ->
     cluster.trained(1)
     cluster.run.roll_back(1)
     cluster.run.close_books()
-    assert cluster.query("SELECT step, superseded FROM episodes ORDER BY step") == [(1, False), (2, True), (3, True)]
+    assert cluster.query("SELECT step, superseded FROM episodes ORDER BY step") == [
+        (1, False),
+        (2, True),
+        (3, True),
+    ]
     assert cluster.query("SELECT call_id, outcome FROM ledger ORDER BY call_id") == [
         ("c1", "trained"), ("c2", "superseded"), ("c3", "superseded"),
     ]  # fmt: skip
@@ -104,7 +120,8 @@ def test_tokens_that_were_trained_after_the_checkpoint_are_booked_once(cluster: 
 
 @pytest.mark.slow
 def test_what_is_brought_again_replaces_what_was_there(cluster: Cluster) -> None:
-    """First the file and the log of a process that is there yet, then what it left in the end, in a file alone."""
+    """First the file and the log of a process that is there yet, then what it left in the end, in a
+    file alone."""
     with cluster.node("one") as writer:
         writer.put(*records(1))
         writer.flush()
@@ -117,7 +134,9 @@ def test_what_is_brought_again_replaces_what_was_there(cluster: Cluster) -> None
 
 def test_a_model_that_is_not_there_is_told_in_a_line() -> None:
     config = load_config(values={"backbone": "trinity", "model": {"path": "./nowhere"}})
-    with pytest.raises(ConfigError, match=r"model\.path: .* cannot be loaded as a causal language model") as told:
+    with pytest.raises(
+        ConfigError, match=r"model\.path: .* cannot be loaded as a causal language model"
+    ) as told:
         learning_rate(config, "./nowhere", print)
     assert "\n" not in str(told.value)
 
@@ -126,6 +145,11 @@ def test_the_driver_is_told_of_a_group_whatever_its_agents_returned_or_raised() 
     failed = Episode(status="failed", error=describe_error(ValueError("no answer: \ud83d")))
     call = Call(call_id="c", episode_id="e", request={"messages": []}, output_ids=[1])
     odd = Episode(episode_id="e", output={"board": object()}, calls=(call,))
-    told = [Episode.model_validate_json(text) for text in group_message([failed, odd], 1, "train", {})["episodes"]]
+    told = [
+        Episode.model_validate_json(text)
+        for text in group_message([failed, odd], 1, "train", {})["episodes"]
+    ]
     assert told[0].error == "ValueError: no answer: ?"
-    assert told[1].episode_id == odd.episode_id and [call.call_id for call in told[1].calls] == ["c"]
+    assert told[1].episode_id == odd.episode_id and [call.call_id for call in told[1].calls] == [
+        "c"
+    ]

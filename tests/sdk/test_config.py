@@ -44,14 +44,34 @@ def test_defaults_are_those_of_the_documented_system() -> None:
     assert (rollout.max_env_worker, rollout.gamma, rollout.agent_madness_reward) == (64, 1.0, -1)
     assert (rollout.max_response_length_in_one_turn, rollout.max_model_len) == (4096, 18000)
     assert (rollout.multi_turn.max_sample_per_task, rollout.multi_turn.expected_steps) == (30, 1)
-    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.name) == (4, 0.9, 1, "auto")
+    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.name) == (
+        4,
+        0.9,
+        1,
+        "auto",
+    )
     values = rollout.val_kwargs
-    assert (values.temperature, values.top_k, values.top_p, values.do_sample, values.num_repeat) == (0, -1, 1, False, 1)
+    assert (
+        values.temperature,
+        values.top_k,
+        values.top_p,
+        values.do_sample,
+        values.num_repeat,
+    ) == (0, -1, 1, False, 1)
     assert config.task_reader.type == "huggingface_dat_repo"
     assert config.task_judge.judge_type == "customized_protocol"
     trainer = config.trainer_common
-    assert (trainer.val_pass_n, trainer.save_freq, trainer.test_freq, trainer.total_epochs) == (4, 20, 20, 50)
-    assert (trainer.use_kl_loss, trainer.kl_loss_coef, trainer.kl_loss_type) == (True, 0.002, "low_var_kl")
+    assert (trainer.val_pass_n, trainer.save_freq, trainer.test_freq, trainer.total_epochs) == (
+        4,
+        20,
+        20,
+        50,
+    )
+    assert (trainer.use_kl_loss, trainer.kl_loss_coef, trainer.kl_loss_type) == (
+        True,
+        0.002,
+        "low_var_kl",
+    )
     assert config.debug.debug_first_n_tasks == 2
     assert config.debug.debug_vllm_seed == 12345
     assert config.context_tracker.timeline_merging_policy.timeline_compare_level == "token"
@@ -60,8 +80,9 @@ def test_defaults_are_those_of_the_documented_system() -> None:
 
 def test_a_group_of_one_is_refused_with_its_place(tmp_path: Path) -> None:
     path = write(tmp_path, "ajet:\n  rollout:\n    temperature: 1\n    num_repeat: 1\n")
-    assert message(path) == (
-        "rollout.num_repeat must be at least 2 for grpo (got 1, in math.yaml line 4): "
+    assert (
+        message(path)
+        == "rollout.num_repeat must be at least 2 for grpo (got 1, in math.yaml line 4): "
         "with one attempt per task every advantage is 0"
     )
     assert "for rloo" in message(path, "ajet.trainer_common.algorithm.adv_estimator=rloo")
@@ -73,34 +94,65 @@ def test_a_group_of_one_is_refused_with_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rollout: {num_repeats: 3}", "is not a known key (in math.yaml line 2); did you mean rollout.num_repeat?"),
+        (
+            "rollout: {num_repeats: 3}",
+            "is not a known key (in math.yaml line 2); did you mean rollout.num_repeat?",
+        ),
         ("trainer_common: {lr: 1e-6}", "did you mean trainer_common.optim.lr?"),
         ("num_repeat: 8", "did you mean rollout.num_repeat?"),
-        ("rolout: {num_repeat: 8}", "rolout is not a known key (in math.yaml line 2); did you mean rollout?"),
-        ("rollout: {temperature: -1}", "rollout.temperature must be at least 0 (got -1, in math.yaml line 2)"),
+        (
+            "rolout: {num_repeat: 8}",
+            "rolout is not a known key (in math.yaml line 2); did you mean rollout?",
+        ),
+        (
+            "rollout: {temperature: -1}",
+            "rollout.temperature must be at least 0 (got -1, in math.yaml line 2)",
+        ),
         ("rollout: {top_p: 0}", "rollout.top_p must be more than 0 (got 0"),
         ("rollout: {timeout: soon}", "rollout.timeout must be a number (got 'soon'"),
         ("rollout: {num_repeat: true}", "rollout.num_repeat must be a whole number (got True"),
         ("rollout: {num_repeat: 2.5}", "rollout.num_repeat must be a whole number (got 2.5"),
-        ("rollout: {deterministic: perhaps}", "rollout.deterministic must be true or false (got 'perhaps'"),
+        (
+            "rollout: {deterministic: perhaps}",
+            "rollout.deterministic must be true or false (got 'perhaps'",
+        ),
         ("rollout: 5", "rollout must be a section with keys of its own (got 5"),
         ("rollout: {policy_models: gpt}", "rollout.policy_models must be a list (got 'gpt'"),
         ("backbone: locl", "did you mean local? (got 'locl'"),
         ("trainer_common: {logger: wandbb}", "did you mean wandb? (got 'wandbb'"),
-        ("trainer_common: {optim: {betas: [0.9, 1]}}", "trainer_common.optim.betas must both be at least 0"),
-        ("trainer_common: {optim: {betas: [0.9]}}", "optim.betas must be a list of two values (got [0.9]"),
+        (
+            "trainer_common: {optim: {betas: [0.9, 1]}}",
+            "trainer_common.optim.betas must both be at least 0",
+        ),
+        (
+            "trainer_common: {optim: {betas: [0.9]}}",
+            "optim.betas must be a list of two values (got [0.9]",
+        ),
         ("task_judge: {judge_type: regex}", "task_judge.pattern is required for judge_type: regex"),
-        ("task_judge: {combined: [{judge: exact, wieght: 2}]}",
-         "combined.wieght is not a known key (in math.yaml line 2); did you mean task_judge.combined.weight?"),
-        ("task_judge: {combined: [{judge: exact, x: 2}]}", "task_judge.combined has judge, weight, name"),
-        ("task_judge: {combined: [{judge: exact}, {weight: much}]}",
-         "task_judge.combined.1.weight must be a number (got 'much'"),
+        (
+            "task_judge: {combined: [{judge: exact, wieght: 2}]}",
+            (
+                "combined.wieght is not a known key (in math.yaml line 2); did you mean"
+                " task_judge.combined.weight?"
+            ),
+        ),
+        (
+            "task_judge: {combined: [{judge: exact, x: 2}]}",
+            "task_judge.combined has judge, weight, name",
+        ),
+        (
+            "task_judge: {combined: [{judge: exact}, {weight: much}]}",
+            "task_judge.combined.1.weight must be a number (got 'much'",
+        ),
         ("rollout: {val_kwargs: {num_repeat: 4}}", "pass@k means nothing"),
         ("rollout: {val_kwargs: {num_repeat: 4, do_sample: true}}", "pass@k means nothing"),
-        ("rollout: {max_model_len: 9, max_response_length_in_one_turn: 10}", "at most rollout.max_model_len (9)"),
+        (
+            "rollout: {max_model_len: 9, max_response_length_in_one_turn: 10}",
+            "at most rollout.max_model_len (9)",
+        ),
         ("rollout: {failure_reward: .nan}", "rollout.failure_reward must be a finite number"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, line: str, expected: str) -> None:
     said = message(write(tmp_path, f"ajet:\n  {line}\n"))
     assert expected in said
@@ -109,7 +161,9 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, line: str, expecte
 
 def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
     path = write(
-        tmp_path, "ajet:\n  rollout:\n    temperature: -1\n    num_repeats: 3\n  data:\n    train_batch_size: 0\n"
+        tmp_path,
+        "ajet:\n  rollout:\n    temperature: -1\n    num_repeats: 3\n  data:\n   "
+        " train_batch_size: 0\n",
     )
     said = message(path, "ajet.debug.debug_max_parallel=0").splitlines()
     assert len(said) == 4
@@ -123,7 +177,10 @@ def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
             "ajet:\n  rollout:\n  num_repeat: 2\n  rollout: {}\n",
             "ajet.rollout is given twice in math.yaml: lines 2 and 4",
         ),
-        ("ajjet:\n  rollout: {}\n", "math.yaml has no top-level key `ajet:`; is ajjet (in math.yaml line 1) a typo?"),
+        (
+            "ajjet:\n  rollout: {}\n",
+            "math.yaml has no top-level key `ajet:`; is ajjet (in math.yaml line 1) a typo?",
+        ),
         ("rollout: {}\n", "put rollout under it"),
         ("ajet: {rollout: [}\n", "math.yaml line 1 is not valid YAML"),
         ("- 1\n", "math.yaml must be a mapping"),
@@ -141,12 +198,21 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_later_sources_win_and_each_value_knows_where_it_came_from(tmp_path: Path) -> None:
-    path = write(tmp_path, "ajet:\n  rollout:\n    num_repeat: 4\n    temperature: 1.0\n    top_p: 0.9\n")
+    path = write(
+        tmp_path, "ajet:\n  rollout:\n    num_repeat: 4\n    temperature: 1.0\n    top_p: 0.9\n"
+    )
     values = {"ajet": {"rollout": {"temperature": 0.5, "num_repeat": 6}}}
     config = load_config(path, ["ajet.rollout.num_repeat=8"], values)
     rollout = config.rollout
-    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.top_k) == (8, 0.5, 0.9, -1)
-    origins = [config.origin(f"rollout.{name}") for name in ("num_repeat", "temperature", "top_p", "top_k")]
+    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.top_k) == (
+        8,
+        0.5,
+        0.9,
+        -1,
+    )
+    origins = [
+        config.origin(f"rollout.{name}") for name in ("num_repeat", "temperature", "top_p", "top_k")
+    ]
     assert origins == ["on the command line", "argument", "in math.yaml line 5", "default"]
     assert config.is_set("rollout")
     assert not config.is_set("data")
@@ -155,14 +221,19 @@ def test_later_sources_win_and_each_value_knows_where_it_came_from(tmp_path: Pat
 
 def test_override_values_are_yaml_and_their_roots_are_checked(tmp_path: Path) -> None:
     path = write(tmp_path, "ajet: {}\nfrozen_lake: {size: 4}\n")
-    config = load_config(path, ["ajet.rollout.policy_models=[a, b]", "frozen_lake.size=8", "ajet.model.path=x=y"])
+    config = load_config(
+        path, ["ajet.rollout.policy_models=[a, b]", "frozen_lake.size=8", "ajet.model.path=x=y"]
+    )
     assert config.rollout.policy_models == ["a", "b"]
     assert config.frozen_lake.size == 8
     assert config.model.path == "x=y"
     assert (
-        message(path, "rollout.num_repeat=8") == "an override starts with its top-level key: ajet.rollout.num_repeat=8"
+        message(path, "rollout.num_repeat=8")
+        == "an override starts with its top-level key: ajet.rollout.num_repeat=8"
     )
-    assert "has no top-level key 'frozen_lak'; it has ajet, frozen_lake" in message(path, "frozen_lak.size=1")
+    assert "has no top-level key 'frozen_lak'; it has ajet, frozen_lake" in message(
+        path, "frozen_lak.size=1"
+    )
     assert "an override has the form key=value" in message(path, "ajet.rollout.num_repeat")
 
 
@@ -170,7 +241,9 @@ def test_configs_are_equal_by_value_and_by_root() -> None:
     def config(**roots: Any) -> Config:
         return load_config(values={"ajet": {"experiment_name": "x"}, **roots})
 
-    other = load_config(overrides=["ajet.experiment_name=x"], values={"ajet": {}, "lake": {"size": 4}})
+    other = load_config(
+        overrides=["ajet.experiment_name=x"], values={"ajet": {}, "lake": {"size": 4}}
+    )
     assert config(lake={"size": 4}) == other
     assert config(lake={"size": 4}) != config(lake={"size": 5})
     assert "gamma" in config().dump_yaml()
@@ -185,11 +258,16 @@ def test_a_section_that_is_emptied_leaves_no_origin() -> None:
 
 
 def test_other_roots_pass_through(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, "ajet: {}\nfrozen_lake:\n  lr: 1e-3\n  map: {size: 4}\ntrinity: null\n"))
+    config = load_config(
+        write(tmp_path, "ajet: {}\nfrozen_lake:\n  lr: 1e-3\n  map: {size: 4}\ntrinity: null\n")
+    )
     assert config.frozen_lake.lr == 0.001
     assert config.frozen_lake.map.size == 4
     assert config.roots["trinity"] is None
-    assert dict(config.roots.plain()) == {"frozen_lake": {"lr": 0.001, "map": {"size": 4}}, "trinity": None}
+    assert dict(config.roots.plain()) == {
+        "frozen_lake": {"lr": 0.001, "map": {"size": 4}},
+        "trinity": None,
+    }
     assert config.ajet.rollout is config.rollout
     with pytest.raises(AttributeError, match="did you mean frozen_lake"):
         _ = config.frozen_lak
@@ -220,7 +298,9 @@ def test_the_name_comes_from_the_file_and_the_time(tmp_path: Path) -> None:
     assert load_config(overrides=["ajet.experiment_dir=runs/x"]).directory == Path("runs/x")
 
 
-def test_paths_are_looked_for_beside_the_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_looked_for_beside_the_file_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "example"
     folder.mkdir()
     (folder / "tasks.jsonl").touch()
@@ -296,7 +376,9 @@ def default(path: str) -> Any:
 
 @given(st.sampled_from(LEAVES))
 def test_a_key_set_to_its_default_changes_nothing(path: str) -> None:
-    config = load_config(overrides=["ajet.experiment_name=x", f"ajet.{path}={json.dumps(default(path))}"])
+    config = load_config(
+        overrides=["ajet.experiment_name=x", f"ajet.{path}={json.dumps(default(path))}"]
+    )
     assert config == load_config(overrides=["ajet.experiment_name=x"]) or path == "experiment_name"
     assert config.origin(path) == "on the command line"
 
@@ -318,7 +400,9 @@ def test_a_misspelt_key_is_never_accepted(path: str, position: int, letter: str)
     st.fixed_dictionaries(
         {},
         optional={
-            "rollout": st.fixed_dictionaries({"num_repeat": st.integers(2, 64), "top_p": st.floats(0.01, 1)}),
+            "rollout": st.fixed_dictionaries(
+                {"num_repeat": st.integers(2, 64), "top_p": st.floats(0.01, 1)}
+            ),
             "data": st.fixed_dictionaries({"train_batch_size": st.integers(1, 512)}),
             "model": st.fixed_dictionaries({"path": st.text(min_size=1, max_size=8)}),
         },
@@ -330,7 +414,9 @@ def test_a_misspelt_key_is_never_accepted(path: str, position: int, letter: str)
     ),
 )
 @example({}, {"root_a": {"\x85": 1, "\u2028": 2}})  # YAML breaks lines there
-def test_what_is_dumped_reads_back_as_the_same_config(ours: dict[str, Any], roots: dict[str, Any]) -> None:
+def test_what_is_dumped_reads_back_as_the_same_config(
+    ours: dict[str, Any], roots: dict[str, Any]
+) -> None:
     config = load_config(values={"ajet": ours, **roots})
     for text in (config.dump_yaml(), config.dump_yaml(only_set=True)):
         again = load_config(values=yaml.safe_load(text))
@@ -341,12 +427,14 @@ def test_what_is_dumped_reads_back_as_the_same_config(ours: dict[str, Any], root
 def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        "ajet:\n  context_tracker: {fix_retokenization_drift: false}\n  rollout: {max_num_seqs: 10, top_p: 0.5}\n"
-        "  trainer_common: {nnodes: 2}\n",
+        "ajet:\n  context_tracker: {fix_retokenization_drift: false}\n  rollout: {max_num_seqs: 10,"
+        " top_p: 0.5}\n  trainer_common: {nnodes: 2}\n",
     )
     said = [
-        "without effect in this version: context_tracker.fix_retokenization_drift (token ids are always the "
-        "sampled ones)",
+        (
+            "without effect in this version: context_tracker.fix_retokenization_drift (token ids"
+            " are always the sampled ones)"
+        ),
         "without effect with backbone local: trainer_common.nnodes",
     ]
     assert load_config(path).notices() == said  # max_num_seqs has its default
@@ -356,25 +444,47 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "more", "said"),
     [
-        ("sft", {"kl_loss_coef": 0.5, "entropy_coef": 0.01},
-         "without effect with sft: trainer_common.kl_loss_coef, trainer_common.entropy_coef "
-         "(only for grpo, rloo, opo, reinforce_plus_plus)"),
+        (
+            "sft",
+            {"kl_loss_coef": 0.5, "entropy_coef": 0.01},
+            (
+                "without effect with sft: trainer_common.kl_loss_coef, trainer_common.entropy_coef "
+                "(only for grpo, rloo, opo, reinforce_plus_plus)"
+            ),
+        ),
         ("sft", {"use_kl_loss": False, "entropy_coef": 0.0}, None),
         ("grpo", {"use_kl_loss": True, "clip_ratio_low": 0.1}, None),
-        ({"adv_estimator": "opd", "teacher": "x", "data": "y.jsonl"}, {"clip_ratio_low": 0.1},
-         "without effect with opd: trainer_common.algorithm.data (only for sft, dpo, replay)"),
-        ({"adv_estimator": "rloo", "beta": 0.2}, {},
-         "without effect with rloo: trainer_common.algorithm.beta (only for dpo)"),
+        (
+            {"adv_estimator": "opd", "teacher": "x", "data": "y.jsonl"},
+            {"clip_ratio_low": 0.1},
+            "without effect with opd: trainer_common.algorithm.data (only for sft, dpo, replay)",
+        ),
+        (
+            {"adv_estimator": "rloo", "beta": 0.2},
+            {},
+            "without effect with rloo: trainer_common.algorithm.beta (only for dpo)",
+        ),
     ],
-)  # fmt: skip
-def test_what_an_algorithm_does_not_read_is_said(algorithm: Any, more: dict[str, Any], said: str | None) -> None:
+)
+def test_what_an_algorithm_does_not_read_is_said(
+    algorithm: Any, more: dict[str, Any], said: str | None
+) -> None:
     common = {"algorithm": algorithm, **more}
-    assert load_config(values={"ajet": {"trainer_common": common}}).notices() == ([said] if said else [])
-    assert load_config(values={"ajet": {"trainer_common": common, "backbone": "trinity"}}).notices() == []
+    assert load_config(values={"ajet": {"trainer_common": common}}).notices() == (
+        [said] if said else []
+    )
+    assert (
+        load_config(values={"ajet": {"trainer_common": common, "backbone": "trinity"}}).notices()
+        == []
+    )
 
 
 def test_what_the_rubric_grader_does_not_read_is_said_with_the_reason() -> None:
-    grader = {"sampling_mode": "smart_sampling", "query_specific_generate_number": 4, "input_data_type": "other"}
+    grader = {
+        "sampling_mode": "smart_sampling",
+        "query_specific_generate_number": 4,
+        "input_data_type": "other",
+    }
     config = load_config(values={"ajet": {"task_judge": {"rubrics_auto_grader": grader}}})
     [said] = config.notices()
     assert all(re.search(rf"task_judge\.rubrics_auto_grader\.{name} \(\w", said) for name in grader)
@@ -382,19 +492,33 @@ def test_what_the_rubric_grader_does_not_read_is_said_with_the_reason() -> None:
 
 @pytest.mark.slow
 def test_every_other_key_is_read_somewhere() -> None:
-    files = [p for folder in ("ajet_sdk", "ajet_tools") for p in (ROOT / folder).rglob("*.py") if p.name != "config.py"]
+    files = [
+        p
+        for folder in ("ajet_sdk", "ajet_tools")
+        for p in (ROOT / folder).rglob("*.py")
+        if p.name != "config.py"
+    ]
     text = "\n".join(p.read_text(encoding="utf-8") for p in files)
     names = {path.rpartition(".")[2] for path in LEAVES if not is_idle(path)}
-    names -= {"force_disable_toolcalls"}  # config.py makes it the parser that reads none, as tested below
+    names -= {
+        "force_disable_toolcalls"
+    }  # config.py makes it the parser that reads none, as tested below
     assert [name for name in sorted(names) if not re.search(rf"[.\"']{name}\b", text)] == []
     assert all(path in set(keys()) for path in IDLE)
 
 
 def test_tool_calls_may_be_left_in_the_text() -> None:
-    config = load_config(overrides=["ajet.rollout.force_disable_toolcalls=true", "ajet.model.path=m"])
+    config = load_config(
+        overrides=["ajet.rollout.force_disable_toolcalls=true", "ajet.model.path=m"]
+    )
     assert (config.model.tool_call_parser, config.model.path) == ("none", "m")
     assert config.notices() == [] and load_config().model.tool_call_parser == "auto"
-    off = load_config(overrides=["ajet.rollout.force_disable_toolcalls=false", "ajet.model.tool_call_parser=hermes"])
+    off = load_config(
+        overrides=[
+            "ajet.rollout.force_disable_toolcalls=false",
+            "ajet.model.tool_call_parser=hermes",
+        ]
+    )
     assert off.model.tool_call_parser == "hermes"
 
 
@@ -410,7 +534,21 @@ def test_the_schema_describes_every_key() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["..", ".", ".hidden", "../x", "../../../x", "/abs", "a/b", "a\\b", "a\nb", "a\0b", "\x1b[3m", "x" * 201, " x"],
+    [
+        "..",
+        ".",
+        ".hidden",
+        "../x",
+        "../../../x",
+        "/abs",
+        "a/b",
+        "a\\b",
+        "a\nb",
+        "a\0b",
+        "\x1b[3m",
+        "x" * 201,
+        " x",
+    ],
 )
 def test_a_name_that_would_lead_elsewhere_is_refused(name: str) -> None:
     for build in (
@@ -435,12 +573,22 @@ def test_what_is_accepted_as_a_name_stays_below_the_directory_of_experiments(nam
 
 
 def test_a_config_made_in_python_says_what_a_file_would(tmp_path: Path) -> None:
-    made = Config(model={"path": tmp_path}, rollout={"num_repeat": 3}, trainer_common=TrainerCommon(seed=7))
-    assert made.model.path == str(tmp_path) and made.rollout.num_repeat == 3 and made.trainer_common.seed == 7
+    made = Config(
+        model={"path": tmp_path}, rollout={"num_repeat": 3}, trainer_common=TrainerCommon(seed=7)
+    )
+    assert (
+        made.model.path == str(tmp_path)
+        and made.rollout.num_repeat == 3
+        and made.trainer_common.seed == 7
+    )
     assert made.is_set("rollout.num_repeat") and not made.is_set("rollout.temperature")
-    assert made.experiment_name.startswith("ajet-") and made.origin("trainer_common.seed") == "argument"
+    assert (
+        made.experiment_name.startswith("ajet-")
+        and made.origin("trainer_common.seed") == "argument"
+    )
     with pytest.raises(
-        ConfigError, match=r"rollout\.num_repeets is not a known key.*did you mean rollout\.num_repeat\?"
+        ConfigError,
+        match=r"rollout\.num_repeets is not a known key.*did you mean rollout\.num_repeat\?",
     ):
         Config(rollout={"num_repeets": 3})
     with pytest.raises(ConfigError, match=r"rollout\.num_repeat must be at least 2"):

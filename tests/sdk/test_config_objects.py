@@ -61,13 +61,22 @@ def test_functions_of_a_file_can_be_pickled(tmp_path: Path) -> None:
 def test_a_file_beside_another_jobs_file_of_that_name_is_not_taken_for_it(tmp_path: Path) -> None:
     for job in ("first", "second"):
         agent(tmp_path / job, f"who = {job!r}", "helper_of_jobs.py")
-        agent(tmp_path / job, "import json\nfrom helper_of_jobs import who\ndef solve(): return who\n", "solver.py")
+        agent(
+            tmp_path / job,
+            "import json\nfrom helper_of_jobs import who\ndef solve(): return who\n",
+            "solver.py",
+        )
     assert load_object("first/solver.py->solve")() == "first"
     agent(tmp_path / "first", "def twice(n): return 2 * n\n", "helper_not_imported_yet.py")
-    agent(tmp_path / "first", "from helper_not_imported_yet import twice\ndef score(): return twice(2)\n", "scorer.py")
+    agent(
+        tmp_path / "first",
+        "from helper_not_imported_yet import twice\ndef score(): return twice(2)\n",
+        "scorer.py",
+    )
     assert load_object("first/scorer.py->score")() == 4
     with pytest.raises(
-        ConfigError, match=r"solver.py imports helper_of_jobs, and .*first/helper_of_jobs.py.*of its own"
+        ConfigError,
+        match=r"solver.py imports helper_of_jobs, and .*first/helper_of_jobs.py.*of its own",
     ):
         load_object("second/solver.py->solve")
     agent(tmp_path / "second", "import helper_of_jobs\n", "third.py")
@@ -109,16 +118,32 @@ def test_the_config_file_s_folder_comes_first(tmp_path: Path) -> None:
         ("x = 1\n", "my_agent_a.py->solv", "there is no 'solv' in it; it has x"),
         ("def solve(): ...\n", "my_agent_a.py->solv", "did you mean solve?"),
         ("x = 1\n", "agnt.py->solve", "there is no file agnt.py in"),
-        ("x = 1\n", "no.such.module->solve", "no module named 'no' in this directory or among the installed packages"),
+        (
+            "x = 1\n",
+            "no.such.module->solve",
+            "no module named 'no' in this directory or among the installed packages",
+        ),
         ("x = 1\n", "solve", "a class path is package.module->Name"),
         ("x = 1\n", "my_agent_a.py->", "a class path is package.module->Name"),
         ("def solve(:\n", "my_agent_a.py->solve", "cannot be imported: SyntaxError"),
-        ("\n1 / 0\n", "my_agent_a.py->solve", "ZeroDivisionError: division by zero (my_agent_a.py line 2)"),
-        ("import no_such_thing\n", "my_agent_a.py->x", "No module named 'no_such_thing' (my_agent_a.py line 1)"),
+        (
+            "\n1 / 0\n",
+            "my_agent_a.py->solve",
+            "ZeroDivisionError: division by zero (my_agent_a.py line 2)",
+        ),
+        (
+            "import no_such_thing\n",
+            "my_agent_a.py->x",
+            "No module named 'no_such_thing' (my_agent_a.py line 1)",
+        ),
         ("import no_such_thing\n", "my_agent_a->x", "No module named 'no_such_thing'"),
-        ("raise SystemExit(3)\n", "my_agent_a.py->x", "cannot be imported: SystemExit: 3 (my_agent_a.py line 1)"),
+        (
+            "raise SystemExit(3)\n",
+            "my_agent_a.py->x",
+            "cannot be imported: SystemExit: 3 (my_agent_a.py line 1)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_missing_is_said(tmp_path: Path, text: str, path: str, expected: str) -> None:
     agent(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
@@ -140,7 +165,11 @@ def test_the_config_loads_no_heavy_package() -> None:
     ours = "ajet_sdk.config, ajet_sdk.tasks.load, ajet_sdk.judges.load"
     code = f"import sys, {ours}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
     )
     assert done.stdout.strip() == "[]"
 

@@ -23,7 +23,9 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("text", ["{}", "ajet: {}\n", "ajet:\n  rollout:\n    num_repeat: {}\n", "{}: 1\n"])
+@pytest.mark.parametrize(
+    "text", ["{}", "ajet: {}\n", "ajet:\n  rollout:\n    num_repeat: {}\n", "{}: 1\n"]
+)
 def test_a_value_that_is_none_is_told(tmp_path: Path, text: str, value: str) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(text.replace("{}", value))
@@ -32,7 +34,10 @@ def test_a_value_that_is_none_is_told(tmp_path: Path, text: str, value: str) -> 
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join).map(str.encode) | st.binary(max_size=40))
+@given(
+    content=st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join).map(str.encode)
+    | st.binary(max_size=40)
+)
 def test_no_content_of_a_file_ends_otherwise(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "a.yaml"
     file.write_bytes(content)

@@ -1,4 +1,5 @@
-"""One definition of the reward of an episode that failed: in metrics, in comparisons, for the best checkpoint."""
+"""One definition of the reward of an episode that failed: in metrics, in comparisons, for the best
+checkpoint."""
 
 from __future__ import annotations
 
@@ -28,20 +29,38 @@ ENDINGS: dict[str, tuple[dict[str, Any], bool]] = {
     "sound": (SOUND, False),
     "without reward": ({}, False),
     "raised": ({"status": "failed", "cause": "ValueError", "error": "ValueError: no"}, True),
-    "too long": ({"status": "failed", "cause": "ContextOverflow", "error": "ContextOverflow: 9"}, True),
-    "refused": ({"status": "failed", "cause": "RequestRefused", "error": "RequestRefused: 9"}, True),
+    "too long": (
+        {"status": "failed", "cause": "ContextOverflow", "error": "ContextOverflow: 9"},
+        True,
+    ),
+    "refused": (
+        {"status": "failed", "cause": "RequestRefused", "error": "RequestRefused: 9"},
+        True,
+    ),
     "without cause": ({"status": "failed"}, True),
-    "judge": ({"status": "failed", "cause": "ValueError", "error": "judge exact: ValueError: no"}, False),
+    "judge": (
+        {"status": "failed", "cause": "ValueError", "error": "judge exact: ValueError: no"},
+        False,
+    ),
     "engine": ({"status": "failed", "cause": "EngineError", "error": "EngineError: no"}, False),
-    "infrastructure": ({"status": "failed", "cause": "OSError", "error": "OSError", "infrastructure": True}, False),
-    "timeout": ({"status": "timeout", "cause": "EpisodeTimeout", "error": "EpisodeTimeout: 600 s"}, False),
+    "infrastructure": (
+        {"status": "failed", "cause": "OSError", "error": "OSError", "infrastructure": True},
+        False,
+    ),
+    "timeout": (
+        {"status": "timeout", "cause": "EpisodeTimeout", "error": "EpisodeTimeout: 600 s"},
+        False,
+    ),
     "aborted": ({"status": "aborted", "error": "stopped"}, False),
 }
 
 
 @pytest.mark.parametrize("failure_reward", [None, 0.0, -1.0])
 def test_python_and_sql_count_the_same_reward(tmp_path: Path, failure_reward: float | None) -> None:
-    episodes = {name: Episode(run_id="r", step=1, split="val", **values) for name, (values, _) in ENDINGS.items()}
+    episodes = {
+        name: Episode(run_id="r", step=1, split="val", **values)
+        for name, (values, _) in ENDINGS.items()
+    }
     config = {"ajet": {"rollout": {"failure_reward": failure_reward}}}
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="r", name="r", config=config, backbone="local"))
@@ -54,7 +73,9 @@ def test_python_and_sql_count_the_same_reward(tmp_path: Path, failure_reward: fl
         expected = failure_reward if ENDINGS[name][1] else None
         if name == "sound":
             expected = 1.25
-        assert counted_reward(episode, failure_reward) == stored[episode.episode_id] == expected, name
+        assert counted_reward(episode, failure_reward) == stored[episode.episode_id] == expected, (
+            name
+        )
 
 
 def test_a_trace_without_a_run_counts_sound_episodes(tmp_path: Path) -> None:
@@ -68,10 +89,17 @@ def test_a_trace_without_a_run_counts_sound_episodes(tmp_path: Path) -> None:
 def test_validation_metrics_count_failures_with_a_failure_reward() -> None:
     tasks = [Task(main_query=str(i), metadata={"kind": "ab"[i % 2]}) for i in range(4)]
     episodes = [
-        Episode(task=task, split="val", **(SOUND if i % 2 else {"status": "failed", "cause": "ValueError"}))
+        Episode(
+            task=task,
+            split="val",
+            **(SOUND if i % 2 else {"status": "failed", "cause": "ValueError"}),
+        )
         for i, task in enumerate(tasks)
     ]
-    sets = {"kind=a": {tasks[0].task_id, tasks[2].task_id}, "kind=b": {tasks[1].task_id, tasks[3].task_id}}
+    sets = {
+        "kind=a": {tasks[0].task_id, tasks[2].task_id},
+        "kind=b": {tasks[1].task_id, tasks[3].task_id},
+    }
     without = validation_metrics(episodes, episodes, 1, sets, None)
     assert without["val/reward"] == without["val/greedy_reward"] == 1.25
     assert "val/reward/kind=a" not in without
@@ -113,12 +141,24 @@ def config_of(tmp_path: Path, model: Path | None, failure_reward: float | None) 
             "model": source,
             "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files},
             "data": {"train_batch_size": 4},
-            "rollout": {"num_repeat": 2, "max_model_len": 128, "max_response_length_in_one_turn": 4,
-                        "failure_reward": failure_reward, "min_sound_share": 0.1, "max_retries": 0},
-            "trainer_common": {"total_steps": 1, "val_before_train": True, "val_pass_n": 2, "save_freq": 1,
-                               "use_kl_loss": False, "logger": ["console"]},
+            "rollout": {
+                "num_repeat": 2,
+                "max_model_len": 128,
+                "max_response_length_in_one_turn": 4,
+                "failure_reward": failure_reward,
+                "min_sound_share": 0.1,
+                "max_retries": 0,
+            },
+            "trainer_common": {
+                "total_steps": 1,
+                "val_before_train": True,
+                "val_pass_n": 2,
+                "save_freq": 1,
+                "use_kl_loss": False,
+                "logger": ["console"],
+            },
         }
-    )  # fmt: skip
+    )
 
 
 def replies(ask: object) -> str:
@@ -127,7 +167,9 @@ def replies(ask: object) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failure_reward", [None, 0.0])
-def test_a_run_reports_one_validation_reward(tmp_path: Path, tiny_model: Path, failure_reward: float | None) -> None:
+def test_a_run_reports_one_validation_reward(
+    tmp_path: Path, tiny_model: Path, failure_reward: float | None
+) -> None:
     config = config_of(tmp_path, tiny_model, failure_reward)
     tuned = train(config, workflow=fails_on_odd_tasks, judge=always)
     expected = 1.0 if failure_reward is None else 0.5
@@ -141,8 +183,12 @@ def test_a_run_reports_one_validation_reward(tmp_path: Path, tiny_model: Path, f
         rewards = [e["reward"] for e in step_episodes(trace, view["run_id"], "val", 1, "sampled")]
         assert fmean(value for value in rewards if value is not None) == expected
         before, _ = task_rewards(trace, view["run_id"], 0, 1)
-        assert fmean(before.values()) == expected and len(before) == (2 if failure_reward is None else 4)
-        of_runs = [row["reward"] for row in rewards_of_runs(trace, [view["run_id"]]) if row["step"] == 1]
+        assert fmean(before.values()) == expected and len(before) == (
+            2 if failure_reward is None else 4
+        )
+        of_runs = [
+            row["reward"] for row in rewards_of_runs(trace, [view["run_id"]]) if row["step"] == 1
+        ]
         assert fmean(of_runs) == expected
     if failure_reward is not None:
         assert audit(config.directory).differs == ()
@@ -153,7 +199,9 @@ def test_the_score_of_a_run_counts_failures(tmp_path: Path) -> None:
         directory = tmp_path / str(failure_reward)
         directory.mkdir()
         config = config_of(directory, None, failure_reward)
-        tasks = [Task(main_query=f"Say {i}.", metadata={"question": f"Say {i} now."}) for i in range(4)]
+        tasks = [
+            Task(main_query=f"Say {i}.", metadata={"question": f"Say {i} now."}) for i in range(4)
+        ]
         report = run(config, workflow=fails_on_odd_tasks, judge=always, tasks=tasks)
         assert report.reward == expected
         assert counted_rewards(report.episodes, failure_reward)

@@ -1,4 +1,5 @@
-"""The `debug` backbone: a few episodes, a readable account, and breakpoints that stop only when asked to."""
+"""The `debug` backbone: a few episodes, a readable account, and breakpoints that stop only when
+asked to."""
 
 from __future__ import annotations
 
@@ -38,8 +39,14 @@ def reply(ask: Any) -> str:
 
 
 def config(tmp_path: Path, **sections: Any) -> Config:
-    rows = ({"question": "6 x 7", "answer": "42"}, {"question": "6 x 8", "answer": "48"}, {"question": "1"})
-    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"answer": "", **row}) + "\n" for row in rows))
+    rows = (
+        {"question": "6 x 7", "answer": "42"},
+        {"question": "6 x 8", "answer": "48"},
+        {"question": "1"},
+    )
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(json.dumps({"answer": "", **row}) + "\n" for row in rows)
+    )
     return load_config(
         values={
             "backbone": "debug",
@@ -55,7 +62,9 @@ def config(tmp_path: Path, **sections: Any) -> Config:
 
 
 @pytest.mark.slow
-def test_the_first_tasks_are_run_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_tasks_are_run_and_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tuned = train(config(tmp_path), workflow=solve, judge=exact)
     assert tuned.path is None and tuned.metrics == {"debug/reward": 0.5}
     assert [e.task.main_query for e in tuned.episodes] == ["6 x 7", "6 x 8"]
@@ -145,7 +154,9 @@ if __name__ == "__main__":
 def test_bp_stops_only_where_the_run_names_the_tag(tmp_path: Path) -> None:
     tags = (("ELSE",), (), ("HERE", "ELSE"))
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(here=str(Path(__file__).parent), tmp=str(tmp_path), tags=tags))
+    program.write_text(
+        PROGRAM.format(here=str(Path(__file__).parent), tmp=str(tmp_path), tags=tags)
+    )
     done = subprocess.run(
         [sys.executable, str(program)],
         input="p 'seen ' + secret\nc\n",
@@ -156,7 +167,10 @@ def test_bp_stops_only_where_the_run_names_the_tag(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.stdout.count("reward 1.0") == 3, done.stderr
-    assert done.stdout.count("seen 6 x 7") == 1 and "seen" not in done.stdout.partition("() reward 1.0")[0]
+    assert (
+        done.stdout.count("seen 6 x 7") == 1
+        and "seen" not in done.stdout.partition("() reward 1.0")[0]
+    )
 
 
 def test_bp_does_nothing_outside_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,12 +183,16 @@ def test_bp_does_nothing_outside_of_a_run(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.slow
 def test_nothing_loads_torch(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_debug import config, solve, exact\nfrom ajet_sdk.run import train\nfrom pathlib import Path\n"
-        f"train(config(Path({str(tmp_path)!r})), workflow=solve, judge=exact)\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom test_debug import"
+        " config, solve, exact\nfrom ajet_sdk.run import train\nfrom pathlib import"
+        f" Path\ntrain(config(Path({str(tmp_path)!r})), workflow=solve, judge=exact)\nassert not"
+        " {'torch', 'transformers'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,9 @@ def exact(output: str, answer: str) -> float:
 
 def bound(function: Any, kind: Any = "workflow", **fields: Any) -> dict[str, Any]:
     names = WORKFLOW_NAMES if kind == "workflow" else JUDGE_NAMES
-    return bind(spec_of(function, kind), Task(**fields), {**dict.fromkeys(names, "given"), "model": MODEL})
+    return bind(
+        spec_of(function, kind), Task(**fields), {**dict.fromkeys(names, "given"), "model": MODEL}
+    )
 
 
 def test_the_function_is_called_as_before() -> None:
@@ -53,7 +55,11 @@ def test_the_function_is_called_as_before() -> None:
 
 def test_signature_name_and_docstring_stay() -> None:
     assert str(inspect.signature(answer)) == "(question: 'str', hint: 'str' = 'none') -> 'str'"
-    assert (answer.__name__, answer.__doc__, exact.__doc__) == ("answer", "Answer a question.", "Equal or not.")
+    assert (answer.__name__, answer.__doc__, exact.__doc__) == (
+        "answer",
+        "Answer a question.",
+        "Equal or not.",
+    )
     assert inspect.iscoroutinefunction(answer) and not inspect.iscoroutinefunction(plain)
 
 
@@ -76,10 +82,19 @@ def test_a_plain_function_is_taken_as_if_decorated() -> None:
 
 
 def test_reserved_names_metadata_defaults_and_the_main_query() -> None:
-    def solve(task: Any, model: Any, env: Any, episode: Any, level: int, question: str, hint: str = "none") -> None: ...
+    def solve(
+        task: Any, model: Any, env: Any, episode: Any, level: int, question: str, hint: str = "none"
+    ) -> None: ...
 
     found = bound(ajet.workflow(solve), main_query="why", metadata={"level": 3, "unused": 1})
-    expected = {"task": "given", "model": MODEL, "env": "given", "episode": "given", "level": 3, "question": "why"}
+    expected = {
+        "task": "given",
+        "model": MODEL,
+        "env": "given",
+        "episode": "given",
+        "level": 3,
+        "question": "why",
+    }
     assert found == expected
 
 
@@ -91,7 +106,9 @@ def test_metadata_stands_before_a_default_and_before_the_main_query() -> None:
 
 
 def test_fields_of_the_task_by_name() -> None:
-    def solve(main_query: str, task_id: str, metadata: dict[str, Any], init_messages: list[Any]) -> None: ...
+    def solve(
+        main_query: str, task_id: str, metadata: dict[str, Any], init_messages: list[Any]
+    ) -> None: ...
 
     found = bound(solve, main_query="why", task_id="t", metadata={"a": 1})
     assert found == {"main_query": "why", "task_id": "t", "metadata": {"a": 1}, "init_messages": []}
@@ -145,19 +162,24 @@ def test_a_default_of_none_changes_no_annotation() -> None:
 
 def test_judges_get_the_output_and_never_the_main_query_unasked() -> None:
     assert bound(exact, "judge", metadata={"answer": "42"}) == {"output": "given", "answer": "42"}
-    with pytest.raises(SignatureError, match=r"judge exact: no value for parameter `answer`.*metadata keys: level"):
+    with pytest.raises(
+        SignatureError, match=r"judge exact: no value for parameter `answer`.*metadata keys: level"
+    ):
         bound(exact, "judge", main_query="why", metadata={"level": 1})
 
 
 def test_a_judge_gets_the_main_query_by_a_usual_name_of_it() -> None:
-    """Generated tasks hold what is asked as `main_query` alone, also where the seeds' column was called `question`."""
+    """Generated tasks hold what is asked as `main_query` alone, also where the seeds' column was
+    called `question`."""
 
     @ajet.judge
     def about(question: str, output: str) -> float:
         return 0.0
 
     assert bound(about, "judge", main_query="why") == {"question": "why", "output": "given"}
-    assert bound(about, "judge", main_query="why", metadata={"question": "how"})["question"] == "how"
+    assert (
+        bound(about, "judge", main_query="why", metadata={"question": "how"})["question"] == "how"
+    )
 
 
 def test_what_nothing_fills_is_named_with_what_there_is() -> None:
@@ -166,7 +188,12 @@ def test_what_nothing_fills_is_named_with_what_there_is() -> None:
     with pytest.raises(SignatureError) as raised:
         bound(solve, main_query="why", metadata={"level": 3})
     text = str(raised.value)
-    assert "`question`, `context`" in text and "level" in text and "model" in text and "main_query" in text
+    assert (
+        "`question`, `context`" in text
+        and "level" in text
+        and "model" in text
+        and "main_query" in text
+    )
 
 
 def test_a_misspelt_parameter_is_told_the_column() -> None:
@@ -190,10 +217,16 @@ def keywords(question: str, **more: str) -> None: ...
 
 @pytest.mark.parametrize(
     ("function", "words"),
-    [(positional, "`question` is positional-only"), (variadic, r"`\*args` is variadic"), (keywords, r"`\*\*more`")],
+    [
+        (positional, "`question` is positional-only"),
+        (variadic, r"`\*args` is variadic"),
+        (keywords, r"`\*\*more`"),
+    ],
 )
 @pytest.mark.parametrize("decorator", [ajet.workflow, ajet.judge, ajet.workflow(name="x")])
-def test_parameters_without_a_name_fail_at_decoration(function: Any, words: str, decorator: Any) -> None:
+def test_parameters_without_a_name_fail_at_decoration(
+    function: Any, words: str, decorator: Any
+) -> None:
     with pytest.raises(SignatureError, match=words) as raised:
         decorator(function)
     assert "model" in str(raised.value) and "metadata" in str(raised.value)
@@ -223,7 +256,9 @@ async def numbers() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(("stream", "output"), [(letters, "ab"), (result, 42), (numbers, [1, 2])])
-def test_the_output_of_a_generator_is_what_it_returns_or_yields(stream: Any, output: object) -> None:
+def test_the_output_of_a_generator_is_what_it_returns_or_yields(
+    stream: Any, output: object
+) -> None:
     assert episode_of_workflow(ajet.workflow(stream)).output == output
     with pytest.raises(SignatureError, match="generator"):
         ajet.judge(stream)
@@ -244,7 +279,9 @@ def test_a_decorated_generator_goes_on_as_before() -> None:
     assert (stopped.value.value, echo) == ("end", [2])
 
 
-@pytest.mark.parametrize("arguments", [{"trainable_targets": []}, {"trainable_targets": "wolf"}, {"timeout": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"trainable_targets": []}, {"trainable_targets": "wolf"}, {"timeout": 0}]
+)
 def test_wrong_arguments_of_the_decorator(arguments: Any) -> None:
     with pytest.raises(SignatureError):
         ajet.workflow(**arguments)
@@ -288,7 +325,9 @@ def test_under_other_decorators() -> None:
     assert bound(functools.partial(solve.__wrapped__, question="x"), main_query="why") == {}
 
 
-names = st.sampled_from(["question", "answer", "level", "hint", "task", "model", "env", "episode", "main_query"])
+names = st.sampled_from(
+    ["question", "answer", "level", "hint", "task", "model", "env", "episode", "main_query"]
+)
 
 
 @given(
@@ -296,18 +335,27 @@ names = st.sampled_from(["question", "answer", "level", "hint", "task", "model",
     metadata=st.dictionaries(names, st.text(max_size=3), max_size=6),
     query=st.sampled_from(["", "why"]),
 )
-def test_every_parameter_is_filled_or_named(parameters: dict[str, bool], metadata: dict[str, str], query: str) -> None:
-    """Bound arguments always make a call that succeeds; else the error names each parameter that is left."""
+def test_every_parameter_is_filled_or_named(
+    parameters: dict[str, bool], metadata: dict[str, str], query: str
+) -> None:
+    """Bound arguments always make a call that succeeds; else the error names each parameter that is
+    left."""
     ordered = sorted(parameters.items(), key=lambda item: item[1])
     source = ", ".join(f"{name}=None" if default else name for name, default in ordered)
     space: dict[str, Any] = {}
     exec(f"def solve({source}):\n    return dict(locals())", space)
     solve = space["solve"]
     task = Task(main_query=query, metadata=metadata)
-    there = {**({"main_query": query} if query else {}), **metadata, **dict.fromkeys(WORKFLOW_NAMES, "given")}
+    there = {
+        **({"main_query": query} if query else {}),
+        **metadata,
+        **dict.fromkeys(WORKFLOW_NAMES, "given"),
+    }
     unfilled = [name for name, default in parameters.items() if not default and name not in there]
     try:
-        seen = solve(**bind(spec_of(solve, "workflow"), task, dict.fromkeys(WORKFLOW_NAMES, "given")))
+        seen = solve(
+            **bind(spec_of(solve, "workflow"), task, dict.fromkeys(WORKFLOW_NAMES, "given"))
+        )
     except SignatureError as error:
         assert unfilled and (len(unfilled) > 1 or not query)
         assert all(f"`{name}`" in str(error) for name in unfilled)

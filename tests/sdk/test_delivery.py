@@ -1,4 +1,5 @@
-"""Delivered is what a client has read over its socket, to the end: not what its system has buffered."""
+"""Delivered is what a client has read over its socket, to the end: not what its system has
+buffered."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ WORDS = (30, 100, 300, 1000, 2000, 3000)
 EPISODES = itertools.count()
 T = TypeVar("T")
 
-linux_only = pytest.mark.skipif(not hasattr(socket, "AF_NETLINK"), reason="asks Linux about the client's socket")
+linux_only = pytest.mark.skipif(
+    not hasattr(socket, "AF_NETLINK"), reason="asks Linux about the client's socket"
+)
 
 
 class Engine:
@@ -57,7 +60,9 @@ def by_httpx(episode: OpenEpisode, events: int) -> None:
     model = episode.model()
     with (
         httpx.Client(trust_env=False, timeout=30) as client,
-        client.stream("POST", f"{model.base_url}/chat/completions", json=body(), headers=key(episode)) as response,
+        client.stream(
+            "POST", f"{model.base_url}/chat/completions", json=body(), headers=key(episode)
+        ) as response,
     ):
         for number, line in enumerate(line for line in response.iter_lines() if line):
             if number == events or line == "data: [DONE]":
@@ -88,7 +93,8 @@ def by_http_client(episode: OpenEpisode, events: int) -> None:
 
 
 def by_curl(episode: OpenEpisode, events: int) -> None:
-    """A client that says `connection: close`, reads little at a time, and stops where it has what it wanted."""
+    """A client that says `connection: close`, reads little at a time, and stops where it has what
+    it wanted."""
     with raw(episode, "connection: close\r\n") as connection:
         read_events(connection, events)
 
@@ -101,7 +107,10 @@ def body(stream: bool = True) -> dict[str, Any]:
 
 
 def key(episode: OpenEpisode) -> dict[str, str]:
-    return {"authorization": f"Bearer {episode.model().api_key}", "content-type": "application/json"}
+    return {
+        "authorization": f"Bearer {episode.model().api_key}",
+        "content-type": "application/json",
+    }
 
 
 def raw(episode: OpenEpisode, headers: str = "", stream: bool = True) -> socket.socket:
@@ -109,7 +118,10 @@ def raw(episode: OpenEpisode, headers: str = "", stream: bool = True) -> socket.
     model = urlsplit(episode.model().base_url)
     connection = socket.create_connection((model.hostname, model.port), timeout=30)
     content = json.dumps(body(stream))
-    head = f"POST {model.path}/chat/completions HTTP/1.1\r\nhost: {model.netloc}\r\ncontent-length: {len(content)}\r\n"
+    head = (
+        f"POST {model.path}/chat/completions HTTP/1.1\r\nhost: {model.netloc}\r\ncontent-length:"
+        f" {len(content)}\r\n"
+    )
     authorization = f"authorization: Bearer {episode.model().api_key}\r\n"
     connection.sendall(f"{head}{authorization}{headers}\r\n{content}".encode())
     return connection
@@ -135,7 +147,8 @@ def read_until(connection: socket.socket, mark: bytes) -> bytes:
 
 
 def outcome(gateway: Gateway, client: Callable[[OpenEpisode], Any], words: int) -> str | None:
-    """The error of the call, once the client has left and the episode is finished: None where it was delivered."""
+    """The error of the call, once the client has left and the episode is finished: None where it
+    was delivered."""
     episode = gateway.open(EpisodeSpec(f"{next(EPISODES)}", Engine(words)))
     client(episode)
     (call,) = asyncio.run(finished(episode))
@@ -150,7 +163,9 @@ async def finished(episode: OpenEpisode) -> tuple[Any, ...]:
 @linux_only
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_stream_that_is_closed_after_a_delta_is_undelivered(gateway: Gateway, client: Client, words: int) -> None:
+def test_a_stream_that_is_closed_after_a_delta_is_undelivered(
+    gateway: Gateway, client: Client, words: int
+) -> None:
     for events in (1, 2):
         error = outcome(gateway, lambda episode: client(episode, events), words)  # noqa: B023
         assert error is not None and error.startswith("undelivered"), events
@@ -158,14 +173,18 @@ def test_a_stream_that_is_closed_after_a_delta_is_undelivered(gateway: Gateway, 
 
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_stream_that_is_read_to_its_end_is_delivered(gateway: Gateway, client: Client, words: int) -> None:
+def test_a_stream_that_is_read_to_its_end_is_delivered(
+    gateway: Gateway, client: Client, words: int
+) -> None:
     assert outcome(gateway, lambda episode: client(episode, -1), words) is None
 
 
 @linux_only
 @pytest.mark.parametrize("words", [30, 3000])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_only_shuts_its_sending_side_is_answered(gateway: Gateway, words: int, stream: bool) -> None:
+def test_a_client_that_only_shuts_its_sending_side_is_answered(
+    gateway: Gateway, words: int, stream: bool
+) -> None:
     def half_closing(episode: OpenEpisode) -> None:
         with raw(episode, stream=stream) as connection:
             connection.shutdown(socket.SHUT_WR)
@@ -179,7 +198,9 @@ def test_a_client_that_only_shuts_its_sending_side_is_answered(gateway: Gateway,
 
 @linux_only
 @pytest.mark.parametrize("words", [30, 3000])
-def test_a_client_that_shuts_its_sending_side_and_then_leaves_is_not(gateway: Gateway, words: int) -> None:
+def test_a_client_that_shuts_its_sending_side_and_then_leaves_is_not(
+    gateway: Gateway, words: int
+) -> None:
     def leaving(episode: OpenEpisode) -> None:
         with raw(episode) as connection:
             connection.shutdown(socket.SHUT_WR)
@@ -191,7 +212,9 @@ def test_a_client_that_shuts_its_sending_side_and_then_leaves_is_not(gateway: Ga
 
 @linux_only
 @pytest.mark.parametrize("words", [30, 3000])
-def test_a_client_that_reads_byte_by_byte_is_delivered_and_one_that_stops_is_not(gateway: Gateway, words: int) -> None:
+def test_a_client_that_reads_byte_by_byte_is_delivered_and_one_that_stops_is_not(
+    gateway: Gateway, words: int
+) -> None:
     def slow(episode: OpenEpisode) -> None:
         with raw(episode) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -203,12 +226,16 @@ def test_a_client_that_reads_byte_by_byte_is_delivered_and_one_that_stops_is_not
 
     kept: list[socket.socket] = []
     assert outcome(gateway, slow, words) is None
-    assert (outcome(gateway, stopping, words) or "").startswith("undelivered"), "open, and nobody reads"
+    assert (outcome(gateway, stopping, words) or "").startswith("undelivered"), (
+        "open, and nobody reads"
+    )
     kept[0].close()
 
 
 @linux_only
-def test_a_reply_that_nobody_reads_is_undelivered_though_its_connection_stays(gateway: Gateway) -> None:
+def test_a_reply_that_nobody_reads_is_undelivered_though_its_connection_stays(
+    gateway: Gateway,
+) -> None:
     def asking(episode: OpenEpisode) -> None:
         kept.append(raw(episode, stream=False))
         until(lambda: episode.calls)
@@ -219,8 +246,11 @@ def test_a_reply_that_nobody_reads_is_undelivered_though_its_connection_stays(ga
 
 
 @linux_only
-def test_a_slow_client_outlives_the_keep_alive(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection is closed when nothing was asked for some time, but not under a client that still reads."""
+def test_a_slow_client_outlives_the_keep_alive(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection is closed when nothing was asked for some time, but not under a client that
+    still reads."""
     monkeypatch.setattr(gateway._server.config, "timeout_keep_alive", 0.01)
     episode = gateway.open(EpisodeSpec("keep-alive", Engine(30)))
     with raw(episode) as connection:
@@ -266,7 +296,8 @@ def test_the_system_says_what_the_other_end_has_not_read(host: str) -> None:
 
 @linux_only
 def test_a_call_that_is_read_just_before_its_episode_ends_is_delivered(gateway: Gateway) -> None:
-    """The client's system may not have acknowledged the reply yet: it may wait 40 ms for something to send with it."""
+    """The client's system may not have acknowledged the reply yet: it may wait 40 ms for something
+    to send with it."""
 
     async def scenario() -> list[str | None]:
         episode = gateway.open(EpisodeSpec(f"last {next(EPISODES)}", Engine(30)))
@@ -280,7 +311,8 @@ def test_a_call_that_is_read_just_before_its_episode_ends_is_delivered(gateway: 
 
 
 def on_connection(gateway: Gateway, look: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    """What `look` returns, in the server's loop, of a connection whose client has read a reply but its last byte."""
+    """What `look` returns, in the server's loop, of a connection whose client has read a reply but
+    its last byte."""
     episode = gateway.open(EpisodeSpec(f"{next(EPISODES)}", Engine(30)))
     with raw(episode, stream=False) as connection:
         read_until(connection, b"word29")
@@ -294,7 +326,8 @@ def on_connection(gateway: Gateway, look: Callable[[Any], Coroutine[Any, Any, T]
 
 @linux_only
 def test_bytes_on_their_way_to_the_client_are_unread(gateway: Gateway) -> None:
-    """They leave our queue while the client's is looked at, and are in the client's a moment later."""
+    """They leave our queue while the client's is looked at, and are in the client's a moment
+    later."""
 
     async def unread_while_sent(protocol: Any) -> int:
         sender = protocol.transport.get_extra_info("socket")
@@ -315,7 +348,8 @@ def test_bytes_on_their_way_to_the_client_are_unread(gateway: Gateway) -> None:
 
 
 def test_an_end_that_is_written_after_the_client_left_is_not_read(gateway: Gateway) -> None:
-    """The server has seen it leave, and drops what is written: nothing is unread, and nothing was sent."""
+    """The server has seen it leave, and drops what is written: nothing is unread, and nothing was
+    sent."""
 
     async def confirmed(protocol: Any) -> list[bool]:
         outcomes: list[bool] = []

@@ -1,4 +1,5 @@
-"""Every parameter of the vendors' own clients: honoured, recorded without effect, or refused by its name."""
+"""Every parameter of the vendors' own clients: honoured, recorded without effect, or refused by its
+name."""
 
 from __future__ import annotations
 
@@ -49,10 +50,13 @@ def parameters() -> Iterator[tuple[str, set[str], set[str]]]:
     from openai.types.responses import input_token_count_params, response_create_params
 
     messages = (
-        message_create_params.MessageCreateParamsNonStreaming, message_create_params.MessageCreateParamsStreaming,
-        beta.MessageCreateParamsNonStreaming, beta.MessageCreateParamsStreaming,
-        message_count_tokens_params.MessageCountTokensParams, beta_counts.MessageCountTokensParams,
-    )  # fmt: skip
+        message_create_params.MessageCreateParamsNonStreaming,
+        message_create_params.MessageCreateParamsStreaming,
+        beta.MessageCreateParamsNonStreaming,
+        beta.MessageCreateParamsStreaming,
+        message_count_tokens_params.MessageCountTokensParams,
+        beta_counts.MessageCountTokensParams,
+    )
     yield "Messages", typed(*messages), set(MESSAGE_FIELDS)
     yield "tools of Messages", typed(BetaToolParam), set(TOOL_FIELDS)
     yield "chat completions", typed(*typing.get_args(chat.CompletionCreateParams)), set(COMPLETIONS)
@@ -62,9 +66,15 @@ def parameters() -> Iterator[tuple[str, set[str], set[str]]]:
         input_token_count_params.InputTokenCountParams,
     )
     yield "Responses", typed(*responses), set(RESPONSE_FIELDS)
-    config = camel(genai.GenerateContentConfig.model_fields) | camel(genai.CountTokensConfig.model_fields)
+    config = camel(genai.GenerateContentConfig.model_fields) | camel(
+        genai.CountTokensConfig.model_fields
+    )
     yield "Gemini", config - OF_THE_CLIENT, {*GEMINI_FIELDS, *CONFIG_FIELDS}
-    yield "Gemini's generationConfig", camel(genai.GenerationConfig.model_fields), set(CONFIG_FIELDS)
+    yield (
+        "Gemini's generationConfig",
+        camel(genai.GenerationConfig.model_fields),
+        set(CONFIG_FIELDS),
+    )
 
 
 @pytest.mark.slow
@@ -89,10 +99,15 @@ def test_what_is_refused_is_refused_by_name_and_with_what_to_do(dialect: str) ->
     spoken = endpoint(route).dialect
     assert spoken is not None
     for name, field in known.items():
-        asked = {**body, "generationConfig": {name: "x"}} if dialect == "config" else {**body, name: "x"}
+        asked = (
+            {**body, "generationConfig": {name: "x"}}
+            if dialect == "config"
+            else {**body, name: "x"}
+        )
         if field.effect == "refused" and dialect != "chat":
             with pytest.raises(
-                RequestRefused, match=rf'{name}=("x"|\*\*\*) is not supported; {re.escape(field.note)}'
+                RequestRefused,
+                match=rf'{name}=("x"|\*\*\*) is not supported; {re.escape(field.note)}',
             ) as raised:
                 spoken.neutral(asked, {})
             assert raised.value.parameter == name and field.note
@@ -115,7 +130,12 @@ def post(episode: OpenEpisode, route: str, body: dict[str, Any]) -> httpx.Respon
 
 def test_what_has_no_effect_is_recorded(episode: OpenEpisode) -> None:
     for route, body, name, value in (
-        ("messages", {"model": "m", "messages": USER, "max_tokens": 9}, "billing_policy", {"type": "billing_policy"}),
+        (
+            "messages",
+            {"model": "m", "messages": USER, "max_tokens": 9},
+            "billing_policy",
+            {"type": "billing_policy"},
+        ),
         ("messages", {"model": "m", "messages": USER, "max_tokens": 9}, "fallbacks", "default"),
         ("responses", {"model": "m", "input": "hi"}, "client_metadata", {"a": 1}),
         ("models/m:generateContent", {"contents": "hi"}, "safetySettings", [{"category": "X"}]),
@@ -123,30 +143,57 @@ def test_what_has_no_effect_is_recorded(episode: OpenEpisode) -> None:
     ):
         assert post(episode, route, {**body, name: value}).status_code == 200
         assert episode.calls[-1].request["x_without_effect"] == {name: value}
-    assert post(episode, "responses", {"model": "m", "input": "hi", "metadata": {"a": "b"}}).status_code == 200
-    assert episode.calls[-1].request["metadata"] == {"a": "b"} and "x_without_effect" not in episode.calls[-1].request
+    assert (
+        post(
+            episode, "responses", {"model": "m", "input": "hi", "metadata": {"a": "b"}}
+        ).status_code
+        == 200
+    )
+    assert (
+        episode.calls[-1].request["metadata"] == {"a": "b"}
+        and "x_without_effect" not in episode.calls[-1].request
+    )
 
 
 def test_what_a_tool_may_have(episode: OpenEpisode) -> None:
     tool = {"name": "f", "input_schema": {"type": "object"}}
     body = {"model": "m", "messages": USER, "max_tokens": 9}
-    sound = {**tool, "allowed_callers": ["direct"], "defer_loading": False, "cache_control": {"type": "ephemeral"}}
+    sound = {
+        **tool,
+        "allowed_callers": ["direct"],
+        "defer_loading": False,
+        "cache_control": {"type": "ephemeral"},
+    }
     assert post(episode, "messages", {**body, "tools": [sound]}).status_code == 200
     refused = post(episode, "messages", {**body, "tools": [{**tool, "input_examples": [{"a": 1}]}]})
-    assert refused.status_code == 400 and "write the examples into the tool's description" in refused.text
+    assert (
+        refused.status_code == 400
+        and "write the examples into the tool's description" in refused.text
+    )
 
 
 @pytest.mark.parametrize(
     ("route", "says"),
     [
-        ("responses/compact", "responses/compact: no conversation is compacted; shorten the input yourself"),
-        ("responses/resp_1/cancel", "responses/resp_1/cancel: no response is made in the background"),
+        (
+            "responses/compact",
+            "responses/compact: no conversation is compacted; shorten the input yourself",
+        ),
+        (
+            "responses/resp_1/cancel",
+            "responses/resp_1/cancel: no response is made in the background",
+        ),
         ("conversations", "conversations: no conversation has an id; set previous_response_id"),
         ("conversations/c/items", "conversations/c/items: no conversation has an id"),
-        ("embeddings", "the policy does not serve the route embeddings; it serves chat/completions"),
+        (
+            "embeddings",
+            "the policy does not serve the route embeddings; it serves chat/completions",
+        ),
     ],
 )
-def test_a_route_that_is_not_served_says_what_to_do(episode: OpenEpisode, route: str, says: str) -> None:
+def test_a_route_that_is_not_served_says_what_to_do(
+    episode: OpenEpisode, route: str, says: str
+) -> None:
     answer = post(episode, route, {"model": "m", "input": "hi"})
     assert answer.status_code == 404 and says in answer.json()["error"]["message"]
 
@@ -154,7 +201,10 @@ def test_a_route_that_is_not_served_says_what_to_do(episode: OpenEpisode, route:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"background": True}, "background=true is not supported; no response is made in the background"),
+        (
+            {"background": True},
+            "background=true is not supported; no response is made in the background",
+        ),
         ({"conversation": "c"}, 'conversation="c" is not supported; set previous_response_id'),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         (

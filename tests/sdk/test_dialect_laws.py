@@ -1,4 +1,5 @@
-"""Laws of the dialects: one conversation is one request in each, and a stream says what the whole response says."""
+"""Laws of the dialects: one conversation is one request in each, and a stream says what the whole
+response says."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from ajet_sdk.dialects.table import endpoint
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=120)
 NAME = st.from_regex(r"[a-z]{1,8}", fullmatch=True)
 VALUES = st.dictionaries(
-    NAME, st.one_of(TEXT, st.integers(-9, 9), st.booleans(), st.lists(st.integers(0, 9))), max_size=3
+    NAME,
+    st.one_of(TEXT, st.integers(-9, 9), st.booleans(), st.lists(st.integers(0, 9))),
+    max_size=3,
 )
 
 
@@ -37,7 +40,10 @@ def calls(draw: st.DrawFn, *, of: int) -> list[dict[str, Any]]:
 @st.composite
 def replies(draw: st.DrawFn, of: int = 0) -> dict[str, Any]:
     called = draw(calls(of=of))
-    reply: dict[str, Any] = {"role": "assistant", "content": draw(TEXT if not called else st.none() | TEXT)}
+    reply: dict[str, Any] = {
+        "role": "assistant",
+        "content": draw(TEXT if not called else st.none() | TEXT),
+    }
     if draw(st.booleans()):
         reply["reasoning_content"] = draw(TEXT)
     return {**reply, "tool_calls": called} if called else reply
@@ -52,14 +58,17 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
         reply = draw(replies(of=turn))
         messages.append(reply)
         results = reply.get("tool_calls", ())
-        messages += [{"role": "tool", "tool_call_id": one["id"], "content": draw(TEXT)} for one in results]
+        messages += [
+            {"role": "tool", "tool_call_id": one["id"], "content": draw(TEXT)} for one in results
+        ]
         if not results or draw(st.booleans()):
             messages.append({"role": "user", "content": draw(TEXT)})
     return messages
 
 
 def turns(messages: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Messages as turns of user and assistant; results and what the user says after them are one turn."""
+    """Messages as turns of user and assistant; results and what the user says after them are one
+    turn."""
     found: list[tuple[str, list[dict[str, Any]]]] = []
     for message in messages:
         role = "assistant" if message["role"] == "assistant" else "user"
@@ -72,23 +81,43 @@ def turns(messages: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]
 
 def block(message: dict[str, Any]) -> list[dict[str, Any]]:
     if message["role"] == "tool":
-        return [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}]
+        return [
+            {
+                "type": "tool_result",
+                "tool_use_id": message["tool_call_id"],
+                "content": message["content"],
+            }
+        ]
     found: list[dict[str, Any]] = []
     if message.get("reasoning_content"):
-        found.append({"type": "thinking", "thinking": message["reasoning_content"], "signature": "s"})
+        found.append(
+            {"type": "thinking", "thinking": message["reasoning_content"], "signature": "s"}
+        )
     if message["content"] is not None:
-        found.append({"type": "text", "text": message["content"], "cache_control": {"type": "ephemeral"}})
+        found.append(
+            {"type": "text", "text": message["content"], "cache_control": {"type": "ephemeral"}}
+        )
     for call in message.get("tool_calls", ()):
         function = call["function"]
-        used = {"id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}
+        used = {
+            "id": call["id"],
+            "name": function["name"],
+            "input": json.loads(function["arguments"]),
+        }
         found.append({"type": "tool_use", **used})
     return found
 
 
 def as_messages(asked: dict[str, Any]) -> dict[str, Any]:
     system, rest = split(asked["messages"])
-    tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in asked["tools"]]
-    said = [{"role": role, "content": [b for m in spoken for b in block(m)]} for role, spoken in turns(rest)]
+    tools = [
+        {"name": t["function"]["name"], "input_schema": t["function"]["parameters"]}
+        for t in asked["tools"]
+    ]
+    said = [
+        {"role": role, "content": [b for m in spoken for b in block(m)]}
+        for role, spoken in turns(rest)
+    ]
     body = {name: asked[name] for name in ("model", "max_tokens", "temperature", "top_p", "top_k")}
     return {**body, **system, "messages": said, "tools": tools, "stop_sequences": asked["stop"]}
 
@@ -102,7 +131,15 @@ def split(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str
 def part(message: dict[str, Any], names: dict[str, str]) -> list[dict[str, Any]]:
     if message["role"] == "tool":
         known = message["tool_call_id"]
-        return [{"functionResponse": {"id": known, "name": names[known], "response": {"result": message["content"]}}}]
+        return [
+            {
+                "functionResponse": {
+                    "id": known,
+                    "name": names[known],
+                    "response": {"result": message["content"]},
+                }
+            }
+        ]
     found: list[dict[str, Any]] = []
     if message.get("reasoning_content"):
         found.append({"text": message["reasoning_content"], "thought": True})
@@ -111,7 +148,11 @@ def part(message: dict[str, Any], names: dict[str, str]) -> list[dict[str, Any]]
     for call in message.get("tool_calls", ()):
         function = call["function"]
         names[call["id"]] = function["name"]
-        called = {"id": call["id"], "name": function["name"], "args": json.loads(function["arguments"])}
+        called = {
+            "id": call["id"],
+            "name": function["name"],
+            "args": json.loads(function["arguments"]),
+        }
         found.append({"function_call": called})
     return found
 
@@ -120,13 +161,21 @@ def as_gemini(asked: dict[str, Any], snake: bool) -> dict[str, Any]:
     system, rest = split(asked["messages"])
     names: dict[str, str] = {}
     contents = [
-        {"role": "model" if role == "assistant" else "user", "parts": [p for m in spoken for p in part(m, names)]}
+        {
+            "role": "model" if role == "assistant" else "user",
+            "parts": [p for m in spoken for p in part(m, names)],
+        }
         for role, spoken in turns(rest)
     ]
     declared = [
-        {"name": t["function"]["name"], "parameters": upper(t["function"]["parameters"])} for t in asked["tools"]
+        {"name": t["function"]["name"], "parameters": upper(t["function"]["parameters"])}
+        for t in asked["tools"]
     ]
-    config: dict[str, Any] = {"temperature": asked["temperature"], "topP": asked["top_p"], "top_k": asked["top_k"]}
+    config: dict[str, Any] = {
+        "temperature": asked["temperature"],
+        "topP": asked["top_p"],
+        "top_k": asked["top_k"],
+    }
     config |= {"maxOutputTokens": asked["max_tokens"], "stop_sequences": asked["stop"]}
     return {
         "contents": contents,
@@ -151,7 +200,9 @@ SCHEMAS = st.recursive(
     LEAF,
     lambda inner: st.one_of(
         inner.map(lambda one: {"type": "array", "items": one}),
-        st.dictionaries(NAME, inner, max_size=3).map(lambda named: {"type": "object", "properties": named}),
+        st.dictionaries(NAME, inner, max_size=3).map(
+            lambda named: {"type": "object", "properties": named}
+        ),
     ),
     max_leaves=4,
 )
@@ -181,7 +232,9 @@ REQUESTS = st.fixed_dictionaries(
 
 @pytest.mark.slow
 @given(asked=REQUESTS, snake=st.booleans())
-def test_one_conversation_is_one_request_in_each_dialect(asked: dict[str, Any], snake: bool) -> None:
+def test_one_conversation_is_one_request_in_each_dialect(
+    asked: dict[str, Any], snake: bool
+) -> None:
     def ask(neutral: dict[str, Any]) -> Any:
         return CHAT.ask(neutral, "e", "a")
 
@@ -197,7 +250,9 @@ def completion(reply: dict[str, Any], finish: str = "stop") -> dict[str, Any]:
 
 
 @given(reply=replies(), finish=st.sampled_from(["stop", "length", "tool_calls"]))
-def test_the_events_of_messages_put_together_are_the_message(reply: dict[str, Any], finish: str) -> None:
+def test_the_events_of_messages_put_together_are_the_message(
+    reply: dict[str, Any], finish: str
+) -> None:
     whole = MESSAGES.response(completion(reply, finish), {}, {}, {})
     events = [json.loads(one.partition(b"data: ")[2]) for one in MESSAGES.events(whole, {})]
     message: dict[str, Any] = {}
@@ -240,13 +295,20 @@ def test_the_parts_of_gemini_put_together_are_the_response(
         (candidate,) = chunk["candidates"]
         into = parts[candidate["index"]]
         for one in candidate["content"]["parts"]:
-            if into and "text" in one and "text" in into[-1] and one.get("thought") == into[-1].get("thought"):
+            if (
+                into
+                and "text" in one
+                and "text" in into[-1]
+                and one.get("thought") == into[-1].get("thought")
+            ):
                 into[-1] = {**into[-1], **one, "text": into[-1]["text"] + one["text"]}
             else:
                 into.append(one)
         if "finishReason" in candidate:
             ends[candidate["index"]] = candidate["finishReason"]
-    assert [parts[c["index"]] for c in whole["candidates"]] == [c["content"]["parts"] for c in whole["candidates"]]
+    assert [parts[c["index"]] for c in whole["candidates"]] == [
+        c["content"]["parts"] for c in whole["candidates"]
+    ]
     assert ends == {0: "STOP", 1: "STOP"} and chunks[-1]["usageMetadata"] == whole["usageMetadata"]
 
 
@@ -267,7 +329,10 @@ def test_a_route_is_found_behind_any_version_and_prefix() -> None:
         ("/v1/messages/count_tokens", "messages/count_tokens"),
         ("/v1/completions", "completions"),
         ("/v1beta/models/a%2Fb:generateContent", "models/a%2Fb:generateContent"),
-        ("/v1/projects/p/locations/l/publishers/google/models/g:countTokens", "models/g:countTokens"),
+        (
+            "/v1/projects/p/locations/l/publishers/google/models/g:countTokens",
+            "models/g:countTokens",
+        ),
         ("/v1/embeddings", "embeddings"),
         ("/v1/models/a", "models/a"),
     ):
@@ -286,7 +351,9 @@ def test_forced_tools_typed_outputs_and_prefills_are_spelt_as_in_chat_completion
         return MESSAGES.neutral({**base, **more}, {})
 
     def gemini(**more: Any) -> dict[str, Any]:
-        return Gemini("m", "generateContent").neutral({"contents": [{"parts": [{"text": "q"}]}], **more}, {})
+        return Gemini("m", "generateContent").neutral(
+            {"contents": [{"parts": [{"text": "q"}]}], **more}, {}
+        )
 
     def calling(**config: Any) -> Any:
         return gemini(toolConfig={"functionCallingConfig": config})["tool_choice"]
@@ -299,16 +366,27 @@ def test_forced_tools_typed_outputs_and_prefills_are_spelt_as_in_chat_completion
     assert one["parallel_tool_calls"] is False
     two = calling(mode="ANY", allowedFunctionNames=["f", "g"])
     assert two["allowed_tools"]["mode"] == "required" and len(two["allowed_tools"]["tools"]) == 2
-    typed = message(output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "low"})
+    typed = message(
+        output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+    )
     config = {"responseMimeType": "application/json", "response_schema": upper(schema)}
     assert typed["response_format"] == gemini(generationConfig=config)["response_format"]
-    assert typed["response_format"]["json_schema"]["schema"] == schema and typed["reasoning_effort"] == "low"
+    assert (
+        typed["response_format"]["json_schema"]["schema"] == schema
+        and typed["reasoning_effort"] == "low"
+    )
     assert gemini(generationConfig={"responseMimeType": "application/json"})["response_format"] == {
         "type": "json_object"
     }
     off = {"enable_thinking": False}
     assert message(thinking={"type": "disabled"})["chat_template_kwargs"] == off
-    assert gemini(generationConfig={"thinkingConfig": {"thinkingBudget": 0}})["chat_template_kwargs"] == off
-    assert message(messages=[*said, {"role": "assistant", "content": "I"}])["continue_final_message"] is True
+    assert (
+        gemini(generationConfig={"thinkingConfig": {"thinkingBudget": 0}})["chat_template_kwargs"]
+        == off
+    )
+    assert (
+        message(messages=[*said, {"role": "assistant", "content": "I"}])["continue_final_message"]
+        is True
+    )
     begun = [{"parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "I"}]}]
     assert gemini(contents=begun)["continue_final_message"] is True

@@ -1,4 +1,5 @@
-"""Anthropic's and Google's own clients against the policy, over HTTP and captured in this process."""
+"""Anthropic's and Google's own clients against the policy, over HTTP and captured in this
+process."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CALLS = [{"function": {"name": "double", "arguments": {"a": a}}} for a in (3, 4)
 
 
 def replies(ask: Ask) -> Any:
-    """Two calls at once where there are tools and no result yet; else what was said last, thought about."""
+    """Two calls at once where there are tools and no result yet; else what was said last, thought
+    about."""
     last = ask.messages[-1] if ask.messages else {}
     if ask.tools and last.get("role") == "user":
         return {"reasoning_content": "Both at once.", "content": "I double.", "tool_calls": CALLS}
@@ -43,7 +45,8 @@ Doors = Callable[[str], tuple[OpenEpisode, Any, Any]]
 
 @pytest.fixture(params=["http", "captured"])
 def episode(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[OpenEpisode]:
-    """An episode; where it is captured, clients ask their vendors' own hosts with keys of their own."""
+    """An episode; where it is captured, clients ask their vendors' own hosts with keys of their
+    own."""
     opened = gateway.open(EpisodeSpec("one", ScriptedEngine(replies, max_model_len=4000)))
     if request.param == "http":
         yield opened
@@ -61,7 +64,11 @@ def of_anthropic(episode: OpenEpisode, kind: Any = None) -> Any:
 
     captured = current_episode.get() is not None
     model = episode.model()
-    named = {"api_key": "sk-ant"} if captured else {"api_key": model.api_key, "base_url": model.base_url[: -len("/v1")]}
+    named = (
+        {"api_key": "sk-ant"}
+        if captured
+        else {"api_key": model.api_key, "base_url": model.base_url[: -len("/v1")]}
+    )
     return (kind or anthropic.Anthropic)(**named, max_retries=0)
 
 
@@ -78,56 +85,92 @@ def of_google(episode: OpenEpisode) -> Any:
 def test_anthropics_client(episode: OpenEpisode) -> None:
     client = of_anthropic(episode)
     common: dict[str, Any] = {"model": "claude", "max_tokens": 300}
-    asked = [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}]
-    whole = client.messages.create(**common, messages=asked, system="Be brief.", stop_sequences=[" END"])
+    asked = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}],
+        }
+    ]
+    whole = client.messages.create(
+        **common, messages=asked, system="Be brief.", stop_sequences=[" END"]
+    )
     assert [block.type for block in whole.content] == ["thinking", "text"]
-    assert (whole.content[1].text, whole.stop_reason, whole.stop_sequence) == ("You said hi", "stop_sequence", " END")
+    assert (whole.content[1].text, whole.stop_reason, whole.stop_sequence) == (
+        "You said hi",
+        "stop_sequence",
+        " END",
+    )
     (call,) = episode.calls
     assert call.prompt_ids is not None and call.output_ids is not None
-    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (len(call.prompt_ids), len(call.output_ids))
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (
+        len(call.prompt_ids),
+        len(call.output_ids),
+    )
     assert call.request["messages"][0] == {"role": "system", "content": "Be brief."}
     assert call.response["choices"][0]["message"]["content"] == "You said hi"
     counted = client.messages.count_tokens(model="claude", messages=asked, system="Be brief.")
     assert counted.input_tokens == len(call.prompt_ids) and len(episode.calls) == 1
-    with client.messages.stream(**common, messages=asked, system="Be brief.", stop_sequences=[" END"]) as stream:
+    with client.messages.stream(
+        **common, messages=asked, system="Be brief.", stop_sequences=[" END"]
+    ) as stream:
         assert "".join(stream.text_stream) == "You said hi"
         final = stream.get_final_message()
     assert (final.stop_reason, final.usage) == (whole.stop_reason, whole.usage)
-    assert [b.text for b in final.content if b.type == "text"] == ["You said hi"] and final.content[0] == whole.content[
+    assert [b.text for b in final.content if b.type == "text"] == ["You said hi"] and final.content[
         0
-    ]
-    cut = client.messages.create(model="claude", max_tokens=10, messages=[{"role": "user", "content": "long"}])
+    ] == whole.content[0]
+    cut = client.messages.create(
+        model="claude", max_tokens=10, messages=[{"role": "user", "content": "long"}]
+    )
     assert cut.stop_reason == "max_tokens" and cut.usage.output_tokens == 10
 
 
-def test_anthropics_client_calls_tools_in_parallel_and_the_calls_merge(episode: OpenEpisode) -> None:
+def test_anthropics_client_calls_tools_in_parallel_and_the_calls_merge(
+    episode: OpenEpisode,
+) -> None:
     anthropic = pytest.importorskip("anthropic")
 
     async def agent() -> Any:
         client = of_anthropic(episode, anthropic.AsyncAnthropic)
         messages: list[Any] = [{"role": "user", "content": "double 3 and 4"}]
-        common: dict[str, Any] = {"model": "claude", "max_tokens": 300, "tools": [TOOL], "messages": messages}
+        common: dict[str, Any] = {
+            "model": "claude",
+            "max_tokens": 300,
+            "tools": [TOOL],
+            "messages": messages,
+        }
         async with client.messages.stream(**common) as stream:
             reply = await stream.get_final_message()
         assert reply.stop_reason == "tool_use" and reply.content[1].text == "I double."
         used = [block for block in reply.content if block.type == "tool_use"]
-        assert [(one.name, one.input) for one in used] == [("double", {"a": 3}), ("double", {"a": 4})]
-        messages.append({"role": "assistant", "content": [block.model_dump() for block in reply.content]})
+        assert [(one.name, one.input) for one in used] == [
+            ("double", {"a": 3}),
+            ("double", {"a": 4}),
+        ]
+        messages.append(
+            {"role": "assistant", "content": [block.model_dump() for block in reply.content]}
+        )
         messages.append(
             {
                 "role": "user",
                 "content": [
                     {"type": "tool_result", "tool_use_id": used[0].id, "content": "6"},
-                    {"type": "tool_result", "tool_use_id": used[1].id, "is_error": True, "content": [
-                        {"type": "text", "text": "too large"}
-                    ]},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": used[1].id,
+                        "is_error": True,
+                        "content": [{"type": "text", "text": "too large"}],
+                    },
                 ],
             }
-        )  # fmt: skip
+        )
         return await client.messages.create(**common)
 
     last = asyncio.run(agent())
-    assert last.content[-1].text == "You said Error: too large END and more" and last.stop_reason == "end_turn"
+    assert (
+        last.content[-1].text == "You said Error: too large END and more"
+        and last.stop_reason == "end_turn"
+    )
     first, second = episode.calls
     assert second.extends_call_id == first.call_id
     said = second.request["messages"]
@@ -145,15 +188,29 @@ def test_anthropics_tool_runner_keeps_its_thread(episode: OpenEpisode) -> None:
         return str(2 * a)
 
     client = of_anthropic(episode)
-    common: dict[str, Any] = {"model": "claude", "max_tokens": 300, "system": "Be brief.", "tools": [double]}
-    final = client.beta.messages.tool_runner(**common, messages=[{"role": "user", "content": "3 and 4"}]).until_done()
+    common: dict[str, Any] = {
+        "model": "claude",
+        "max_tokens": 300,
+        "system": "Be brief.",
+        "tools": [double],
+    }
+    final = client.beta.messages.tool_runner(
+        **common, messages=[{"role": "user", "content": "3 and 4"}]
+    ).until_done()
     assert final.content[-1].text == "You said 8 END and more"
     first, second = episode.calls
-    assert first.request["x_without_effect"].keys() <= {"betas"} if "x_without_effect" in first.request else True
+    assert (
+        first.request["x_without_effect"].keys() <= {"betas"}
+        if "x_without_effect" in first.request
+        else True
+    )
     assert [message["role"] for message in second.request["messages"]] == [
         "system", "user", "assistant", "tool", "tool",
     ]  # fmt: skip
-    assert second.request["tools"] == first.request["tools"] and second.extends_call_id == first.call_id
+    assert (
+        second.request["tools"] == first.request["tools"]
+        and second.extends_call_id == first.call_id
+    )
 
     raw = {"model": "claude", "max_tokens": 300, "messages": [{"role": "user", "content": "go on"}]}
     before = {"type": "continue", "previous_message_id": final.id}
@@ -175,7 +232,11 @@ def test_anthropics_errors_are_its_clients_exceptions(gateway: Gateway) -> None:
 
     episode = gateway.open(EpisodeSpec("one", ScriptedEngine(replies, max_model_len=40)))
     client = of_anthropic(episode)
-    hi: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    hi: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
     search = {"type": "web_search_20250305", "name": "web_search"}
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
     for changed, words in (
@@ -200,23 +261,53 @@ def test_googles_client(episode: OpenEpisode) -> None:
 
     client, types = of_google(episode), genai.types
     config = types.GenerateContentConfig(
-        system_instruction="Be brief.", stop_sequences=[" END"], temperature=0, top_k=5, seed=7, max_output_tokens=300
+        system_instruction="Be brief.",
+        stop_sequences=[" END"],
+        temperature=0,
+        top_k=5,
+        seed=7,
+        max_output_tokens=300,
     )
     whole = client.models.generate_content(model="gemini", contents="hi", config=config)
     assert whole.text == "You said hi" and whole.candidates[0].finish_reason.name == "STOP"
     (call,) = episode.calls
     assert call.prompt_ids is not None and call.output_ids is not None
     usage = whole.usage_metadata
-    assert (usage.prompt_token_count, usage.candidates_token_count) == (len(call.prompt_ids), len(call.output_ids))
-    assert call.sampling["temperature"] == 0 and call.sampling["top_k"] == 5 and call.request["model"] == "gemini"
-    parts = list(client.models.generate_content_stream(model="gemini", contents="hi", config=config))
-    assert "".join(part.text for part in parts) == "You said hi" and parts[-1].usage_metadata == usage
-    assert client.models.count_tokens(model="gemini", contents="hi").total_tokens > 0 and len(episode.calls) == 2
-    thinking = types.GenerateContentConfig(thinking_config=types.ThinkingConfig(include_thoughts=True))
-    shown = client.models.generate_content(model="gemini", contents="hi", config=thinking).candidates[0].content.parts
+    assert (usage.prompt_token_count, usage.candidates_token_count) == (
+        len(call.prompt_ids),
+        len(call.output_ids),
+    )
+    assert (
+        call.sampling["temperature"] == 0
+        and call.sampling["top_k"] == 5
+        and call.request["model"] == "gemini"
+    )
+    parts = list(
+        client.models.generate_content_stream(model="gemini", contents="hi", config=config)
+    )
+    assert (
+        "".join(part.text for part in parts) == "You said hi" and parts[-1].usage_metadata == usage
+    )
+    assert (
+        client.models.count_tokens(model="gemini", contents="hi").total_tokens > 0
+        and len(episode.calls) == 2
+    )
+    thinking = types.GenerateContentConfig(
+        thinking_config=types.ThinkingConfig(include_thoughts=True)
+    )
+    shown = (
+        client.models.generate_content(model="gemini", contents="hi", config=thinking)
+        .candidates[0]
+        .content.parts
+    )
     assert (shown[0].text, shown[0].thought) == ("Easy.", True)
     several = types.GenerateContentConfig(candidate_count=2)
-    assert len(client.models.generate_content(model="gemini", contents="hi", config=several).candidates) == 2
+    assert (
+        len(
+            client.models.generate_content(model="gemini", contents="hi", config=several).candidates
+        )
+        == 2
+    )
 
 
 def test_googles_client_calls_tools_in_parallel_and_the_calls_merge(episode: OpenEpisode) -> None:
@@ -226,16 +317,23 @@ def test_googles_client_calls_tools_in_parallel_and_the_calls_merge(episode: Ope
 
     async def agent() -> list[Any]:
         declared = types.FunctionDeclaration(
-            name="double", description="Twice a.", parameters=types.Schema(
-                type="OBJECT", properties={"a": types.Schema(type="INTEGER")}, required=["a"])
-        )  # fmt: skip
+            name="double",
+            description="Twice a.",
+            parameters=types.Schema(
+                type="OBJECT", properties={"a": types.Schema(type="INTEGER")}, required=["a"]
+            ),
+        )
         config = types.GenerateContentConfig(tools=[types.Tool(function_declarations=[declared])])
         chat = of_google(episode).aio.chats.create(model="gemini", config=config)
         reply = await chat.send_message("double 3 and 4")
         calls = reply.function_calls
-        assert [(call.name, call.args) for call in calls] == [("double", {"a": 3}), ("double", {"a": 4})]
+        assert [(call.name, call.args) for call in calls] == [
+            ("double", {"a": 3}),
+            ("double", {"a": 4}),
+        ]
         results = [
-            types.Part.from_function_response(name="double", response={"result": 2 * c.args["a"]}) for c in calls
+            types.Part.from_function_response(name="double", response={"result": 2 * c.args["a"]})
+            for c in calls
         ]
         return [part async for part in await chat.send_message_stream(results)]
 
@@ -270,7 +368,9 @@ def test_googles_errors_and_models(gateway: Gateway) -> None:
     url = f"{model.base_url[:-3]}/v1beta/models/m:streamGenerateContent"
     body = {"contents": {"parts": {"text": "h"}}, "generation_config": {"max_output_tokens": 5}}
     listed = httpx.post(url, params={"key": model.api_key}, json=body)
-    assert listed.headers["content-type"] == "application/json" and listed.json()[-1]["usageMetadata"]
+    assert (
+        listed.headers["content-type"] == "application/json" and listed.json()[-1]["usageMetadata"]
+    )
     wrong = httpx.post(url, params={"key": "no"}, json=body)
     assert wrong.status_code == 401 and wrong.json()["error"]["status"] == "UNAUTHENTICATED"
 
@@ -291,19 +391,40 @@ def test_clients_of_every_vendor_find_the_policy_by_their_own_variables(
     anthropic.Anthropic().messages.create(model="m", max_tokens=99, messages=hi)
     google = genai.Client()  # closed once nobody holds it
     google.models.generate_content(model="m", contents="hi")
-    assert len({tuple(call.prompt_ids.tolist()) for call in episode.calls if call.prompt_ids is not None}) == 1
+    assert (
+        len(
+            {
+                tuple(call.prompt_ids.tolist())
+                for call in episode.calls
+                if call.prompt_ids is not None
+            }
+        )
+        == 1
+    )
     assert [call.error for call in episode.calls] == [None] * 3
 
 
 def test_a_conversation_that_changes_its_dialect_midway_still_merges(gateway: Gateway) -> None:
     episode = gateway.open(EpisodeSpec("one", ScriptedEngine(replies, max_model_len=4000)))
-    tools = [{"type": "function", "function": {"name": "double", "description": "Twice a.", "parameters": SCHEMA}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "double", "description": "Twice a.", "parameters": SCHEMA},
+        }
+    ]
     asked = {"role": "user", "content": "double 3 and 4"}
-    reply = episode.model().openai().chat.completions.create(model="m", messages=[asked], tools=tools)
+    reply = (
+        episode.model().openai().chat.completions.create(model="m", messages=[asked], tools=tools)
+    )
     calls = reply.choices[0].message.tool_calls or []
     thought = {"type": "thinking", "thinking": "Both at once.", "signature": ""}
     used = [
-        {"type": "tool_use", "id": c.id, "name": c.function.name, "input": json.loads(c.function.arguments)}
+        {
+            "type": "tool_use",
+            "id": c.id,
+            "name": c.function.name,
+            "input": json.loads(c.function.arguments),
+        }
         for c in calls
     ]
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "9"} for call in calls]
@@ -350,11 +471,17 @@ def patient(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> tuple[PatientE
     return engine, gateway.open(EpisodeSpec("one", engine))
 
 
-def test_a_message_that_takes_long_has_events_that_are_no_pings(patient: tuple[PatientEngine, OpenEpisode]) -> None:
+def test_a_message_that_takes_long_has_events_that_are_no_pings(
+    patient: tuple[PatientEngine, OpenEpisode],
+) -> None:
     """A client that counts events ends a stream that has pings only."""
     engine, episode = patient
     kinds = list[str]()
-    request: Any = {"model": "m", "max_tokens": 999, "messages": [{"role": "user", "content": "hello"}]}
+    request: Any = {
+        "model": "m",
+        "max_tokens": 999,
+        "messages": [{"role": "user", "content": "hello"}],
+    }
     tools: Any = [TOOL]
     with of_anthropic(episode).messages.stream(**request, tools=tools) as stream:
         for event in stream:
@@ -364,7 +491,11 @@ def test_a_message_that_takes_long_has_events_that_are_no_pings(patient: tuple[P
         final = stream.get_final_message()
     assert kinds[0] == "message_start" and kinds.count("message_start") == 1
     assert [block.type for block in final.content] == ["thinking", "text", "tool_use", "tool_use"]
-    assert final.stop_reason == "tool_use" and final.usage.input_tokens > 0 and final.usage.output_tokens > 0
+    assert (
+        final.stop_reason == "tool_use"
+        and final.usage.input_tokens > 0
+        and final.usage.output_tokens > 0
+    )
     (call,) = episode.calls
     assert call.error is None and final.id == call.response["id"]
 

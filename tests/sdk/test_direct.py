@@ -1,4 +1,5 @@
-"""Requests of the gateway's own process: they take no socket, and nothing else about them is different."""
+"""Requests of the gateway's own process: they take no socket, and nothing else about them is
+different."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ KINDS = [pytest.param(ask, module, id=f"{ask.__name__}-{module.__name__}")
 
 
 @pytest.mark.parametrize(("ask", "module"), KINDS)
-def test_no_socket_is_used_and_the_answer_is_the_same(gateway: Gateway, ask: Any, module: Any) -> None:
+def test_no_socket_is_used_and_the_answer_is_the_same(
+    gateway: Gateway, ask: Any, module: Any
+) -> None:
     episode = opened(gateway, ["hi there"])
     response = within(episode, ask(module))
     assert response.status_code == 200
@@ -110,7 +113,9 @@ def test_no_socket_is_used_and_the_answer_is_the_same(gateway: Gateway, ask: Any
 
 
 @pytest.mark.parametrize(("ask", "module"), KINDS)
-def test_a_read_timeout_is_the_clients_own_and_the_call_undelivered(gateway: Gateway, ask: Any, module: Any) -> None:
+def test_a_read_timeout_is_the_clients_own_and_the_call_undelivered(
+    gateway: Gateway, ask: Any, module: Any
+) -> None:
     slow = Slow()
     episode = opened(gateway, slow)
     with pytest.raises(module.ReadTimeout, match=r"0\.2 s"):
@@ -120,7 +125,8 @@ def test_a_read_timeout_is_the_clients_own_and_the_call_undelivered(gateway: Gat
 
 
 def test_the_gateway_answers_outside_of_every_episode(gateway: Gateway) -> None:
-    """A request that the engine itself makes, to a server of its own, must not be taken for the agent's."""
+    """A request that the engine itself makes, to a server of its own, must not be taken for the
+    agent's."""
     slow = Slow()
     slow.go.set()
     within(opened(gateway, slow), ask_async(httpx))
@@ -132,7 +138,9 @@ def test_streams_arrive_in_parts_and_one_closed_early_is_undelivered(gateway: Ga
     client = openai.OpenAI(api_key="k", base_url="http://model.invalid/v1", max_retries=0)
 
     def whole() -> str:
-        parts = client.chat.completions.create(model="m", messages=body("x")["messages"], stream=True)
+        parts = client.chat.completions.create(
+            model="m", messages=body("x")["messages"], stream=True
+        )
         return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
 
     assert within(episode, whole) == "one two three four five six seven eight"
@@ -156,10 +164,14 @@ def test_streams_arrive_in_parts_and_one_closed_early_is_undelivered(gateway: Ga
 @pytest.mark.parametrize("size", [100, 200_000])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_reply_left_half_read_is_undelivered(gateway: Gateway, stream: bool, size: int) -> None:
-    """Found in training: every token of a reply was trained of which the agent had read 48 characters."""
+    """Found in training: every token of a reply was trained of which the agent had read 48
+    characters."""
 
     def ask() -> None:
-        with httpx.Client() as client, client.stream("POST", URL, json=body("go", stream=stream)) as response:
+        with (
+            httpx.Client() as client,
+            client.stream("POST", URL, json=body("go", stream=stream)) as response,
+        ):
             next(response.iter_raw(48))
 
     async def aask() -> None:
@@ -174,7 +186,9 @@ def test_a_reply_left_half_read_is_undelivered(gateway: Gateway, stream: bool, s
         episode = opened(gateway, ["x" * size], name)
         within(episode, agent)
         (call,) = asyncio.run(episode.finish())
-        assert call.output_ids is not None and re.match("undelivered: the client (read|disconnected)", call.error or "")
+        assert call.output_ids is not None and re.match(
+            "undelivered: the client (read|disconnected)", call.error or ""
+        )
 
 
 @pytest.mark.parametrize("module", [httpx, httpx2])
@@ -186,7 +200,10 @@ def test_an_answer_in_one_part_can_be_read_as_a_stream(gateway: Gateway, module:
             return b"".join(response.iter_raw())
 
     async def aask() -> bytes:
-        async with module.AsyncClient() as client, client.stream("POST", URL, json=body("x")) as response:
+        async with (
+            module.AsyncClient() as client,
+            client.stream("POST", URL, json=body("x")) as response,
+        ):
             return b"".join([part async for part in response.aiter_raw()])
 
     assert b"whole" in within(episode, ask) and b"whole" in within(episode, aask)
@@ -196,7 +213,10 @@ def test_an_answer_in_one_part_can_be_read_as_a_stream(gateway: Gateway, module:
 def test_headers_may_hold_any_text(gateway: Gateway) -> None:
     headers = {b"x-title": "🦊 Füchse".encode()}
     assert (
-        within(opened(gateway, ["fine"]), lambda: httpx.post(URL, json=body("x"), headers=headers)).status_code == 200
+        within(
+            opened(gateway, ["fine"]), lambda: httpx.post(URL, json=body("x"), headers=headers)
+        ).status_code
+        == 200
     )
 
 
@@ -218,7 +238,9 @@ def test_a_handle_goes_direct_too(gateway: Gateway) -> None:
 
     assert within(episode, ask).choices[0].message.content == "by handle"
     assert served(gateway) == 0
-    assert ask().choices[0].message.content == "by handle"  # outside of the workflow: over HTTP, with the same key
+    assert (
+        ask().choices[0].message.content == "by handle"
+    )  # outside of the workflow: over HTTP, with the same key
     until(lambda: served(gateway) == 1)
 
 

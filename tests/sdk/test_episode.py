@@ -56,7 +56,9 @@ def episodes(
 ) -> list[Episode]:
     """Run one attempt at each task with scripted replies."""
     found = (
-        [Task(main_query=f"q{i}", metadata={"answer": "42"}) for i in range(tasks)] if isinstance(tasks, int) else tasks
+        [Task(main_query=f"q{i}", metadata={"answer": "42"}) for i in range(tasks)]
+        if isinstance(tasks, int)
+        else tasks
     )
 
     async def main() -> list[Episode]:
@@ -97,7 +99,12 @@ def exact(output: str, answer: str) -> float:
 
 def test_an_episode() -> None:
     [episode] = episodes(solve, exact)
-    assert (episode.status, episode.output, episode.reward, episode.error) == ("succeeded", "42", 1.0, None)
+    assert (episode.status, episode.output, episode.reward, episode.error) == (
+        "succeeded",
+        "42",
+        1.0,
+        None,
+    )
     assert episode.rewards[0].name == "exact" and episode.run_id == "run"
     [call] = episode.calls
     assert call.trainable and call.phase == "rollout" and call.output_ids is not None
@@ -108,13 +115,20 @@ def test_an_endpoint_whose_reply_is_none_gives_no_reward(workflow: Any) -> None:
     """Found in a run: `{"choices":[{"index":0}]}` was an empty answer, judged, with reward 0."""
     with serving(answering({"choices": [{"index": 0}]})) as url:
         engine = RemoteEngine(f"{url}/v1", "key", "policy")
-        [episode] = episodes(workflow, exact, engine=engine, settings=config(failure_reward=0.0, max_retries=1))
-    assert (episode.status, episode.cause, episode.infrastructure) == ("failed", "EngineUnavailable", True)
+        [episode] = episodes(
+            workflow, exact, engine=engine, settings=config(failure_reward=0.0, max_retries=1)
+        )
+    assert (episode.status, episode.cause, episode.infrastructure) == (
+        "failed",
+        "EngineUnavailable",
+        True,
+    )
     assert episode.rewards == () and "has no message" in (episode.error or "")
 
 
 def test_a_client_of_the_module_survives_batches_and_a_run() -> None:
-    """Async workflows share one loop for as long as the run lasts, so that pooled connections stay usable."""
+    """Async workflows share one loop for as long as the run lasts, so that pooled connections stay
+    usable."""
 
     loops = set()
 
@@ -154,7 +168,20 @@ def test_what_a_judge_may_return(returned: Any, reward: float, success: bool | N
 
 
 @pytest.mark.parametrize(
-    "returned", [None, float("nan"), float("inf"), "1.0", [], [1.0], {}, (1.0, 2.0), (1.0,), (None, True), object()]
+    "returned",
+    [
+        None,
+        float("nan"),
+        float("inf"),
+        "1.0",
+        [],
+        [1.0],
+        {},
+        (1.0, 2.0),
+        (1.0,),
+        (None, True),
+        object(),
+    ],
 )
 def test_nonsense_is_a_failure_and_never_zero(returned: Any) -> None:
     @ajet.judge
@@ -180,7 +207,9 @@ def test_nonsense_is_a_failure_and_never_zero(returned: Any) -> None:
         (WorkflowOutput(), None),
     ],
 )
-def test_a_reward_of_the_workflow_skips_the_judge_and_a_number_is_output(output: Any, reward: float | None) -> None:
+def test_a_reward_of_the_workflow_skips_the_judge_and_a_number_is_output(
+    output: Any, reward: float | None
+) -> None:
     asked = []
 
     @ajet.workflow
@@ -206,7 +235,13 @@ def test_no_judge_and_no_reward() -> None:
 class Broken(Exception): ...
 
 
-RAISED = [Broken("pot"), SystemExit(3), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError()]
+RAISED = [
+    Broken("pot"),
+    SystemExit(3),
+    KeyboardInterrupt(),
+    StopIteration(),
+    asyncio.CancelledError(),
+]
 
 
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
@@ -228,7 +263,9 @@ def test_what_an_agent_raises_is_data(error: BaseException, is_async: bool) -> N
         assert found[1].cause == "RuntimeError"  # as Python has it
     else:
         assert found[1].cause == type(error).__name__
-    assert "test_episode.py" in (found[1].error or "") and "workers.py" not in (found[1].error or "")
+    assert "test_episode.py" in (found[1].error or "") and "workers.py" not in (
+        found[1].error or ""
+    )
     assert not found[1].infrastructure and found[1].rewards == ()
 
 
@@ -243,7 +280,9 @@ def test_what_a_judge_raises_is_data_too() -> None:
 
 
 def test_a_task_without_a_key_fails_alone() -> None:
-    found = episodes(solve, exact, tasks=[Task(main_query="q", metadata={"answer": "42"}), Task(main_query="r")])
+    found = episodes(
+        solve, exact, tasks=[Task(main_query="q", metadata={"answer": "42"}), Task(main_query="r")]
+    )
     assert [e.cause for e in found] == [None, "SignatureError"]
 
 
@@ -263,7 +302,9 @@ def test_a_hanging_async_workflow_times_out_and_is_cancelled() -> None:
     assert found[0].cause == "EpisodeTimeout" and sorted(cleaned) == ["q0", "q1", "q2"]
 
 
-def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked(short_grace: None) -> None:
+def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked(
+    short_grace: None,
+) -> None:
     released, late = threading.Event(), []
 
     @ajet.workflow(timeout=0.3)
@@ -271,7 +312,9 @@ def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked
         released.wait()
         body = {"model": "m", "messages": [{"role": "user", "content": "late"}]}
         key = {"authorization": f"Bearer {model.api_key}"}
-        late.append(httpx.post(f"{model.base_url}/chat/completions", headers=key, json=body).status_code)
+        late.append(
+            httpx.post(f"{model.base_url}/chat/completions", headers=key, json=body).status_code
+        )
         return ""
 
     with Workers(4) as workers:
@@ -384,7 +427,11 @@ def test_an_infrastructure_fault_is_tried_again_as_a_new_episode() -> None:
     assert episode.status == "succeeded"
     first, second = [record for record in put if isinstance(record, Episode)]
     assert first.infrastructure and first.cause == "EngineUnavailable" and second == episode
-    assert first.episode_id != second.episode_id and first.group_id != "" and first.attempt == second.attempt
+    assert (
+        first.episode_id != second.episode_id
+        and first.group_id != ""
+        and first.attempt == second.attempt
+    )
     assert first.metrics.get(RETRY) is None and second.metrics[RETRY] == 1
     assert any("1 of 1 attempts" in message for message in failure_messages([episode]))
     assert "train/retry" not in episode_metrics("train", [episode], None)
@@ -393,7 +440,13 @@ def test_an_infrastructure_fault_is_tried_again_as_a_new_episode() -> None:
 def test_retries_end() -> None:
     engine = Flaky(100)
     [episode] = episodes(solve, exact, engine=engine, settings=config(max_retries=2))
-    assert (episode.status, episode.cause, episode.infrastructure, engine.asked, episode.metrics[RETRY]) == (
+    assert (
+        episode.status,
+        episode.cause,
+        episode.infrastructure,
+        engine.asked,
+        episode.metrics[RETRY],
+    ) == (
         "failed",
         "EngineUnavailable",
         True,
@@ -436,7 +489,11 @@ def test_a_context_overflow_is_named_as_the_cause() -> None:
         return await said(question)
 
     [episode] = episodes(own, exact, engine=Full(lambda ask: ""))
-    assert (episode.status, episode.cause, episode.infrastructure) == ("failed", "ContextOverflow", False)
+    assert (episode.status, episode.cause, episode.infrastructure) == (
+        "failed",
+        "ContextOverflow",
+        False,
+    )
 
 
 def test_two_model_names_are_ambiguous_even_if_swallowed() -> None:
@@ -468,14 +525,22 @@ def test_a_nested_workflow_joins_the_outer_episode() -> None:
         return await solve(question, model) + await solve(question, model)
 
     [episode] = episodes(outer, ajet.judge(lambda output: len(output)))
-    assert (episode.reward, len(episode.calls), len({c.episode_id for c in episode.calls})) == (4.0, 2, 1)
+    assert (episode.reward, len(episode.calls), len({c.episode_id for c in episode.calls})) == (
+        4.0,
+        2,
+        1,
+    )
 
 
 def test_a_judge_asks_the_model_and_is_never_trained() -> None:
     @ajet.judge
     async def asks(output: str, model: Any, episode: Episode) -> float:
-        assert episode.status == "succeeded" and len(episode.calls) == 1 and episode.output == output
-        return float(len((await model.chat([{"role": "user", "content": f"grade {output}"}]))["content"]))
+        assert (
+            episode.status == "succeeded" and len(episode.calls) == 1 and episode.output == output
+        )
+        return float(
+            len((await model.chat([{"role": "user", "content": f"grade {output}"}]))["content"])
+        )
 
     [episode] = episodes(solve, asks)
     assert [(c.phase, c.trainable) for c in episode.calls] == [("rollout", True), ("judge", False)]
@@ -491,8 +556,11 @@ def test_a_sync_function_that_returns_a_coroutine() -> None:
 
 
 @pytest.mark.slow
-def test_a_sync_workflow_has_an_event_loop_which_is_closed_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    """As the main thread of a program: some libraries run their async code on `asyncio.get_event_loop()`."""
+def test_a_sync_workflow_has_an_event_loop_which_is_closed_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As the main thread of a program: some libraries run their async code on
+    `asyncio.get_event_loop()`."""
     loops: list[asyncio.AbstractEventLoop] = []
     ended: list[str] = []
 
@@ -505,7 +573,9 @@ def test_a_sync_workflow_has_an_event_loop_which_is_closed_at_its_end(caplog: py
     async def ask() -> str:
         loops[0].create_task(forever())
         client = openai.AsyncOpenAI(base_url="http://model.invalid/v1", api_key="x")
-        reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
+        reply = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello"}]
+        )
         return str(reply.choices[0].message.content)
 
     def agent() -> str:
@@ -572,7 +642,9 @@ def test_the_runs_sampling_stands_in_for_the_agents() -> None:
         return await said(question, temperature=0)
 
     episodes(own, exact, tasks=2, replies=reply, sampling=SamplingOverride(temperature=0.7))
-    assert {temperature for temperature, _ in seen} == {0.7} and len({seed for _, seed in seen}) == 2
+    assert {temperature for temperature, _ in seen} == {0.7} and len(
+        {seed for _, seed in seen}
+    ) == 2
 
 
 def test_order_is_kept_and_each_episode_is_told_of() -> None:
@@ -598,7 +670,11 @@ def test_failures_are_summarised_by_cause_and_too_many_stop_the_run() -> None:
 
     found = episodes(act, tasks=4)
     lines = failures_by_cause(found)
-    assert lines[0].startswith("2 × Broken:") and "at q0" in lines[0] and lines[1].startswith("1 × KeyError")
+    assert (
+        lines[0].startswith("2 × Broken:")
+        and "at q0" in lines[0]
+        and lines[1].startswith("1 × KeyError")
+    )
     check_sound(found, 0.25)
     with pytest.raises(TrainingError, match="only 1 of 4 episodes succeeded"):
         check_sound(found, 0.5)
@@ -621,9 +697,16 @@ def test_a_cancelled_batch_leaves_aborted_episodes() -> None:
 
     async def main() -> None:
         batch = asyncio.create_task(
-            run_batch(hang, exact, [Attempt(Task(main_query="q"))], engine=ScriptedEngine(lambda ask: ""),
-                      gateway=shared_gateway(), config=config(), writer=Sink())  # type: ignore[arg-type]
-        )  # fmt: skip
+            run_batch(
+                hang,
+                exact,
+                [Attempt(Task(main_query="q"))],
+                engine=ScriptedEngine(lambda ask: ""),
+                gateway=shared_gateway(),
+                config=config(),
+                writer=Sink(),
+            )  # type: ignore[arg-type]
+        )
         await until_async(began.is_set)
         batch.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -688,28 +771,41 @@ kept: list[Any] = []
 def test_no_thread_of_a_finished_batch_is_left(workflow: Any, short_grace: None) -> None:
     before = {*threading.enumerate()}
     episodes(workflow, exact, tasks=2)
-    assert until(lambda: not [t for t in {*threading.enumerate()} - before if t.name == "ajet-workflows"])
+    assert until(
+        lambda: not [t for t in {*threading.enumerate()} - before if t.name == "ajet-workflows"]
+    )
     kept.clear()
 
 
-def test_episodes_are_written_as_json_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_episodes_are_written_as_json_where_that_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     @ajet.workflow
     async def solve(main_query: str) -> Reward:
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": main_query}])
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": main_query}]
+        )
         return Reward(value=1.0)
 
     def settings(directory: Path, *, wanted: bool) -> Config:
         return load_config(
-            values={"experiment_dir": str(directory), "trainer_common": {"save_trajectory_as_json_file": wanted}}
+            values={
+                "experiment_dir": str(directory),
+                "trainer_common": {"save_trajectory_as_json_file": wanted},
+            }
         )
 
     def run(directory: Path, *, wanted: bool) -> list[Episode]:
         with TraceWriter(directory / "trace.duckdb") as writer:
-            return episodes(solve, tasks=2, settings=settings(directory, wanted=wanted), writer=writer)
+            return episodes(
+                solve, tasks=2, settings=settings(directory, wanted=wanted), writer=writer
+            )
 
     found = run(tmp_path / "on", wanted=True)
     for episode in found:
-        text = (tmp_path / "on" / "trajectory" / "train-0" / f"{episode.episode_id}.json").read_text()
+        text = (
+            tmp_path / "on" / "trajectory" / "train-0" / f"{episode.episode_id}.json"
+        ).read_text()
         assert Episode.model_validate_json(text) == episode
         assert episode.calls and episode.ended_at is not None
     run(tmp_path / "off", wanted=False)
@@ -720,24 +816,35 @@ def test_episodes_are_written_as_json_where_that_is_asked_for(tmp_path: Path, ca
     assert "save_trajectory_as_json_file" in caplog.text
 
 
-def test_an_output_that_json_does_not_hold_costs_no_episode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_output_that_json_does_not_hold_costs_no_episode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Board:
         def __str__(self) -> str:
             return "a board"
 
     @ajet.workflow
     async def solve(main_query: str) -> Any:
-        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": main_query}])
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": main_query}]
+        )
         return {"board": Board()} if main_query == "q0" else "\ud83d"
 
     @ajet.judge
     def content(output: Any) -> float:
         return 1.0
 
-    wanted = {"experiment_dir": str(tmp_path), "trainer_common": {"save_trajectory_as_json_file": True}}
+    wanted = {
+        "experiment_dir": str(tmp_path),
+        "trainer_common": {"save_trajectory_as_json_file": True},
+    }
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
-        odd, broken = episodes(solve, content, tasks=2, settings=load_config(values=wanted), writer=writer)
+        odd, broken = episodes(
+            solve, content, tasks=2, settings=load_config(values=wanted), writer=writer
+        )
     place = tmp_path / "trajectory" / "train-0"
-    assert Episode.model_validate_json((place / f"{odd.episode_id}.json").read_text()).output == {"board": "a board"}
+    assert Episode.model_validate_json((place / f"{odd.episode_id}.json").read_text()).output == {
+        "board": "a board"
+    }
     assert broken.status == "succeeded" and not (place / f"{broken.episode_id}.json").exists()
     assert "surrogates" in caplog.text

@@ -16,11 +16,19 @@ PLAIN, NUCLEUS = {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}
 
 
 def test_the_gap_of_a_step_is_told_by_cause_and_turn(tmp_path: Path) -> None:
-    """Of the trace: four calls, each with a gap of its own in two tokens of three; one place was not trained."""
+    """Of the trace: four calls, each with a gap of its own in two tokens of three; one place was
+    not trained."""
     made = [(PLAIN, 3, 0.01), (NUCLEUS, 3, 0.1), (NUCLEUS, 2, 1.0), (PLAIN, 3, 0.03)]
     sampled = np.array([-1.0, -2.0, -3.0], np.float32)
     calls = tuple(
-        Call(episode_id="e", index=i, output_ids=[1, 2, 3], logprobs=sampled, sampling=sampling, policy_version=version)
+        Call(
+            episode_id="e",
+            index=i,
+            output_ids=[1, 2, 3],
+            logprobs=sampled,
+            sampling=sampling,
+            policy_version=version,
+        )
         for i, (sampling, version, _) in enumerate(made)
     )
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
@@ -42,12 +50,22 @@ def test_the_gap_of_a_step_is_told_by_cause_and_turn(tmp_path: Path) -> None:
     expected = {"staleness": (2.0, 2), "sampling": (0.2, 2), "numerics": (0.08, 4)}
     for name, (gap, tokens) in expected.items():
         assert parts[name] == (pytest.approx(gap, abs=1e-5), tokens)
-    assert [parts[f"turn {i}"][0] / 2 for i in (1, 2, 3, 4)] == pytest.approx([0.01, 0.1, 1.0, 0.03], abs=1e-5)
+    assert [parts[f"turn {i}"][0] / 2 for i in (1, 2, 3, 4)] == pytest.approx(
+        [0.01, 0.1, 1.0, 0.03], abs=1e-5
+    )
     told = gap_message(parts)
     assert "differ by 0.28 per token" in told and "88% staleness (1.00), 9% sampling (0.10)" in told
     assert "by turn 0.01, 0.10, 1.00, 0.03" in told and told.endswith("Lower rollout.max_staleness")
 
 
 def test_a_gap_without_another_cause_is_of_numerics() -> None:
-    rows = [{"policy_version": None, "sampling": json.dumps(PLAIN), "index": 0, "gap": 3.0, "tokens": 10}]
+    rows = [
+        {
+            "policy_version": None,
+            "sampling": json.dumps(PLAIN),
+            "index": 0,
+            "gap": 3.0,
+            "tokens": 10,
+        }
+    ]
     assert "100% numerics (0.30). Set model.dtype: float32" in gap_message(gap_by_cause(rows))

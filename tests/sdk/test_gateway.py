@@ -20,7 +20,13 @@ import pytest
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
-from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
+from ajet_sdk.errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineUnavailable,
+    ModelAmbiguous,
+    RequestRefused,
+)
 from ajet_sdk.gateway import access
 from ajet_sdk.gateway import answer as answer_module
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
@@ -29,8 +35,16 @@ from ajet_sdk.protocols import Answer, Ask, Choice
 from tests.waiting import FOREVER, until
 
 USER = [{"role": "user", "content": "What is six times seven?"}]
-TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
-CALLING = {"content": "Let me see.", "tool_calls": [{"function": {"name": "calc", "arguments": {"a": 6, "b": "ü"}}}]}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+CALLING = {
+    "content": "Let me see.",
+    "tool_calls": [{"function": {"name": "calc", "arguments": {"a": 6, "b": "ü"}}}],
+}
 
 
 Opener = Callable[..., OpenEpisode]
@@ -40,31 +54,47 @@ Opener = Callable[..., OpenEpisode]
 def open_episode(gateway: Gateway) -> Opener:
     def open_one(replies: Any = "forty-two", episode_id: str = "one", **spec: Any) -> OpenEpisode:
         told = replies if callable(replies) else lambda ask: replies
-        return gateway.open(EpisodeSpec(episode_id, ScriptedEngine(told, max_model_len=4000), **spec))
+        return gateway.open(
+            EpisodeSpec(episode_id, ScriptedEngine(told, max_model_len=4000), **spec)
+        )
 
     return open_one
 
 
-def post(episode: OpenEpisode, body: dict[str, Any], route: str = "chat/completions", **more: Any) -> httpx.Response:
+def post(
+    episode: OpenEpisode, body: dict[str, Any], route: str = "chat/completions", **more: Any
+) -> httpx.Response:
     model = episode.model()
     headers = {"authorization": f"Bearer {model.api_key}"}
     return httpx.post(f"{model.base_url}/{route}", json=body, headers=headers, timeout=300, **more)
 
 
-def test_a_call_is_answered_and_recorded_with_the_ids_that_the_engine_saw(open_episode: Opener) -> None:
+def test_a_call_is_answered_and_recorded_with_the_ids_that_the_engine_saw(
+    open_episode: Opener,
+) -> None:
     episode = open_episode(seed=3)
     client = episode.model(agent="solver").openai()
-    reply = client.chat.completions.create(model="anything", messages=USER, temperature=0.5, max_tokens=100, user="me")
+    reply = client.chat.completions.create(
+        model="anything", messages=USER, temperature=0.5, max_tokens=100, user="me"
+    )
     assert reply.choices[0].message.content == "forty-two"
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage is not None and reply.usage.completion_tokens == len("forty-two") + 1
     (call,) = episode.calls
     tokenizer = episode.spec.engine.tokenizer
     assert call.prompt_ids is not None and call.output_ids is not None and call.logprobs is not None
-    assert tokenizer.decode(call.prompt_ids.tolist()).endswith("seven?<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(call.prompt_ids.tolist()).endswith(
+        "seven?<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert tokenizer.decode(call.output_ids.tolist()) == "forty-two<|im_end|>"
     assert len(call.logprobs) == len(call.output_ids)
-    assert (call.agent, call.trainable, call.phase, call.error, call.index) == ("solver", True, "rollout", None, 0)
+    assert (call.agent, call.trainable, call.phase, call.error, call.index) == (
+        "solver",
+        True,
+        "rollout",
+        None,
+        0,
+    )
     assert call.request["user"] == "me" and call.request["model"] == "anything"
     assert call.response["choices"][0]["message"]["content"] == "forty-two"
     assert call.sampling["temperature"] == 0.5 and call.sampling["max_tokens"] == 100
@@ -77,7 +107,9 @@ def test_each_choice_is_a_call_of_one_request(open_episode: Opener) -> None:
     assert [choice["message"]["content"] for choice in reply["choices"]] == ["a", "b", "c"]
     calls = episode.calls
     assert [call.response["choices"][0]["message"]["content"] for call in calls] == ["a", "b", "c"]
-    assert len({call.request_id for call in calls}) == 1 and len({call.call_id for call in calls}) == 3
+    assert (
+        len({call.request_id for call in calls}) == 1 and len({call.call_id for call in calls}) == 3
+    )
     assert [call.index for call in calls] == [0, 1, 2]
 
 
@@ -87,20 +119,28 @@ def test_a_stream_says_what_the_whole_response_says(open_episode: Opener, n: int
     client = episode.model().openai()
     arguments: dict[str, Any] = {"model": "m", "messages": USER, "tools": TOOLS, "n": n}
     whole = client.chat.completions.create(**arguments)
-    chunks = list(client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.chat.completions.create(
+            **arguments, stream=True, stream_options={"include_usage": True}
+        )
+    )
     assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
     for index in range(n):
         parts = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == index]
         message = whole.choices[index].message
         assert message.tool_calls is not None
-        assert "".join(part.delta.content or "" for part in parts) == message.content == "Let me see."
+        assert (
+            "".join(part.delta.content or "" for part in parts) == message.content == "Let me see."
+        )
         calls = [call for part in parts for call in part.delta.tool_calls or []]
         assert calls[0].id == message.tool_calls[0].id and calls[0].function.name == "calc"
         spelt = "".join(call.function.arguments or "" for call in calls)
         assert json.loads(spelt) == {"a": 6, "b": "ü"} and all(call.index == 0 for call in calls)
         assert parts[0].delta.role == "assistant" and parts[-1].finish_reason == "tool_calls"
     first, second = episode.calls[:n], episode.calls[n:]
-    assert [call.response["choices"] for call in first] == [call.response["choices"] for call in second]
+    assert [call.response["choices"] for call in first] == [
+        call.response["choices"] for call in second
+    ]
 
 
 def test_logprobs_and_ids_come_only_when_asked_for(open_episode: Opener) -> None:
@@ -108,7 +148,9 @@ def test_logprobs_and_ids_come_only_when_asked_for(open_episode: Opener) -> None
     plain = post(episode, {"messages": USER}).json()
     assert "prompt_token_ids" not in plain and "token_ids" not in plain["choices"][0]
     assert plain["choices"][0]["logprobs"] is None
-    full = post(episode, {"messages": USER, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}).json()
+    full = post(
+        episode, {"messages": USER, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    ).json()
     call = episode.calls[1]
     assert call.prompt_ids is not None and call.output_ids is not None
     assert full["prompt_token_ids"] == call.prompt_ids.tolist()
@@ -141,9 +183,14 @@ def test_other_routes_are_404_and_name_the_route(open_episode: Opener) -> None:
         assert refused.headers["x-should-retry"] == "false"
     assert httpx.get(f"{episode.url}/v2/nothing").status_code == 404
     base, headers = episode.model().base_url, bearer(episode.model().api_key)
-    for answer in (httpx.get(f"{base}/files", headers=headers), httpx.post(f"{base}/files", headers=headers)):
+    for answer in (
+        httpx.get(f"{base}/files", headers=headers),
+        httpx.post(f"{base}/files", headers=headers),
+    ):
         assert answer.status_code == 404 and "files" in answer.json()["error"]["message"]
-    get = httpx.get(f"{episode.model().base_url}/chat/completions", headers=bearer(episode.model().api_key))
+    get = httpx.get(
+        f"{episode.model().base_url}/chat/completions", headers=bearer(episode.model().api_key)
+    )
     assert get.status_code == 405
 
 
@@ -151,17 +198,27 @@ def bearer(key: str, **more: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}", **more}
 
 
-def test_who_asks_is_in_the_path_then_the_key_then_the_header(gateway: Gateway, open_episode: Opener) -> None:
+def test_who_asks_is_in_the_path_then_the_key_then_the_header(
+    gateway: Gateway, open_episode: Opener
+) -> None:
     one, two = open_episode(episode_id="one"), open_episode(episode_id="two")
     body = {"messages": USER}
 
     def ask(url: str, headers: dict[str, str]) -> int:
-        return httpx.post(f"{gateway.url}{url}/chat/completions", json=body, headers=headers).status_code
+        return httpx.post(
+            f"{gateway.url}{url}/chat/completions", json=body, headers=headers
+        ).status_code
 
     key = one.model().api_key
-    assert ask("/episodes/one/wolf%2Fa;target=night/v1", bearer(key, **{"x-ajet-agent": "ignored"})) == 200
+    assert (
+        ask("/episodes/one/wolf%2Fa;target=night/v1", bearer(key, **{"x-ajet-agent": "ignored"}))
+        == 200
+    )
     assert ask("/v1", bearer(key, **{"x-ajet-agent": "by-header", "x-ajet-episode": "two"})) == 200
-    assert ask("/v1", bearer(gateway.token, **{"x-ajet-episode": "two", "x-ajet-agent": "late"})) == 200
+    assert (
+        ask("/v1", bearer(gateway.token, **{"x-ajet-episode": "two", "x-ajet-agent": "late"}))
+        == 200
+    )
     assert ask("/v1", {"x-api-key": key}) == 200
     assert [(c.agent, c.target_tag) for c in one.calls] == [
         ("wolf/a", "night"),
@@ -197,7 +254,9 @@ def test_an_episode_id_is_opened_once_at_a_time(open_episode: Opener) -> None:
     open_episode()
 
 
-def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_requests_are_400_and_do_not_harm(
+    open_episode: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     episode = open_episode()
     base, headers = f"{episode.model().base_url}/chat/completions", bearer(episode.model().api_key)
     endless = json.dumps({"messages": USER, "max_tokens": float("inf")}).encode()
@@ -241,7 +300,10 @@ def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Ope
     content = (megabyte for _ in range(60))
     url, headers = f"{model.base_url}/chat/completions", bearer(model.api_key)
     unannounced = httpx.post(url, content=content, headers=headers)
-    assert unannounced.status_code == 413 and unannounced.json()["error"]["code"] == "request_too_large"
+    assert (
+        unannounced.status_code == 413
+        and unannounced.json()["error"]["code"] == "request_too_large"
+    )
     for call in episode.calls:
         assert "the limit is 16,777,216" in (call.error or "") and call.request == {}
     assert len(episode.calls) == 2 and episode.errors == []
@@ -266,7 +328,8 @@ MANY = [{"type": "text", "text": "x"}] * 60_000
 def test_a_request_of_very_many_parts_is_refused_and_recorded_without_them(
     open_episode: Opener, route: str, body: dict[str, Any], captured: bool
 ) -> None:
-    """Each part costs far more than its bytes: 15 MB of them took the gateway's loop for 14 processor seconds."""
+    """Each part costs far more than its bytes: 15 MB of them took the gateway's loop for 14
+    processor seconds."""
     episode = open_episode()
     if captured:
         with installed():
@@ -301,7 +364,9 @@ class SlowTokenizer(ByteTokenizer):
         ("messages/count_tokens", {"messages": [{"role": "user", "content": "long " * 100_000}]}),
     ],
 )
-def test_a_large_request_holds_up_no_other_episode(gateway: Gateway, route: str, body: dict[str, Any]) -> None:
+def test_a_large_request_holds_up_no_other_episode(
+    gateway: Gateway, route: str, body: dict[str, Any]
+) -> None:
     tokenizer = SlowTokenizer()
     engine = ScriptedEngine(lambda ask: "hi", tokenizer=tokenizer)
     one, two = gateway.open(EpisodeSpec("one", engine)), gateway.open(EpisodeSpec("two", engine))
@@ -331,14 +396,28 @@ def test_what_would_change_sampling_and_cannot_be_honoured_is_named(
     episode = open_episode()
     refused = post(episode, {"messages": USER, "tools": TOOLS, parameter: value})
     assert refused.status_code == 400 and refused.headers["x-should-retry"] == "false"
-    assert refused.json()["error"]["param"] == parameter and parameter in refused.json()["error"]["message"]
+    assert (
+        refused.json()["error"]["param"] == parameter
+        and parameter in refused.json()["error"]["message"]
+    )
     assert parameter in (episode.calls[0].error or "")
 
 
 def test_what_does_not_change_sampling_is_accepted_and_recorded(open_episode: Opener) -> None:
     episode = open_episode()
-    harmless = {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "logit_bias": {}}
-    neutral = {"frequency_penalty": 0, "tool_choice": "auto", "response_format": {"type": "text"}, "stop": None}
+    harmless = {
+        "user": "u",
+        "store": True,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "logit_bias": {},
+    }
+    neutral = {
+        "frequency_penalty": 0,
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "stop": None,
+    }
     reply = post(episode, {"messages": USER, "tools": TOOLS, **harmless, **neutral})
     assert reply.status_code == 200
     assert harmless.items() <= episode.calls[0].request.items()
@@ -356,7 +435,9 @@ def test_engine_errors_keep_their_kind(open_episode: Opener) -> None:
         raise faults[ask.body["messages"][0]["content"]]
 
     episode = open_episode(reply)
-    answers = {name: post(episode, {"messages": [{"role": "user", "content": name}]}) for name in faults}
+    answers = {
+        name: post(episode, {"messages": [{"role": "user", "content": name}]}) for name in faults
+    }
     assert {name: answer.status_code for name, answer in answers.items()} == {
         "long": 400,
         "down": 503,
@@ -377,8 +458,17 @@ class Answering:
     model = "own"
 
     def __init__(self, **changed: Any) -> None:
-        choice = {"message": {"content": "yes"}, "text": None, "finish_reason": "stop", "output_ids": [1, 2]}
-        given = {**choice, "logprobs": [-1.0, -2.0], **{k: v for k, v in changed.items() if k != "prompt_ids"}}
+        choice = {
+            "message": {"content": "yes"},
+            "text": None,
+            "finish_reason": "stop",
+            "output_ids": [1, 2],
+        }
+        given = {
+            **choice,
+            "logprobs": [-1.0, -2.0],
+            **{k: v for k, v in changed.items() if k != "prompt_ids"},
+        }
         self.reply = Answer((Choice(**given),), "own", changed.get("prompt_ids", [5, 6]))
 
     async def answer(self, ask: Ask) -> Answer:
@@ -414,7 +504,10 @@ def test_an_engines_answer_that_cannot_be_is_an_infrastructure_fault(
 ) -> None:
     sound = gateway.open(EpisodeSpec("sound", Answering()))
     assert post(sound, {"messages": USER}).status_code == 200 and sound.errors == []
-    assert "1 choices, and n is 2" in post(sound, {"messages": USER, "n": 2}).json()["error"]["message"]
+    assert (
+        "1 choices, and n is 2"
+        in post(sound, {"messages": USER, "n": 2}).json()["error"]["message"]
+    )
     for stream in (False, True):
         episode = gateway.open(EpisodeSpec(f"one {stream}", Answering(**changed)))
         refused = post(episode, {"messages": USER, "stream": stream})
@@ -427,9 +520,13 @@ def test_an_engines_answer_that_cannot_be_is_an_infrastructure_fault(
 def test_a_prompt_longer_than_the_model_is_an_overflow(open_episode: Opener) -> None:
     episode = open_episode()
     refused = post(episode, {"messages": [{"role": "user", "content": "x" * 4000}]})
-    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    assert (
+        refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    )
     assert episode.context_overflow and episode.errors == []
-    fits = post(episode, {"messages": [{"role": "user", "content": "x" * 3975}], "max_tokens": 4000}).json()
+    fits = post(
+        episode, {"messages": [{"role": "user", "content": "x" * 3975}], "max_tokens": 4000}
+    ).json()
     assert fits["choices"][0]["finish_reason"] == "length"
 
 
@@ -448,7 +545,9 @@ def test_retries_of_a_client_are_calls_of_their_own(open_episode: Opener) -> Non
         reply_ = await client.chat.completions.create(model="m", messages=USER)
         assert reply_.choices[0].message.content == "in time"
         errors = [call.error for call in episode.calls]
-        assert len(errors) == len(asked) and set(errors[:-1]) == {"undelivered"} and errors[-1] is None
+        assert (
+            len(errors) == len(asked) and set(errors[:-1]) == {"undelivered"} and errors[-1] is None
+        )
 
     asyncio.run(scenario())
 
@@ -471,7 +570,11 @@ def test_a_long_wait_sends_comments_and_errors_come_as_events(
     chunks = client.chat.completions.create(model="m", messages=USER, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "late"
     with pytest.raises(openai.APIError, match="went away"):
-        list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "fail"}], stream=True))
+        list(
+            client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "fail"}], stream=True
+            )
+        )
     assert [call.error for call in episode.calls] == [None, None, "the engine went away"]
 
 
@@ -496,7 +599,10 @@ class Client:
         address = urlsplit(episode.model().base_url)
         content = json.dumps({"messages": USER, **body}).encode()
         head = f"POST {address.path}/chat/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
-        head += f"authorization: Bearer {episode.handle_key}\r\ncontent-length: {length or len(content)}\r\n\r\n"
+        head += (
+            f"authorization: Bearer {episode.handle_key}\r\ncontent-length:"
+            f" {length or len(content)}\r\n\r\n"
+        )
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         self.socket.settimeout(FOREVER)
@@ -517,7 +623,8 @@ class Client:
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_long_reply_cut_after_one_read_is_undelivered(open_episode: Opener, stream: bool) -> None:
-    """Found in training: `reply of 1,500,001 tokens, client read 48 characters: ledger trained 1,500,001`."""
+    """Found in training:
+    `reply of 1,500,001 tokens, client read 48 characters: ledger trained 1,500,001`."""
     episode = open_episode("x" * 1_500_000, max_tokens=None)
     episode.spec.engine.chat.max_model_len = 10_000_000
     client = Client(episode, stream=stream)
@@ -526,7 +633,9 @@ def test_a_long_reply_cut_after_one_read_is_undelivered(open_episode: Opener, st
     client.socket.close()
     (call,) = asyncio.run(episode.finish())
     assert call.output_ids is not None and len(call.output_ids) == 1_500_001
-    read = re.fullmatch(r"undelivered: the client read at most (\d+) of (\d+) bytes", call.error or "")
+    read = re.fullmatch(
+        r"undelivered: the client read at most (\d+) of (\d+) bytes", call.error or ""
+    )
     assert read is not None and int(read[1]) < 400_000 and int(read[2]) > 1_500_000
 
 
@@ -549,14 +658,18 @@ def test_a_short_body_cut_after_one_read_is_undelivered_in_the_trace_too(tmp_pat
     path = tmp_path / "trace.duckdb"
     with TraceWriter(path) as writer, Gateway(writer) as gateway:
         for name, whole in (("cut", False), ("whole", True)):
-            episode = gateway.open(EpisodeSpec(name, ScriptedEngine(lambda ask: "forty-two " * 400)))
+            episode = gateway.open(
+                EpisodeSpec(name, ScriptedEngine(lambda ask: "forty-two " * 400))
+            )
             client = Client(episode)
             client.read(None if whole else 200)
             (recorded,) = episode.calls
             assert recorded.error is None
             client.socket.close()
             (call,) = asyncio.run(episode.finish())
-            assert call.error == (None if whole else "undelivered: the client disconnected before the end")
+            assert call.error == (
+                None if whole else "undelivered: the client disconnected before the end"
+            )
     with open_trace(path) as reader:
         found = {row["episode_id"]: row["error"] for row in reader.query("FROM calls").to_pylist()}
     assert found["whole"] is None and found["cut"].startswith("undelivered")
@@ -570,7 +683,11 @@ def test_calls_outside_of_the_targets_go_to_their_debug_model_or_fail(open_episo
         wolf = await episode.model("a", target_tag="wolf").chat(USER)
         by_agent = await episode.model("wolf").chat(USER)
         debugged = await episode.model("b", target_tag="villager", debug_model="gpt-4o").chat(USER)
-        assert (wolf.content, by_agent.content, debugged.content) == ("forty-two", "forty-two", "debug")
+        assert (wolf.content, by_agent.content, debugged.content) == (
+            "forty-two",
+            "forty-two",
+            "debug",
+        )
         for debug_model in (None, "gpt-5"):
             with pytest.raises(RequestRefused, match="villager"):
                 await episode.model("b", target_tag="villager", debug_model=debug_model).chat(USER)
@@ -581,7 +698,9 @@ def test_calls_outside_of_the_targets_go_to_their_debug_model_or_fail(open_episo
         ("scripted", True),
         ("big", False),
     ]
-    assert isinstance(episode.errors[0], ConfigError) and "trainable_targets" in str(episode.errors[0])
+    assert isinstance(episode.errors[0], ConfigError) and "trainable_targets" in str(
+        episode.errors[0]
+    )
     assert episode.calls[2].policy_version is None
 
 
@@ -598,7 +717,10 @@ def test_judging_ends_the_rollout_and_is_never_trained(open_episode: Opener) -> 
             assert not active.reroutes
         assert current_episode.get() is None
         calls = await episode.finish()
-        assert [(call.phase, call.trainable) for call in calls] == [("rollout", True), ("judge", False)]
+        assert [(call.phase, call.trainable) for call in calls] == [
+            ("rollout", True),
+            ("judge", False),
+        ]
 
     asyncio.run(scenario())
 
@@ -608,10 +730,16 @@ def test_two_models_and_no_policy_named_is_an_error_that_lists_both(open_episode
     assert episode.answers("small") == "policy"
     captured = f"{episode.active.base_url}/chat/completions"
     headers = bearer(episode.active.api_key)
-    assert httpx.post(captured, json={"model": "small", "messages": USER}, headers=headers).status_code == 200
+    assert (
+        httpx.post(captured, json={"model": "small", "messages": USER}, headers=headers).status_code
+        == 200
+    )
     refused = httpx.post(captured, json={"model": "large", "messages": USER}, headers=headers)
     assert refused.status_code == 400
-    assert "'small'" in refused.json()["error"]["message"] and "'large'" in refused.json()["error"]["message"]
+    assert (
+        "'small'" in refused.json()["error"]["message"]
+        and "'large'" in refused.json()["error"]["message"]
+    )
     assert isinstance(episode.errors[0], ModelAmbiguous)
 
 
@@ -643,12 +771,14 @@ def test_every_call_is_in_the_trace_once_and_can_be_read_live(tmp_path: Path) ->
         asyncio.run(scenario())
         writer.flush(10)
         with open_trace(path) as reader:
-            assert reader.query("select count(*), count(distinct call_id) from calls").to_pylist() == [
-                {"count_star()": 20, "count(DISTINCT call_id)": 20}
-            ]
+            assert reader.query(
+                "select count(*), count(distinct call_id) from calls"
+            ).to_pylist() == [{"count_star()": 20, "count(DISTINCT call_id)": 20}]
 
 
-def test_the_longest_reply_holds_for_every_reply_of_the_policy_to_the_workflow(open_episode: Opener) -> None:
+def test_the_longest_reply_holds_for_every_reply_of_the_policy_to_the_workflow(
+    open_episode: Opener,
+) -> None:
     """Trained or not; another model's replies and a judge's are as long as they are asked for."""
     opponent = ScriptedEngine(lambda ask: "x" * 40)
     episode = open_episode("x" * 40, max_tokens=6, debug_models={"frozen": opponent})

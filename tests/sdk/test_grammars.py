@@ -25,8 +25,13 @@ SCHEMA: dict[str, Any] = {
     "required": ["count", "word"],
     "additionalProperties": False,
 }
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("add", "look_up")]
-_WITH_ID = CallFormat("[", ", ", "]", item=f'{{"id": "{ID}", "name": "zqname", "arguments": {{"zqkey": "zqvalue"}}}}')
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": SCHEMA}}
+    for name in ("add", "look_up")
+]
+_WITH_ID = CallFormat(
+    "[", ", ", "]", item=f'{{"id": "{ID}", "name": "zqname", "arguments": {{"zqkey": "zqvalue"}}}}'
+)
 FORMS = {f"{name} {i}": form for name, forms in PARSERS.items() for i, form in enumerate(forms)}
 
 
@@ -65,8 +70,12 @@ def test_reasoning_comes_before_a_typed_value_as_the_prompt_leaves_it() -> None:
     thought = [*TOKENIZER.encode("hm</think>\n\n"), *said]
 
     def admitted(ids: list[int], end: str) -> bool:
-        return admits(reply_grammar({"guided_choice": ["yes"]}, (), form, TOKENIZER, end), TOKENIZER, ids)
+        return admits(
+            reply_grammar({"guided_choice": ["yes"]}, (), form, TOKENIZER, end), TOKENIZER, ids
+        )
 
     assert admitted(said, "") and admitted([*TOKENIZER.encode("<think>"), *thought], "")
     assert admitted(thought, "<think>\n") and not admitted(said, "<think>\n")
-    assert admitted(said, "<think>\n\n</think>\n\n") and not admitted(thought, "<think>\n\n</think>\n\n")
+    assert admitted(said, "<think>\n\n</think>\n\n") and not admitted(
+        thought, "<think>\n\n</think>\n\n"
+    )

@@ -1,4 +1,5 @@
-"""Time limits of our servers, against clients that send half a request. The limits are short ones, given here."""
+"""Time limits of our servers, against clients that send half a request. The limits are short ones,
+given here."""
 
 from __future__ import annotations
 
@@ -37,12 +38,16 @@ def connected(episode: OpenEpisode) -> socket.socket:
 
 
 def request(episode: OpenEpisode) -> bytes:
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {episode.handle_key}\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer"
+        f" {episode.handle_key}\r\n"
+    )
     return f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    """What comes until the server closes; the socket's own limit fails the test where it never does."""
+    """What comes until the server closes; the socket's own limit fails the test where it never
+    does."""
     found = b""
     while part := connection.recv(65536):
         found += part
@@ -50,7 +55,8 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 def timed_out(episode: OpenEpisode, data: bytes) -> bytes:
-    """What the server says to part of a request; sent anew where the limit had passed before it was sent."""
+    """What the server says to part of a request; sent anew where the limit had passed before it was
+    sent."""
     while True:
         with connected(episode) as connection, suppress(ConnectionError):
             connection.sendall(data)
@@ -68,7 +74,9 @@ def answered(connection: socket.socket, data: bytes) -> bool:
     return found.startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("sent", [1, 30, 120, -len(BODY) - 1], ids=["a byte", "half a line", "a header", "all but one"])
+@pytest.mark.parametrize(
+    "sent", [1, 30, 120, -len(BODY) - 1], ids=["a byte", "half a line", "a header", "all but one"]
+)
 def test_headers_that_do_not_end_are_408(episode: OpenEpisode, sent: int) -> None:
     found = timed_out(episode, request(episode)[:sent])
     assert found.startswith(b"HTTP/1.1 408") and b"headers did not arrive within 0.4 s" in found
@@ -132,17 +140,25 @@ def test_a_whole_response_is_sent_at_once(episode: OpenEpisode) -> None:
 
 def test_many_half_sent_requests_leave_nothing_behind(episode: OpenEpisode) -> None:
     with ThreadPoolExecutor(200) as pool:
-        ends = list(pool.map(partial(timed_out, episode), [request(episode)[: 20 + n % 100] for n in range(200)]))
+        ends = list(
+            pool.map(
+                partial(timed_out, episode), [request(episode)[: 20 + n % 100] for n in range(200)]
+            )
+        )
     assert all(end.startswith(b"HTTP/1.1 408") for end in ends)
     with connected(episode) as connection:
         assert answered(connection, request(episode))
 
 
-CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 HOSTILE = {
     "garbage": b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
     "no host": b"GET / HTTP/1.1\r\n\r\n",
-    "upgrade": b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    "upgrade": (
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    ),
     "chunks that are none": CHUNKED + b"zz\r\n",
 }
 
@@ -166,7 +182,9 @@ def test_garbage_behind_the_head_of_a_response_breaks_it_off(
 ) -> None:
     """A second response can't begin within the first, and the application's part of it is over."""
     with connected(episode) as connection:
-        connection.sendall(CHUNKED.replace(b"127.0.0.1", b"example.com"))  # refused, before its body is read
+        connection.sendall(
+            CHUNKED.replace(b"127.0.0.1", b"example.com")
+        )  # refused, before its body is read
         assert b" 403 " in connection.recv(65536)
         connection.sendall(b"zz\r\n")
         with suppress(ConnectionError):
@@ -175,10 +193,14 @@ def test_garbage_behind_the_head_of_a_response_breaks_it_off(
 
 
 @pytest.mark.parametrize("route", ["observed", "events"])
-def test_a_report_that_is_none_is_400(episode: OpenEpisode, route: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_that_is_none_is_400(
+    episode: OpenEpisode, route: str, caplog: pytest.LogCaptureFixture
+) -> None:
     for body in ({"a": 1}, {"route": 1, "response": []}):
         headers = {"authorization": f"Bearer {episode.captured_key}"}
-        response = httpx.post(f"{episode.url}/v1/{route}", json=body, headers=headers, trust_env=False)
+        response = httpx.post(
+            f"{episode.url}/v1/{route}", json=body, headers=headers, trust_env=False
+        )
         assert response.status_code == 400 and route in response.json()["error"]["message"]
     assert not [record for record in caplog.records if record.exc_info]
 

@@ -39,15 +39,19 @@ def reply(ask: Any) -> str:
 
 def job(**arguments: Any) -> ajet.AjetJob:
     made = ajet.AjetJob(
-        model="some/model", algorithm="rloo", backbone="debug", n_gpu=2, experiment_name="x", **arguments
+        model="some/model",
+        algorithm="rloo",
+        backbone="debug",
+        n_gpu=2,
+        experiment_name="x",
+        **arguments,
     )
     return made.set_workflow(f"{HERE}->solve").set_judge("exact").set_data(type="random_dummy")
 
 
 def test_it_is_equal_to_the_yaml_route(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text(
-        f"""
+    file.write_text(f"""
 ajet:
   experiment_name: x
   backbone: debug
@@ -56,8 +60,7 @@ ajet:
   task_judge: {{judge_type: exact}}
   task_reader: {{type: random_dummy}}
   trainer_common: {{n_gpus_per_node: 2, algorithm: {{adv_estimator: rloo}}}}
-"""
-    )
+""")
     built = job(n_gpu_for_infer=3)
     assert built.config == load_config(file)
     assert load_config(built.dump_job_as_yaml(tmp_path / "saved" / "dumped.yaml")) == built.config
@@ -69,7 +72,12 @@ ajet:
     ("arguments", "expected"),
     [
         (
-            {"type": "hf", "dataset_path": "openai/gsm8k", "training_split": "train", "validation_split": "test"},
+            {
+                "type": "hf",
+                "dataset_path": "openai/gsm8k",
+                "training_split": "train",
+                "validation_split": "test",
+            },
             {"dataset_path": "openai/gsm8k", "training_split": "train", "validation_split": "test"},
         ),
         ({"dataset_path": "openai/gsm8k", "dataset_name": "main"}, {"dataset_name": "main"}),
@@ -82,7 +90,11 @@ def test_data_of_the_hub(arguments: dict[str, Any], expected: dict[str, Any]) ->
 
 
 def test_data_of_files(tmp_path: Path) -> None:
-    reader = job().set_data("jsonl", tmp_path / "a.jsonl", validation_path=tmp_path / "b.jsonl").config.task_reader
+    reader = (
+        job()
+        .set_data("jsonl", tmp_path / "a.jsonl", validation_path=tmp_path / "b.jsonl")
+        .config.task_reader
+    )
     assert reader.type == "jsonl_dataset_file"
     files = reader.jsonl_dataset_file
     assert (files.training.file_path, files.validation.file_path) == (
@@ -118,7 +130,9 @@ def test_what_a_prompt_defines_is_not_written_under_another_name(tmp_path: Path)
         "    try: job.dump_job_as_yaml('job.yaml')\n"
         "    except ValueError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.count("in a .py file, and import it") == 2 and not [*tmp_path.iterdir()]
 
 
@@ -129,9 +143,9 @@ def test_a_name_that_means_something_else_is_not_written(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="its name in its module means something else"):
         job().set_workflow(other).dump_job_as_yaml(tmp_path / "job.yaml")
     (tmp_path / "agent.py").write_text(
-        "import ajet\n@ajet.workflow\ndef solve(question: str) -> str: return ''\nclass Judge(ajet.BaseJudge): pass\n"
-        "if __name__ == '__main__':\n"
-        "    print(ajet.AjetJob().set_workflow(solve).set_judge(Judge).dump_job_as_yaml('job.yaml'))\n"
+        "import ajet\n@ajet.workflow\ndef solve(question: str) -> str: return ''\nclass"
+        " Judge(ajet.BaseJudge): pass\nif __name__ == '__main__':\n   "
+        " print(ajet.AjetJob().set_workflow(solve).set_judge(Judge).dump_job_as_yaml('job.yaml'))\n"
     )
     prompt = (
         "import ajet\n@ajet.workflow\ndef typed(question: str) -> str: return ''\n\n"
@@ -139,9 +153,14 @@ def test_a_name_that_means_something_else_is_not_written(tmp_path: Path) -> None
         "except ValueError as error: print(error)\n\n"
     )
     command = [sys.executable, "-i", "agent.py"]
-    done = subprocess.run(command, cwd=tmp_path, input=prompt, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, input=prompt, capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("job.yaml\n") and "workflow 'typed' has no name" in done.stdout
-    assert load_config(tmp_path / "job.yaml").rollout.user_workflow == f"{tmp_path / 'agent.py'}->solve"
+    assert (
+        load_config(tmp_path / "job.yaml").rollout.user_workflow
+        == f"{tmp_path / 'agent.py'}->solve"
+    )
     assert not (tmp_path / "typed.yaml").exists()
 
 
@@ -162,7 +181,9 @@ def test_aliases() -> None:
 @pytest.mark.slow
 def test_it_tunes(tmp_path: Path) -> None:
     for made in (job().set_workflow(solve), job().set_workflow(Agent).set_judge(Judge)):
-        made.set("experiment_dir", str(tmp_path / "experiment")).set("model.scripted", f"{HERE}->reply")
+        made.set("experiment_dir", str(tmp_path / "experiment")).set(
+            "model.scripted", f"{HERE}->reply"
+        )
         tuned = made.tune()
         assert tuned.run_id and len(tuned.episodes) == 2 and tuned.path is None
 

@@ -1,4 +1,5 @@
-"""The quick reading of JSON says what the standard library's says, and refuses what that refuses."""
+"""The quick reading of JSON says what the standard library's says, and refuses what that
+refuses."""
 
 from __future__ import annotations
 

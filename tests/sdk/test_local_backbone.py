@@ -1,4 +1,5 @@
-"""The local backbone through the real gateway: a whole run, its trace, its checkpoints, and what it says of trouble."""
+"""The local backbone through the real gateway: a whole run, its trace, its checkpoints, and what it
+says of trouble."""
 
 from __future__ import annotations
 
@@ -43,12 +44,25 @@ def job(tmp_path: Path, model: Path, **trainer: Any) -> Config:
             "model": {"path": str(model)},
             "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files},
             "data": {"train_batch_size": 2},
-            "rollout": {"num_repeat": 4, "temperature": 1.0, "max_model_len": 128, "deterministic": True,
-                        "max_response_length_in_one_turn": 6},
-            "trainer_common": {"total_steps": 2, "val_before_train": True, "val_pass_n": 2, "test_freq": 2,
-                               "save_freq": 1, "use_kl_loss": False, "logger": ["console"], **trainer},
+            "rollout": {
+                "num_repeat": 4,
+                "temperature": 1.0,
+                "max_model_len": 128,
+                "deterministic": True,
+                "max_response_length_in_one_turn": 6,
+            },
+            "trainer_common": {
+                "total_steps": 2,
+                "val_before_train": True,
+                "val_pass_n": 2,
+                "test_freq": 2,
+                "save_freq": 1,
+                "use_kl_loss": False,
+                "logger": ["console"],
+                **trainer,
+            },
         }
-    )  # fmt: skip
+    )
 
 
 @ajet.workflow
@@ -68,12 +82,16 @@ def numbers(config: Config) -> dict[tuple[int, str], float]:
     with open_trace(config.directory) as reader:
         rows = reader.query("SELECT step, name, value FROM metrics").to_pylist()
     timed = ("time/", "per_second", "seconds")
-    return {(r["step"], r["name"]): r["value"] for r in rows if not any(t in r["name"] for t in timed)}
+    return {
+        (r["step"], r["name"]): r["value"] for r in rows if not any(t in r["name"] for t in timed)
+    }
 
 
 def outcomes(config: Config) -> dict[str, int]:
     with open_trace(config.directory) as reader:
-        rows = reader.query("SELECT outcome, sum(tokens) AS n FROM ledger GROUP BY outcome").to_pylist()
+        rows = reader.query(
+            "SELECT outcome, sum(tokens) AS n FROM ledger GROUP BY outcome"
+        ).to_pylist()
     return {r["outcome"]: int(r["n"]) for r in rows}
 
 
@@ -106,7 +124,8 @@ def test_a_run_ends_with_a_model_a_trace_and_a_curve(
 
 
 def assert_trained_rows_fit(config: Config) -> None:
-    """One row for each call that the ledger says was trained, with what the sampler had said of the same tokens."""
+    """One row for each call that the ledger says was trained, with what the sampler had said of the
+    same tokens."""
     assert check(config.directory) == []
     with open_trace(config.directory) as reader:
         rows = reader.query(
@@ -114,12 +133,19 @@ def assert_trained_rows_fit(config: Config) -> None:
             SELECT t.*, c.logprobs AS sampled, c.output_ids FROM trained t JOIN calls c USING (call_id, episode_id)
             JOIN episodes e USING (episode_id) WHERE t.run_id = e.run_id AND t.step = e.step"""
         ).to_pylist()
-        booked = reader.query("SELECT call_id, tokens FROM ledger WHERE outcome = 'trained'").to_pylist()
+        booked = reader.query(
+            "SELECT call_id, tokens FROM ledger WHERE outcome = 'trained'"
+        ).to_pylist()
         total = reader.query("SELECT count(*) AS n FROM trained").to_pylist()
     assert {row["call_id"] for row in rows} == {row["call_id"] for row in booked}
     assert total == [{"n": len(rows)}] == [{"n": len(booked)}]
     for row in rows:
-        assert len(row["advantages"]) == len(row["logprobs"]) == len(row["entropy"]) == len(row["output_ids"])
+        assert (
+            len(row["advantages"])
+            == len(row["logprobs"])
+            == len(row["entropy"])
+            == len(row["output_ids"])
+        )
         assert all(abs(a - b) < 1e-3 for a, b in zip(row["logprobs"], row["sampled"], strict=True))
         assert all(a != 0 for a in row["advantages"]) and all(0 <= e < 7 for e in row["entropy"])
 
@@ -143,7 +169,12 @@ def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, tiny_model: P
 def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path: Path, tiny_model: Path) -> None:
     train(job(tmp_path, tiny_model, total_steps=1), workflow=talk, judge=length)
     with pytest.raises(CheckpointError, match="other settings"):
-        train(job(tmp_path, tiny_model, total_steps=2, seed=9), workflow=talk, judge=length, resume=True)
+        train(
+            job(tmp_path, tiny_model, total_steps=2, seed=9),
+            workflow=talk,
+            judge=length,
+            resume=True,
+        )
 
 
 @pytest.mark.slow
@@ -152,29 +183,49 @@ def test_lora_trains_an_adapter_against_itself(tmp_path: Path, tiny_model: Path)
     lora = config.model.lora.model_copy(update={"enabled": True, "r": 2})
     config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     tuned = train(config, workflow=talk, judge=length)
-    assert tuned.path is not None and (tuned.path / "adapter" / "adapter_model.safetensors").is_file()
+    assert (
+        tuned.path is not None and (tuned.path / "adapter" / "adapter_model.safetensors").is_file()
+    )
     assert tuned.metrics["train/kl"] == pytest.approx(0.0, abs=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
-def test_the_divergence_from_the_first_model_lowers_the_reward(tmp_path: Path, tiny_model: Path, lora: bool) -> None:
+def test_the_divergence_from_the_first_model_lowers_the_reward(
+    tmp_path: Path, tiny_model: Path, lora: bool
+) -> None:
     config = job(
-        tmp_path, tiny_model, total_steps=3, use_kl_loss=True, kl_loss_coef=5.0, val_before_train=False,
-        algorithm={"use_kl_in_reward": True, "normalize_std": False}, optim={"lr": 0.02, "warmup_steps": 1},
-    )  # fmt: skip
+        tmp_path,
+        tiny_model,
+        total_steps=3,
+        use_kl_loss=True,
+        kl_loss_coef=5.0,
+        val_before_train=False,
+        algorithm={"use_kl_in_reward": True, "normalize_std": False},
+        optim={"lr": 0.02, "warmup_steps": 1},
+    )
     adapter = config.model.lora.model_copy(update={"enabled": lora, "r": 2})
     config = config.model_copy(update={"model": config.model.model_copy(update={"lora": adapter})})
     train(config, workflow=talk, judge=length)
     with open_trace(config.directory) as reader:
-        metrics = {(r["step"], r["name"]): r["value"] for r in reader.query("SELECT * FROM metrics").to_pylist()}
-        earned = "SELECT step, avg(value) AS mean FROM rewards JOIN episodes USING (episode_id) WHERE split = 'train'"
+        metrics = {
+            (r["step"], r["name"]): r["value"]
+            for r in reader.query("SELECT * FROM metrics").to_pylist()
+        }
+        earned = (
+            "SELECT step, avg(value) AS mean FROM rewards JOIN episodes USING (episode_id) WHERE"
+            " split = 'train'"
+        )
         means = {r["step"]: r["mean"] for r in reader.query(f"{earned} GROUP BY step").to_pylist()}
     assert metrics[1, "train/reward_kl"] == pytest.approx(0.0, abs=1e-5)
     assert metrics[3, "train/reward_kl"] > 1e-3
     assert not any(name == "train/kl" for _, name in metrics)  # it is not in the loss as well
-    assert {step: metrics[step, "train/reward"] for step in means} == pytest.approx(means)  # what the judge gave
-    assert [one.reason for one in audit(config.directory).unchecked] == ["rewards less a KL penalty that is not stored"]
+    assert {step: metrics[step, "train/reward"] for step in means} == pytest.approx(
+        means
+    )  # what the judge gave
+    assert [one.reason for one in audit(config.directory).unchecked] == [
+        "rewards less a KL penalty that is not stored"
+    ]
 
 
 @pytest.mark.slow
@@ -183,41 +234,68 @@ def test_a_divergence_alone_is_no_signal(tmp_path: Path, tiny_model: Path) -> No
 
     @ajet.judge
     def nothing_for_even_tasks(output: str, task: Task) -> float:
-        return len(output) / 10 if task.main_query in ("Say yes.", "Say maybe.", "Say well.") else 0.0
+        return (
+            len(output) / 10 if task.main_query in ("Say yes.", "Say maybe.", "Say well.") else 0.0
+        )
 
     config = job(
-        tmp_path, tiny_model, total_steps=4, use_kl_loss=True, kl_loss_coef=5.0, val_before_train=False,
-        algorithm={"use_kl_in_reward": True}, optim={"lr": 0.02, "warmup_steps": 1},
-    )  # fmt: skip
+        tmp_path,
+        tiny_model,
+        total_steps=4,
+        use_kl_loss=True,
+        kl_loss_coef=5.0,
+        val_before_train=False,
+        algorithm={"use_kl_in_reward": True},
+        optim={"lr": 0.02, "warmup_steps": 1},
+    )
     train(config, workflow=talk, judge=nothing_for_even_tasks)
     earned = "SELECT episode_id, sum(value) AS total FROM rewards GROUP BY episode_id"
-    groups = f"SELECT step, group_id, max(total) AS most FROM episodes JOIN ({earned}) USING (episode_id) GROUP BY ALL"
-    ledger = f"SELECT outcome, most > 0 AS earns FROM ledger JOIN episodes USING (episode_id) JOIN ({groups}) "
+    groups = (
+        f"SELECT step, group_id, max(total) AS most FROM episodes JOIN ({earned}) USING"
+        " (episode_id) GROUP BY ALL"
+    )
+    ledger = (
+        "SELECT outcome, most > 0 AS earns FROM ledger JOIN episodes USING (episode_id) JOIN"
+        f" ({groups}) "
+    )
     ledger += "USING (group_id)"
     with open_trace(config.directory) as reader:
         rows = reader.query(f"{ledger} WHERE split = 'train'").to_pylist()
-        diverged = reader.query("SELECT max(value) AS kl FROM metrics WHERE name = 'train/reward_kl'").to_pylist()
+        diverged = reader.query(
+            "SELECT max(value) AS kl FROM metrics WHERE name = 'train/reward_kl'"
+        ).to_pylist()
     assert diverged[0]["kl"] > 1e-3
-    assert {(row["outcome"], row["earns"]) for row in rows} == {("trained", True), ("zero_advantage", False)}
+    assert {(row["outcome"], row["earns"]) for row in rows} == {
+        ("trained", True),
+        ("zero_advantage", False),
+    }
 
 
 @pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "sft"])
 def test_an_estimator_without_a_divergence_in_the_reward_is_refused(estimator: str) -> None:
     algorithm = {"adv_estimator": estimator, "use_kl_in_reward": True}
-    with pytest.raises(ConfigError, match="use_kl_in_reward is for adv_estimator grpo, rloo and opo"):
+    with pytest.raises(
+        ConfigError, match="use_kl_in_reward is for adv_estimator grpo, rloo and opo"
+    ):
         TrainerSettings.of(Config(trainer_common={"algorithm": algorithm}), 1e-3, 1)
 
 
-def test_an_agent_that_never_calls_the_model_stops_the_run(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_agent_that_never_calls_the_model_stops_the_run(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     @ajet.workflow
     async def silent(question: str) -> str:
         return question
 
-    with pytest.raises(TrainingError, match="NoCalls: workflow silent returned without a call to a model"):
+    with pytest.raises(
+        TrainingError, match="NoCalls: workflow silent returned without a call to a model"
+    ):
         train(job(tmp_path, tiny_model, total_steps=1), workflow=silent, judge=length)
 
 
-def test_a_broken_agent_stops_the_run_with_its_first_cause(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_broken_agent_stops_the_run_with_its_first_cause(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     @ajet.workflow
     async def broken(question: str) -> str:
         raise KeyError("the agent's own mistake")
@@ -238,7 +316,9 @@ def test_some_failures_are_left_out_and_said(
         return reply["content"] or ""
 
     config = job(tmp_path, tiny_model, total_steps=1, val_before_train=False, test_freq=0)
-    config = config.model_copy(update={"trainer_common": config.trainer_common.model_copy(update={"val_tasks": 0})})
+    config = config.model_copy(
+        update={"trainer_common": config.trainer_common.model_copy(update={"val_tasks": 0})}
+    )
     train(config, workflow=fragile, judge=length)
     shown = capsys.readouterr().out
     assert "2 of 8 episodes failed" in shown and "1 step: " in shown
@@ -247,7 +327,9 @@ def test_some_failures_are_left_out_and_said(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_a_checkpoint_to_resume_from(
+    tmp_path: Path, tiny_model: Path, number: signal.Signals
+) -> None:
     config = job(tmp_path, tiny_model, total_steps=3, save_freq=100, val_before_train=False)
     stop_at = threading.Event()
 
@@ -263,7 +345,11 @@ def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model:
     before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         train(config, workflow=interrupted, judge=length)
-    assert isinstance(ended.value, KeyboardInterrupt) if number == signal.SIGINT else ended.value.code == 143
+    assert (
+        isinstance(ended.value, KeyboardInterrupt)
+        if number == signal.SIGINT
+        else ended.value.code == 143
+    )
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
     with open_trace(config.directory) as trace:
         [row] = trace.query("SELECT status, error FROM runs").to_pylist()
@@ -302,9 +388,17 @@ def test_epochs_or_steps_decide_the_length(tmp_path: Path, tiny_model: Path) -> 
 
 @pytest.mark.parametrize(
     ("done", "total", "before", "every", "expected"),
-    [(0, 10, True, 5, 3), (0, 10, False, 5, 2), (0, 10, True, 0, 2), (0, 10, True, -1, 2), (0, 7, True, 5, 3),
-     (5, 10, True, 5, 1), (6, 10, True, 2, 2), (10, 10, True, 5, 0)],
-)  # fmt: skip
+    [
+        (0, 10, True, 5, 3),
+        (0, 10, False, 5, 2),
+        (0, 10, True, 0, 2),
+        (0, 10, True, -1, 2),
+        (0, 7, True, 5, 3),
+        (5, 10, True, 5, 1),
+        (6, 10, True, 2, 2),
+        (10, 10, True, 5, 0),
+    ],
+)
 def test_a_run_knows_how_often_it_will_still_validate(
     tmp_path: Path, tiny_model: Path, done: int, total: int, before: bool, every: int, expected: int
 ) -> None:
@@ -313,7 +407,8 @@ def test_a_run_knows_how_often_it_will_still_validate(
 
 
 def test_a_step_is_whole_when_it_is_stopped() -> None:
-    """An update that Ctrl-C falls into is finished and booked; otherwise a resumed run would apply it twice."""
+    """An update that Ctrl-C falls into is finished and booked; otherwise a resumed run would apply
+    it twice."""
     events: list[str] = []
     asked = asyncio.Event()
 
@@ -336,7 +431,9 @@ def test_a_step_is_whole_when_it_is_stopped() -> None:
 
 
 @pytest.mark.slow
-def test_every_step_is_trained_in_one_thread(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_is_trained_in_one_thread(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """glibc keeps a heap for each thread: two that take turns hold a step's activations twice."""
     threads: list[int] = []
     step = Trainer.step

@@ -19,7 +19,9 @@ def loggers(tmp_path: Path, writer: TraceWriter, *names: str) -> Loggers:
     return Loggers(names, directory=tmp_path / "metrics", run_id="r", writer=writer, total_steps=3)
 
 
-def test_metrics_reach_trace_console_tensorboard_and_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_reach_trace_console_tensorboard_and_curve(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         with loggers(tmp_path, writer, "console", "tensorboard") as logged:
             logged.log(0, {"val/reward": 0.25, "val/greedy_reward": 0.5})
@@ -37,10 +39,18 @@ def test_metrics_reach_trace_console_tensorboard_and_curve(tmp_path: Path, capsy
     assert "step 0/3  validation: reward 0.250  greedy reward 0.500" in said
     assert "step 1/3  reward 0.500  s 2.0  0:04 left" in said
     assert "[not] markup" in said
-    assert logged.last == {"val/reward": 0.25, "val/greedy_reward": 0.5, "train/reward": 0.5, "time/step": 2.0}
+    assert logged.last == {
+        "val/reward": 0.25,
+        "val/greedy_reward": 0.5,
+        "train/reward": 0.5,
+        "time/step": 2.0,
+    }
     assert (tmp_path / "metrics" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     [events] = (tmp_path / "metrics" / "tensorboard").iterdir()
-    read = [(event.step, {one.tag: one.simple_value for one in event.summary.value}) for event in _events(events)]
+    read = [
+        (event.step, {one.tag: one.simple_value for one in event.summary.value})
+        for event in _events(events)
+    ]
     assert read == [
         (0, {}),  # what it is a file of
         (0, {"val/reward": 0.25, "val/greedy_reward": 0.5}),
@@ -48,9 +58,14 @@ def test_metrics_reach_trace_console_tensorboard_and_curve(tmp_path: Path, capsy
     ]
 
 
-def test_a_step_without_a_reward_is_a_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_without_a_reward_is_a_line_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Imitation, preferences and distillation have a loss, and no reward."""
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, loggers(tmp_path, writer, "console") as logged:
+    with (
+        TraceWriter(tmp_path / "trace.duckdb") as writer,
+        loggers(tmp_path, writer, "console") as logged,
+    ):
         logged.log(1, {"train/loss": 2.5, "train/entropy": 1.0, "time/step": 2.0})
         logged.log(2, {"train/loss": 0.6, "train/dpo_accuracy": 0.75, "time/step": 2.0})
         logged.log(3, {"train/loss": 0.1, "train/teacher_kl": 0.125, "time/step": 2.0})
@@ -83,7 +98,10 @@ def _events(file: Path) -> list[Any]:
 
 @pytest.mark.parametrize("names", [("tensorboard",), ("console", "tensorboard")])
 def test_a_tensorboard_that_fails_in_the_middle_is_one_warning_and_the_run_goes_on(
-    tmp_path: Path, names: tuple[str, ...], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    names: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         with loggers(tmp_path, writer, *names) as logged:
@@ -95,7 +113,9 @@ def test_a_tensorboard_that_fails_in_the_middle_is_one_warning_and_the_run_goes_
         writer.flush()
         assert writer.query("SELECT max(step) AS last FROM metrics").to_pylist() == [{"last": 39}]
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(said) == 1 and "tensorboard failed; metrics are still written to the trace" in said[0]
+    assert (
+        len(said) == 1 and "tensorboard failed; metrics are still written to the trace" in said[0]
+    )
     assert str(events) in said[0] and "No space left on device" in said[0]
     assert "Traceback" not in "".join(capfd.readouterr())
     assert [event.step for event in _events(events)] == [0, 1]
@@ -103,7 +123,9 @@ def test_a_tensorboard_that_fails_in_the_middle_is_one_warning_and_the_run_goes_
 
 def _fill_the_disk_of(file: Path) -> None:
     """Have what this process writes to an open file end in the error of a full disk."""
-    opened = [fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and fd.readlink() == file]
+    opened = [
+        fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink() and fd.readlink() == file
+    ]
     assert opened
     with Path("/dev/full").open("wb") as full:
         for descriptor in opened:
@@ -120,11 +142,22 @@ def test_without_a_reward_there_is_no_curve() -> None:
     assert learning_curve({"train/loss": {1: 0.5}}) is None
 
 
-def test_a_tensorboard_that_cannot_be_imported_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensorboard_that_cannot_be_imported_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tensorboard").mkdir()
-    (tmp_path / "tensorboard" / "__init__.py").write_text("raise TypeError('Descriptors cannot be created directly')")
-    for name in [n for n in sys.modules if n.partition(".")[0] == "tensorboard" or n.startswith("torch.utils.tensorb")]:
+    (tmp_path / "tensorboard" / "__init__.py").write_text(
+        "raise TypeError('Descriptors cannot be created directly')"
+    )
+    for name in [
+        n
+        for n in sys.modules
+        if n.partition(".")[0] == "tensorboard" or n.startswith("torch.utils.tensorb")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, pytest.raises(ConfigError, match=r"TypeError: Descriptors"):
+    with (
+        TraceWriter(tmp_path / "trace.duckdb") as writer,
+        pytest.raises(ConfigError, match=r"TypeError: Descriptors"),
+    ):
         loggers(tmp_path, writer, "tensorboard")

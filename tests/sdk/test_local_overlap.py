@@ -1,4 +1,5 @@
-"""`rollout.max_staleness` above 0: the next batch is sampled while this one trains, and every promise still holds."""
+"""`rollout.max_staleness` above 0: the next batch is sampled while this one trains, and every
+promise still holds."""
 
 from __future__ import annotations
 
@@ -36,21 +37,39 @@ pytestmark = pytest.mark.slow
 
 def job(tmp_path: Path, model: Path, rollout: Mapping[str, Any] = {}, **trainer: Any) -> Config:
     tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text("".join(f'{{"question": "Say {w}."}}\n' for w in ("yes", "no", "maybe", "so", "well")))
+    tasks.write_text(
+        "".join(f'{{"question": "Say {w}."}}\n' for w in ("yes", "no", "maybe", "so", "well"))
+    )
     return load_config(
         values={
             "experiment_name": "tiny",
             "experiment_dir": str(tmp_path / "experiment"),
             "model": {"path": str(model)},
-            "task_reader": {"type": "jsonl_dataset_file",
-                            "jsonl_dataset_file": {"training": {"file_path": str(tasks)}}},
+            "task_reader": {
+                "type": "jsonl_dataset_file",
+                "jsonl_dataset_file": {"training": {"file_path": str(tasks)}},
+            },
             "data": {"train_batch_size": 2},
-            "rollout": {"num_repeat": 4, "temperature": 1.0, "max_model_len": 200, "max_staleness": 1,
-                        "max_response_length_in_one_turn": 6, **rollout},
-            "trainer_common": {"total_steps": 4, "test_freq": 0, "save_freq": 1, "keep_checkpoints": 100,
-                               "use_kl_loss": False, "logger": [], "optim": {"lr": 0.01, "warmup_steps": 1}, **trainer},
+            "rollout": {
+                "num_repeat": 4,
+                "temperature": 1.0,
+                "max_model_len": 200,
+                "max_staleness": 1,
+                "max_response_length_in_one_turn": 6,
+                **rollout,
+            },
+            "trainer_common": {
+                "total_steps": 4,
+                "test_freq": 0,
+                "save_freq": 1,
+                "keep_checkpoints": 100,
+                "use_kl_loss": False,
+                "logger": [],
+                "optim": {"lr": 0.01, "warmup_steps": 1},
+                **trainer,
+            },
         }
-    )  # fmt: skip
+    )
 
 
 def rows(config: Config, sql: str) -> list[dict[str, Any]]:
@@ -71,7 +90,8 @@ def metric(config: Config, name: str) -> dict[int, float]:
 
 
 def two_turns(checkpoints: Path) -> Any:
-    """An agent whose second turn waits until the step before its own is over: it sees both sides of an update."""
+    """An agent whose second turn waits until the step before its own is over: it sees both sides of
+    an update."""
 
     @ajet.workflow
     async def agent(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
@@ -86,7 +106,9 @@ def two_turns(checkpoints: Path) -> Any:
     return agent
 
 
-def test_a_batch_is_sampled_on_both_sides_of_an_update_and_each_call_is_exact(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_batch_is_sampled_on_both_sides_of_an_update_and_each_call_is_exact(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     """Every recorded log-probability is that of the weights whose version the call bears."""
     from transformers import AutoModelForCausalLM
 
@@ -107,7 +129,11 @@ def test_a_batch_is_sampled_on_both_sides_of_an_update_and_each_call_is_exact(tm
         for version, model in enumerate(models):
             with torch.inference_mode():
                 logprobs = torch.log_softmax(model(ids).logits[0, -size - 1 : -1], -1)
-            gap = (logprobs.gather(1, ids[0, -size:, None])[:, 0] - torch.tensor(c["logprobs"])).abs().max()
+            gap = (
+                (logprobs.gather(1, ids[0, -size:, None])[:, 0] - torch.tensor(c["logprobs"]))
+                .abs()
+                .max()
+            )
             if version == c["policy_version"]:
                 assert gap < 1e-4
             else:
@@ -125,10 +151,14 @@ def test_a_batch_is_sampled_on_both_sides_of_an_update_and_each_call_is_exact(tm
     assert set(metric(config, "time/train")) == {1, 2, 3, 4}
 
 
-def test_without_staleness_no_batch_begins_before_its_turn(tmp_path: Path, tiny_model: Path) -> None:
+def test_without_staleness_no_batch_begins_before_its_turn(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     config = job(tmp_path, tiny_model, {"max_staleness": 0})
     train(config, workflow=talk, judge=length)
-    calls = rows(config, "SELECT e.step, policy_version FROM calls JOIN episodes e USING (episode_id)")
+    calls = rows(
+        config, "SELECT e.step, policy_version FROM calls JOIN episodes e USING (episode_id)"
+    )
     assert {(c["step"], c["policy_version"]) for c in calls} == {(s, s - 1) for s in (1, 2, 3, 4)}
     assert metric(config, "time/overlap") == {}
 
@@ -144,7 +174,9 @@ def test_with_many_updates_a_step_the_bound_holds(tmp_path: Path, tiny_model: Pa
     assert_balanced(config)
 
 
-def test_ctrl_c_books_the_batch_that_was_under_way_and_a_resume_goes_on(tmp_path: Path, tiny_model: Path) -> None:
+def test_ctrl_c_books_the_batch_that_was_under_way_and_a_resume_goes_on(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     config = job(tmp_path, tiny_model, save_freq=100)
     stopped = threading.Event()
 
@@ -161,12 +193,19 @@ def test_ctrl_c_books_the_batch_that_was_under_way_and_a_resume_goes_on(tmp_path
     with pytest.raises(KeyboardInterrupt):
         train(config, workflow=interrupted, judge=length)
     assert_balanced(config)
-    lost = rows(config, "SELECT step, sum(tokens) AS n FROM ledger WHERE outcome = 'failed' GROUP BY step")
+    lost = rows(
+        config, "SELECT step, sum(tokens) AS n FROM ledger WHERE outcome = 'failed' GROUP BY step"
+    )
     assert [row["step"] for row in lost] == [3] and lost[0]["n"] > 0
-    assert {r["status"] for r in rows(config, "SELECT status FROM episodes WHERE step = 3")} >= {"aborted"}
+    assert {r["status"] for r in rows(config, "SELECT status FROM episodes WHERE step = 3")} >= {
+        "aborted"
+    }
     tuned = train(config, workflow=interrupted, judge=length, resume=True)
     assert tuned.metrics["train/policy_version"] == 4
-    assert rows(config, "SELECT sum(tokens) AS n FROM ledger WHERE outcome = 'superseded'")[0]["n"] >= lost[0]["n"]
+    assert (
+        rows(config, "SELECT sum(tokens) AS n FROM ledger WHERE outcome = 'superseded'")[0]["n"]
+        >= lost[0]["n"]
+    )
     assert_balanced(config)
 
 
@@ -191,12 +230,16 @@ def test_lora_is_sampled_from_a_twin_of_the_adapter_alone(tmp_path: Path, tiny_m
     lora = config.model.lora.model_copy(update={"enabled": True, "r": 2, "dropout": 0.1})
     config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     tuned = train(config, workflow=two_turns(config.directory / "checkpoint"), judge=length)
-    assert tuned.path is not None and (tuned.path / "adapter" / "adapter_model.safetensors").is_file()
+    assert (
+        tuned.path is not None and (tuned.path / "adapter" / "adapter_model.safetensors").is_file()
+    )
     assert_balanced(config)
 
 
 def test_deterministic_and_overlapping_exclude_each_other(tmp_path: Path, tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.max_staleness must be 0 with rollout\.deterministic"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.max_staleness must be 0 with rollout\.deterministic"
+    ):
         job(tmp_path, tiny_model, {"deterministic": True})
 
 
@@ -205,10 +248,17 @@ def plain(seed: int = 0) -> Any:
 
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, tie_word_embeddings=True,
+        vocab_size=320,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
         initializer_range=0.3,
-    )  # fmt: skip
+    )
     return Qwen3ForCausalLM(config).eval()
 
 
@@ -217,8 +267,10 @@ def first_logprobs(model: Any, prompt: list[int]) -> torch.Tensor:
 
 
 def test_the_loss_of_stale_tokens_has_the_new_policys_gradient_in_expectation() -> None:
-    """Over the old policy's distribution of the next token, with its own log-probabilities as the ratio's denominator,
-    the loss's gradient is that of the new policy's expected advantage: importance sampling, exactly."""
+    """Over the old policy's distribution of the next token, with its own log-probabilities as the
+    ratio's denominator, the loss's gradient is that of the new policy's expected advantage:
+    importance sampling, exactly.
+    """
     old, new, prompt, vocabulary = plain(0), plain(1), [5, 7, 11], 320
     with torch.no_grad():
         old_V = first_logprobs(old, prompt)
@@ -230,17 +282,34 @@ def test_the_loss_of_stale_tokens_has_the_new_policys_gradient_in_expectation() 
 
     def sample(token: int) -> Sample:
         line = Timeline(
-            agent="default", token_ids=[*prompt, token], loss_mask=[False] * 3 + [True],
-            logprobs=[0.0] * 3 + [float(old_V[token])], call_ids=("c",), spans=(Span(call_id="c", start=3, end=4),),
-        )  # fmt: skip
-        share = float(old_V[token].exp() * worth_V[token])  # how often the sampler draws it, times what it is worth
-        return Sample(timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.array([0, 0, 0, share]))
+            agent="default",
+            token_ids=[*prompt, token],
+            loss_mask=[False] * 3 + [True],
+            logprobs=[0.0] * 3 + [float(old_V[token])],
+            call_ids=("c",),
+            spans=(Span(call_id="c", start=3, end=4),),
+        )
+        share = float(
+            old_V[token].exp() * worth_V[token]
+        )  # how often the sampler draws it, times what it is worth
+        return Sample(
+            timeline=line,
+            episode_id="e",
+            group_id="g",
+            reward=0.0,
+            advantages=np.array([0, 0, 0, share]),
+        )
 
     trainer = Trainer(
-        new, TrainerSettings(lr=1e-9, loss=LossSettings(clip_ratio_low=1.0, clip_ratio_high=1e9), grad_clip=1e9)
+        new,
+        TrainerSettings(
+            lr=1e-9, loss=LossSettings(clip_ratio_low=1.0, clip_ratio_high=1e9), grad_clip=1e9
+        ),
     )
     seen: list[torch.Tensor] = []
-    trainer.optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in new.parameters()))
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.clone() for p in new.parameters())
+    )
     trainer.step([sample(token) for token in range(vocabulary)])
     for got, want in zip(seen, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-6)
@@ -272,8 +341,12 @@ def test_a_twin_is_apart_until_it_catches_up(lora: bool) -> None:
     assert len(own) == sum(p.requires_grad for p in model.parameters())
     if lora:
         with model.disable_adapter():
-            assert torch.equal(first_logprobs(copied.module, prompt), first_logprobs(copied.module, prompt))
-            assert not torch.equal(first_logprobs(copied.module, prompt), first_logprobs(model, prompt))
+            assert torch.equal(
+                first_logprobs(copied.module, prompt), first_logprobs(copied.module, prompt)
+            )
+            assert not torch.equal(
+                first_logprobs(copied.module, prompt), first_logprobs(model, prompt)
+            )
 
 
 def test_a_sampler_apart_takes_the_weights_as_exclusive_ends() -> None:
@@ -302,7 +375,11 @@ def test_a_sampler_apart_takes_the_weights_as_exclusive_ends() -> None:
 
 def _one_token(token: int) -> Sample:
     line = Timeline(
-        agent="default", token_ids=[1, 2, 3, token], loss_mask=[False] * 3 + [True], logprobs=np.zeros(4),
-        call_ids=("c",), spans=(Span(call_id="c", start=3, end=4),),
-    )  # fmt: skip
+        agent="default",
+        token_ids=[1, 2, 3, token],
+        loss_mask=[False] * 3 + [True],
+        logprobs=np.zeros(4),
+        call_ids=("c",),
+        spans=(Span(call_id="c", start=3, end=4),),
+    )
     return Sample(timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.zeros(4))

@@ -68,8 +68,15 @@ def points(name: str, directory: Path) -> list[tuple[int, str, float]]:
     found: list[tuple[int, str, float]] = []
     for record in records(name, directory):
         if name == "wandb" and record.WhichOneof("record_type") == "history":
-            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-            found += [(values["step"], key, v) for key, v in values.items() if "/" in key and not key.startswith("_")]
+            values = {
+                item.key or item.nested_key[0]: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            found += [
+                (values["step"], key, v)
+                for key, v in values.items()
+                if "/" in key and not key.startswith("_")
+            ]
         elif name == "swanlab" and record.WhichOneof("record_type") == "scalar":
             scalar = record.scalar
             found.append((scalar.step, scalar.key, scalar.value.number))
@@ -79,7 +86,13 @@ def points(name: str, directory: Path) -> list[tuple[int, str, float]]:
 def loggers(tmp_path: Path, writer: TraceWriter, *names: str) -> Loggers:
     config = {"ajet": {"project_name": "sums", "rollout": {"num_repeat": 8}}}
     writer.put(Run(run_id=RUN, name="math", config=config, backbone="local"))
-    return Loggers(["console", *names], directory=tmp_path / "metrics", run_id=RUN, writer=writer, total_steps=9)
+    return Loggers(
+        ["console", *names],
+        directory=tmp_path / "metrics",
+        run_id=RUN,
+        writer=writer,
+        total_steps=9,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,7 +100,10 @@ def test_metrics_project_name_and_config_are_there(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip(name)
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, loggers(tmp_path, writer, name) as logged:
+    with (
+        TraceWriter(tmp_path / "trace.duckdb") as writer,
+        loggers(tmp_path, writer, name) as logged,
+    ):
         logged.log(0, {"val/reward": 0.25})
         logged.log(1, {"train/reward": 0.5, "train/loss": float("nan")})
         logged.log(1, {"val/pass@4": 0.75})
@@ -123,7 +139,9 @@ def test_a_resumed_run_is_the_same_one_and_its_axis_may_go_back(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), ValueError("broken")])
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), KeyboardInterrupt(), ValueError("broken")]
+)
 def test_a_run_that_ends_before_its_time_is_closed_as_what_it_is(
     tmp_path: Path, name: str, error: BaseException
 ) -> None:
@@ -136,7 +154,11 @@ def test_a_run_that_ends_before_its_time_is_closed_as_what_it_is(
         logged.log(1, {"train/reward": 0.5})
         raise error
     assert points(name, tmp_path / "metrics") == [(1, "train/reward", 0.5)]
-    ended = [str(r) for r in records(name, tmp_path / "metrics") if r.WhichOneof("record_type") in ("exit", "finish")]
+    ended = [
+        str(r)
+        for r in records(name, tmp_path / "metrics")
+        if r.WhichOneof("record_type") in ("exit", "finish")
+    ]
     assert len(ended) == 1
     stopped = not isinstance(error, ValueError)
     word = {"wandb": "255" if stopped else "1", "swanlab": "ABORTED" if stopped else "broken"}[name]
@@ -144,11 +166,16 @@ def test_a_run_that_ends_before_its_time_is_closed_as_what_it_is(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_a_login_the_way_out_is_told(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_login_the_way_out_is_told(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(name)
     monkeypatch.setenv(f"{name.upper()}_MODE", "online")
     monkeypatch.setattr(sys, "stdin", open("/dev/null"))  # noqa: PTH123, SIM115
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, pytest.raises(ConfigError, match=f"{name.upper()}_MODE=off"):
+    with (
+        TraceWriter(tmp_path / "trace.duckdb") as writer,
+        pytest.raises(ConfigError, match=f"{name.upper()}_MODE=off"),
+    ):
         loggers(tmp_path, writer, name)
 
 
@@ -160,15 +187,21 @@ def test_ctrl_c_stays_the_runs(tmp_path: Path, name: str) -> None:
         assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_service_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_service_that_does_not_answer_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(trackers, "_BEGIN_SECONDS", 0.1)
     monkeypatch.setattr(trackers, "TRACKERS", {"deaf": lambda run: time.sleep(FOREVER)})
     run = trackers.TrackedRun(RUN, "sums", "math", {}, tmp_path)
-    with pytest.raises(ConfigError, match=r"deaf could not start the run \(TimeoutError: no answer"):
+    with pytest.raises(
+        ConfigError, match=r"deaf could not start the run \(TimeoutError: no answer"
+    ):
         trackers.Tracker("deaf", run, print)
 
 
-def test_a_service_that_breaks_is_told_once_and_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_service_that_breaks_is_told_once_and_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     class Breaking:
         address = "nowhere"
 
@@ -177,13 +210,18 @@ def test_a_service_that_breaks_is_told_once_and_left(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(trackers, "TRACKERS", {"breaking": lambda run: Breaking()})
     said: list[str] = []
-    tracker = trackers.Tracker("breaking", trackers.TrackedRun(RUN, "sums", "math", {}, tmp_path), said.append)
+    tracker = trackers.Tracker(
+        "breaking", trackers.TrackedRun(RUN, "sums", "math", {}, tmp_path), said.append
+    )
     for step in range(3):
         tracker.log(step, {"train/reward": 1.0})
     tracker.finish(None)
     assert said == [
         "breaking: nowhere",
-        "breaking failed and gets no more metrics (OSError: gone); they are still written to the trace",
+        (
+            "breaking failed and gets no more metrics (OSError: gone); they are still written to"
+            " the trace"
+        ),
     ]
 
 
@@ -191,5 +229,8 @@ def test_a_service_that_breaks_is_told_once_and_left(monkeypatch: pytest.MonkeyP
 def test_an_absent_package_is_told_with_its_pip_command(tmp_path: Path, name: str) -> None:
     if importlib.util.find_spec(name) is not None:
         pytest.skip(f"{name} is installed")
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, pytest.raises(MissingExtra, match=r"ajet\[loggers\]"):
+    with (
+        TraceWriter(tmp_path / "trace.duckdb") as writer,
+        pytest.raises(MissingExtra, match=r"ajet\[loggers\]"),
+    ):
         loggers(tmp_path, writer, name)

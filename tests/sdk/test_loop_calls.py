@@ -1,4 +1,5 @@
-"""Calls from other threads into an event loop: each once, in order, with few wakings, whatever one of them raises."""
+"""Calls from other threads into an event loop: each once, in order, with few wakings, whatever one
+of them raises."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ SEATS = ("north", "east", "south", "west")
 
 def replies(tmp_path: Path, *names: str) -> list[dict[str, str]]:
     """Models that say their own names, as sections with the keys of `model`."""
-    (tmp_path / "others.py").write_text("".join(f"def {name}(ask):\n    return {name!r}\n" for name in names))
+    (tmp_path / "others.py").write_text(
+        "".join(f"def {name}(ask):\n    return {name!r}\n" for name in names)
+    )
     return [{"scripted": f"{tmp_path / 'others.py'}:{name}", "name": name} for name in names]
 
 
@@ -44,29 +46,44 @@ def config(**rollout: Any) -> Config:
 async def table(model: ajet.Model) -> ajet.Reward:
     """Everybody says something."""
     for number, seat in enumerate(SEATS):
-        await model.agent(f"player {number}", target_tag=seat).chat([{"role": "user", "content": seat}])
+        await model.agent(f"player {number}", target_tag=seat).chat(
+            [{"role": "user", "content": seat}]
+        )
     return ajet.Reward(value=1.0)
 
 
 def play(gateway: Gateway, workflow: Any, config: Config, **attempt: Any) -> Episode:
-    [episode] = play_all(gateway, workflow, config, [Attempt(Task(main_query="q"), "run", **attempt)])
+    [episode] = play_all(
+        gateway, workflow, config, [Attempt(Task(main_query="q"), "run", **attempt)]
+    )
     return episode
 
 
-def play_all(gateway: Gateway, workflow: Any, config: Config, attempts: list[Attempt]) -> list[Episode]:
+def play_all(
+    gateway: Gateway, workflow: Any, config: Config, attempts: list[Attempt]
+) -> list[Episode]:
     engine = ScriptedEngine(lambda ask: "policy")
-    return asyncio.run(run_batch(workflow, None, attempts, engine=engine, gateway=gateway, config=config))
+    return asyncio.run(
+        run_batch(workflow, None, attempts, engine=engine, gateway=gateway, config=config)
+    )
 
 
 def said(episode: Episode) -> dict[str | None, tuple[str, bool]]:
     """What answered each seat, and whether it is trained."""
     assert episode.error is None, episode.error
-    return {c.target_tag: (c.response["choices"][0]["message"]["content"], c.trainable) for c in episode.calls}
+    return {
+        c.target_tag: (c.response["choices"][0]["message"]["content"], c.trainable)
+        for c in episode.calls
+    }
 
 
-def test_targets_and_debug_models_of_the_config_come_before_those_of_the_code(gateway: Gateway, tmp_path: Path) -> None:
+def test_targets_and_debug_models_of_the_config_come_before_those_of_the_code(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     one, two = replies(tmp_path, "one", "two")
-    given = config(trainable_targets="north", opponent=one, debug_models={"south": two, "player 3": "policy"})
+    given = config(
+        trainable_targets="north", opponent=one, debug_models={"south": two, "player 3": "policy"}
+    )
     assert said(play(gateway, table, given)) == {
         "north": ("policy", True),
         "east": ("one", False),
@@ -85,7 +102,9 @@ def test_the_command_line_names_them_too(tmp_path: Path) -> None:
         ],
     )
     assert given.rollout.trainable_targets == ["north", "south"]
-    assert given.rollout.debug_models == {"east": "gpt-4o"} and given.rollout.opponent == ["wolves@40"]
+    assert given.rollout.debug_models == {"east": "gpt-4o"} and given.rollout.opponent == [
+        "wolves@40"
+    ]
 
 
 class Table(Workflow):
@@ -106,7 +125,9 @@ def test_the_class_api_gets_the_opponents_of_the_config(gateway: Gateway, tmp_pa
     assert [content for content, _ in said(episode).values()] == ["one", "policy", "one", "policy"]
 
 
-def test_an_agent_that_is_not_trained_is_the_opponents_too(gateway: Gateway, tmp_path: Path) -> None:
+def test_an_agent_that_is_not_trained_is_the_opponents_too(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     @ajet.workflow
     async def duel(model: ajet.Model) -> ajet.Reward:
         await model.agent("a", "mine").chat([{"role": "user", "content": "x"}])
@@ -114,17 +135,31 @@ def test_an_agent_that_is_not_trained_is_the_opponents_too(gateway: Gateway, tmp
         return ajet.Reward(value=1.0)
 
     [one] = replies(tmp_path, "one")
-    assert said(play(gateway, duel, config(opponent=one))) == {"mine": ("policy", True), "yours": ("one", False)}
-    assert said(play(gateway, duel, config())) == {"mine": ("policy", True), "yours": ("policy", False)}
+    assert said(play(gateway, duel, config(opponent=one))) == {
+        "mine": ("policy", True),
+        "yours": ("one", False),
+    }
+    assert said(play(gateway, duel, config())) == {
+        "mine": ("policy", True),
+        "yours": ("policy", False),
+    }
 
 
 @pytest.mark.slow
-def test_opponent_and_seats_are_drawn_by_the_seed_and_shared_by_a_group(gateway: Gateway, tmp_path: Path) -> None:
+def test_opponent_and_seats_are_drawn_by_the_seed_and_shared_by_a_group(
+    gateway: Gateway, tmp_path: Path
+) -> None:
     population = replies(tmp_path, "one", "two", "three")
     given = config(opponent=population, trained_seats=2)
-    attempts = [Attempt(Task(main_query="q"), group_seed=seed) for seed in range(24) for _ in range(2)]
+    attempts = [
+        Attempt(Task(main_query="q"), group_seed=seed) for seed in range(24) for _ in range(2)
+    ]
     drawn = [said(one) for one in play_all(gateway, table, given, attempts)]
-    assert drawn[::2] == drawn[1::2] == [said(one) for one in play_all(gateway, table, given, attempts[::2])]
+    assert (
+        drawn[::2]
+        == drawn[1::2]
+        == [said(one) for one in play_all(gateway, table, given, attempts[::2])]
+    )
     trained = Counter(tuple(s for s in SEATS if found[s][1]) for found in drawn[::2])
     assert len(trained) > 3 and {len(seats) for seats in trained} == {2}
     others = [{content for content, mine in found.values() if not mine} for found in drawn]
@@ -136,7 +171,11 @@ def test_opponent_and_seats_are_drawn_by_the_seed_and_shared_by_a_group(gateway:
 def test_a_draw_keeps_the_order_of_the_seats(seed: int, count: int) -> None:
     rollout = config(opponent="policy", trained_seats=count).rollout
     drawn = draw_seats(rollout, SEATS, seed)
-    assert drawn is not None and drawn == [seat for seat in SEATS if seat in drawn] and len(drawn) == count
+    assert (
+        drawn is not None
+        and drawn == [seat for seat in SEATS if seat in drawn]
+        and len(drawn) == count
+    )
 
 
 def test_validation_may_have_an_opponent_of_its_own(gateway: Gateway, tmp_path: Path) -> None:
@@ -175,7 +214,9 @@ def test_seats_without_targets_and_models_that_are_not_there_end_a_run_before_it
     with pytest.raises(ConfigError, match=r"no checkpoint checkpoint@40: .*has no checkpoint"):
         check_models(config(opponent="checkpoint@40"), nobody, training=True)
     with pytest.raises(ConfigError, match="backbone local"):
-        verl = load_config(values={"backbone": "verl", "rollout": {"opponent": "checkpoint@latest"}})
+        verl = load_config(
+            values={"backbone": "verl", "rollout": {"opponent": "checkpoint@latest"}}
+        )
         check_models(verl, nobody, training=True)
 
 
@@ -194,8 +235,14 @@ def test_a_training_plays_against_its_own_checkpoints(tmp_path: Path, tiny_model
     given = given.model_copy(update={"rollout": rollout})
     tuned = train(given, workflow=duel, judge=length)
     with open_trace(given.directory) as reader:
-        sql = "SELECT DISTINCT e.step, c.model FROM calls c JOIN episodes e USING (episode_id) WHERE NOT c.trainable"
-        played = {(row["step"], row["model"]) for row in reader.query(sql + " AND e.split = 'train'").to_pylist()}
+        sql = (
+            "SELECT DISTINCT e.step, c.model FROM calls c JOIN episodes e USING (episode_id) WHERE"
+            " NOT c.trainable"
+        )
+        played = {
+            (row["step"], row["model"])
+            for row in reader.query(sql + " AND e.split = 'train'").to_pylist()
+        }
         found = episodes_of(reader)
     assert played == {(1, "checkpoint@0"), (2, "checkpoint@1"), (3, "checkpoint@2")}
     assert all(c.policy_version is None for e in found for c in e.calls if c.agent == "b")
@@ -213,13 +260,17 @@ def test_a_training_plays_against_its_own_checkpoints(tmp_path: Path, tiny_model
 
 
 def test_without_weights_there_is_no_first_model_to_play_against() -> None:
-    given = load_config(values={"model": {"scripted": "m->f"}, "rollout": {"opponent": "checkpoint@0"}})
+    given = load_config(
+        values={"model": {"scripted": "m->f"}, "rollout": {"opponent": "checkpoint@0"}}
+    )
     with pytest.raises(ConfigError, match="no initial model"):
         check_frozen(given, training=True)
 
 
 @pytest.mark.parametrize("named", ["checkpoint@latest", "checkpoint@any"])
-def test_outside_of_a_training_the_latest_checkpoint_is_one_of_before(named: str, tmp_path: Path) -> None:
+def test_outside_of_a_training_the_latest_checkpoint_is_one_of_before(
+    named: str, tmp_path: Path
+) -> None:
     given = load_config(
         values={
             "experiment_dir": str(tmp_path),
@@ -228,24 +279,40 @@ def test_outside_of_a_training_the_latest_checkpoint_is_one_of_before(named: str
         }
     )
     check_frozen(given, training=True)
-    with pytest.raises(ConfigError, match=rf"no checkpoint {named}.*Train first.*rollout.opponent=policy"):
+    with pytest.raises(
+        ConfigError, match=rf"no checkpoint {named}.*Train first.*rollout.opponent=policy"
+    ):
         run(given, tasks=[{"question": "q"}])
 
 
 def test_a_model_in_the_making_plays_against_itself() -> None:
-    given = before_training(config(opponent=["checkpoint@0", "wolves@4"], debug_models={"a": "checkpoint@latest"}))
-    assert given.rollout.opponent == ["policy", "wolves@4"] and given.rollout.debug_models == {"a": "policy"}
+    given = before_training(
+        config(opponent=["checkpoint@0", "wolves@4"], debug_models={"a": "checkpoint@latest"})
+    )
+    assert given.rollout.opponent == ["policy", "wolves@4"] and given.rollout.debug_models == {
+        "a": "policy"
+    }
 
 
 def call(name: str, agent: str, tag: str | None) -> Call:
     return Call(
-        call_id=name, episode_id="e", agent=agent, target_tag=tag, prompt_ids=[1], output_ids=[2], logprobs=[-0.5]
+        call_id=name,
+        episode_id="e",
+        agent=agent,
+        target_tag=tag,
+        prompt_ids=[1],
+        output_ids=[2],
+        logprobs=[-0.5],
     )  # type: ignore[arg-type]
 
 
 def advantages(*groups: tuple[Episode, ...]) -> dict[str, float]:
     batch = build([one for group in groups for one in group], normalize_std=False)
-    return {span.call_id: float(s.advantages[span.start]) for s in batch.samples for span in s.timeline.spans}
+    return {
+        span.call_id: float(s.advantages[span.start])
+        for s in batch.samples
+        for span in s.timeline.spans
+    }
 
 
 def game(name: str, seats: dict[str, str | None], values: dict[str, float]) -> Episode:
@@ -257,11 +324,15 @@ def game(name: str, seats: dict[str, str | None], values: dict[str, float]) -> E
 def test_advantages_compare_within_a_role_whoever_plays_it() -> None:
     first = game("1", {"p1": "wolf", "p2": "seer"}, {"p1": 1.0, "p2": 0.0})
     second = game("2", {"p1": "seer", "p2": "wolf"}, {"p1": 1.0, "p2": 0.0})
-    assert advantages((first, second)) == pytest.approx({"1.p1": 0.5, "2.p2": -0.5, "1.p2": -0.5, "2.p1": 0.5})
+    assert advantages((first, second)) == pytest.approx(
+        {"1.p1": 0.5, "2.p2": -0.5, "1.p2": -0.5, "2.p1": 0.5}
+    )
 
 
 def test_without_tags_an_agent_is_its_own_role() -> None:
     for tag in (None, "default_target_tag"):
         first = game("1", {"p1": tag, "p2": tag}, {"p1": 1.0, "p2": 4.0})
         second = game("2", {"p1": tag, "p2": tag}, {"p1": 0.0, "p2": 8.0})
-        assert advantages((first, second)) == pytest.approx({"1.p1": 0.5, "2.p1": -0.5, "1.p2": -2.0, "2.p2": 2.0})
+        assert advantages((first, second)) == pytest.approx(
+            {"1.p1": 0.5, "2.p1": -0.5, "1.p2": -2.0, "2.p2": 2.0}
+        )

@@ -1,6 +1,7 @@
 """What becomes of the calls of several agents: the timelines, and of each split its proven cause.
 
-Real requests through the gateway; the scripted model's template shows tools, so that a changed list is seen.
+Real requests through the gateway; the scripted model's template shows tools, so that a changed list
+is seen.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ SYSTEM: Message = {"role": "system", "content": "You are one of a team."}
 
 
 def tool(name: str) -> Message:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": {}}},
+    }
 
 
 def calls_of(gateway: Gateway, team: Any) -> tuple[tuple[Call, ...], Merged]:
-    """The calls of a workflow's episode, in order, and what they merge into; every sampled token is trained once."""
+    """The calls of a workflow's episode, in order, and what they merge into; every sampled token is
+    trained once."""
 
     @ajet.workflow
     async def workflow(model: ajet.Model) -> ajet.Reward:
@@ -40,7 +45,9 @@ def calls_of(gateway: Gateway, team: Any) -> tuple[tuple[Call, ...], Merged]:
     engine = ScriptedEngine(lambda ask: f"reply {len(ask.body['messages'])}")
     attempts = [Attempt(Task(main_query="q"), "run", group_id="g", attempt=n) for n in range(2)]
     config = load_config(values={"rollout": {"timeout": 20}})
-    first, second = asyncio.run(run_batch(workflow, None, attempts, engine=engine, gateway=gateway, config=config))
+    first, second = asyncio.run(
+        run_batch(workflow, None, attempts, engine=engine, gateway=gateway, config=config)
+    )
     assert first.error is None, first.error
     template = ChatTemplate.known(engine.tokenizer)
     merged = merge(first.calls, engine.tokenizer.decode, template)
@@ -53,17 +60,22 @@ def everything_is_trained(first: Episode, second: Episode) -> None:
     worse = second.model_copy(update={"rewards": (ajet.Reward(value=0.0),)})
     batch = build([first, worse])
     trained = sum(row.tokens for row in batch.ledger if row.outcome == "trained")
-    assert trained == sum(len(c.output_ids) for e in (first, second) for c in e.calls if c.output_ids is not None)
+    assert trained == sum(
+        len(c.output_ids) for e in (first, second) for c in e.calls if c.output_ids is not None
+    )
 
 
 def shown(calls: Sequence[Call], merged: Merged) -> list[tuple[str, list[int]]]:
     """Each timeline: its agent, and the numbers of the calls that are trained in it."""
     number = {call.call_id: index for index, call in enumerate(calls)}
-    return [(line.agent, [number[span.call_id] for span in line.spans]) for line in merged.timelines]
+    return [
+        (line.agent, [number[span.call_id] for span in line.spans]) for line in merged.timelines
+    ]
 
 
 def causes(calls: Sequence[Call], merged: Merged) -> list[tuple[int, int | None, str]]:
-    """Each split: the number of its call, that of the call that it was expected to extend, and the cause."""
+    """Each split: the number of its call, that of the call that it was expected to extend, and the
+    cause."""
     number = {call.call_id: index for index, call in enumerate(calls)}
     return [(number[s.call_id], number.get(s.parent_call_id or ""), s.cause) for s in merged.splits]
 
@@ -104,7 +116,11 @@ def test_under_one_name_they_are_branches_of_one_another(gateway: Gateway) -> No
     calls, merged = calls_of(gateway, team)
     assert shown(calls, merged) == [("default", [0]), ("default", [1, 2]), ("default", [3])]
     first, second = causes(calls, merged)
-    assert first == (1, 0, "new_conversation") and second == (3, 0, "history_edited")  # it left out the reply
+    assert first == (1, 0, "new_conversation") and second == (
+        3,
+        0,
+        "history_edited",
+    )  # it left out the reply
 
 
 def test_a_sub_agent_has_a_timeline_of_its_own_and_its_caller_goes_on(gateway: Gateway) -> None:
@@ -134,14 +150,20 @@ def test_a_hand_off_leaves_the_history_as_context(gateway: Gateway) -> None:
     assert shown(calls, merged) == [("triage", [0, 1]), ("expert", [2, 3])]
     assert not merged.splits
     expert = merged.timelines[1]
-    assert not expert.loss_mask[: len(prompt(calls[2]))].any(), "trained in the timeline of who said it"
+    assert not expert.loss_mask[: len(prompt(calls[2]))].any(), (
+        "trained in the timeline of who said it"
+    )
 
 
-def test_a_hand_off_with_a_system_prompt_of_its_own_under_one_name_says_so(gateway: Gateway) -> None:
+def test_a_hand_off_with_a_system_prompt_of_its_own_under_one_name_says_so(
+    gateway: Gateway,
+) -> None:
     async def team(model: ajet.Model) -> None:
         history = [SYSTEM]
         await turns(model, history, "my order is late")
-        await turns(model, [{"role": "system", "content": "You are the expert."}, *history[1:]], "order 7")
+        await turns(
+            model, [{"role": "system", "content": "You are the expert."}, *history[1:]], "order 7"
+        )
 
     calls, merged = calls_of(gateway, team)
     assert shown(calls, merged) == [("default", [0]), ("default", [1])]
@@ -163,7 +185,9 @@ def test_a_summarised_history_begins_a_timeline(gateway: Gateway) -> None:
     assert split.at_token < len(prompt(calls[3])) and split.extra_tokens > 0
 
 
-def test_tools_that_change_in_mid_episode_split_where_the_template_shows_them(gateway: Gateway) -> None:
+def test_tools_that_change_in_mid_episode_split_where_the_template_shows_them(
+    gateway: Gateway,
+) -> None:
     async def team(model: ajet.Model) -> None:
         agent = model.agent("shopper")
         history = [SYSTEM]

@@ -26,7 +26,9 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
 @given(names, st.none() | names, st.booleans(), st.none() | names)
-def test_an_identity_survives_its_path_segment(agent: str, tag: str | None, trainable: bool, debug: str | None) -> None:
+def test_an_identity_survives_its_path_segment(
+    agent: str, tag: str | None, trainable: bool, debug: str | None
+) -> None:
     identity = AgentIdentity(agent, tag, trainable, debug)
     segment = identity.segment()
     assert AgentIdentity.parse(segment) == identity
@@ -49,7 +51,10 @@ def test_chat_returns_a_message_that_is_a_dict_and_has_attributes(episode: OpenE
     async def scenario() -> None:
         model = episode.model()
         message = await model.chat(USER, temperature=0.0)
-        assert message["content"] == message.content == "default: hello" and message.role == "assistant"
+        assert (
+            message["content"] == message.content == "default: hello"
+            and message.role == "assistant"
+        )
         assert message.tool_calls is None and {**message}["role"] == "assistant"
         follow_up = await model.chat([*USER, message, {"role": "user", "content": "again"}])
         assert follow_up.content == "default: hello"
@@ -102,20 +107,33 @@ def test_only_an_episodes_model_has_agents() -> None:
 
 
 def test_a_runs_sampling_takes_the_place_of_the_agents() -> None:
-    requested = read_sampling({"temperature": 0, "top_p": 0.5, "max_tokens": 900, "stop": "END", "seed": 7, "top_k": 3})
+    requested = read_sampling(
+        {"temperature": 0, "top_p": 0.5, "max_tokens": 900, "stop": "END", "seed": 7, "top_k": 3}
+    )
     assert requested == Sampling(0.0, 0.5, 3, 900, ("END",), 7, 1)
     run = SamplingOverride(temperature=0.9, top_p=1.0)
     assert override(requested, run, max_tokens=500) == Sampling(0.9, 1.0, 3, 500, ("END",), 7, 1)
     assert override(requested, None, max_tokens=None) == requested
-    assert override(requested, SamplingOverride(temperature=1.0, greedy=True), max_tokens=None).temperature == 0.0
+    assert (
+        override(
+            requested, SamplingOverride(temperature=1.0, greedy=True), max_tokens=None
+        ).temperature
+        == 0.0
+    )
     assert read_sampling({"max_completion_tokens": 5, "max_tokens": 9}).max_tokens == 5
 
 
 @given(st.none() | st.integers(0, 2**40), st.integers(0, 2**40), names, st.integers(0, 100))
-def test_seeds_differ_by_attempt_agent_and_ordinal(seed: int | None, attempt: int, agent: str, ordinal: int) -> None:
+def test_seeds_differ_by_attempt_agent_and_ordinal(
+    seed: int | None, attempt: int, agent: str, ordinal: int
+) -> None:
     one = mix_seed(seed, attempt, agent, ordinal)
     assert one is not None and 0 <= one < 2**63 and one == mix_seed(seed, attempt, agent, ordinal)
-    others = [(seed, attempt + 1, agent, ordinal), (seed, attempt, agent + "'", ordinal), (seed, attempt, agent, -1)]
+    others = [
+        (seed, attempt + 1, agent, ordinal),
+        (seed, attempt, agent + "'", ordinal),
+        (seed, attempt, agent, -1),
+    ]
     assert one not in [mix_seed(*other) for other in others]
 
 
@@ -137,7 +155,10 @@ def test_attempts_get_other_seeds_and_a_request_its_own_where_the_run_leaves_it(
             return [call.sampling["seed"] for call in episode.calls]
 
     run = SamplingOverride(temperature=1.0)
-    first, second = seeds({"sampling": run, "seed": 1}, {"seed": 5}), seeds({"sampling": run, "seed": 2}, {"seed": 5})
+    first, second = (
+        seeds({"sampling": run, "seed": 1}, {"seed": 5}),
+        seeds({"sampling": run, "seed": 2}, {"seed": 5}),
+    )
     assert len({*first, *second}) == 4
     assert seeds({"sampling": run, "seed": 1}, {"seed": 5}) == first
     assert seeds({"sampling": None, "seed": 1}, {"seed": 5}) == [5, 5]
@@ -145,6 +166,12 @@ def test_attempts_get_other_seeds_and_a_request_its_own_where_the_run_leaves_it(
 
 
 def test_loopback_and_json() -> None:
-    assert is_loopback("http://127.0.0.1:80/v1") and is_loopback("http://localhost/v1") and is_loopback("http://[::1]/")
-    assert not is_loopback("https://api.openai.com/v1") and not is_loopback("http://127.0.0.1.evil.example/")
+    assert (
+        is_loopback("http://127.0.0.1:80/v1")
+        and is_loopback("http://localhost/v1")
+        and is_loopback("http://[::1]/")
+    )
+    assert not is_loopback("https://api.openai.com/v1") and not is_loopback(
+        "http://127.0.0.1.evil.example/"
+    )
     assert json_bytes({"a": "ü"}) == '{"a":"ü"}'.encode() and json_bytes("\ud800") == b'"\\ud800"'

@@ -1,4 +1,5 @@
-"""What is sent to a model host is answered by the policy, is no inference, or ends the episode before it is sent."""
+"""What is sent to a model host is answered by the policy, is no inference, or ends the episode
+before it is sent."""
 
 from __future__ import annotations
 
@@ -39,11 +40,18 @@ from tests.sdk.test_capture import run_in
 
 
 def sdk(name: str) -> Any:
-    """A vendor's package, imported where a test uses it: each worker of pytest-xdist imports every module of tests."""
+    """A vendor's package, imported where a test uses it: each worker of pytest-xdist imports every
+    module of tests."""
     return importlib.import_module(name)
 
 
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "contents": []}
+CHAT = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "prompt": "hi",
+    "input": "hi",
+    "contents": [],
+}
 MESSAGE = {"role": "user", "content": "hi"}
 
 
@@ -58,9 +66,9 @@ def outcome(active: ActiveEpisode, method: str, url: str) -> str:
     try:
         if method == "GRPC":
             with grpc.insecure_channel(url.split("/")[2]) as channel:
-                channel.unary_unary(url.partition("://")[2].partition("/")[1:2][0] + "/".join(url.split("/")[3:]))(
-                    b"", timeout=0.001
-                )
+                channel.unary_unary(
+                    url.partition("://")[2].partition("/")[1:2][0] + "/".join(url.split("/")[3:])
+                )(b"", timeout=0.001)
         plan = decide(active, method, url, {}, lambda: MESSAGE if "/threads/" in url else CHAT)
     except UncapturedTraffic:
         return "refused"
@@ -74,7 +82,9 @@ def test_what_the_sdks_of_vendors_send(opened: OpenEpisode) -> None:
     lines = (Path(__file__).parent / "vendor_routes.tsv").read_text().splitlines()
     rows = [line.split("\t") for line in lines if not line.startswith("#")]
     assert len(rows) > 450 and {row[3] for row in rows} == {"answered", "passes", "refused"}
-    found = run_in(opened, lambda: [outcome(opened.active, method, url) for _, method, url, _ in rows])
+    found = run_in(
+        opened, lambda: [outcome(opened.active, method, url) for _, method, url, _ in rows]
+    )
     assert [row for row, result in zip(rows, found, strict=True) if result != row[3]] == []
 
 
@@ -103,16 +113,24 @@ def test_every_post_of_an_installed_sdk(opened: OpenEpisode, package: str) -> No
     """Whatever a new version adds is refused until it is in one of the two lists."""
     base, pattern = BASES[package]
     root = Path(str(importlib.import_module(package).__file__)).parent
-    found = {path for file in root.rglob("*.py") for path in pattern.findall(file.read_text(encoding="utf-8"))}
+    found = {
+        path
+        for file in root.rglob("*.py")
+        for path in pattern.findall(file.read_text(encoding="utf-8"))
+    }
     paths = {re.sub(r"\{+[^{}]*\}+", "ID", path) for path in found}
     paths = {path.replace("upload/ID/", "upload/v1beta/").split("?beta")[0] for path in paths}
     assert len(paths) > (25 if package == "google.genai" else 100)
     by_outcome: dict[str, set[str]] = {"answered": set(), "passes": set(), "refused": set()}
     for path in paths:
         url = base + ("models/m" + path.removeprefix("ID") if path.startswith("ID:") else path)
-        by_outcome[outcome(opened.active, "POST", url)].add(path.removeprefix("ID") if path.startswith("ID:") else path)
+        by_outcome[outcome(opened.active, "POST", url)].add(
+            path.removeprefix("ID") if path.startswith("ID:") else path
+        )
     assert by_outcome["answered"] == ANSWERED[package]
-    top = {path for path in by_outcome["passes"] if not re.match(r"/(?:uploads|vector_stores)/", path)}
+    top = {
+        path for path in by_outcome["passes"] if not re.match(r"/(?:uploads|vector_stores)/", path)
+    }
     assert top == PASSES[package]
 
 
@@ -136,7 +154,9 @@ def by_urllib() -> Any:
 
 
 def by_urllib3() -> Any:
-    return urllib3.PoolManager().request("PUT", "https://api.replicate.com/v1/predictions", json=CHAT)
+    return urllib3.PoolManager().request(
+        "PUT", "https://api.replicate.com/v1/predictions", json=CHAT
+    )
 
 
 def by_putrequest() -> Any:
@@ -152,13 +172,18 @@ async def by_aiohttp() -> Any:
 
 
 async def by_aiohttp_websocket() -> Any:
-    async with aiohttp.ClientSession() as session, session.ws_connect("wss://api.openai.com/v1/realtime") as socket:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect("wss://api.openai.com/v1/realtime") as socket,
+    ):
         return socket
 
 
 async def by_async_httpx() -> Any:
     async with httpx.AsyncClient() as client:
-        return await client.post("https://dashscope.aliyuncs.com/api/v1/services/aigc/text-generation/generation")
+        return await client.post(
+            "https://dashscope.aliyuncs.com/api/v1/services/aigc/text-generation/generation"
+        )
 
 
 async def by_websockets() -> Any:
@@ -185,8 +210,12 @@ async def by_async_grpc() -> Any:
 SHAPES: list[Callable[[], Any]] = [
     lambda: openai.OpenAI(max_retries=0).beta.assistants.create(model="m"),
     lambda: openai.OpenAI(max_retries=0).beta.threads.create_and_run(assistant_id="a"),
-    lambda: openai.OpenAI(max_retries=0).beta.threads.messages.create("t", role="user", content="hi"),
-    lambda: openai.OpenAI(max_retries=0).conversations.create(items=[{"role": "user", "content": "hi"}]),
+    lambda: openai.OpenAI(max_retries=0).beta.threads.messages.create(
+        "t", role="user", content="hi"
+    ),
+    lambda: openai.OpenAI(max_retries=0).conversations.create(
+        items=[{"role": "user", "content": "hi"}]
+    ),
     lambda: openai.OpenAI(max_retries=0).responses.compact(model="m", input="hi"),
     lambda: openai.OpenAI(max_retries=0).images.generate(model="m", prompt="hi"),
     lambda: openai.OpenAI(max_retries=0).post("/chat/completions", body=[1], cast_to=object),
@@ -194,7 +223,9 @@ SHAPES: list[Callable[[], Any]] = [
     lambda: sdk("google.genai").Client().interactions.create(model="m", input="hi"),
     posting(requests, "https://api.mistral.ai/v1/conversations"),
     posting(httpx2, "https://router.huggingface.co/hf-inference/models/m"),
-    posting(httpx, "https://us-central1-aiplatform.googleapis.com/v1/projects/p/endpoints/1:predict"),
+    posting(
+        httpx, "https://us-central1-aiplatform.googleapis.com/v1/projects/p/endpoints/1:predict"
+    ),
     by_urllib,
     by_urllib3,
     by_putrequest,
@@ -210,20 +241,31 @@ SHAPES: list[Callable[[], Any]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:deprecated", "ignore:The Assistants API")  # they are called all the same
+@pytest.mark.filterwarnings(
+    "ignore:deprecated", "ignore:The Assistants API"
+)  # they are called all the same
 @pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
-def test_a_call_that_slips_past_ends_the_episode_though_others_were_captured(shape: Callable[[], Any]) -> None:
-    """And though the agent's framework swallows the error. No name is looked up: there is no network here."""
+def test_a_call_that_slips_past_ends_the_episode_though_others_were_captured(
+    shape: Callable[[], Any],
+) -> None:
+    """And though the agent's framework swallows the error. No name is looked up: there is no
+    network here."""
 
     async def act() -> None:
-        openai.OpenAI().chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        openai.OpenAI().chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}]
+        )
         with contextlib.suppress(Exception):
             result = shape()
             if asyncio.iscoroutine(result):
                 await result
 
     episode = episode_of(act)
-    assert (episode.status, episode.cause, episode.rewards) == ("failed", "UncapturedTraffic", ()), episode.error
+    assert (episode.status, episode.cause, episode.rewards) == (
+        "failed",
+        "UncapturedTraffic",
+        (),
+    ), episode.error
     assert len(episode.calls) == 1
     for said in ("rollout.allowed_urls", "rollout.on_uncaptured: warn"):
         assert said in str(episode.error)
@@ -281,11 +323,18 @@ def test_an_application_on_such_a_port_is_left_alone(path: str, body: dict[str, 
     assert sent(f"http://{path}", body) == PASSED
 
 
-def test_the_gateway_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch, opened: OpenEpisode) -> None:
+def test_the_gateway_itself_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, opened: OpenEpisode
+) -> None:
     monkeypatch.setattr(uncaptured, "LOCAL_PORTS", frozenset((int(opened.url.rpartition(":")[2]),)))
-    url, headers = f"{opened.active.base_url}/generate", {"authorization": f"Bearer {opened.active.api_key}"}
+    url, headers = (
+        f"{opened.active.base_url}/generate",
+        {"authorization": f"Bearer {opened.active.api_key}"},
+    )
     for library in (httpx, requests):
-        answer = run_in(opened, lambda module=library: module.post(url, json=CHAT, headers=headers, timeout=300))
+        answer = run_in(
+            opened, lambda module=library: module.post(url, json=CHAT, headers=headers, timeout=300)
+        )
         assert answer.status_code == 404 and "does not serve the route generate" in answer.text
     assert opened.errors == []
 
@@ -301,7 +350,10 @@ def test_the_gateway_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch, opene
     ],
 )
 def test_urls_that_the_config_allows(allowed: str, expected: tuple[str, str | None]) -> None:
-    assert sent("https://api.openai.com:443/v1/images/generations?x=1", allowed_urls=[allowed]) == expected
+    assert (
+        sent("https://api.openai.com:443/v1/images/generations?x=1", allowed_urls=[allowed])
+        == expected
+    )
 
 
 def test_with_warn_such_calls_pass() -> None:

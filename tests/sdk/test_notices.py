@@ -22,7 +22,10 @@ N = 2 * STEPS
 
 
 def history(**curves: Any) -> dict[str, dict[int, float]]:
-    return {f"train/{name}": {i: float(v) for i, v in enumerate(values)} for name, values in curves.items()}
+    return {
+        f"train/{name}": {i: float(v) for i, v in enumerate(values)}
+        for name, values in curves.items()
+    }
 
 
 RISING = np.linspace(0.2, 0.8, N)
@@ -35,7 +38,14 @@ RISING = np.linspace(0.2, 0.8, N)
         ({"answer_chars": 1000 * RISING}, "answers grew from 340 to 660 characters"),
         ({"answer_chars": 1000 * RISING[::-1]}, "answers shrank from 660 to 340"),
         ({"phrase_share": RISING}, "share of answers that contain one phrase rose from 34% to 66%"),
-        ({"held_out_exact": RISING, "answer_chars": 100 + RISING, "phrase_share": 0.3 + RISING / 9}, None),
+        (
+            {
+                "held_out_exact": RISING,
+                "answer_chars": 100 + RISING,
+                "phrase_share": 0.3 + RISING / 9,
+            },
+            None,
+        ),
     ],
 )
 def test_what_speaks_against_a_rising_reward(curves: dict[str, Any], expected: str | None) -> None:
@@ -57,7 +67,10 @@ def test_what_speaks_against_a_rising_reward(curves: dict[str, Any], expected: s
 def test_what_speaks_against_a_run_is_not_forgotten_as_it_goes_on(
     curves: dict[str, Any], expected: str, saturated: int
 ) -> None:
-    longer = {name: np.append(v, np.full(saturated, v[-1])) for name, v in {"reward": RISING, **curves}.items()}
+    longer = {
+        name: np.append(v, np.full(saturated, v[-1]))
+        for name, v in {"reward": RISING, **curves}.items()
+    }
     [text] = warning_signs(history(**longer)).values()
     assert expected in text and f"(steps 0 to {N + saturated - 1})" in text
 
@@ -72,7 +85,10 @@ def test_answers_that_become_shorter_over_a_whole_run_are_no_sign() -> None:
 def test_noise_is_no_rise(seed: int) -> None:
     """Beyond two standard errors by chance one time in twenty; both at once, hardly ever."""
     draw = np.random.default_rng(seed)
-    signs = [warning_signs(history(reward=draw.normal(size=N), held_out_x=draw.normal(size=N))) for _ in range(20)]
+    signs = [
+        warning_signs(history(reward=draw.normal(size=N), held_out_x=draw.normal(size=N)))
+        for _ in range(20)
+    ]
     assert sum(map(bool, signs)) <= 2
 
 
@@ -86,11 +102,14 @@ def test_what_is_measured_of_answers() -> None:
     found = episode_metrics(
         "train",
         [
-            episode(said, 0.0), episode(f"well, {said} today", 0.5), episode("no", 1.0),
-            episode({"reward": None, "metadata": {"final_answer": "four"}}, 0.5), episode("x" * 99, 9.0, "failed"),
+            episode(said, 0.0),
+            episode(f"well, {said} today", 0.5),
+            episode("no", 1.0),
+            episode({"reward": None, "metadata": {"final_answer": "four"}}, 0.5),
+            episode("x" * 99, 9.0, "failed"),
         ],
         None,
-    )  # fmt: skip
+    )
     assert found["train/answer_chars"] == pytest.approx((26 + 38 + 2 + 4) / 4)
     assert found["train/phrase_share"] == 0.5 and found["train/held_out_watcher"] == 0.5
     assert found["train/reward"] == 1.0, "a weight of 0 counts nothing"
@@ -108,8 +127,12 @@ def test_a_run_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         loggers = Loggers([], directory=tmp_path, run_id="r", writer=writer, total_steps=N)
         assert isinstance(loggers.history, defaultdict)
         for step in range(N + STEPS):
-            loggers.log(step, {"train/reward": 0.02 * step, "train/answer_chars": 100.0 + 40 * step})
-    said = [record.getMessage() for record in caplog.records if "answers grew" in record.getMessage()]
+            loggers.log(
+                step, {"train/reward": 0.02 * step, "train/answer_chars": 100.0 + 40 * step}
+            )
+    said = [
+        record.getMessage() for record in caplog.records if "answers grew" in record.getMessage()
+    ]
     assert len(said) == 1 and said[0].startswith(f"step {N - 1}: the reward rose")
 
 
@@ -117,15 +140,32 @@ def test_a_run_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     ("tokens", "expected"),
     [
         ({"trained": 95, "stale": 5}, ""),
-        ({"trained": 50, "zero_advantage": 45, "stale": 5, "evaluation": 900, "untrainable": 900}, ""),
-        ({"trained": 50, "stale": 50}, "50.0% of the sampled tokens were not trained: 50.0% stale .*max_staleness"),
-        ({"trained": 90, "failed": 4, "truncated": 6}, "10.0% .*: 6.0% truncated .*max_response_length.*; 4.0% failed"),
+        (
+            {
+                "trained": 50,
+                "zero_advantage": 45,
+                "stale": 5,
+                "evaluation": 900,
+                "untrainable": 900,
+            },
+            "",
+        ),
+        (
+            {"trained": 50, "stale": 50},
+            "50.0% of the sampled tokens were not trained: 50.0% stale .*max_staleness",
+        ),
+        (
+            {"trained": 90, "failed": 4, "truncated": 6},
+            "10.0% .*: 6.0% truncated .*max_response_length.*; 4.0% failed",
+        ),
         ({"superseded": 10, "trained": 90}, "superseded .*save_freq"),
         ({"undelivered": 10}, "100.0% undelivered .*time limit"),
         ({}, ""),
     ],
 )
-def test_a_share_of_tokens_that_were_not_trained_is_told_with_its_cause(tokens: dict[str, int], expected: str) -> None:
+def test_a_share_of_tokens_that_were_not_trained_is_told_with_its_cause(
+    tokens: dict[str, int], expected: str
+) -> None:
     assert re.search(expected, discarded(tokens)) if expected else discarded(tokens) == ""
 
 
@@ -137,8 +177,18 @@ def test_tokens_that_are_not_trained_are_told_while_the_run_goes_on(
         writer.put(Run(run_id="r"))
         loggers = Loggers([], directory=tmp_path, run_id="r", writer=writer, total_steps=3 * N)
         for step in range(1, 2 * N + 3):
-            loggers.log(step, {"train/tokens_trained": 10.0 * (step % 2), "train/tokens_stale": 10.0 * (step % 2 == 0)})
+            loggers.log(
+                step,
+                {
+                    "train/tokens_trained": 10.0 * (step % 2),
+                    "train/tokens_stale": 10.0 * (step % 2 == 0),
+                },
+            )
             loggers.log(step, {"rollout/model_version": 1.0})
     said = [record.getMessage() for record in caplog.records]
-    assert [text.partition(":")[0] for text in said] == ["step 2", f"step {2 + N}", f"step {2 + 2 * N}"]
+    assert [text.partition(":")[0] for text in said] == [
+        "step 2",
+        f"step {2 + N}",
+        f"step {2 + 2 * N}",
+    ]
     assert "50.0% stale" in said[0]

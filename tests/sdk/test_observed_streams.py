@@ -1,4 +1,5 @@
-"""Streams of other servers, joined as the vendors' own clients read them, however the server spells them."""
+"""Streams of other servers, joined as the vendors' own clients read them, however the server spells
+them."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def call(name: str, arguments: str, index: Any = ..., call_id: Any = ...) -> Jso
 
 def calls_of(*chunks: list[Json]) -> list[tuple[str, str]]:
     message = message_of(*({"tool_calls": pieces} for pieces in chunks))
-    return [(each["function"]["name"], each["function"]["arguments"]) for each in message["tool_calls"]]
+    return [
+        (each["function"]["name"], each["function"]["arguments"]) for each in message["tool_calls"]
+    ]
 
 
 WEATHER, CLOCK = ("weather", '{"city": "Paris"}'), ("clock", '{"tz": "JST"}')
@@ -55,7 +58,9 @@ WEATHER, CLOCK = ("weather", '{"city": "Paris"}'), ("clock", '{"tz": "JST"}')
 @pytest.mark.parametrize("index", [0, None, ..., "0"])
 @pytest.mark.parametrize("ids", [("a", "b"), (None, None), ("", ""), (..., ...)])
 @pytest.mark.parametrize("together", [False, True])
-def test_parallel_calls_that_a_server_numbers_alike_or_not_at_all(index: Any, ids: Any, together: bool) -> None:
+def test_parallel_calls_that_a_server_numbers_alike_or_not_at_all(
+    index: Any, ids: Any, together: bool
+) -> None:
     pieces = [call(*WEATHER, index, ids[0]), call(*CLOCK, index, ids[1])]
     assert calls_of(*([pieces] if together else [[piece] for piece in pieces])) == [WEATHER, CLOCK]
 
@@ -68,7 +73,10 @@ def test_two_calls_of_one_tool_stay_two(index: Any) -> None:
 
 
 def test_calls_without_arguments_stay_two() -> None:
-    assert calls_of([call("up", "", 0, "a"), call("down", "", 0, "b")]) == [("up", ""), ("down", "")]
+    assert calls_of([call("up", "", 0, "a"), call("down", "", 0, "b")]) == [
+        ("up", ""),
+        ("down", ""),
+    ]
 
 
 @pytest.mark.parametrize("repeats", [False, True])
@@ -86,21 +94,31 @@ def test_a_call_in_pieces_is_one_also_if_each_piece_repeats_its_name_and_id(repe
 
 def test_interleaved_calls_go_by_their_index() -> None:
     first, second = call("a", "", 0, "x"), call("b", "", 1, "y")
-    pieces = [[{"index": n, "function": {"arguments": text}}] for text in ('{"k"', ": 1}") for n in (1, 0)]
+    pieces = [
+        [{"index": n, "function": {"arguments": text}}] for text in ('{"k"', ": 1}") for n in (1, 0)
+    ]
     assert calls_of([second], [first], *pieces) == [("a", '{"k": 1}'), ("b", '{"k": 1}')]
 
 
 def test_custom_tools_are_joined() -> None:
     begun = {"index": 0, "id": "a", "type": "custom", "custom": {"name": "sql", "input": "select"}}
-    message = message_of({"tool_calls": [begun]}, {"tool_calls": [{"index": 0, "custom": {"input": " 1"}}]})
-    assert message["tool_calls"] == [{"id": "a", "type": "custom", "custom": {"name": "sql", "input": "select 1"}}]
+    message = message_of(
+        {"tool_calls": [begun]}, {"tool_calls": [{"index": 0, "custom": {"input": " 1"}}]}
+    )
+    assert message["tool_calls"] == [
+        {"id": "a", "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
+    ]
 
 
 @given(st.data())
 def test_pieces_of_calls_are_joined_to_the_calls(data: st.DataObject) -> None:
     """Any calls, cut anywhere, with any usual numbering."""
-    arguments = st.dictionaries(st.sampled_from("abc"), st.text(max_size=4), min_size=1).map(json.dumps)
-    wanted = data.draw(st.lists(st.tuples(st.sampled_from(["up", "down"]), arguments), min_size=1, max_size=4))
+    arguments = st.dictionaries(st.sampled_from("abc"), st.text(max_size=4), min_size=1).map(
+        json.dumps
+    )
+    wanted = data.draw(
+        st.lists(st.tuples(st.sampled_from(["up", "down"]), arguments), min_size=1, max_size=4)
+    )
     numbering = data.draw(st.sampled_from(["own", "zero", "none"]))
     chunks = list[list[Json]]()
     for number, (name, text) in enumerate(wanted):
@@ -132,7 +150,9 @@ def test_what_is_not_text_is_kept() -> None:
         "content": [{"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}],
         "function_call": {"name": "pay", "arguments": '{"a'},
         "audio": {"id": "audio-1", "data": "AAA", "transcript": "hel"},
-        "reasoning_details": [{"type": "reasoning.text", "index": 0, "format": "f", "text": "think"}],
+        "reasoning_details": [
+            {"type": "reasoning.text", "index": 0, "format": "f", "text": "think"}
+        ],
         "annotations": [{"type": "url_citation", "url": "u"}],
         "refusal": "no",
         "extra": {"signature": "x"},
@@ -167,7 +187,9 @@ def test_what_is_not_text_is_kept() -> None:
 
 
 def test_text_and_then_parts_are_both_kept() -> None:
-    assert message_of({"content": "a"}, {"content": [{"type": "image", "url": "u"}]})["content"] == [
+    assert message_of({"content": "a"}, {"content": [{"type": "image", "url": "u"}]})[
+        "content"
+    ] == [
         {"type": "text", "text": "a"},
         {"type": "image", "url": "u"},
     ]
@@ -177,9 +199,12 @@ def test_what_a_choice_has_beside_its_message_is_kept() -> None:
     logprobs = [{"content": [{"token": token, "logprob": -0.5}]} for token in "ab"]
     filtered = {"hate": {"severity": "safe"}}
     events = [
-        chunk({"content": t}, logprobs=v, content_filter_results=filtered) for t, v in zip("ab", logprobs, strict=True)
+        chunk({"content": t}, logprobs=v, content_filter_results=filtered)
+        for t, v in zip("ab", logprobs, strict=True)
     ]
-    response = join_events(stream(*events, chunk(finish="stop"), {"choices": [], "usage": {"total_tokens": 2}}))
+    response = join_events(
+        stream(*events, chunk(finish="stop"), {"choices": [], "usage": {"total_tokens": 2}})
+    )
     choice = response["choices"][0]
     assert choice["logprobs"] == {"content": [logprobs[0]["content"][0], logprobs[1]["content"][0]]}
     assert choice["content_filter_results"] == filtered and response["usage"] == {"total_tokens": 2}
@@ -203,7 +228,12 @@ def message_events() -> list[Json]:
         "stop_reason": None,
     }
     usage = {"input_tokens": 3, "output_tokens": 0}
-    citation: Json = {"type": "char_location", "cited_text": "x", "document_index": 0, "document_title": None}
+    citation: Json = {
+        "type": "char_location",
+        "cited_text": "x",
+        "document_index": 0,
+        "document_title": None,
+    }
     citation |= {"start_char_index": 0, "end_char_index": 1}
     tool_use = {"type": "tool_use", "id": "t", "name": "n", "input": {}}
     end = {"stop_reason": "tool_use", "stop_sequence": None}
@@ -226,8 +256,12 @@ def message_events() -> list[Json]:
 def by_anthropic(events: list[Json]) -> Json:
     text = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events)
     headers = {"content-type": "text/event-stream"}
-    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, content=text.encode(), headers=headers))
-    client = Anthropic(api_key="k", base_url="http://model.invalid", http_client=httpx2.Client(transport=transport))
+    transport = httpx2.MockTransport(
+        lambda request: httpx2.Response(200, content=text.encode(), headers=headers)
+    )
+    client = Anthropic(
+        api_key="k", base_url="http://model.invalid", http_client=httpx2.Client(transport=transport)
+    )
     request: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
     with client.messages.stream(**request) as streamed:
         return json.loads(streamed.get_final_message().model_dump_json(exclude_unset=True))  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
-"""What an open episode holds: calls come back as they were, and memory grows with what is new in them."""
+"""What an open episode holds: calls come back as they were, and memory grows with what is new in
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ids = st.lists(st.integers(0, 2), max_size=4)
 
 @given(st.data())
 def test_calls_come_back_as_they_were_added(data: Any) -> None:
-    """Prompts that go on from any earlier call, from a part of one, or from none; with and without outputs."""
+    """Prompts that go on from any earlier call, from a part of one, or from none; with and without
+    outputs."""
     kept, added = OpenCalls(), list[Call]()
     for index in range(data.draw(st.integers(1, 12))):
         prompt = data.draw(ids)
@@ -33,11 +35,17 @@ def test_calls_come_back_as_they_were_added(data: Any) -> None:
             ]
             prompt = [*known[: data.draw(st.integers(0, len(known)))], *prompt]
         output = data.draw(st.none() | ids)
-        given = None if prompt == [9] else data.draw(st.sampled_from([prompt, prompt, prompt, None]))
+        given = (
+            None if prompt == [9] else data.draw(st.sampled_from([prompt, prompt, prompt, None]))
+        )
         call = Call(
-            episode_id="e", index=index, request_id=str(index), prompt_ids=given, output_ids=output,
+            episode_id="e",
+            index=index,
+            request_id=str(index),
+            prompt_ids=given,
+            output_ids=output,
             logprobs=None if output is None else [-1.0] * len(output),
-        )  # fmt: skip
+        )
         added.append(call)
         kept.add(call)
     assert kept.all() == tuple(place_all(added))
@@ -48,29 +56,49 @@ def test_calls_come_back_as_they_were_added(data: Any) -> None:
 def test_the_prompts_of_a_conversation_are_views_of_one_array() -> None:
     kept, prompt = OpenCalls(), list(range(100))
     for index in range(20):
-        kept.add(Call(episode_id="e", index=index, prompt_ids=prompt, output_ids=[7, 8], logprobs=[-1, -1]))
+        kept.add(
+            Call(
+                episode_id="e", index=index, prompt_ids=prompt, output_ids=[7, 8], logprobs=[-1, -1]
+            )
+        )
         prompt += [7, 8, index]
     calls = kept.all()
     assert len({id(call.prompt_ids.base) for call in calls if call.prompt_ids is not None}) == 1
-    assert all(call.prompt_ids is not None and not call.prompt_ids.flags.writeable for call in calls)
+    assert all(
+        call.prompt_ids is not None and not call.prompt_ids.flags.writeable for call in calls
+    )
     assert np.array_equal(calls[-1].prompt_ids, prompt[:-3])  # type: ignore[arg-type]
 
 
 def test_attempts_at_one_prompt_share_it() -> None:
     kept = OpenCalls()
     for index in range(5):
-        kept.add(Call(episode_id="e", index=index, prompt_ids=range(50), output_ids=[index], logprobs=[-1]))
+        kept.add(
+            Call(
+                episode_id="e", index=index, prompt_ids=range(50), output_ids=[index], logprobs=[-1]
+            )
+        )
     bases = [call.prompt_ids.base for call in kept.all() if call.prompt_ids is not None]
     assert len({id(base) for base in bases}) == 1 and len(bases[0]) == 50
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, 1.0, -0.0]) | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from([0.0, 1.0, -0.0])
+    | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+    ),
 )
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(["messages", "tools", "user", "n"]), values), max_size=6))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(["messages", "tools", "user", "n"]), values), max_size=6
+    )
+)
 def test_a_shared_request_says_the_same_to_the_letter(bodies: list[dict[str, Any]]) -> None:
     kept = OpenCalls()
     for body in bodies:
@@ -86,7 +114,8 @@ def test_equal_messages_are_one_object() -> None:
 
 @pytest.mark.slow
 def test_memory_is_linear_in_turns() -> None:
-    """Three times the turns took eight times the memory; what is held for a distinct byte may not grow."""
+    """Three times the turns took eight times the memory; what is held for a distinct byte may not
+    grow."""
     few, distinct_few, _ = held_bytes(4, 8)
     many, distinct_many, _ = held_bytes(4, 24)
     assert many / distinct_many <= 1.1 * few / distinct_few

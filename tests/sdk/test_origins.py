@@ -34,7 +34,11 @@ FOREIGN = [
 
 def test_no_route_of_a_gateway_answers_a_foreign_page(tmp_path: Path) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, Gateway(writer) as gateway, httpx.Client() as client:
+    with (
+        TraceWriter(tmp_path / "trace.duckdb") as writer,
+        Gateway(writer) as gateway,
+        httpx.Client() as client,
+    ):
         opened = gateway.open(EpisodeSpec(episode_id="e", engine=ScriptedEngine(["42"])))
 
         def post(path: str, key: str, content: str, headers: dict[str, str]) -> httpx.Response:
@@ -48,14 +52,20 @@ def test_no_route_of_a_gateway_answers_a_foreign_page(tmp_path: Path) -> None:
         for headers, status in FOREIGN:
             for call in calls:
                 answer = post(*call, headers)
-                assert (answer.status_code, answer.json()["error"]["code"]) == (status, "foreign_request"), headers
+                assert (answer.status_code, answer.json()["error"]["code"]) == (
+                    status,
+                    "foreign_request",
+                ), headers
         assert not opened.calls
         for call in calls:
-            assert post(*call, {"host": "localhost", "origin": "http://localhost"}).status_code == 200
+            assert (
+                post(*call, {"host": "localhost", "origin": "http://localhost"}).status_code == 200
+            )
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:80", "10.0.0.7", socket.gethostname()]
+    "host",
+    ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:80", "10.0.0.7", socket.gethostname()],
 )
 def test_a_program_names_a_server_by_its_address_or_as_this_machine(host: str) -> None:
     assert foreign(host, None, "application/json") is None
@@ -70,7 +80,8 @@ def test_without_a_key_nothing_is_served_to_other_machines(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "loopback"), [("127.0.0.1", True), ("127.8.9.1", True), ("localhost", True), ("0", False)]
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.8.9.1", True), ("localhost", True), ("0", False)],
 )
 def test_loopback_is_what_was_bound(host: str, loopback: bool) -> None:
     with socket.socket() as listener:

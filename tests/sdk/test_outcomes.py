@@ -26,13 +26,21 @@ def test_pass_at_k_is_the_mean_over_every_choice_of_k(outcomes: list[bool], k: i
             pass_at_k(len(outcomes), sum(outcomes), k)
         return
     choices = list(itertools.combinations(outcomes, k))
-    assert pass_at_k(len(outcomes), sum(outcomes), k) == pytest.approx(sum(map(any, choices)) / len(choices))
+    assert pass_at_k(len(outcomes), sum(outcomes), k) == pytest.approx(
+        sum(map(any, choices)) / len(choices)
+    )
 
 
 def test_solved_is_what_the_judge_said_or_a_full_reward() -> None:
     full, half = (Reward(value=1),), (Reward(value=0.5),)
-    assert solved(Episode(rewards=full)) and not solved(Episode(rewards=half)) and not solved(Episode())
-    assert solved(Episode(rewards=half, is_success=True)) and not solved(Episode(rewards=full, is_success=False))
+    assert (
+        solved(Episode(rewards=full))
+        and not solved(Episode(rewards=half))
+        and not solved(Episode())
+    )
+    assert solved(Episode(rewards=half, is_success=True)) and not solved(
+        Episode(rewards=full, is_success=False)
+    )
 
 
 def test_a_sound_batch_says_nothing() -> None:
@@ -45,9 +53,13 @@ def test_a_sound_batch_says_nothing() -> None:
 
 def test_a_cause_is_named_once() -> None:
     """Where the causes are listed beside them, notices do not tell the first again."""
-    lost = Episode(status="failed", cause="NoReward", error="ajet_sdk.errors.NoReward: there is no judge\nmore")
+    lost = Episode(
+        status="failed", cause="NoReward", error="ajet_sdk.errors.NoReward: there is no judge\nmore"
+    )
     assert failures_by_cause([lost])[0].startswith("1 × NoReward: there is no judge (episode ")
-    assert failures_by_cause([Episode(status="timeout", error="timeout: 3 s")])[0].startswith("1 × timeout: 3 s (")
+    assert failures_by_cause([Episode(status="timeout", error="timeout: 3 s")])[0].startswith(
+        "1 × timeout: 3 s ("
+    )
     assert failure_messages([lost], cause=False) == ["1 of 1 episodes failed"]
     assert "there is no judge" in failure_messages([lost])[0]
 
@@ -59,7 +71,10 @@ def test_calls_to_other_models_only_are_worth_a_word() -> None:
 
 
 def test_entries_of_an_evaluation_count_every_sampled_token() -> None:
-    sampled, cancelled = Call(episode_id="e", output_ids=[1, 2, 3]), Call(episode_id="e", cut_tokens=5)
+    sampled, cancelled = (
+        Call(episode_id="e", output_ids=[1, 2, 3]),
+        Call(episode_id="e", cut_tokens=5),
+    )
     calls = (sampled, Call(episode_id="e", trainable=False), cancelled, Call(episode_id="e"))
     entries = untrained_entries(Episode(episode_id="e", run_id="r", step=2, calls=calls))
     assert [(e.call_id, e.outcome, e.tokens, e.step) for e in entries] == [

@@ -14,7 +14,10 @@ from rich.table import Table
 from ajet_sdk.reporting import output
 
 EVIL = "a\x1b[2J\x1b]0;title\x07\x9b31m\u202edrow\u2066\r\b\ufdd031\ufdd1b\ufdd2\U000e0041"
-FOREIGN = st.text(st.characters(codec="utf-16", categories=("Cc", "Cf", "Lu", "Zl", "Co", "Cn", "So")), max_size=40)
+FOREIGN = st.text(
+    st.characters(codec="utf-16", categories=("Cc", "Cf", "Lu", "Zl", "Co", "Cn", "So")),
+    max_size=40,
+)
 
 
 class Terminal(StringIO):
@@ -24,7 +27,9 @@ class Terminal(StringIO):
 
 def obeyed(text: str) -> list[str]:
     return [
-        c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp", "Cs") and c not in "\n\t\u200c\u200d"
+        c
+        for c in text
+        if unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp", "Cs") and c not in "\n\t\u200c\u200d"
     ]
 
 

@@ -1,4 +1,5 @@
-"""A pretrained model, SmolLM2-135M-Instruct, through ajet: fetched, sampled from with tools and types, trained."""
+"""A pretrained model, SmolLM2-135M-Instruct, through ajet: fetched, sampled from with tools and
+types, trained."""
 
 from __future__ import annotations
 
@@ -48,7 +49,12 @@ def smollm2() -> Path:
 
 
 def config_of(tmp_path: Path, model: Path, **sections: Any) -> Config:
-    rollout = {"num_repeat": 2, "temperature": 1.0, "max_model_len": 768, "max_response_length_in_one_turn": 40}
+    rollout = {
+        "num_repeat": 2,
+        "temperature": 1.0,
+        "max_model_len": 768,
+        "max_response_length_in_one_turn": 40,
+    }
     values = {
         "experiment_name": "pretrained",
         "experiment_dir": str(tmp_path / "run"),
@@ -62,7 +68,10 @@ def config_of(tmp_path: Path, model: Path, **sections: Any) -> Config:
 def timelines(directory: Path) -> list[list[Timeline]]:
     """Of each episode."""
     with open_trace(directory) as reader:
-        return [list(merge(calls_of(reader, episode.episode_id)).timelines) for episode in episodes(reader)]
+        return [
+            list(merge(calls_of(reader, episode.episode_id)).timelines)
+            for episode in episodes(reader)
+        ]
 
 
 @ajet.workflow
@@ -90,11 +99,21 @@ def test_a_lora_step_on_ten_turns_merged_into_one_timeline(
     smollm2: Path, tmp_path: Path, dtype: str, gap: float
 ) -> None:
     config = config_of(
-        tmp_path, smollm2, backbone="local", data={"train_batch_size": 1},
-        trainer_common={"total_steps": 1, "val_before_train": False, "use_kl_loss": False, "micro_batch_tokens": 1024},
-    )  # fmt: skip
+        tmp_path,
+        smollm2,
+        backbone="local",
+        data={"train_batch_size": 1},
+        trainer_common={
+            "total_steps": 1,
+            "val_before_train": False,
+            "use_kl_loss": False,
+            "micro_batch_tokens": 1024,
+        },
+    )
     lora = config.model.lora.model_copy(update={"enabled": True})
-    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora, "dtype": dtype})})
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"lora": lora, "dtype": dtype})}
+    )
     tuned = train(config, workflow=chat, judge=capitals, tasks=[{"question": "Count."}])
     assert tuned.metrics["train/logprob_gap_max"] < gap
     assert tuned.outcomes["trained"] == tuned.trained_tokens > 2 * TURNS
@@ -110,7 +129,9 @@ def use_tool(question: str) -> str:
     client = openai.OpenAI()
     messages: list[Any] = [{"role": "user", "content": question}]
     forced: Any = {"type": "function", "function": {"name": "calc"}}
-    reply = client.chat.completions.create(model="m", messages=messages, tools=[CALC], tool_choice=forced)
+    reply = client.chat.completions.create(
+        model="m", messages=messages, tools=[CALC], tool_choice=forced
+    )
     [call] = reply.choices[0].message.tool_calls or []
     assert call.type == "function" and set(json.loads(call.function.arguments)) == {"expression"}
     messages.append(reply.choices[0].message.model_dump(exclude_none=True))
@@ -133,7 +154,9 @@ def test_tools_and_typed_replies_of_a_template_without_tools(
 ) -> None:
     config = config_of(tmp_path, smollm2)
     with caplog.at_level(logging.INFO, "ajet"):
-        report = run(config, workflow=use_tool, judge=is_typed, tasks=[{"question": "Where am I?"}], k=2)
+        report = run(
+            config, workflow=use_tool, judge=is_typed, tasks=[{"question": "Where am I?"}], k=2
+        )
     assert report.reward == 1.0 and not report.failures
     told = [record for record in caplog.records if "Hermes form" in record.getMessage()]
     assert len(told) == 1
@@ -151,5 +174,7 @@ def test_the_demo_learns_and_prints_replies_before_and_after(
     done = CliRunner().invoke(app, ["demo", "--pretrained"])
     assert done.exit_code == 0, done.output
     assert re.search(r"held-out question +before +after", done.output)
-    said = re.search(r"Reward on 32 held-out questions: (\S+) → (\S+), paired difference", done.output)
+    said = re.search(
+        r"Reward on 32 held-out questions: (\S+) → (\S+), paired difference", done.output
+    )
     assert said is not None and float(said[2]) > float(said[1]) + 0.2

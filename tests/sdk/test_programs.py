@@ -1,4 +1,5 @@
-"""Agents that are programs: what a child process is given, and how a program ends with its episode."""
+"""Agents that are programs: what a child process is given, and how a program ends with its
+episode."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ async def episode(gateway: Gateway, workflow: Any, **rollout: Any) -> ajet.Episo
     config = load_config(values={"ajet": {"rollout": rollout}})
     task = ajet.Task(task_id="one", main_query="17 plus 25")
     engine = ScriptedEngine(lambda ask: "policy: " + ask.body["messages"][-1]["content"])
-    return await run_episode(workflow, one, Attempt(task), engine=engine, gateway=gateway, config=config)
+    return await run_episode(
+        workflow, one, Attempt(task), engine=engine, gateway=gateway, config=config
+    )
 
 
 @ajet.judge
@@ -72,7 +75,9 @@ def one() -> float:
 async def test_a_program_is_the_agent(gateway: Gateway, tmp_path: Path) -> None:
     @ajet.workflow
     async def ask(question: str) -> str:
-        done = await ajet.run_program([sys.executable, "-c", ASK, "any"], cwd=tmp_path, input=question)
+        done = await ajet.run_program(
+            [sys.executable, "-c", ASK, "any"], cwd=tmp_path, input=question
+        )
         assert done.returncode == 0 and done.stderr == "" and done.seconds > 0
         return done.stdout.strip()
 
@@ -140,8 +145,12 @@ async def test_the_environment(gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 async def test_what_fails_says_why(gateway: Gateway, tmp_path: Path) -> None:
     env = dict(os.environ)
     with pytest.raises(ProgramFailed) as failed:
-        await ajet.run_program(["sh", "-c", "echo so far; echo the cause >&2; exit 3"], cwd=tmp_path, env=env)
-    assert "exited with status 3" in str(failed.value) and str(failed.value).endswith("stderr:\nthe cause")
+        await ajet.run_program(
+            ["sh", "-c", "echo so far; echo the cause >&2; exit 3"], cwd=tmp_path, env=env
+        )
+    assert "exited with status 3" in str(failed.value) and str(failed.value).endswith(
+        "stderr:\nthe cause"
+    )
     assert failed.value.result is not None and failed.value.result.stdout == "so far\n"
     done = await ajet.run_program(["sh", "-c", "kill -9 $$"], env=env, check=False)
     assert done.returncode == -9
@@ -159,7 +168,11 @@ SLEEPS = 'sleep 600 & echo $! > "$0/inner"; echo $$ > "$0/outer"; echo begun; wa
 
 
 def pids(folder: Path) -> list[int]:
-    until(lambda: all((folder / name).exists() and (folder / name).read_text() for name in ("inner", "outer")))
+    until(
+        lambda: all(
+            (folder / name).exists() and (folder / name).read_text() for name in ("inner", "outer")
+        )
+    )
     return [int((folder / name).read_text()) for name in ("inner", "outer")]
 
 
@@ -217,7 +230,9 @@ async def test_a_cancelled_episode_leaves_no_orphan(gateway: Gateway, tmp_path: 
 
 @in_loop
 async def test_a_program_that_ends_takes_its_background_along(tmp_path: Path) -> None:
-    done = await ajet.run_program(["sh", "-c", f"({SLEEPS}) & sleep 0.1", str(tmp_path)], env=dict(os.environ))
+    done = await ajet.run_program(
+        ["sh", "-c", f"({SLEEPS}) & sleep 0.1", str(tmp_path)], env=dict(os.environ)
+    )
     assert done.seconds < 60, "what it leaves behind holds its output open, and is not waited for"
     until(lambda: not any(map(is_running, pids(tmp_path))))
     assert current_episode.get() is None

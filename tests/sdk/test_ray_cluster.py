@@ -1,4 +1,5 @@
-"""A Ray that is started and ended, or joined; whole programs on it; training by episodes that ran elsewhere."""
+"""A Ray that is started and ended, or joined; whole programs on it; training by episodes that ran
+elsewhere."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ print("reward", tuned.metrics["debug/reward"])
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "replies.py").write_text(REPLIES)
-    rows = [{"question": f"{i}?", "answer": f"{i}", "flag": str(tmp_path / "flag")} for i in range(2)]
+    rows = [
+        {"question": f"{i}?", "answer": f"{i}", "flag": str(tmp_path / "flag")} for i in range(2)
+    ]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -98,11 +101,18 @@ def bystander() -> Iterator[Cluster]:
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
-@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "somewhere", "http://127.0.0.1:6379", "host:port"])
+@pytest.mark.parametrize(
+    "address", ["ray://127.0.0.1:10001", "somewhere", "http://127.0.0.1:6379", "host:port"]
+)
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="takes the HOST:PORT"), cluster(address):
         pass
@@ -121,7 +131,9 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
 
-def test_a_ray_of_our_own_carries_code_to_a_subprocess_and_ends(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_of_our_own_carries_code_to_a_subprocess_and_ends(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-carried")
     monkeypatch.setenv("NOT_CARRIED", "1")
     before = {p.pid for p in psutil.Process().children(recursive=True)}
@@ -137,9 +149,13 @@ def test_a_ray_of_our_own_carries_code_to_a_subprocess_and_ends(project: Path, m
         assert joined.started
         assert [node.cpus for node in joined.nodes()] == [1]
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd="/", env={**ENVIRONMENT, **joined.environment()}, capture_output=True,
-            text=True, timeout=300,
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            cwd="/",
+            env={**ENVIRONMENT, **joined.environment()},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         ours = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     assert done.returncode == 0, done.stderr
     file, key = done.stdout.split()
@@ -150,8 +166,11 @@ def test_a_ray_of_our_own_carries_code_to_a_subprocess_and_ends(project: Path, m
 
 
 def test_a_program_brings_its_own_functions(project: Path) -> None:
-    """The workflow stands in the program itself, with a client at its top that cannot be pickled."""
-    (project / "program.py").write_text(AGENT + 'if __name__ == "__main__":\n' + START.replace("\n", "\n    "))
+    """The workflow stands in the program itself, with a client at its top that cannot be
+    pickled."""
+    (project / "program.py").write_text(
+        AGENT + 'if __name__ == "__main__":\n' + START.replace("\n", "\n    ")
+    )
     done = python("program.py", cwd=project)
     assert done.returncode == 0, done.stderr
     assert "reward 1.0" in done.stdout
@@ -165,13 +184,29 @@ def test_a_program_without_a_main_guard_is_told(project: Path) -> None:
 
 
 def test_ctrl_c_ends_what_was_started_and_nothing_else(project: Path, bystander: Cluster) -> None:
-    command = ["-m", "ajet", "run", "agent.py:forever", "--judge", "agent.py:exact", "--tasks", "tasks.jsonl"]
+    command = [
+        "-m",
+        "ajet",
+        "run",
+        "agent.py:forever",
+        "--judge",
+        "agent.py:exact",
+        "--tasks",
+        "tasks.jsonl",
+    ]
     process = subprocess.Popen(
-        [sys.executable, *command, "--scripted", "replies.py:reply", "ajet.rollout.runner=ray"], cwd=project,
-        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, *command, "--scripted", "replies.py:reply", "ajet.rollout.runner=ray"],
+        cwd=project,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + 150
-    while not (project / "flag").exists() and time.monotonic() < deadline and process.poll() is None:
+    while (
+        not (project / "flag").exists() and time.monotonic() < deadline and process.poll() is None
+    ):
         time.sleep(0.2)
     started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     os.killpg(process.pid, signal.SIGINT)
@@ -206,12 +241,16 @@ def test_a_model_learns_from_episodes_that_ran_elsewhere(project: Path, bystande
         },
         "trainer_common": {"total_steps": 2, "val_before_train": False, "use_kl_loss": False, "logger": ["console"]},
     }  # fmt: skip
-    tuned = train(load_config(values={"ajet": values}), ray=bystander.address)  # raises where the ledger is off
+    tuned = train(
+        load_config(values={"ajet": values}), ray=bystander.address
+    )  # raises where the ledger is off
     assert tuned.path is not None
     assert (tuned.path / "model.safetensors").is_file()
     with open_trace(Path("launcher_record/tiny/trace.duckdb")) as trace:
         episodes = trace.query("SELECT metrics, status FROM episodes").to_pylist()
-        outcomes = {r["outcome"] for r in trace.query("SELECT DISTINCT outcome FROM ledger").to_pylist()}
+        outcomes = {
+            r["outcome"] for r in trace.query("SELECT DISTINCT outcome FROM ledger").to_pylist()
+        }
     assert len(episodes) == 16
     assert {e["status"] for e in episodes} == {"succeeded"}
     pids = {json.loads(e["metrics"])["pid"] for e in episodes}

@@ -29,15 +29,20 @@ def names(root: Path) -> set[str]:
 
 def test_what_runs_leave_behind_does_not_travel(tmp_path: Path) -> None:
     folder = written(
-        tmp_path / "proj", agent_dot_py="", data__d_dot_txt="", launcher_record__x__trace_dot_duckdb="",
+        tmp_path / "proj",
+        agent_dot_py="",
+        data__d_dot_txt="",
+        launcher_record__x__trace_dot_duckdb="",
         own__trace_dot_duckdb="",
-    )  # fmt: skip
+    )
     (folder / "__pycache__").mkdir()
     (folder / "__pycache__" / "agent.pyc").write_bytes(b"")
     with CodePackage((folder,), (folder,), leave_out=(folder / "own",)).write() as root:
         users = {n for n in names(root) if n.startswith("0/")}
         assert users == {"0/proj/agent.py", "0/proj/data/d.txt"}
-        assert {"ajet/__init__.py", "ajet_sdk/cluster/code.py", "ajet_tools/cli/app.py"} <= names(root)
+        assert {"ajet/__init__.py", "ajet_sdk/cluster/code.py", "ajet_tools/cli/app.py"} <= names(
+            root
+        )
         assert not [n for n in names(root) if n.endswith(".pyc")]
 
 
@@ -47,10 +52,15 @@ def test_what_git_ignores_does_not_travel(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     subprocess.run(["git", "-C", str(folder), "add", "agent.py"], check=True)
     with CodePackage((folder,), ()).write() as root:
-        assert {n for n in names(root) if n.startswith("0/")} == {"0/proj/agent.py", "0/proj/new.py"}
+        assert {n for n in names(root) if n.startswith("0/")} == {
+            "0/proj/agent.py",
+            "0/proj/new.py",
+        }
 
 
-def test_a_folder_under_the_working_directory_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_under_the_working_directory_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = written(tmp_path / "here" / "examples" / "one", agent_dot_py="")
     monkeypatch.chdir(tmp_path / "here")
     with CodePackage((folder,), (folder, tmp_path / "here")).write() as root:
@@ -60,14 +70,21 @@ def test_a_folder_under_the_working_directory_keeps_its_place(tmp_path: Path, mo
         assert manifest["folders"] == {"here/examples/one": str(folder)}
 
 
-def test_too_much_is_an_error_that_names_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_is_an_error_that_names_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = written(tmp_path / "proj", agent_dot_py="", big_dot_bin="x" * 4000)
     monkeypatch.setattr(code_module, "_MOST_BYTES", 2000)
-    with pytest.raises(ConfigError, match=r"big\.bin.*\.gitignore"), CodePackage((folder,), ()).write():
+    with (
+        pytest.raises(ConfigError, match=r"big\.bin.*\.gitignore"),
+        CodePackage((folder,), ()).write(),
+    ):
         pass
 
 
-def test_a_module_brings_its_folder_and_a_package_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_brings_its_folder_and_a_package_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(tmp_path / "src", pkg____init___dot_py="", pkg__deep____init___dot_py="")
     package = tmp_path / "src" / "pkg1"
     written(package, deep__agent_dot_py="def f():\n    return 1\n")
@@ -87,22 +104,29 @@ def test_a_module_brings_its_folder_and_a_package_itself(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_unpacked_modules_import_and_relative_paths_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_modules_import_and_relative_paths_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = tmp_path / "work"
     inside = written(base / "tools", near_dot_py="WHERE = 'near'", notes_dot_txt="hello")
     outside = written(tmp_path / "other", far_dot_py="WHERE = 'far'")
     monkeypatch.chdir(base)
     code = (
-        "from ajet_sdk.cluster.code import install_code, installed_code; install_code(); found = installed_code();"
-        "import near, far, pathlib, json;"
-        "print(json.dumps([near.WHERE, far.WHERE, pathlib.Path('tools/notes.txt').read_text(),"
-        f"str(found.local_path({str(outside / 'far.py')!r})), far.__file__, found.original_paths(near.__file__)]))"
+        "from ajet_sdk.cluster.code import install_code, installed_code; install_code(); found ="
+        " installed_code();import near, far, pathlib, json;print(json.dumps([near.WHERE,"
+        " far.WHERE,"
+        f" pathlib.Path('tools/notes.txt').read_text(),str(found.local_path({str(outside / 'far.py')!r})),"
+        " far.__file__, found.original_paths(near.__file__)]))"
     )
     with CodePackage((inside, outside), (inside, outside)).write() as root:
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=300,
+            [sys.executable, "-c", code],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=300,
             env={**os.environ, "PYTHONPATH": str(root)},
-        )  # fmt: skip
+        )
     assert done.returncode == 0, done.stderr
     near, far, notes, found, file, original_paths = json.loads(done.stdout)
     assert (near, far, notes) == ("near", "far", "hello")

@@ -22,7 +22,14 @@ from ajet_sdk.errors import ConfigError, ContextOverflow, EnvironmentUnavailable
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.outcomes import describe_error
-from ajet_sdk.rollout.remote_call import ObjectStore, RemoteCall, dump_object, dump_outcome, dumps, loads
+from ajet_sdk.rollout.remote_call import (
+    ObjectStore,
+    RemoteCall,
+    dump_object,
+    dump_outcome,
+    dumps,
+    loads,
+)
 from ajet_sdk.rollout.threads import Outcome
 from ajet_sdk.types import Task
 from tests.serving import answering, serving
@@ -66,11 +73,20 @@ def test_a_fault_of_the_environment_comes_back_though_nobody_raised_it(inside: b
 
     with serving(answering({}, 500)) as url:
         env = ajet.GymEnv(url, "count", "0")
-        call = RemoteCall(partial(swallows, WorkflowTask(task=Task(), gym_env=env) if inside else env), "w", 9.0, None)
+        call = RemoteCall(
+            partial(swallows, WorkflowTask(task=Task(), gym_env=env) if inside else env),
+            "w",
+            9.0,
+            None,
+        )
         there = loads(dumps(call))
         reply = loads(dump_outcome(Outcome(there.function()), "w", there.environment))
     assert call.environment is env and env.fault is None
-    assert reply.value == 0.0 and isinstance(reply.fault, EnvironmentUnavailable) and reply.fault.status == 500
+    assert (
+        reply.value == 0.0
+        and isinstance(reply.fault, EnvironmentUnavailable)
+        and reply.fault.status == 500
+    )
 
 
 def test_a_function_made_inside_another_goes_by_value() -> None:
@@ -92,7 +108,10 @@ def test_what_stays_the_same_goes_once(agent: Any) -> None:
     config = load_config(None, values={"ajet": {"rollout": {"num_repeat": 7}}, "mine": {"size": 3}})
     judge = agent("Grader")(config)
     kept = ObjectStore()
-    first = dumps((config, judge, WorkflowTask(task=ajet.Task(main_query="q"), tokenizer=ByteTokenizer())), kept)
+    first = dumps(
+        (config, judge, WorkflowTask(task=ajet.Task(main_query="q"), tokenizer=ByteTokenizer())),
+        kept,
+    )
     assert len(kept.objects) == 3
     again = dumps((config, judge), kept)
     assert len(kept.objects) == 3
@@ -134,7 +153,8 @@ def test_a_value_that_cannot_travel_says_what_returned_it() -> None:
 
 
 def test_a_handle_and_a_tuner_work_elsewhere() -> None:
-    """The tuner that arrives asks the gateway for what it cannot see, and its model has the same address and key."""
+    """The tuner that arrives asks the gateway for what it cannot see, and its model has the same
+    address and key."""
     with Gateway() as gateway:
         opened = gateway.open(EpisodeSpec("e1", ScriptedEngine(["hi"])))
         targets = ["wolf"]
@@ -149,4 +169,9 @@ def test_a_handle_and_a_tuner_work_elsewhere() -> None:
         assert tuner.get_context_tracker().context_overflow is True
         handle = Model("http://h/v1", "k", "n", timeout=3.0)
         back = loads(dumps(handle))
-        assert (back.base_url, back.api_key, back.name, back.timeout) == ("http://h/v1", "k", "n", 3.0)
+        assert (back.base_url, back.api_key, back.name, back.timeout) == (
+            "http://h/v1",
+            "k",
+            "n",
+            3.0,
+        )

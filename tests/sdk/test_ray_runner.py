@@ -1,4 +1,5 @@
-"""Episodes in worker processes over a real Ray: two nodes on this machine, the scripted engine as the model."""
+"""Episodes in worker processes over a real Ray: two nodes on this machine, the scripted engine as
+the model."""
 
 from __future__ import annotations
 
@@ -178,16 +179,26 @@ def start(nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
     away.mkdir()
     (away / "agent_on_ray.py").write_text(AGENT)
     (away / "sibling.py").write_text("NAME = 'sibling'\n")
-    (away / "replies.py").write_text("def reply(ask):\n    return ask.body['messages'][-1]['content'].strip('?')\n")
+    (away / "replies.py").write_text(
+        "def reply(ask):\n    return ask.body['messages'][-1]['content'].strip('?')\n"
+    )
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
 
     def one(
-        name: str, count: int = 4, *, judge: Any = "judge", k: int = 1, row: Any = None, env: str = "", **rollout: Any
+        name: str,
+        count: int = 4,
+        *,
+        judge: Any = "judge",
+        k: int = 1,
+        row: Any = None,
+        env: str = "",
+        **rollout: Any,
     ) -> Report:
         kind = {"env_type": "count"} if env else {}
         rows = [
-            {"question": f"{i}?", "answer": f"{i}", "flag": "", **kind, **(row(i) if row else {})} for i in range(count)
+            {"question": f"{i}?", "answer": f"{i}", "flag": "", **kind, **(row(i) if row else {})}
+            for i in range(count)
         ]
         (away / "tasks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         values = {
@@ -237,20 +248,32 @@ STATE = [{"role": "user", "content": "0"}]
 
 @pytest.mark.parametrize(
     ("workflow", "judge", "broken"),
-    [("swallows", "fine", "/step"), ("Swallows", "fine", "/step"), ("swallows", "swallowing", "/evaluate")],
+    [
+        ("swallows", "fine", "/step"),
+        ("Swallows", "fine", "/step"),
+        ("swallows", "swallowing", "/evaluate"),
+    ],
 )
 def test_a_fault_of_the_environment_that_the_agent_swallows_is_no_reward(
     start: Start, workflow: str, judge: str, broken: str
 ) -> None:
-    service = replying(lambda path, headers, body: (500 if path == broken else 200, {"data": {"state": STATE}}))
+    service = replying(
+        lambda path, headers, body: (500 if path == broken else 200, {"data": {"state": STATE}})
+    )
     with serving(service) as url:
         report = start(workflow, 1, judge=judge, env=url, max_retries=0)
     [episode] = report.episodes
-    assert (episode.status, episode.cause, episode.infrastructure) == ("failed", "EnvironmentUnavailable", True)
+    assert (episode.status, episode.cause, episode.infrastructure) == (
+        "failed",
+        "EnvironmentUnavailable",
+        True,
+    )
     assert episode.rewards == () and episode.calls
 
 
-def test_a_group_is_judged_once_in_a_process_whatever_processes_its_attempts_ran_in(start: Start) -> None:
+def test_a_group_is_judged_once_in_a_process_whatever_processes_its_attempts_ran_in(
+    start: Start,
+) -> None:
     report = start("solve", 3, k=3, judge="rank", max_env_worker=2)
     assert not report.failures, report.failures
     for score in report.tasks:
@@ -261,9 +284,15 @@ def test_a_group_is_judged_once_in_a_process_whatever_processes_its_attempts_ran
         assert [len(calls) for calls in judged] == [1, 0, 0] and not judged[0][0].trainable
 
 
-def test_a_process_that_dies_costs_its_attempt_and_nothing_else(start: Start, tmp_path: Path) -> None:
+def test_a_process_that_dies_costs_its_attempt_and_nothing_else(
+    start: Start, tmp_path: Path
+) -> None:
     flag = str(tmp_path / "flag")
-    report = start("dies", 4, row=lambda i: {"question": f"{i + 2}?", "answer": f"{i + 2}", "flag": flag if i else ""})
+    report = start(
+        "dies",
+        4,
+        row=lambda i: {"question": f"{i + 2}?", "answer": f"{i + 2}", "flag": flag if i else ""},
+    )
     assert report.reward == 1, report.failures
     kept = rows(report, "SELECT status, cause, infrastructure FROM episodes ORDER BY status")
     lost = [row for row in kept if row["status"] == "failed"]
@@ -272,9 +301,10 @@ def test_a_process_that_dies_costs_its_attempt_and_nothing_else(start: Start, tm
     assert len(kept) == 4 + len(lost)
     # the call that the lost attempt had made is in the trace, and in the ledger once
     assert rows(report, "SELECT count(*) AS n FROM calls") == [{"n": 4 + len(lost)}]
-    assert rows(report, "SELECT count(*) AS n FROM (SELECT call_id FROM ledger GROUP BY 1 HAVING count(*) > 1)") == [
-        {"n": 0}
-    ]
+    assert rows(
+        report,
+        "SELECT count(*) AS n FROM (SELECT call_id FROM ledger GROUP BY 1 HAVING count(*) > 1)",
+    ) == [{"n": 0}]
 
 
 def test_one_that_always_dies_fails_with_the_cause(start: Start) -> None:
@@ -342,9 +372,12 @@ def test_what_cannot_be_sent_is_one_message_that_names_it(start: Start) -> None:
 
 
 def test_a_judges_own_request_is_recorded(start: Start) -> None:
-    """It goes to its own endpoint, which is not there: the run records that, as it does in threads."""
+    """It goes to its own endpoint, which is not there: the run records that, as it does in
+    threads."""
     report = start("solve", 1, judge="asks")
-    calls = rows(report, "SELECT phase, trainable, error IS NOT NULL AS failed FROM calls ORDER BY phase")
+    calls = rows(
+        report, "SELECT phase, trainable, error IS NOT NULL AS failed FROM calls ORDER BY phase"
+    )
     assert {"phase": "judge", "trainable": False, "failed": True} in calls
 
 
@@ -368,7 +401,9 @@ def test_a_node_that_is_lost_costs_no_call_and_its_attempts_run_elsewhere(
     warned = [r.getMessage() for r in caplog.records if "Lost the Ray node" in r.getMessage()]
     assert len(warned) == 1
     assert "rollout.max_retries" in warned[0]
-    kept = rows(report, "SELECT status, cause, count(*) AS n FROM episodes GROUP BY ALL ORDER BY status")
+    kept = rows(
+        report, "SELECT status, cause, count(*) AS n FROM episodes GROUP BY ALL ORDER BY status"
+    )
     lost = sum(row["n"] for row in kept if row["status"] == "failed")
     assert lost >= 1
     assert sum(row["n"] for row in kept if row["status"] == "succeeded") == 24

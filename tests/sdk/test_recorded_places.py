@@ -1,4 +1,5 @@
-"""A conversation is a fact in the file: its calls are placed where they are recorded, and SQL walks them."""
+"""A conversation is a fact in the file: its calls are placed where they are recorded, and SQL walks
+them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ EDITED = [{"role": "user", "content": "one, edited"}]
 def ask(episode: OpenEpisode, messages: list[Any], agent: str = "default") -> None:
     model = episode.model(agent=agent)
     headers = {"authorization": f"Bearer {model.api_key}"}
-    httpx.post(f"{model.base_url}/chat/completions", json={"messages": messages}, headers=headers, timeout=300)
+    httpx.post(
+        f"{model.base_url}/chat/completions",
+        json={"messages": messages},
+        headers=headers,
+        timeout=300,
+    )
 
 
 def walk() -> str:
@@ -39,28 +45,43 @@ def walk() -> str:
 def test_calls_are_placed_where_they_are_recorded_and_sql_walks_them(tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     with TraceWriter(path) as writer, Gateway(writer) as gateway:
-        episode = gateway.open(EpisodeSpec("e", ScriptedEngine(lambda ask: "reply", max_model_len=4000)))
+        episode = gateway.open(
+            EpisodeSpec("e", ScriptedEngine(lambda ask: "reply", max_model_len=4000))
+        )
         for messages, agent in ((FIRST, "a"), (SECOND, "a"), (EDITED, "a"), (SECOND, "b")):
             ask(episode, messages, agent)
         calls = episode.calls
     first, second, edited, other = calls
     assert (second.extends_call_id, second.parent_call_id) == (first.call_id, first.call_id)
-    assert edited.extends_call_id is None and edited.parent_call_id == second.call_id and edited.prefix_len > 0
-    assert other.extends_call_id is None and other.parent_call_id == second.call_id, "of another agent"
+    assert (
+        edited.extends_call_id is None
+        and edited.parent_call_id == second.call_id
+        and edited.prefix_len > 0
+    )
+    assert other.extends_call_id is None and other.parent_call_id == second.call_id, (
+        "of another agent"
+    )
     assert other.prefix_messages == 3
     assert list(calls) == place_all(calls)
     with open_trace(path) as reader:
         assert calls_of(reader, "e") == list(calls)
         rows = reader.query(walk()).to_pylist()
     turns = {(row["first"], row["turn"], row["agent"]) for row in rows}
-    assert turns == {(c.call_id, 1, c.agent) for c in (first, edited, other)} | {(first.call_id, 2, "a")}
+    assert turns == {(c.call_id, 1, c.agent) for c in (first, edited, other)} | {
+        (first.call_id, 2, "a")
+    }
 
 
 def test_calls_that_no_gateway_answered_are_placed_too() -> None:
     with Gateway() as gateway:
-        episode = gateway.open(EpisodeSpec("e", ScriptedEngine(lambda ask: "reply", max_model_len=4000)))
+        episode = gateway.open(
+            EpisodeSpec("e", ScriptedEngine(lambda ask: "reply", max_model_len=4000))
+        )
         for messages in (FIRST, SECOND):
-            request, response = {"messages": messages}, {"choices": [{"message": {"role": "assistant"}}]}
+            request, response = (
+                {"messages": messages},
+                {"choices": [{"message": {"role": "assistant"}}]},
+            )
             exchange = ObservedExchange(
                 route="",
                 model="other",
@@ -74,4 +95,8 @@ def test_calls_that_no_gateway_answered_are_placed_too() -> None:
             )
             episode.observed(exchange)
         first, second = episode.calls
-    assert (second.parent_call_id, second.prefix_messages, second.extends_call_id) == (first.call_id, 1, None)
+    assert (second.parent_call_id, second.prefix_messages, second.extends_call_id) == (
+        first.call_id,
+        1,
+        None,
+    )

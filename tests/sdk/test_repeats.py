@@ -1,5 +1,5 @@
-"""`rollout.deterministic`: bit-identical tokens, log-probabilities and weights, whenever calls arrive, under load, and
-after kills."""
+"""`rollout.deterministic`: bit-identical tokens, log-probabilities and weights, whenever calls
+arrive, under load, and after kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ CALLS = 3 * 3 * 7
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     """And whenever calls arrive: `repeat` lets them come in another order every time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.sdk.repeating", "ajet_sdk.backbones.local"])
@@ -39,7 +41,10 @@ def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(tmp_pat
     try:
         for kill in range(KILLS):
             how = {"kill_after": draw.randrange(1, 2 * CALLS), "pause": draw.random() * 0.3}
-            assert start(repeating_job(killed, tiny_model, 100), resume=kill > 0, **how) == -signal.SIGKILL
+            assert (
+                start(repeating_job(killed, tiny_model, 100), resume=kill > 0, **how)
+                == -signal.SIGKILL
+            )
         [run] = (killed / "experiment" / "checkpoint").iterdir()
         steps = max(saved_steps(run), default=0) + 1
         finished = repeating_job(killed, tiny_model, steps)

@@ -1,4 +1,5 @@
-"""OpenAI's Responses, asked by OpenAI's own client over HTTP and through the captured door of this process."""
+"""OpenAI's Responses, asked by OpenAI's own client over HTTP and through the captured door of this
+process."""
 
 from __future__ import annotations
 
@@ -34,22 +35,34 @@ from ajet_tools.trace.episode.messages import conversation
 from ajet_tools.trace.export.conversations import conversations
 from tests.sdk.conftest import Tok
 
-ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+ADD = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
 ADD_OF_CHAT = {"type": "function", "function": {"name": "add", "parameters": ADD["parameters"]}}
 SHELL = {"type": "custom", "name": "shell", "description": "Runs a command."}
-CALLING = {"content": "Let me see.", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 6}}}]}
+CALLING = {
+    "content": "Let me see.",
+    "tool_calls": [{"function": {"name": "add", "arguments": {"a": 6}}}],
+}
 THINKING = {"content": "<think>\nhm, six\n</think>\n\nIt is 42."}
 
 Opener = Callable[..., OpenEpisode]
 
 
 @pytest.fixture(params=["bytes", "byte-level BPE"])
-def open_episode(request: pytest.FixtureRequest, tokenizer_of: Callable[..., Tok]) -> Iterator[Opener]:
-    """Of a scripted engine, with its own tokenizer, and with one of the usual kind and a template like Qwen's."""
+def open_episode(
+    request: pytest.FixtureRequest, tokenizer_of: Callable[..., Tok]
+) -> Iterator[Opener]:
+    """Of a scripted engine, with its own tokenizer, and with one of the usual kind and a template
+    like Qwen's."""
     tokenizer = tokenizer_of("byte_level", "tools") if request.param != "bytes" else None
 
     def open_one(*replies: Any) -> OpenEpisode:
-        return running.open(EpisodeSpec("one", ScriptedEngine(list(replies), tokenizer, max_model_len=4000)))
+        return running.open(
+            EpisodeSpec("one", ScriptedEngine(list(replies), tokenizer, max_model_len=4000))
+        )
 
     with installed(), Gateway() as running:
         yield open_one
@@ -63,7 +76,9 @@ def client_of(request: pytest.FixtureRequest) -> Iterator[Callable[[OpenEpisode]
     def client(episode: OpenEpisode) -> openai.OpenAI:
         if request.param == "captured":
             tokens.append(current_episode.set(episode.active))
-            return openai.OpenAI(api_key="sk-none", base_url="http://model.invalid/v1", max_retries=0)
+            return openai.OpenAI(
+                api_key="sk-none", base_url="http://model.invalid/v1", max_retries=0
+            )
         handle = episode.model()
         return openai.OpenAI(api_key=handle.api_key, base_url=handle.base_url, max_retries=0)
 
@@ -81,10 +96,23 @@ def one_timeline(episode: OpenEpisode) -> None:
 
 def test_text_in_text_out(open_episode: Opener, client_of: Any) -> None:
     episode = open_episode("forty-two")
-    asked = {"instructions": "Be brief.", "input": "Six times seven?", "max_output_tokens": 50, "temperature": 0.5}
+    asked = {
+        "instructions": "Be brief.",
+        "input": "Six times seven?",
+        "max_output_tokens": 50,
+        "temperature": 0.5,
+    }
     response = client_of(episode).responses.create(model="m", metadata={"a": "b"}, **asked)
-    assert response.output_text == "forty-two" and response.status == "completed" and response.error is None
-    assert response.instructions == "Be brief." and response.max_output_tokens == 50 and response.metadata == {"a": "b"}
+    assert (
+        response.output_text == "forty-two"
+        and response.status == "completed"
+        and response.error is None
+    )
+    assert (
+        response.instructions == "Be brief."
+        and response.max_output_tokens == 50
+        and response.metadata == {"a": "b"}
+    )
     assert response.usage is not None and response.usage.output_tokens > 2
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
     (call,) = episode.calls
@@ -93,7 +121,10 @@ def test_text_in_text_out(open_episode: Opener, client_of: Any) -> None:
         {"role": "user", "content": "Six times seven?"},
     ]
     assert call.request["metadata"] == {"a": "b"} and "input" not in call.request
-    assert call.response["id"] == response.id and call.response["choices"][0]["message"]["content"] == "forty-two"
+    assert (
+        call.response["id"] == response.id
+        and call.response["choices"][0]["message"]["content"] == "forty-two"
+    )
     assert call.sampling["max_tokens"] == 50 and call.sampling["temperature"] == 0.5
     assert call.prompt_ids is not None and call.output_ids is not None and call.error is None
     assert episode.spec.engine.tokenizer.decode(call.output_ids.tolist()) == "forty-two<|im_end|>"
@@ -102,8 +133,14 @@ def test_text_in_text_out(open_episode: Opener, client_of: Any) -> None:
 def test_a_reply_that_reaches_its_limit_is_incomplete(open_episode: Opener, client_of: Any) -> None:
     client = client_of(open_episode("forty-two", "forty-two"))
     response = client.responses.create(model="m", input="?", max_output_tokens=2)
-    assert (response.status, response.output_text) == ("incomplete", "forty-two"[: len(response.output_text)])
-    assert 0 < len(response.output_text) < 9 and response.incomplete_details.reason == "max_output_tokens"
+    assert (response.status, response.output_text) == (
+        "incomplete",
+        "forty-two"[: len(response.output_text)],
+    )
+    assert (
+        0 < len(response.output_text) < 9
+        and response.incomplete_details.reason == "max_output_tokens"
+    )
     with client.responses.stream(model="m", input="?", max_output_tokens=2) as stream:
         assert [event.type for event in stream][-1] == "response.incomplete"
 
@@ -116,7 +153,9 @@ def echo_items(client: openai.OpenAI, **common: Any) -> list[Any]:
         items += response.output
         for item in response.output:
             if item.type == "function_call":
-                items.append({"type": "function_call_output", "call_id": item.call_id, "output": "42"})
+                items.append(
+                    {"type": "function_call_output", "call_id": item.call_id, "output": "42"}
+                )
         if items[-1] is response.output[-1]:
             items.append({"role": "user", "content": [{"type": "input_text", "text": "And now?"}]})
     return items
@@ -131,7 +170,9 @@ def name_the_last(client: openai.OpenAI, **common: Any) -> None:
             for item in response.output
             if item.type == "function_call"
         ] or [{"role": "user", "content": "And now?"}]
-        response = client.responses.create(model="m", input=new, previous_response_id=response.id, **common)
+        response = client.responses.create(
+            model="m", input=new, previous_response_id=response.id, **common
+        )
 
 
 @pytest.mark.parametrize("talk", [echo_items, name_the_last])
@@ -145,26 +186,42 @@ def test_a_conversation_with_tools_and_reasoning_is_one_timeline(
     messages = episode.calls[-1].request["messages"]
     roles = ["user", "assistant", "tool", "assistant", "user"]
     assert [m["role"] for m in messages] == (["system"] if instructions else []) + roles
-    assert messages[-4]["tool_calls"][0]["function"]["name"] == "add" and messages[-4]["content"] == "Let me see."
+    assert (
+        messages[-4]["tool_calls"][0]["function"]["name"] == "add"
+        and messages[-4]["content"] == "Let me see."
+    )
     assert messages[-2]["reasoning_content"] and messages[-2]["content"] == "It is 42."
     assert episode.calls[0].request["tools"] == [ADD_OF_CHAT]
     read = conversation(episode.calls)  # what `ajet trace show` and the viewer print
-    assert [m.role for m in read] == [*(m["role"] for m in messages), "assistant"] and read[-1].content == "Bye."
+    assert [m.role for m in read] == [*(m["role"] for m in messages), "assistant"] and read[
+        -1
+    ].content == "Bye."
     (exported,) = conversations(Episode(calls=episode.calls))
     assert len(exported.messages) == len(read) and len(exported.turns) == 3
 
 
-def test_a_conversation_that_changes_its_dialect_is_one_timeline(open_episode: Opener, client_of: Any) -> None:
+def test_a_conversation_that_changes_its_dialect_is_one_timeline(
+    open_episode: Opener, client_of: Any
+) -> None:
     episode = open_episode(CALLING, "Forty-two.", THINKING, "Bye.", "Really.")
     client = client_of(episode)
     system = {"role": "system", "content": "Add."}
     messages: list[Any] = [system, {"role": "user", "content": "Six and?"}]
-    chat = client.chat.completions.create(model="m", messages=messages, tools=[ADD_OF_CHAT]).choices[0].message
+    chat = (
+        client.chat.completions.create(model="m", messages=messages, tools=[ADD_OF_CHAT])
+        .choices[0]
+        .message
+    )
     call = chat.tool_calls[0]
     items: list[Any] = [
         {"role": "user", "content": "Six and?"},
         {"role": "assistant", "content": [{"type": "output_text", "text": chat.content}]},
-        {"type": "function_call", "call_id": call.id, "name": "add", "arguments": call.function.arguments},
+        {
+            "type": "function_call",
+            "call_id": call.id,
+            "name": "add",
+            "arguments": call.function.arguments,
+        },
         {"type": "function_call_output", "call_id": call.id, "output": "42"},
     ]
     about = {"model": "m", "instructions": "Add.", "tools": [ADD]}
@@ -175,7 +232,11 @@ def test_a_conversation_that_changes_its_dialect_is_one_timeline(open_episode: O
         {"role": "tool", "tool_call_id": call.id, "content": "42"},
         {"role": "assistant", "content": second.output_text},
         {"role": "user", "content": "Why?"},
-        {"role": "assistant", "content": third.output_text, "reasoning_content": third.output[0].content[0].text},
+        {
+            "role": "assistant",
+            "content": third.output_text,
+            "reasoning_content": third.output[0].content[0].text,
+        },
         {"role": "user", "content": "Thanks."},
     ]
     client.chat.completions.create(model="m", messages=messages, tools=[ADD_OF_CHAT])
@@ -194,10 +255,18 @@ def test_a_conversation_that_changes_its_dialect_is_one_timeline(open_episode: O
                 "role": "assistant",
                 "content": [
                     {"type": "text", "text": chat.content},
-                    {"type": "tool_use", "id": call.id, "name": "add", "input": json.loads(call.function.arguments)},
+                    {
+                        "type": "tool_use",
+                        "id": call.id,
+                        "name": "add",
+                        "input": json.loads(call.function.arguments),
+                    },
                 ],
             },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "42"}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "42"}],
+            },
             {"role": "assistant", "content": second.output_text},
             {"role": "user", "content": "Why?"},
             {
@@ -217,7 +286,9 @@ def test_a_conversation_that_changes_its_dialect_is_one_timeline(open_episode: O
 
 
 @pytest.mark.parametrize("reply", ["forty-two " * 20, CALLING, THINKING])
-@pytest.mark.parametrize("more", [{}, {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}])
+@pytest.mark.parametrize(
+    "more", [{}, {"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]}]
+)
 def test_a_stream_says_what_the_whole_response_says(
     open_episode: Opener, client_of: Any, reply: Any, more: dict[str, Any]
 ) -> None:
@@ -229,7 +300,10 @@ def test_a_stream_says_what_the_whole_response_says(
         final = stream.get_final_response()
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
-    assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+    assert (
+        kinds[:2] == ["response.created", "response.in_progress"]
+        and kinds[-1] == "response.completed"
+    )
 
     def said(output: Any) -> Any:
         plain = [item.model_dump(exclude={"id", "call_id", "parsed_arguments"}) for item in output]
@@ -241,7 +315,10 @@ def test_a_stream_says_what_the_whole_response_says(
     assert said(final.output) == said(whole.output)
     for index, item in enumerate(final.output):
         mine = [event for event in events if getattr(event, "output_index", None) == index]
-        assert [mine[0].type, mine[-1].type] == ["response.output_item.added", "response.output_item.done"]
+        assert [mine[0].type, mine[-1].type] == [
+            "response.output_item.added",
+            "response.output_item.done",
+        ]
         assert mine[0].item.status == "in_progress"
         spelt = "".join(event.delta for event in mine if event.type.endswith(".delta"))
         if item.type == "message":
@@ -253,7 +330,10 @@ def test_a_stream_says_what_the_whole_response_says(
 
 
 def test_a_tool_of_a_namespace_keeps_its_name(open_episode: Opener, client_of: Any) -> None:
-    calling = {"content": "", "tool_calls": [{"function": {"name": "sums__add", "arguments": {"a": 6}}}]}
+    calling = {
+        "content": "",
+        "tool_calls": [{"function": {"name": "sums__add", "arguments": {"a": 6}}}],
+    }
     episode = open_episode(calling, "Six.")
     sums: Any = {"type": "namespace", "name": "sums", "description": "Sums.", "tools": [ADD]}
     responses = client_of(episode).responses
@@ -263,7 +343,9 @@ def test_a_tool_of_a_namespace_keeps_its_name(open_episode: Opener, client_of: A
     history = [{"role": "user", "content": "add"}, item.model_dump(exclude_none=True), result]
     assert responses.create(model="m", input=history, tools=[sums]).output_text == "Six."
     first, second = episode.calls
-    assert first.request["tools"] == [{**ADD_OF_CHAT, "function": {**ADD_OF_CHAT["function"], "name": "sums__add"}}]
+    assert first.request["tools"] == [
+        {**ADD_OF_CHAT, "function": {**ADD_OF_CHAT["function"], "name": "sums__add"}}
+    ]
     assert second.extends_call_id == first.call_id
 
 
@@ -273,7 +355,10 @@ def test_a_custom_tool_gets_its_free_text(open_episode: Opener, client_of: Any) 
     client = client_of(episode)
     with client.responses.stream(model="m", input="List.", tools=[SHELL]) as stream:
         kinds = [event.type for event in stream]
-    assert "response.custom_tool_call_input.delta" in kinds and "response.custom_tool_call_input.done" in kinds
+    assert (
+        "response.custom_tool_call_input.delta" in kinds
+        and "response.custom_tool_call_input.done" in kinds
+    )
     response = client.responses.create(model="m", input="List.", tools=[SHELL])
     (item,) = response.output
     assert (item.type, item.name, item.input) == ("custom_tool_call", "shell", 'ls -l "ü"')
@@ -291,9 +376,20 @@ def test_reasoning_comes_back_from_what_was_encrypted(open_episode: Opener, clie
     first = client.responses.create(model="m", input="?", include=include, store=False)
     thought, message = first.output
     assert thought.encrypted_content
-    bare = {"type": "reasoning", "id": thought.id, "summary": [], "encrypted_content": thought.encrypted_content}
+    bare = {
+        "type": "reasoning",
+        "id": thought.id,
+        "summary": [],
+        "encrypted_content": thought.encrypted_content,
+    }
     foreign = {"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "gAAAAAB"}
-    items: list[Any] = [{"role": "user", "content": "?"}, bare, message, {"role": "user", "content": "So?"}, foreign]
+    items: list[Any] = [
+        {"role": "user", "content": "?"},
+        bare,
+        message,
+        {"role": "user", "content": "So?"},
+        foreign,
+    ]
     client.responses.create(model="m", input=items[:4])
     one_timeline(episode)
     assert client.responses.create(model="m", input=items).output_text == "Bye."
@@ -317,9 +413,13 @@ def test_async_clients_and_parsed_outputs(open_episode: Opener) -> None:
 
         async def ask() -> Any:
             handle = episode.model()
-            async with openai.AsyncOpenAI(api_key=handle.api_key, base_url=handle.base_url) as client:
+            async with openai.AsyncOpenAI(
+                api_key=handle.api_key, base_url=handle.base_url
+            ) as client:
                 parsed = await client.responses.parse(model="m", input="?", text_format=Answered)
-                async with client.responses.stream(model="m", input="?", text_format=Answered) as stream:
+                async with client.responses.stream(
+                    model="m", input="?", text_format=Answered
+                ) as stream:
                     async for _ in stream:
                         pass
                     return parsed.output_parsed, (await stream.get_final_response()).output_parsed
@@ -330,18 +430,27 @@ def test_async_clients_and_parsed_outputs(open_episode: Opener) -> None:
     assert form["json_schema"]["schema"]["properties"]["value"]["type"] == "integer"
 
 
-def test_state_is_the_episodes_and_store_false_keeps_none(open_episode: Opener, client_of: Any) -> None:
+def test_state_is_the_episodes_and_store_false_keeps_none(
+    open_episode: Opener, client_of: Any
+) -> None:
     episode = open_episode("one", "two", "three", "four")
     client = client_of(episode)
     unknown = client.responses.create(model="m", input="a", store=False).id
     for missing in (unknown, "resp_other"):
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model="m", input="b", previous_response_id=missing)
-        assert refused.value.code == "previous_response_not_found" and refused.value.param == "previous_response_id"
+        assert (
+            refused.value.code == "previous_response_not_found"
+            and refused.value.param == "previous_response_id"
+        )
         assert f"Previous response with id '{missing}' not found." in str(refused.value)
     first = client.responses.create(model="m", input="a", instructions="Only once.")
     reference = {"type": "item_reference", "id": first.output[0].id}
-    items: list[Any] = [{"role": "user", "content": "a"}, reference, {"role": "user", "content": "b"}]
+    items: list[Any] = [
+        {"role": "user", "content": "a"},
+        reference,
+        {"role": "user", "content": "b"},
+    ]
     client.responses.create(model="m", input=items)
     client.responses.create(model="m", input="b", previous_response_id=first.id)
     asked = [call.request["messages"] for call in episode.calls if call.error is None][2:]
@@ -355,7 +464,10 @@ def test_stored_responses_are_read_deleted_and_counted_over_http(open_episode: O
     created = client.responses.create(model="m", input="a")
     assert client.responses.retrieve(created.id) == created
     assert created.usage is not None
-    assert client.responses.input_tokens.count(model="m", input="a").input_tokens == created.usage.input_tokens
+    assert (
+        client.responses.input_tokens.count(model="m", input="a").input_tokens
+        == created.usage.input_tokens
+    )
     client.responses.delete(created.id)
     for use in (client.responses.retrieve, client.responses.delete):
         with pytest.raises(openai.NotFoundError, match="not found"):
@@ -365,15 +477,27 @@ def test_stored_responses_are_read_deleted_and_counted_over_http(open_episode: O
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] is of type 'web_search'.*function tool"),
+    (
+        {"tools": [{"type": "web_search"}]},
+        "tools",
+        r"tools\[0\] is of type 'web_search'.*function tool",
+    ),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "'mcp'"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "'web_search'.*name a function"),
     ({"background": True}, "background", "wait for it, or stream"),
     ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
     ({"truncation": "auto"}, "truncation", "shorten the input"),
     ({"nonsense": 1}, "nonsense", "leave it out"),
-    ({"input": [{"type": "web_search_call", "id": "ws"}]}, "input", r"input\[0\] of type 'web_search_call'"),
-    ({"input": [{"role": "user", "content": [{"type": "input_hologram"}]}]}, "input", "input_hologram"),
+    (
+        {"input": [{"type": "web_search_call", "id": "ws"}]},
+        "input",
+        r"input\[0\] of type 'web_search_call'",
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_hologram"}]}]},
+        "input",
+        "input_hologram",
+    ),
     ({"input": []}, "input", "needs input"),
     ({"text": {"format": {"type": "grammar"}}}, "text", "json_schema"),
 ]
@@ -397,18 +521,26 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 def test_log_probabilities_stand_beside_the_text(open_episode: Opener, client_of: Any) -> None:
     client = client_of(open_episode("forty-two", "forty-two"))
-    asked: dict[str, Any] = {"model": "m", "input": "?", "include": ["message.output_text.logprobs"]}
+    asked: dict[str, Any] = {
+        "model": "m",
+        "input": "?",
+        "include": ["message.output_text.logprobs"],
+    }
     (part,) = client.responses.create(**asked).output[0].content
     with client.responses.stream(**asked) as stream:
         (streamed,) = stream.get_final_response().output[0].content
-    assert part.logprobs == streamed.logprobs and {token.logprob for token in part.logprobs} == {-1.0}
+    assert part.logprobs == streamed.logprobs and {token.logprob for token in part.logprobs} == {
+        -1.0
+    }
     assert b"".join(bytes(token.bytes) for token in part.logprobs).startswith(b"forty-two")
 
 
 def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(
     client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_module, "HEARTBEAT", 0.0)  # the stream has begun when the engine fails
+    monkeypatch.setattr(
+        answer_module, "HEARTBEAT", 0.0
+    )  # the stream has begun when the engine fails
 
     async def fail(ask: Ask) -> str:
         await asyncio.sleep(0.01)
@@ -424,7 +556,10 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(
 def test_every_parameter_of_openais_client_stands_in_a_table() -> None:
     client = openai.OpenAI(api_key="none")
     of_the_transport = {"self", "extra_headers", "extra_query", "extra_body"}
-    for create, table in ((client.responses.create, RESPONSE_FIELDS), (client.chat.completions.create, COMPLETIONS)):
+    for create, table in (
+        (client.responses.create, RESPONSE_FIELDS),
+        (client.chat.completions.create, COMPLETIONS),
+    ):
         assert inspect.signature(create).parameters.keys() - of_the_transport <= table.keys()
 
 
@@ -448,7 +583,11 @@ REPLY = st.fixed_dictionaries(
         "reasoning_content": TEXT,
         "tool_calls": st.lists(
             st.builds(
-                lambda key, name: {"id": key, "type": "function", "function": {"name": name, "arguments": '{"a": 1}'}},
+                lambda key, name: {
+                    "id": key,
+                    "type": "function",
+                    "function": {"name": name, "arguments": '{"a": 1}'},
+                },
                 TEXT,
                 st.sampled_from(["add", "sub"]),
             ),
@@ -460,7 +599,9 @@ REPLY = st.fixed_dictionaries(
 
 
 @given(st.lists(REPLY, min_size=1, max_size=5), st.booleans(), st.booleans())
-def test_replies_sent_back_as_items_are_the_replies(replies: list[Any], summary: bool, ids: bool) -> None:
+def test_replies_sent_back_as_items_are_the_replies(
+    replies: list[Any], summary: bool, ids: bool
+) -> None:
     """However many replies follow each other, the items of each become that message again."""
     body = {"input": "?", "reasoning": {"summary": "auto"} if summary else None}
     items: list[Any] = [{"role": "user", "content": "?"}]
@@ -468,8 +609,14 @@ def test_replies_sent_back_as_items_are_the_replies(replies: list[Any], summary:
         answer = Answer((Choice({"content": None, **reply}, None, "stop"),), "m")
         ask = CHAT.ask({"messages": items}, "e", "a")
         completion = CHAT.completion(answer, ask, f"{number:032x}")
-        output = RESPONSES.response(completion, {"messages": []}, {**body, "store": False}, {})["output"]
-        items += output if ids else [{k: v for k, v in item.items() if k != "id"} for item in output]
+        output = RESPONSES.response(completion, {"messages": []}, {**body, "store": False}, {})[
+            "output"
+        ]
+        items += (
+            output if ids else [{k: v for k, v in item.items() if k != "id"} for item in output]
+        )
         items += [] if ids else [{"role": "user", "content": "?"}]
-    read = [m for m in RESPONSES.neutral({"input": items}, {})["messages"] if m["role"] == "assistant"]
+    read = [
+        m for m in RESPONSES.neutral({"input": items}, {})["messages"] if m["role"] == "assistant"
+    ]
     assert len(read) == len(replies) and all(map(same_reply, read, replies))

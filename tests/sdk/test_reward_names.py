@@ -1,4 +1,5 @@
-"""Rewards for one agent or one call: a name that the episode does not have is refused, with those that it has."""
+"""Rewards for one agent or one call: a name that the episode does not have is refused, with those
+that it has."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ def run(workflow: Any, judge: Any) -> Episode:
         with Gateway() as gateway:
             engine = ScriptedEngine(lambda ask: "said")
             attempts = [Attempt(Task(main_query="Talk."))]
-            return await run_batch(workflow, judge, attempts, engine=engine, gateway=gateway, config=load_config())
+            return await run_batch(
+                workflow, judge, attempts, engine=engine, gateway=gateway, config=load_config()
+            )
 
     [episode] = asyncio.run(main())
     return episode
 
 
 def judged(rewards: Rewards, *, apart: bool = False) -> Episode:
-    """An episode of two agents that speak and one that never does; `apart`: its workflow is another process's."""
+    """An episode of two agents that speak and one that never does; `apart`: its workflow is another
+    process's."""
 
     @ajet.workflow
     async def talk(model: ajet.Model) -> str:
@@ -68,9 +72,15 @@ SOUND: list[Rewards] = [
 ]
 
 REFUSED: list[tuple[Rewards, str]] = [
-    (lambda e: [Reward(value=1.0, agent="write")], "agent 'write', .* its agents: critic, silent, writer"),
+    (
+        lambda e: [Reward(value=1.0, agent="write")],
+        "agent 'write', .* its agents: critic, silent, writer",
+    ),
     (lambda e: [Reward(value=1.0), Reward(value=1.0, agent="")], "agent '', .*its agents"),
-    (lambda e: [Reward(name="plan", value=1.0, call_id="c1")], "'plan' is for call 'c1', .*its calls: "),
+    (
+        lambda e: [Reward(name="plan", value=1.0, call_id="c1")],
+        "'plan' is for call 'c1', .*its calls: ",
+    ),
     (lambda e: [Reward(value=1.0, call_id=call_of(e, "critic"), agent="writer")], "is critic's"),
 ]
 
@@ -85,7 +95,12 @@ def test_rewards_for_what_the_episode_has(rewards: Rewards, apart: bool) -> None
 @pytest.mark.parametrize(("rewards", "message"), REFUSED)
 def test_rewards_for_what_it_does_not_have_are_refused(rewards: Rewards, message: str) -> None:
     episode = judged(rewards)
-    assert (episode.status, episode.cause, episode.infrastructure, episode.rewards) == ("failed", "NoReward", False, ())
+    assert (episode.status, episode.cause, episode.infrastructure, episode.rewards) == (
+        "failed",
+        "NoReward",
+        False,
+        (),
+    )
     assert episode.error is not None and re.search(message, episode.error), episode.error
 
 

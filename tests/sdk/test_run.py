@@ -1,4 +1,5 @@
-"""`train` and `run`: the directory, the run's row, the checks before the first episode, and scoring."""
+"""`train` and `run`: the directory, the run's row, the checks before the first episode, and
+scoring."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ import yaml
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.errors import ConfigError, MissingExtra, SignatureError, TaskError, TraceLocked, TrainingError
+from ajet_sdk.errors import (
+    ConfigError,
+    MissingExtra,
+    SignatureError,
+    TaskError,
+    TraceLocked,
+    TrainingError,
+)
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.run import run, train
 from ajet_sdk.session import Session
@@ -45,7 +53,9 @@ def reply(ask: Any) -> str:
 
 def config(tmp_path: Path, **sections: Any) -> Config:
     tmp_path.mkdir(exist_ok=True)
-    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "q{i}", "answer": "42"}}\n' for i in range(4)))
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(f'{{"question": "q{i}", "answer": "42"}}\n' for i in range(4))
+    )
     return load_config(
         values={
             "backbone": "debug",
@@ -68,17 +78,27 @@ def rows(path: Path, sql: str) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_a_run_scores_every_task(tmp_path: Path) -> None:
     told: list[str] = []
-    report = run(config(tmp_path), workflow=solve, judge=exact, k=3, on_episode=lambda e: told.append(e.episode_id))
+    report = run(
+        config(tmp_path),
+        workflow=solve,
+        judge=exact,
+        k=3,
+        on_episode=lambda e: told.append(e.episode_id),
+    )
     assert len(report.tasks) == 4 and all(len(score.episodes) == 3 for score in report.tasks)
     assert sorted(told) == sorted(e.episode_id for e in report.episodes)
     for score in report.tasks:
         assert score.reward == pytest.approx(score.solved / 3) and score.failed == 0
         assert all(e.task == score.task for e in score.episodes)
-        assert len({e.group_id for e in score.episodes}) == 1 and [e.attempt for e in score.episodes] == [0, 1, 2]
+        assert len({e.group_id for e in score.episodes}) == 1 and [
+            e.attempt for e in score.episodes
+        ] == [0, 1, 2]
     assert sorted(report.pass_at) == [1, 2, 3] and report.pass_at[1] == pytest.approx(report.reward)
     assert report.pass_at[1] <= report.pass_at[2] <= report.pass_at[3]
     assert report.failures == [] and report.notices == []
-    assert rows(report.directory, "SELECT count(*) AS n FROM episodes WHERE split = 'val'") == [{"n": 12}]
+    assert rows(report.directory, "SELECT count(*) AS n FROM episodes WHERE split = 'val'") == [
+        {"n": 12}
+    ]
 
 
 @pytest.mark.slow
@@ -86,11 +106,13 @@ def test_a_run_scores_every_task(tmp_path: Path) -> None:
 def test_a_run_whose_ledger_does_not_balance_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
 ) -> None:
-    """Each run checks at its end, also one that trains nothing; tokens that nobody booked stop it."""
+    """Each run checks at its end, also one that trains nothing; tokens that nobody booked stop
+    it."""
     for place in ("ajet_sdk.run", "ajet_sdk.backbones.debug"):
         monkeypatch.setattr(f"{place}.untrained_entries", lambda episode: [])
     with pytest.raises(
-        TrainingError, match=r"does not balance:\n  call \w+ of episode \w+: 3 tokens sampled, 0 in the"
+        TrainingError,
+        match=r"does not balance:\n  call \w+ of episode \w+: 3 tokens sampled, 0 in the",
     ):
         start(config(tmp_path), workflow=solve, judge=exact)
     assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "failed"}]
@@ -126,7 +148,9 @@ def table_of(library: str) -> Any:
     return module.Table.from_pylist(ROWS) if library == "pyarrow" else module.DataFrame(ROWS)
 
 
-@pytest.mark.parametrize("kind", ["rows", "tasks", "generator", "file", "pyarrow", "pandas", "polars", "datasets"])
+@pytest.mark.parametrize(
+    "kind", ["rows", "tasks", "generator", "file", "pyarrow", "pandas", "polars", "datasets"]
+)
 def test_tasks_may_be_given_in_every_form(tmp_path: Path, kind: str) -> None:
     if kind == "file":
         given: Any = tmp_path / "given.jsonl"
@@ -137,12 +161,16 @@ def test_tasks_may_be_given_in_every_form(tmp_path: Path, kind: str) -> None:
         tasks = [Task(main_query=row["question"], metadata=row) for row in ROWS]
         given = {"rows": ROWS, "tasks": tasks, "generator": (row for row in ROWS)}[kind]
     scripted = {"backbone": "debug", "model": {"scripted": f"{__file__}->reply"}}
-    settings = Config(**scripted, experiment_dir=tmp_path / "experiment")  # no task_reader: what is given is enough
+    settings = Config(
+        **scripted, experiment_dir=tmp_path / "experiment"
+    )  # no task_reader: what is given is enough
     report = run(settings, workflow=solve, judge=exact, tasks=given)
     assert [score.task.main_query for score in report.tasks] == ["q", "r"]
     if kind == "rows":
         tuned = train(settings, workflow=solve, judge=exact, tasks=given)
-        assert {e.task.task_id for e in tuned.episodes} == {score.task.task_id for score in report.tasks}
+        assert {e.task.task_id for e in tuned.episodes} == {
+            score.task.task_id for score in report.tasks
+        }
 
 
 def test_what_holds_no_tasks_is_refused(tmp_path: Path) -> None:
@@ -164,7 +192,9 @@ def test_run_and_train_can_be_awaited_at_once_and_cancelled(tmp_path: Path) -> N
 
     async def both() -> tuple[Any, Any]:
         given = {"workflow": solve, "judge": exact, "tasks": ROWS}
-        return await asyncio.gather(ajet.run_async(first, **given), ajet.train_async(second, **given))
+        return await asyncio.gather(
+            ajet.run_async(first, **given), ajet.train_async(second, **given)
+        )
 
     report, tuned = asyncio.run(both())
     assert len(report.episodes) == len(tuned.episodes) == 2
@@ -194,7 +224,10 @@ def test_an_episode_shows_its_tokens_in_a_notebook(tmp_path: Path) -> None:
     episode = run(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS[:1]).episodes[0]
     page = html.unescape(episode._repr_html_())
     assert (
-        page.startswith("<iframe srcdoc=") and "Conversation 1" in page and 'class="m"' in page and ">4</span>" in page
+        page.startswith("<iframe srcdoc=")
+        and "Conversation 1" in page
+        and 'class="m"' in page
+        and ">4</span>" in page
     )
     alone = html.unescape(Episode(task=Task(main_query="<b>q")).model_copy()._repr_html_())
     assert "&lt;b&gt;q" in alone and "<b>q" not in alone
@@ -222,17 +255,30 @@ def test_a_report_and_a_tuned_model_print_as_a_person_reads_them(tmp_path: Path)
     assert table.column("reward").to_pylist() == [e.reward for e in report.episodes]
     assert "<table>" in report._repr_html_() and summary in report._repr_html_()
     history = {"val/reward": {0: 0.25, 10: 0.75}, "train/loss": {1: 0.5}}
-    tuned = ajet.TunedModel(Path("model"), {"val/reward": 0.75}, history=history, directory=Path("<there>"))
-    assert "val/reward 0.250 → 0.750 (step 0 → 10)" in repr(tuned) and "ajet serve model" in repr(tuned)
+    tuned = ajet.TunedModel(
+        Path("model"), {"val/reward": 0.75}, history=history, directory=Path("<there>")
+    )
+    assert "val/reward 0.250 → 0.750 (step 0 → 10)" in repr(tuned) and "ajet serve model" in repr(
+        tuned
+    )
     curve = tuned.to_arrow().to_pydict()
-    assert curve == {"step": [0, 1, 10], "train/loss": [None, 0.5, None], "val/reward": [0.25, None, 0.75]}
+    assert curve == {
+        "step": [0, 1, 10],
+        "train/loss": [None, 0.5, None],
+        "val/reward": [0.25, None, 0.75],
+    }
     assert "data:image/png" in tuned._repr_html_() and "<there>" not in tuned._repr_html_()
 
 
 def test_rows_may_be_given_as_tasks(tmp_path: Path) -> None:
-    given = [{"question": "q", "answer": "42"}, {"question": "r", "answer": "42", "task_id": "mine"}]
+    given = [
+        {"question": "q", "answer": "42"},
+        {"question": "r", "answer": "42", "task_id": "mine"},
+    ]
     report = run(config(tmp_path), workflow=solve, judge=exact, tasks=given, k=2)
-    assert [s.task.main_query for s in report.tasks] == ["q", "r"] and report.tasks[1].task.task_id == "mine"
+    assert [s.task.main_query for s in report.tasks] == ["q", "r"] and report.tasks[
+        1
+    ].task.task_id == "mine"
     assert report.reward is not None and not report.failures
     for wrong in ("text", {}):
         with pytest.raises(TaskError, match=r"tasks\[1\]"):
@@ -254,7 +300,8 @@ def test_a_notebook_has_a_running_loop(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wakes", [True, False], ids=["in its wait", "just before its wait"])
 def test_an_interrupt_ends_what_runs_beside_the_loop_of_a_notebook(wakes: bool) -> None:
-    """A signal that another thread takes is noted, and does not wake the first: as one that comes before it waits."""
+    """A signal that another thread takes is noted, and does not wake the first: as one that comes
+    before it waits."""
     ended = []
 
     async def work() -> None:
@@ -266,12 +313,16 @@ def test_an_interrupt_ends_what_runs_beside_the_loop_of_a_notebook(wakes: bool) 
             ended.append(True)
 
     async def cell() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as a kernel has it; asyncio.run has its own
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # as a kernel has it; asyncio.run has its own
         with pytest.raises(KeyboardInterrupt):
             run_to_end(work())
 
     own = signal.getsignal(signal.SIGINT)
-    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK if wakes else signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(
+        signal.SIG_UNBLOCK if wakes else signal.SIG_BLOCK, {signal.SIGINT}
+    )
     try:
         asyncio.run(cell())
     finally:
@@ -289,7 +340,9 @@ def test_pass_at_k_of_greedy_sampling_is_refused_or_told(tmp_path: Path) -> None
 
     @ajet.workflow
     async def own(question: str, model: Any) -> str:
-        return str((await model.chat([{"role": "user", "content": question}], temperature=0)).content)
+        return str(
+            (await model.chat([{"role": "user", "content": question}], temperature=0)).content
+        )
 
     [notice] = run(config(tmp_path), workflow=own, judge=exact, k=2).notices
     assert "temperature 0" in notice
@@ -336,7 +389,13 @@ def test_the_directory_of_a_run(tmp_path: Path) -> None:
     )
     tuned = train(settings, workflow=solve, judge=ajet.judge(lambda output: 1.0))
     home = tmp_path / "experiment"
-    assert sorted(p.name for p in home.iterdir()) == ["checkpoint", "config.yaml", "logs", "metrics", "trace.duckdb"]
+    assert sorted(p.name for p in home.iterdir()) == [
+        "checkpoint",
+        "config.yaml",
+        "logs",
+        "metrics",
+        "trace.duckdb",
+    ]
     assert (home / "logs" / f"{tuned.run_id}.log").exists()
     read = yaml.safe_load((home / "config.yaml").read_text())
     assert read["ajet"]["backbone"] == "debug"
@@ -376,12 +435,12 @@ def test_scoring_is_no_run_to_resume(tmp_path: Path) -> None:
 def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import ajet, asyncio, sys\nfrom pathlib import Path\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_run import config\nfrom ajet_sdk.run import train\n"
-        "@ajet.workflow\nasync def hang(question: str) -> str:\n"
-        "    print('started', flush=True)\n    await asyncio.sleep(3600)\n    return ''\n"
-        f"train(config(Path({str(tmp_path)!r})), workflow=hang, judge=ajet.judge(lambda output: 1.0))\n"
+        "import ajet, asyncio, sys\nfrom pathlib import Path\nsys.path.insert(0,"
+        f" {str(Path(__file__).parent)!r})\nfrom test_run import config\nfrom ajet_sdk.run import"
+        " train\n@ajet.workflow\nasync def hang(question: str) -> str:\n    print('started',"
+        " flush=True)\n    await asyncio.sleep(3600)\n    return"
+        f" ''\ntrain(config(Path({str(tmp_path)!r})), workflow=hang, judge=ajet.judge(lambda"
+        " output: 1.0))\n"
     )
     child = subprocess.Popen(
         [sys.executable, str(program)],

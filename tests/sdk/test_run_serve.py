@@ -84,11 +84,17 @@ def foreign_server() -> Iterator[int]:
         serving.join()
 
 
-def test_the_next_line_waits_until_the_server_answers(served: tuple[str, Path], free_tcp_port: int) -> None:
+def test_the_next_line_waits_until_the_server_answers(
+    served: tuple[str, Path], free_tcp_port: int
+) -> None:
     wait_for_server(port=httpx.URL(served[0]).port or 0)
-    with pytest.raises(EngineUnavailable, match=rf"nothing answers at http://127.0.0.1:{free_tcp_port} after 0 s"):
+    with pytest.raises(
+        EngineUnavailable, match=rf"nothing answers at http://127.0.0.1:{free_tcp_port} after 0 s"
+    ):
         wait_for_server(port=free_tcp_port, seconds=0)
-    listener = socket.create_server(("127.0.0.1", free_tcp_port))  # it listens before its model is loaded
+    listener = socket.create_server(
+        ("127.0.0.1", free_tcp_port)
+    )  # it listens before its model is loaded
     waiting = threading.Thread(target=wait_for_server, kwargs={"port": free_tcp_port})
     waiting.start()
     listener.accept()[0].close()
@@ -106,15 +112,25 @@ def test_the_next_line_waits_until_the_server_answers(served: tuple[str, Path], 
 def test_a_foreign_page_is_not_answered(served: tuple[str, Path]) -> None:
     body = {"model": "parrot", "messages": [{"role": "user", "content": "hi"}]}
     for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
-        assert httpx.post(f"{served[0]}/chat/completions", json=body, headers=headers).status_code == 403
+        assert (
+            httpx.post(f"{served[0]}/chat/completions", json=body, headers=headers).status_code
+            == 403
+        )
     plain = {"content-type": "text/plain"}
-    assert httpx.post(f"{served[0]}/chat/completions", content=json.dumps(body), headers=plain).status_code == 415
+    assert (
+        httpx.post(
+            f"{served[0]}/chat/completions", content=json.dumps(body), headers=plain
+        ).status_code
+        == 415
+    )
 
 
 @pytest.mark.slow
 def test_with_a_key_only_who_sends_it_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path, "the key") as url:
-        assert [model.id for model in openai.OpenAI(base_url=url, api_key="the key").models.list()] == ["parrot"]
+        assert [
+            model.id for model in openai.OpenAI(base_url=url, api_key="the key").models.list()
+        ] == ["parrot"]
         for sent in ({}, {"authorization": "Bearer another"}, {"authorization": "the key"}):
             assert httpx.get(f"{url}/models", headers=sent).status_code == 401
         keyed = {"authorization": "Bearer the key", "host": "gpu-box.lan"}
@@ -125,9 +141,14 @@ def test_openai_clients_are_answered(served: tuple[str, Path]) -> None:
     client = openai.OpenAI(base_url=served[0], api_key="any")
     messages: Any = [{"role": "user", "content": "hi"}]
     reply = client.chat.completions.create(model="parrot", messages=messages, logprobs=True)
-    assert reply.choices[0].message.content == "you said hi" and reply.choices[0].logprobs is not None
+    assert (
+        reply.choices[0].message.content == "you said hi" and reply.choices[0].logprobs is not None
+    )
     pieces = client.chat.completions.create(model="parrot", messages=messages, stream=True)
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == "you said hi"
+    assert (
+        "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+        == "you said hi"
+    )
     assert [model.id for model in client.models.list()] == ["parrot"]
 
 
@@ -147,26 +168,53 @@ def test_many_at_once(served: tuple[str, Path]) -> None:
         ("GET", "/../health", None, 200, "ok"),
         ("POST", "/embeddings", {"input": "x"}, 404, "embeddings"),
         ("POST", "/../other", {}, 404, "route other"),
-        ("POST", "/chat/completions", {"model": "duck", "messages": [{"role": "user", "content": "a"}]}, 404, "parrot"),
-        ("POST", "/chat/completions", {"model": "", "messages": [{"role": "user", "content": "a"}]}, 200, "you said a"),
+        (
+            "POST",
+            "/chat/completions",
+            {"model": "duck", "messages": [{"role": "user", "content": "a"}]},
+            404,
+            "parrot",
+        ),
+        (
+            "POST",
+            "/chat/completions",
+            {"model": "", "messages": [{"role": "user", "content": "a"}]},
+            200,
+            "you said a",
+        ),
         ("GET", "/chat/completions", None, 405, "POST"),
         ("POST", "/chat/completions", {"messages": []}, 400, "messages"),
-        ("POST", "/chat/completions", {"messages": [{"role": "user", "content": "too long"}]}, 400, "does not fit"),
+        (
+            "POST",
+            "/chat/completions",
+            {"messages": [{"role": "user", "content": "too long"}]},
+            400,
+            "does not fit",
+        ),
     ],
 )
 def test_what_is_refused_says_why(
     served: tuple[str, Path], method: str, path: str, body: Any, status: int, words: str
 ) -> None:
-    url = served[0] + path if not path.startswith("/..") else served[0].removesuffix("/v1") + path[3:]
+    url = (
+        served[0] + path if not path.startswith("/..") else served[0].removesuffix("/v1") + path[3:]
+    )
     reply = httpx.request(method, url, json=body)
     assert reply.status_code == status and words in reply.text
 
 
 def test_a_client_that_reads_late_has_its_reply(served: tuple[str, Path]) -> None:
-    url, body = httpx.URL(served[0]), json.dumps({"messages": [{"role": "user", "content": "read late"}]})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    url, body = (
+        httpx.URL(served[0]),
+        json.dumps({"messages": [{"role": "user", "content": "read late"}]}),
+    )
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    )
     with socket.create_connection((url.host, url.port or 0)) as client:
-        client.sendall(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n{body}".encode())
+        client.sendall(
+            f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n{body}".encode()
+        )
         client.recv(1, socket.MSG_PEEK)  # the reply has arrived
         httpx.get(f"{served[0]}/models")  # what the server does at once is done
         while client.recv(65_536):
@@ -179,13 +227,27 @@ def test_a_client_that_reads_late_has_its_reply(served: tuple[str, Path]) -> Non
 @pytest.mark.slow
 def test_every_request_is_traced_while_it_serves(served: tuple[str, Path]) -> None:
     body = {"messages": [{"role": "user", "content": "trace me"}], "model": "parrot"}
-    httpx.post(f"{served[0]}/chat/completions", json=body, headers={"authorization": "Bearer sk-secret"})
-    httpx.post(f"{served[0]}/chat/completions", json={"messages": [{"role": "user", "content": "too long"}]})
+    httpx.post(
+        f"{served[0]}/chat/completions", json=body, headers={"authorization": "Bearer sk-secret"}
+    )
+    httpx.post(
+        f"{served[0]}/chat/completions",
+        json={"messages": [{"role": "user", "content": "too long"}]},
+    )
     with open_trace(served[1] / "served.duckdb") as reader:
-        sql = "SELECT task, output::VARCHAR AS output, status FROM episodes WHERE task::VARCHAR LIKE '%trace me%'"
+        sql = (
+            "SELECT task, output::VARCHAR AS output, status FROM episodes WHERE task::VARCHAR LIKE"
+            " '%trace me%'"
+        )
         found = until(lambda: reader.query(sql).to_pylist())
-        assert len(found) == 1 and found[0]["status"] == "succeeded" and "you said trace me" in found[0]["output"]
+        assert (
+            len(found) == 1
+            and found[0]["status"] == "succeeded"
+            and "you said trace me" in found[0]["output"]
+        )
         sql = "SELECT error FROM episodes WHERE status = 'failed'"
-        assert any("does not fit" in row["error"] for row in until(lambda: reader.query(sql).to_pylist()))
+        assert any(
+            "does not fit" in row["error"] for row in until(lambda: reader.query(sql).to_pylist())
+        )
         calls = reader.query("SELECT request::VARCHAR AS request FROM calls_full").to_pylist()
         assert calls and not any("sk-secret" in row["request"] for row in calls)

@@ -22,9 +22,13 @@ from ajet_sdk.types import Call, Episode, Reward, Run
 from tests.sdk.test_call_endings import Present
 from tests.sdk.test_call_endings import request as request_of
 
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("add", "look")]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("add", "look")
+]
 CALLS = "".join(
-    f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>\n' for name in ("add", "look", "look")
+    f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>\n'
+    for name in ("add", "look", "look")
 )
 
 
@@ -82,28 +86,47 @@ def test_every_drawn_token_has_an_outcome(
     episode: OpenEpisode, engine: Drawing, body: dict[str, Any], outcomes: set[str]
 ) -> None:
     client = episode.model().openai()
-    client.chat.completions.create(model="m", messages=[{"role": "user", "content": "go"}], tools=TOOLS, **body)
+    client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "go"}], tools=TOOLS, **body
+    )
     tokens = ledger(episode.calls)
     assert tokens.total() == engine.drawn and set(tokens) == outcomes
     shorter = ledger(episode.calls, max_tokens=len(episode.calls[0].prompt_ids) + 5)
-    assert shorter.total() == engine.drawn and shorter["cut"] == tokens["cut"] and "truncated" in shorter
+    assert (
+        shorter.total() == engine.drawn
+        and shorter["cut"] == tokens["cut"]
+        and "truncated" in shorter
+    )
 
 
-def test_cut_tokens_are_in_the_trace_and_its_ledger(episode: OpenEpisode, engine: Drawing, tmp_path: Path) -> None:
+def test_cut_tokens_are_in_the_trace_and_its_ledger(
+    episode: OpenEpisode, engine: Drawing, tmp_path: Path
+) -> None:
     client = episode.model().openai()
     create: Any = client.chat.completions.create
-    create(model="m", messages=[{"role": "user", "content": "go"}], tools=TOOLS, parallel_tool_calls=False)
+    create(
+        model="m",
+        messages=[{"role": "user", "content": "go"}],
+        tools=TOOLS,
+        parallel_tool_calls=False,
+    )
     [call] = episode.calls
     assert call.cut_tokens and len(call.output_ids) + call.cut_tokens == engine.drawn
-    whole = Episode(episode_id="one", run_id="r", group_id="g", calls=(call,), rewards=(Reward(value=1.0),))
+    whole = Episode(
+        episode_id="one", run_id="r", group_id="g", calls=(call,), rewards=(Reward(value=1.0),)
+    )
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         writer.put(Run(run_id="r"), whole, call, *build([whole], estimator="opd").ledger)
     with open_trace(tmp_path / "t.duckdb") as reader:
         assert ledger_balance(reader, "r") == []
-        assert reader.query("SELECT cut_tokens FROM calls_full").to_pylist() == [{"cut_tokens": call.cut_tokens}]
+        assert reader.query("SELECT cut_tokens FROM calls_full").to_pylist() == [
+            {"cut_tokens": call.cut_tokens}
+        ]
 
 
-def test_a_reply_that_came_too_late_is_recorded_with_its_tokens(episode: OpenEpisode, engine: Drawing) -> None:
+def test_a_reply_that_came_too_late_is_recorded_with_its_tokens(
+    episode: OpenEpisode, engine: Drawing
+) -> None:
     """The engine had answered when the client left."""
 
     async def leave() -> None:

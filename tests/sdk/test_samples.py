@@ -1,4 +1,5 @@
-"""Samples and the ledger: every sampled token is trained once with its episode's advantage, or listed with a reason."""
+"""Samples and the ledger: every sampled token is trained once with its episode's advantage, or
+listed with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def call(call_id: str, prompt: Sequence[int], output: Sequence[int], **more: Any
     return Call(call_id=call_id, prompt_ids=prompt, output_ids=output, **given)  # type: ignore[arg-type]
 
 
-def episode(name: str, value: float | None, calls: Sequence[Call] | None = None, **more: Any) -> Episode:
+def episode(
+    name: str, value: float | None, calls: Sequence[Call] | None = None, **more: Any
+) -> Episode:
     calls = [call(f"{name}.0", [1, 2], [3, 4])] if calls is None else calls
     rewards = [] if value is None else [Reward(value=value)]
     given = {"group_id": "g", "run_id": "r", "step": 3, "rewards": rewards, **more}
@@ -46,8 +49,12 @@ def test_grpo_is_the_distance_from_the_groups_mean_in_deviations() -> None:
     deviation = np.std([1, 0, 0, 1], ddof=1)
     assert advantages(batch)["0"] == pytest.approx(0.5 / deviation, rel=1e-4)
     assert advantages(batch)["1"] == pytest.approx(-0.5 / deviation, rel=1e-4)
-    assert advantages(build([episode("0", 3.0), episode("1", 0.0)]))["0"] == pytest.approx(0.5**0.5, rel=1e-4)
-    plain = build([episode(str(i), v) for i, v in enumerate((1.0, 0.0, 0.0, 1.0))], normalize_std=False)
+    assert advantages(build([episode("0", 3.0), episode("1", 0.0)]))["0"] == pytest.approx(
+        0.5**0.5, rel=1e-4
+    )
+    plain = build(
+        [episode(str(i), v) for i, v in enumerate((1.0, 0.0, 0.0, 1.0))], normalize_std=False
+    )
     assert advantages(plain)["0"] == pytest.approx(0.5)
 
 
@@ -73,8 +80,15 @@ def test_each_episode_counts_once_however_many_calls_it_has() -> None:
 
 def test_rewards_may_name_an_agent_or_a_call() -> None:
     def two(name: str, wolf: float, first: float) -> Episode:
-        calls = [call(f"{name}.w", [1], [2], agent="wolf"), call(f"{name}.v", [1], [2], agent="villager")]
-        rewards = [Reward(value=wolf, agent="wolf"), Reward(value=first, call_id=f"{name}.v"), Reward(value=1.0)]
+        calls = [
+            call(f"{name}.w", [1], [2], agent="wolf"),
+            call(f"{name}.v", [1], [2], agent="villager"),
+        ]
+        rewards = [
+            Reward(value=wolf, agent="wolf"),
+            Reward(value=first, call_id=f"{name}.v"),
+            Reward(value=1.0),
+        ]
         return episode(name, None, calls, rewards=rewards)
 
     batch = build([two("a", 1.0, 0.0), two("b", 0.0, 0.5)], normalize_std=False)
@@ -84,7 +98,10 @@ def test_rewards_may_name_an_agent_or_a_call() -> None:
 
 def test_calls_that_no_reward_names_are_left_out() -> None:
     def half(name: str, value: float) -> Episode:
-        calls = [call(f"{name}.w", [1], [2], agent="wolf"), call(f"{name}.v", [1], [2], agent="villager")]
+        calls = [
+            call(f"{name}.w", [1], [2], agent="wolf"),
+            call(f"{name}.v", [1], [2], agent="villager"),
+        ]
         return episode(name, None, calls, rewards=[Reward(value=value, agent="wolf")])
 
     batch = build([half("a", 1.0), half("b", 0.0)])
@@ -121,7 +138,10 @@ def test_outcomes_in_their_order() -> None:
         odd("stale", policy_version=4),
     ]
     good = episode("good", 1.0, calls)
-    others = [episode("bad", 0.0), episode("crashed", None, [odd("failed", policy_version=0)], status="failed")]
+    others = [
+        episode("bad", 0.0),
+        episode("crashed", None, [odd("failed", policy_version=0)], status="failed"),
+    ]
     val = episode("val", 0.0, [odd("val", trainable=False)], split="val")
     batch = build([good, *others, val], policy_version=6, max_staleness=1)
     assert outcomes(batch) == {
@@ -148,24 +168,34 @@ def test_what_does_not_fit_is_cut_and_said() -> None:
     line = batch.samples[0].timeline
     assert line.token_ids.tolist() == [1, 2, 3, 4] and line.call_ids == ("a",)
     assert line.policy_version == 7
-    untrained = call("b", [1, 2, 3, 4, 5], [7], trainable=False)  # begins where what is trained ends
+    untrained = call(
+        "b", [1, 2, 3, 4, 5], [7], trainable=False
+    )  # begins where what is trained ends
     line = build([episode("x", 1.0, [turns[0], untrained]), episode("y", 0.0)]).samples[0].timeline
     assert line.token_ids.tolist() == [1, 2, 3, 4, 5] and line.call_ids == ("a",)
 
 
 def test_a_timeline_that_is_cut_is_as_old_as_the_oldest_call_that_is_left() -> None:
     versions: list[int | None] = [6, None, 5, 4]
-    turns = [call(str(i), range(2 * i + 1), [2 * i + 1], policy_version=v) for i, v in enumerate(versions)]
+    turns = [
+        call(str(i), range(2 * i + 1), [2 * i + 1], policy_version=v)
+        for i, v in enumerate(versions)
+    ]
     sample = build([episode("x", 1.0, turns), episode("y", 0.0)], max_tokens=6).samples[0]
     assert sample.timeline.call_ids == ("0", "1", "2") and sample.timeline.policy_version == 5
     assert sample.reward == 1.0
 
 
 def test_a_call_between_others_may_be_left_out_alone() -> None:
-    turns = [call(str(i), range(2 * i + 1), [2 * i + 1], policy_version=v) for i, v in enumerate((7, 5, 7))]
+    turns = [
+        call(str(i), range(2 * i + 1), [2 * i + 1], policy_version=v)
+        for i, v in enumerate((7, 5, 7))
+    ]
     batch = build([episode("x", 1.0, turns), episode("y", 0.0)], policy_version=7, max_staleness=1)
     line = batch.samples[0].timeline
-    assert np.flatnonzero(line.loss_mask).tolist() == np.flatnonzero(line.logprobs).tolist() == [1, 5]
+    assert (
+        np.flatnonzero(line.loss_mask).tolist() == np.flatnonzero(line.logprobs).tolist() == [1, 5]
+    )
     assert [span.call_id for span in line.spans] == ["0", "2"] and line.policy_version == 7
 
 
@@ -186,7 +216,12 @@ def test_a_failure_may_be_given_a_value_but_never_an_infrastructure_fault() -> N
         normalize_std=False,
     )
     assert advantages(batch) == pytest.approx({"good": 4 / 3, "own": -2 / 3, "long": -2 / 3})
-    assert outcomes(batch)["engine.0"] == outcomes(batch)["unjudged.0"] == outcomes(batch)["slow.0"] == {"failed": 2}
+    assert (
+        outcomes(batch)["engine.0"]
+        == outcomes(batch)["unjudged.0"]
+        == outcomes(batch)["slow.0"]
+        == {"failed": 2}
+    )
     assert batch.metrics["train/reward"] == pytest.approx(-1 / 3)
 
 
@@ -197,9 +232,17 @@ def test_an_episode_that_failed_before_its_first_call_still_counts() -> None:
 
 
 def test_metrics_of_a_merged_batch() -> None:
-    turns = [call("a", [1, 2], [3]), call("b", [1, 2, 3, 4], [5]), call("c", [1, 2, 3, 4, 5, 6], [7])]
+    turns = [
+        call("a", [1, 2], [3]),
+        call("b", [1, 2, 3, 4], [5]),
+        call("c", [1, 2, 3, 4, 5, 6], [7]),
+    ]
     metrics = build([episode("x", 1.0, turns), episode("y", 0.0, split="train")]).metrics
-    assert metrics["train/reward"] == 0.5 and metrics["train/episodes"] == 2 and metrics["train/timelines"] == 2
+    assert (
+        metrics["train/reward"] == 0.5
+        and metrics["train/episodes"] == 2
+        and metrics["train/timelines"] == 2
+    )
     assert metrics["train/tokens_trained"] == 5 and metrics["train/tokens_sampled"] == 5
     assert metrics["train/merge_ratio"] == pytest.approx((3 + 5 + 7 + 4) / (7 + 4))
     assert build([]).metrics == {} and build([episode("v", 1.0, split="val")]).metrics == {}
@@ -214,7 +257,9 @@ def test_balance_says_what_does_not_add_up() -> None:
     calls = [call("a", [1], [2, 3]), call("b", [1], [2]), call("free", [1], [2], trainable=False)]
 
     def row(call_id: str, tokens: int, outcome: Any = "trained") -> LedgerEntry:
-        return LedgerEntry(run_id="r", step=0, episode_id="e", call_id=call_id, outcome=outcome, tokens=tokens)
+        return LedgerEntry(
+            run_id="r", step=0, episode_id="e", call_id=call_id, outcome=outcome, tokens=tokens
+        )
 
     assert balance([row("a", 1), row("a", 1, "truncated"), row("b", 1)], calls) == []
     found = balance([row("a", 1), row("a", 2), row("ghost", 1)], calls)
@@ -223,12 +268,15 @@ def test_balance_says_what_does_not_add_up() -> None:
     assert any("3 in the ledger" in f for f in found) and any(
         f.startswith("call b: 1 tokens sampled, none") for f in found
     )
-    assert balance([row("a", 3), row("a", -1, "stale"), row("b", 1)], calls) == ["call a: -1 tokens stale"]
+    assert balance([row("a", 3), row("a", -1, "stale"), row("b", 1)], calls) == [
+        "call a: -1 tokens stale"
+    ]
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Episode]:
-    """Groups of episodes of a few agents with drift, branches, failures and whatever else leaves tokens out."""
+    """Groups of episodes of a few agents with drift, branches, failures and whatever else leaves
+    tokens out."""
     rng = random.Random(draw(st.integers(0, 2**32 - 1)))
     return [_episode(rng, f"e{i}") for i in range(draw(st.integers(0, 10)))]
 
@@ -280,9 +328,17 @@ def _episode(rng: random.Random, name: str) -> Episode:
     st.sampled_from([None, -1.0]),
 )
 def test_every_sampled_token_is_trained_once_or_listed_with_a_reason(
-    episodes: list[Episode], estimator: Any, max_tokens: int | None, stale: int | None, failure: float | None
+    episodes: list[Episode],
+    estimator: Any,
+    max_tokens: int | None,
+    stale: int | None,
+    failure: float | None,
 ) -> None:
-    options: dict[str, Any] = {"estimator": estimator, "max_tokens": max_tokens, "failure_reward": failure}
+    options: dict[str, Any] = {
+        "estimator": estimator,
+        "max_tokens": max_tokens,
+        "failure_reward": failure,
+    }
     batch = build(episodes, policy_version=7, max_staleness=stale, **options)
     calls = {c.call_id: c for e in episodes for c in e.calls}
     assert balance(batch.ledger, calls.values()) == []
@@ -290,23 +346,36 @@ def test_every_sampled_token_is_trained_once_or_listed_with_a_reason(
     for sample in batch.samples:
         line = sample.timeline
         assert max_tokens is None or len(line.token_ids) <= max_tokens
-        assert len(sample.advantages) == len(line.token_ids) == len(line.loss_mask) == len(line.logprobs)
+        assert (
+            len(sample.advantages)
+            == len(line.token_ids)
+            == len(line.loss_mask)
+            == len(line.logprobs)
+        )
         assert not line.logprobs[~line.loss_mask].any()
         assert not sample.advantages[~line.loss_mask].any() and np.isfinite(sample.advantages).all()
         assert line.loss_mask.sum() == sum(s.end - s.start for s in line.spans)
         for span in line.spans:
             c = calls[span.call_id]
             assert np.array_equal(line.token_ids[: span.start], c.prompt_ids)  # type: ignore[arg-type]
-            assert np.array_equal(line.token_ids[span.start : span.end], c.output_ids[: span.end - span.start])  # type: ignore[index]
-            assert np.array_equal(line.logprobs[span.start : span.end], c.logprobs[: span.end - span.start])  # type: ignore[index]
+            assert np.array_equal(
+                line.token_ids[span.start : span.end], c.output_ids[: span.end - span.start]
+            )  # type: ignore[index]
+            assert np.array_equal(
+                line.logprobs[span.start : span.end], c.logprobs[: span.end - span.start]
+            )  # type: ignore[index]
             assert len(set(sample.advantages[span.start : span.end].tolist())) == 1
             assert span.call_id not in trained
             trained[span.call_id] += span.end - span.start
             assert c.trainable and c.phase == "rollout" and c.error is None
-    listed = {row.call_id: row.tokens for row in batch.ledger if row.outcome == "trained" and row.tokens}
+    listed = {
+        row.call_id: row.tokens for row in batch.ledger if row.outcome == "trained" and row.tokens
+    }
     assert listed == dict(trained)
     metrics = batch.metrics
-    assert all(math.isfinite(v) for v in metrics.values()) and "train/tokens_evaluation" not in metrics
+    assert (
+        all(math.isfinite(v) for v in metrics.values()) and "train/tokens_evaluation" not in metrics
+    )
     causes = sum(n for name, n in metrics.items() if name.startswith("train/splits_"))
     assert causes == metrics.get("train/splits", 0)
 
@@ -319,11 +388,16 @@ def test_the_better_attempt_has_the_greater_advantage_however_near_they_are(esti
 
 @given(batches(), st.sampled_from(["grpo", "rloo"]))
 def test_a_groups_advantages_add_up_to_nothing(episodes: list[Episode], estimator: Any) -> None:
-    """Each episode's mean advantage, over the calls of one agent: a baseline takes nothing in and gives nothing out."""
-    sound = [e.model_copy(update={"split": "train", "status": "succeeded"}) for e in episodes if e.calls]
+    """Each episode's mean advantage, over the calls of one agent: a baseline takes nothing in and
+    gives nothing out."""
+    sound = [
+        e.model_copy(update={"split": "train", "status": "succeeded"}) for e in episodes if e.calls
+    ]
     sound = [e.model_copy(update={"calls": tuple(_plain(c) for c in e.calls)}) for e in sound]
     batch = build(sound, estimator=estimator)
-    by_call = {s.call_id: float(x.advantages[s.start]) for x in batch.samples for s in x.timeline.spans}
+    by_call = {
+        s.call_id: float(x.advantages[s.start]) for x in batch.samples for s in x.timeline.spans
+    }
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for e in sound:
         agents = defaultdict(list)
@@ -366,7 +440,9 @@ def test_an_attempt_counts_the_same_whether_it_made_calls_or_not(estimator: Any)
 
 def _by_call(batch: Batch) -> dict[str, float]:
     return {
-        span.call_id: float(sample.advantages[span.start]) for sample in batch.samples for span in sample.timeline.spans
+        span.call_id: float(sample.advantages[span.start])
+        for sample in batch.samples
+        for span in sample.timeline.spans
     }
 
 
@@ -374,26 +450,39 @@ def _by_call(batch: Batch) -> dict[str, float]:
 def test_a_reward_for_a_turn_reaches_that_turns_tokens_and_one_for_an_agent_that_agents(
     episodes: list[Episode], data: st.DataObject
 ) -> None:
-    """Between calls of one agent and group, advantages differ as their values do; no other agent's change at all."""
+    """Between calls of one agent and group, advantages differ as their values do; no other agent's
+    change at all."""
     before = _by_call(build(episodes, normalize_std=False))
     named = [(e, c) for e in episodes for c in e.calls if c.call_id in before]
     if not named:
         return
     chosen, turn = data.draw(st.sampled_from(named))
     whole = data.draw(st.booleans())
-    extra = Reward(value=0.25, agent=turn.agent) if whole else Reward(value=0.25, call_id=turn.call_id)
+    extra = (
+        Reward(value=0.25, agent=turn.agent) if whole else Reward(value=0.25, call_id=turn.call_id)
+    )
     more = [
-        e.model_copy(update={"rewards": (*e.rewards, extra)}) if e.episode_id == chosen.episode_id else e
+        (
+            e.model_copy(update={"rewards": (*e.rewards, extra)})
+            if e.episode_id == chosen.episode_id
+            else e
+        )
         for e in episodes
     ]
     after = _by_call(build(more, normalize_std=False))
     for episode_, one in named:
-        if one.call_id not in after or one.agent != turn.agent or episode_.group_id != chosen.group_id:
+        if (
+            one.call_id not in after
+            or one.agent != turn.agent
+            or episode_.group_id != chosen.group_id
+        ):
             assert one.agent == turn.agent or after.get(one.call_id) == before[one.call_id]
             continue
         reached = episode_.episode_id == chosen.episode_id if whole else one.call_id == turn.call_id
         gained = 0.25 * (int(reached) - 1)  # beside the turn that it names
-        change = (after[one.call_id] - after[turn.call_id]) - (before[one.call_id] - before[turn.call_id])
+        change = (after[one.call_id] - after[turn.call_id]) - (
+            before[one.call_id] - before[turn.call_id]
+        )
         assert change == pytest.approx(gained, abs=1e-6)
 
 
@@ -415,7 +504,11 @@ def test_overlong_replies_are_left_out_and_count_in_the_baseline() -> None:
     plain, filtered = build(group), build(group, overlong_filtering=True)
     assert set(advantages(plain)) == {"a", "b", "c"}
     assert advantages(filtered) == {name: advantages(plain)[name] for name in ("a", "c")}
-    assert outcomes(filtered) == {"a.0": {"trained": 2}, "b.0": {"overlong": 2}, "c.0": {"trained": 2}}
+    assert outcomes(filtered) == {
+        "a.0": {"trained": 2},
+        "b.0": {"overlong": 2},
+        "c.0": {"trained": 2},
+    }
     assert balance(filtered.ledger, [call for each in group for call in each.calls]) == []
     assert filtered.metrics["train/tokens_overlong"] == 2
     assert filtered.metrics["train/reward"] == plain.metrics["train/reward"] == 0.5
@@ -425,7 +518,9 @@ def test_an_agent_that_ends_overlong_is_left_out_and_one_that_recovers_is_not() 
     group = [
         with_ends("ended", 1.0, ("x", "stop"), ("x", "length"), ("y", "stop")),
         with_ends("recovered", 0.0, ("x", "length"), ("x", "stop"), ("y", "tool_calls")),
-        with_ends("overflowed", 0.5, ("x", "stop"), status="failed", cause="ContextOverflow", rewards=[]),
+        with_ends(
+            "overflowed", 0.5, ("x", "stop"), status="failed", cause="ContextOverflow", rewards=[]
+        ),
     ]
     batch = build(group, overlong_filtering=True, failure_reward=-1.0)
     left_out = {name for name, of in outcomes(batch).items() if "overlong" in of}
@@ -435,8 +530,13 @@ def test_an_agent_that_ends_overlong_is_left_out_and_one_that_recovers_is_not() 
 
 def test_other_reasons_go_before_overlong() -> None:
     same = [with_ends(name, 1.0, ("x", "length")) for name in "ab"]
-    assert {tuple(of) for of in outcomes(build(same, overlong_filtering=True)).values()} == {("zero_advantage",)}
+    assert {tuple(of) for of in outcomes(build(same, overlong_filtering=True)).values()} == {
+        ("zero_advantage",)
+    }
     validation = [with_ends("v", 1.0, ("x", "length"), split="val")]
     assert outcomes(build(validation, overlong_filtering=True))["v.0"] == {"evaluation": 2}
-    batch = build([with_ends("a", 1.0, ("x", "length")), with_ends("b", 0.0, ("x", "length"))], overlong_filtering=True)
+    batch = build(
+        [with_ends("a", 1.0, ("x", "length")), with_ends("b", 0.0, ("x", "length"))],
+        overlong_filtering=True,
+    )
     assert batch.samples == () and {tuple(of) for of in outcomes(batch).values()} == {("overlong",)}

@@ -1,4 +1,5 @@
-"""REINFORCE++: each token's return against all tokens of the batch, whatever task they belong to."""
+"""REINFORCE++: each token's return against all tokens of the batch, whatever task they belong
+to."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def call(call_id: str, length: int, **more: Any) -> Call:
 
 def episode(name: str, value: float, lengths: Sequence[int] = (1,), **more: Any) -> Episode:
     """One group of its own, as with `num_repeat: 1`."""
-    calls = more.pop("calls", None) or [call(f"{name}.{i}", length) for i, length in enumerate(lengths)]
+    calls = more.pop("calls", None) or [
+        call(f"{name}.{i}", length) for i, length in enumerate(lengths)
+    ]
     rewards = more.pop("rewards", [Reward(value=value)])
     given = {"group_id": name, "run_id": "r", "step": 3, **more}
     return Episode(episode_id=name, calls=tuple(calls), rewards=rewards, **given)
@@ -33,11 +36,15 @@ def plus_plus(episodes: Sequence[Episode], **options: Any) -> Batch:
 
 
 def of_calls(batch: Batch) -> dict[str, float]:
-    return {s.call_id: float(x.advantages[s.start]) for x in batch.samples for s in x.timeline.spans}
+    return {
+        s.call_id: float(x.advantages[s.start]) for x in batch.samples for s in x.timeline.spans
+    }
 
 
 def of_tokens(batch: Batch) -> np.ndarray[Any, Any]:
-    return np.concatenate([s.advantages[s.timeline.loss_mask] for s in batch.samples]).astype(np.float64)
+    return np.concatenate([s.advantages[s.timeline.loss_mask] for s in batch.samples]).astype(
+        np.float64
+    )
 
 
 def test_by_hand() -> None:
@@ -57,16 +64,23 @@ def test_it_is_verls_and_trinitys_formula() -> None:
 
 
 _VALUED = st.lists(
-    st.tuples(st.floats(-3, 3).map(lambda x: round(x, 2)), st.lists(st.integers(1, 9), min_size=1, max_size=3)),
+    st.tuples(
+        st.floats(-3, 3).map(lambda x: round(x, 2)),
+        st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    ),
     min_size=2,
     max_size=8,
 )
 
 
 @given(_VALUED, st.booleans())
-def test_tokens_have_mean_nothing_and_variance_one(valued: list[tuple[float, list[int]]], std: bool) -> None:
+def test_tokens_have_mean_nothing_and_variance_one(
+    valued: list[tuple[float, list[int]]], std: bool
+) -> None:
     assume(len({value for value, _ in valued}) > 1)
-    batch = plus_plus([episode(str(i), v, lengths) for i, (v, lengths) in enumerate(valued)], normalize_std=std)
+    batch = plus_plus(
+        [episode(str(i), v, lengths) for i, (v, lengths) in enumerate(valued)], normalize_std=std
+    )
     tokens = of_tokens(batch)
     assert len(tokens) == sum(sum(lengths) for _, lengths in valued)
     assert tokens.mean() == pytest.approx(0.0, abs=1e-4)
@@ -79,7 +93,9 @@ def test_neither_scale_nor_shift_of_the_reward_matters(
 ) -> None:
     assume(len({value for value, _ in valued}) > 1)
     plain = plus_plus([episode(str(i), v, lengths) for i, (v, lengths) in enumerate(valued)])
-    moved = plus_plus([episode(str(i), scale * v + shift, lengths) for i, (v, lengths) in enumerate(valued)])
+    moved = plus_plus(
+        [episode(str(i), scale * v + shift, lengths) for i, (v, lengths) in enumerate(valued)]
+    )
     assert of_calls(moved) == pytest.approx(of_calls(plain), rel=1e-2, abs=1e-3)
 
 
@@ -113,5 +129,8 @@ def test_what_is_too_old_counts_in_the_mean_and_is_not_trained() -> None:
     old = episode("old", 0.0, calls=[call("old.0", 1, policy_version=1)])
     batch = plus_plus([episode("new", 1.0, [3]), old], policy_version=7, max_staleness=1)
     assert of_calls(batch) == pytest.approx({"new.0": 0.5}, rel=1e-4)
-    assert {row.call_id: row.outcome for row in batch.ledger} == {"new.0": "trained", "old.0": "stale"}
+    assert {row.call_id: row.outcome for row in batch.ledger} == {
+        "new.0": "trained",
+        "old.0": "stale",
+    }
     assert balance(batch.ledger, [c for e in (old,) for c in e.calls] + [call("new.0", 3)]) == []

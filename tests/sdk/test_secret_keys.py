@@ -1,4 +1,5 @@
-"""No text under a key that names a secret reaches a file, at whatever depth; and the files are their owner's."""
+"""No text under a key that names a secret reaches a file, at whatever depth; and the files are
+their owner's."""
 
 from __future__ import annotations
 
@@ -40,8 +41,12 @@ HARMLESS = [
 
 
 def inside(depth: int) -> st.SearchStrategy[Any]:
-    leaf = st.sampled_from(NAMES).flatmap(lambda name: st.sampled_from([{name: SECRET}, {name: [SECRET, [SECRET]]}]))
-    return st.recursive(leaf, lambda below: st.lists(below) | st.dictionaries(st.text(), below), max_leaves=depth)
+    leaf = st.sampled_from(NAMES).flatmap(
+        lambda name: st.sampled_from([{name: SECRET}, {name: [SECRET, [SECRET]]}])
+    )
+    return st.recursive(
+        leaf, lambda below: st.lists(below) | st.dictionaries(st.text(), below), max_leaves=depth
+    )
 
 
 @given(value=inside(8))
@@ -57,7 +62,11 @@ def test_what_only_sounds_like_one_stays(name: str) -> None:
 
 def test_the_tokens_of_a_reply_and_the_schema_of_a_password_stay() -> None:
     reply = {
-        "logprobs": {"content": [{"token": "7", "logprob": -0.5, "top_logprobs": [{"token": "8", "logprob": -1}]}]}
+        "logprobs": {
+            "content": [
+                {"token": "7", "logprob": -0.5, "top_logprobs": [{"token": "8", "logprob": -1}]}
+            ]
+        }
     }
     schema = {"properties": {"password": {"type": "string", "description": "of the account"}}}
     assert masked([reply, schema], "***") == [reply, schema]
@@ -82,22 +91,37 @@ def test_a_run_keeps_secrets_out_of_its_files_and_the_files_to_their_owner(
     place = tmp_path / "runs" / "one"
     config = load_config(
         values={
-            "ajet": {"experiment_dir": str(place), "model": {"scripted": f"{tmp_path}/replies.py->reply"}},
+            "ajet": {
+                "experiment_dir": str(place),
+                "model": {"scripted": f"{tmp_path}/replies.py->reply"},
+            },
             "service": {"nested": [{"token": SECRET}]},
         }
     )
     seen = []
     task = {"question": "q", "token": SECRET, "login": {"user": "me", "password": SECRET}}
     report = run(
-        config, workflow=leaky, judge=ajet.judge(lambda output: 1.0), tasks=[task],
-        on_episode=lambda _: seen.extend((p, stat.S_IMODE(p.stat().st_mode)) for p in place.rglob("*") if p.is_file()),
-    )  # fmt: skip
-    assert report.reward == 1.0 and report.tasks[0].task.metadata["token"] == SECRET, "the agent has it"
+        config,
+        workflow=leaky,
+        judge=ajet.judge(lambda output: 1.0),
+        tasks=[task],
+        on_episode=lambda _: seen.extend(
+            (p, stat.S_IMODE(p.stat().st_mode)) for p in place.rglob("*") if p.is_file()
+        ),
+    )
+    assert report.reward == 1.0 and report.tasks[0].task.metadata["token"] == SECRET, (
+        "the agent has it"
+    )
     trace = open_trace(place)
-    stored = [trace.query(f"SELECT * FROM {table}").to_pylist() for table in ("runs", "episodes", "calls", "rewards")]
+    stored = [
+        trace.query(f"SELECT * FROM {table}").to_pylist()
+        for table in ("runs", "episodes", "calls", "rewards")
+    ]
     assert SECRET not in str(stored) + (place / "config.yaml").read_text()
     assert "***" in str(yaml.safe_load((place / "config.yaml").read_text())["service"])
     after = [(p, stat.S_IMODE(p.stat().st_mode)) for p in place.rglob("*") if p.is_file()]
     assert {p.name for p, _ in seen} >= {"trace.duckdb", "config.yaml", "gateway.json"}
     assert {(p.name, oct(mode)) for p, mode in seen + after if mode != 0o600} == set()
-    assert {oct(stat.S_IMODE(p.stat().st_mode)) for p in [place, *place.iterdir()] if p.is_dir()} == {"0o700"}
+    assert {
+        oct(stat.S_IMODE(p.stat().st_mode)) for p in [place, *place.iterdir()] if p.is_dir()
+    } == {"0o700"}

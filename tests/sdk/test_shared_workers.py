@@ -1,4 +1,5 @@
-"""Calls from threads, tasks and pools that several episodes use: each is its own episode's, or refused."""
+"""Calls from threads, tasks and pools that several episodes use: each is its own episode's, or
+refused."""
 
 from __future__ import annotations
 
@@ -46,14 +47,19 @@ async def post_async(text: str) -> str:
 
 
 def run_attempts(agent: Any, count: int = 6, **rollout: Any) -> list[Episode]:
-    """Attempts that run at once, each with a task of its own, against an engine that repeats what it is asked."""
-    config = Config.model_validate({"rollout": {"max_env_worker": count, "max_retries": 0, **rollout}})
+    """Attempts that run at once, each with a task of its own, against an engine that repeats what
+    it is asked."""
+    config = Config.model_validate(
+        {"rollout": {"max_env_worker": count, "max_retries": 0, **rollout}}
+    )
     engine = ScriptedEngine(lambda ask: ask.body["messages"][0]["content"])
 
     async def run() -> list[Episode]:
         attempts = [Attempt(Task(main_query=f"task {number}")) for number in range(count)]
         with Gateway() as gateway:
-            return await run_batch(ajet.workflow(agent), None, attempts, engine=engine, gateway=gateway, config=config)
+            return await run_batch(
+                ajet.workflow(agent), None, attempts, engine=engine, gateway=gateway, config=config
+            )
 
     return asyncio.run(run())
 
@@ -66,7 +72,8 @@ def assert_own_calls(episodes: list[Episode], calls: int) -> None:
 
 
 class Worker:
-    """A thread behind a queue that begins with its first job, as batchers and rate limiters have."""
+    """A thread behind a queue that begins with its first job, as batchers and rate limiters
+    have."""
 
     def __init__(self, jobs: Any) -> None:
         self.jobs = jobs
@@ -239,10 +246,14 @@ def test_a_slower_attempt_that_is_left_behind_fails_nobody() -> None:
     episodes = run_attempts(agent)
     assert [episode.status for episode in episodes] == ["succeeded"] * 6
     for episode in episodes:
-        assert {call.request["messages"][0]["content"] for call in episode.calls} == {episode.task.main_query}
+        assert {call.request["messages"][0]["content"] for call in episode.calls} == {
+            episode.task.main_query
+        }
 
 
-@pytest.mark.parametrize("method", ["apply", "map", "starmap", "imap", "imap_unordered", "map_async"])
+@pytest.mark.parametrize(
+    "method", ["apply", "map", "starmap", "imap", "imap_unordered", "map_async"]
+)
 def test_a_pool_of_threads_serves_each_episode_as_its_own(method: str) -> None:
     pools = list[multiprocessing.pool.ThreadPool]()
     lock = threading.Lock()
@@ -297,7 +308,9 @@ class AsyncWorker:
             text, future = await self.jobs.get()
             try:
                 asked = post_async(text)
-                future.set_result(await (asyncio.create_task(asked) if self.in_task_of_its_own else asked))
+                future.set_result(
+                    await (asyncio.create_task(asked) if self.in_task_of_its_own else asked)
+                )
             except Exception as error:  # noqa: BLE001
                 future.set_exception(error)
 
@@ -334,7 +347,8 @@ def test_tasks_of_an_episode_are_its_own() -> None:
 
 
 def ask_for_each(jobs: Any, replies: Any, url: str | None) -> None:
-    """A process that answers the jobs of a queue by the policy; `url` None: at the address of its environment."""
+    """A process that answers the jobs of a queue by the policy; `url` None: at the address of its
+    environment."""
     url = url or f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
     headers = {"authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}"}
     while (text := jobs.get()) is not None:
@@ -343,7 +357,9 @@ def ask_for_each(jobs: Any, replies: Any, url: str | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "url"), [("fork", URL), ("forkserver", None)])
-def test_a_worker_process_that_an_episode_started_serves_no_other(method: str, url: str | None) -> None:
+def test_a_worker_process_that_an_episode_started_serves_no_other(
+    method: str, url: str | None
+) -> None:
     context: Any = multiprocessing.get_context(method)
     jobs, replies = context.Queue(), context.Queue()
     lock, workers = threading.Lock(), list[Any]()
@@ -351,7 +367,9 @@ def test_a_worker_process_that_an_episode_started_serves_no_other(method: str, u
     def agent(task: str) -> ajet.Reward:
         with lock:
             if not workers:
-                workers.append(context.Process(target=ask_for_each, args=(jobs, replies, url), daemon=True))
+                workers.append(
+                    context.Process(target=ask_for_each, args=(jobs, replies, url), daemon=True)
+                )
                 workers[0].start()
             jobs.put(task)
             replies.get(timeout=FOREVER)

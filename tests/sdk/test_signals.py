@@ -52,12 +52,15 @@ def length(output: str) -> float:
 def training(
     directory: Path, model: Path, *, ends: bool = True, background: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """`ajet train` in its second step, whose episodes end when they are cancelled, or block its event loop then.
+    """`ajet train` in its second step, whose episodes end when they are cancelled, or block its
+    event loop then.
 
     In the background of a shell it starts with Ctrl-C ignored.
     """
     (directory / "agent.py").write_text(AGENT)
-    (directory / "tasks.jsonl").write_text(json.dumps({"question": "Say yes.", "ends": ends}) + "\n")
+    (directory / "tasks.jsonl").write_text(
+        json.dumps({"question": "Say yes.", "ends": ends}) + "\n"
+    )
     command = [
         sys.executable, "-m", "ajet", "train", "agent.py:talk", "--judge", "agent.py:length", "--tasks", "tasks.jsonl",
         "--model", str(model), "ajet.experiment_dir=run", "ajet.trainer_common.total_steps=3",
@@ -67,9 +70,12 @@ def training(
     shell = f"trap '' INT; exec {subprocess.list2cmdline(command)}" if background else ""
     child = subprocess.Popen(
         ["sh", "-c", shell] if background else command,
-        cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     with child:
         try:
             assert child.stdout is not None
@@ -80,7 +86,9 @@ def training(
             child.kill()
 
 
-def assert_ended_in_order(directory: Path, child: subprocess.Popen[str], number: signal.Signals) -> None:
+def assert_ended_in_order(
+    directory: Path, child: subprocess.Popen[str], number: signal.Signals
+) -> None:
     out, errors = child.communicate(timeout=300)
     assert child.returncode == 128 + number, errors
     assert "stopped after step 1; continue with --resume" in out
@@ -92,7 +100,8 @@ def assert_ended_in_order(directory: Path, child: subprocess.Popen[str], number:
 
 
 def stored_runs(directory: Path) -> list[tuple[str, str, bool]]:
-    """Status, error and whether it has ended, as the file has it: a reader of ours takes no dead run for running."""
+    """Status, error and whether it has ended, as the file has it: a reader of ours takes no dead
+    run for running."""
     with duckdb.connect(str(directory / "run" / "trace.duckdb"), read_only=True) as file:
         return file.execute("SELECT status, error, ended_at IS NOT NULL FROM runs").fetchall()
 
@@ -115,7 +124,9 @@ def test_ctrl_c_ends_a_training_in_order(tmp_path: Path, tiny_model: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_the_process_at_once(tmp_path: Path, tiny_model: Path, number: signal.Signals) -> None:
+def test_a_second_signal_ends_the_process_at_once(
+    tmp_path: Path, tiny_model: Path, number: signal.Signals
+) -> None:
     """And the run is not left as running: the first signal marked it."""
 
     def is_marked() -> bool:

@@ -24,7 +24,11 @@ HI, SO, YES = user("hi"), user("so"), reply("yes")
     [
         (reply("yes", reasoning_content="hm"), YES, "think_stripped"),
         (reply("<think>hm</think>\nyes \n"), reply(" yes"), "think_stripped"),
-        (reply("yes", reasoning_content="hm"), reply("yes", reasoning_content="oh"), "history_edited"),
+        (
+            reply("yes", reasoning_content="hm"),
+            reply("yes", reasoning_content="oh"),
+            "history_edited",
+        ),
         (reply("yes", reasoning_content="hm"), reply("no"), "history_edited"),
         (reply("yes ", reasoning_content="hm"), YES, "history_edited"),
         (reply("yes"), reply(""), "history_edited"),
@@ -52,10 +56,18 @@ def test_a_history_that_became_no_longer_was_shortened(now: list[Message], cause
 def test_what_is_not_at_hand_is_not_told() -> None:
     texts = Texts("hi;yes", "hi;no", 3)
     one, other = {"tools": ["a"]}, {"tools": ["b"]}
-    assert explain(Side(), Side())[0] == explain(Side(), Side([HI]))[0] == explain(Side([HI]), Side())[0] == "unknown"
+    assert (
+        explain(Side(), Side())[0]
+        == explain(Side(), Side([HI]))[0]
+        == explain(Side([HI]), Side())[0]
+        == "unknown"
+    )
     assert explain(Side(), Side(), texts)[0] == "unknown"
     assert explain(Side([HI], reply=YES), Side([HI, YES, SO]), texts)[0] == "template_rewrites"
-    tones = [Side([HI], options={"a": 1, "b": 2}, reply=YES), Side([HI, YES, SO], options={"b": 2, "a": 1})]
+    tones = [
+        Side([HI], options={"a": 1, "b": 2}, reply=YES),
+        Side([HI, YES, SO], options={"b": 2, "a": 1}),
+    ]
     assert explain(*tones, texts)[0] == "template_rewrites"
     assert explain(Side(**one), Side(**other))[0] == "tools_changed"  # type: ignore[arg-type]
     assert explain(Side([HI], reply=YES, **one), Side([HI, YES], **other))[0] == "tools_changed"  # type: ignore[arg-type]
@@ -90,53 +102,131 @@ BOTH = reply("yes", tool_calls=[*named("calc"), *named("find")])
         ("hi;", "yes<calc/><find/>", "/>", "hi;yes[calc];so;", BOTH, [], "template_rewrites"),
         ("hi;", "yes<find/>", "/>", "hi;ye[calc];so;", CALLED, [], "template_rewrites"),
         (
-            "hi;", "<think>yes</think>yes<find/>", "/>", "hi;<think>yes</think>no[calc];so;", CALLED, [],
+            "hi;",
+            "<think>yes</think>yes<find/>",
+            "/>",
+            "hi;<think>yes</think>no[calc];so;",
+            CALLED,
+            [],
             "tool_call_reserialised",
         ),
-        ("hi;", "<think>yes</think>yes<find/>", "/>", "hi;<think>yes, but</think>yes[calc];", CALLED, [], "several"),
-        ("hi;", "<think>a</think><think>yes</think>yes<find/>", "/>",
-         "hi;<think>a</think><think>yes, but</think>yes[calc]", CALLED, [], "several"),
+        (
+            "hi;",
+            "<think>yes</think>yes<find/>",
+            "/>",
+            "hi;<think>yes, but</think>yes[calc];",
+            CALLED,
+            [],
+            "several",
+        ),
+        (
+            "hi;",
+            "<think>a</think><think>yes</think>yes<find/>",
+            "/>",
+            "hi;<think>a</think><think>yes, but</think>yes[calc]",
+            CALLED,
+            [],
+            "several",
+        ),
         # reasoning
-        ("hi;", "<think>hm</think>yes<calc/>", "/>", "hi;yes<calc/>;so;", CALLED, [], "think_stripped"),
+        (
+            "hi;",
+            "<think>hm</think>yes<calc/>",
+            "/>",
+            "hi;yes<calc/>;so;",
+            CALLED,
+            [],
+            "think_stripped",
+        ),
         ("hi;", "<think>hm</think>yes<end>", "<end>", "hi;yes;so;", YES, [], "several"),
-        ("hi;", "(well I wonder) yes, the fox", "x", "hi; yes, the fox;", reply("yes", reasoning_content="wonder"), [],
-         "think_stripped"),
-        ("hi;", "(well I wonder) yes, the fox", "x", "hi; yes, the fox;", reply("yes", reasoning_content="hm"), [],
-         "template_rewrites"),
+        (
+            "hi;",
+            "(well I wonder) yes, the fox",
+            "x",
+            "hi; yes, the fox;",
+            reply("yes", reasoning_content="wonder"),
+            [],
+            "think_stripped",
+        ),
+        (
+            "hi;",
+            "(well I wonder) yes, the fox",
+            "x",
+            "hi; yes, the fox;",
+            reply("yes", reasoning_content="hm"),
+            [],
+            "template_rewrites",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_two_texts_show(
-    prompt: str, sampled: str, last: str, now: str, said: Message | None, stop: Sequence[str], cause: str
+    prompt: str,
+    sampled: str,
+    last: str,
+    now: str,
+    said: Message | None,
+    stop: Sequence[str],
+    cause: str,
 ) -> None:
     texts = Texts(prompt + sampled, now, len(prompt), last)
-    old, new = (Side(stop=stop), Side()) if said is None else (Side([HI], reply=said, stop=stop), Side([HI, said, SO]))
+    old, new = (
+        (Side(stop=stop), Side())
+        if said is None
+        else (Side([HI], reply=said, stop=stop), Side([HI, said, SO]))
+    )
     assert explain(old, new, texts)[0] == cause
     long = "The quick brown fox jumps over the lazy dog. " * 9
-    assert explain(old, new, Texts(long + texts.old, long + now, len(long + prompt), last))[0] == cause
+    assert (
+        explain(old, new, Texts(long + texts.old, long + now, len(long + prompt), last))[0] == cause
+    )
 
 
-SHOWS_ALL = "{{ tools | tojson if tools }}{{ tone }}|{% for m in messages %}{{ m.content }};{% endfor %}"
+SHOWS_ALL = (
+    "{{ tools | tojson if tools }}{{ tone }}|{% for m in messages %}{{ m.content }};{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
     ("first", "now", "old", "new", "causes"),
     [
-        ([user("be kind"), HI], [user("be kind"), HI, YES, SO], {"tools": [{"a": 1, "b": 2}]},
-         {"tools": [{"b": 2, "a": 1}]}, "tools_changed"),
-        ([HI], [user("hello"), YES, SO], {"options": {"tone": "dry"}}, {"options": {"tone": "wry"}},
-         "several: options_changed, history_edited"),
-        ([{"role": "system", "content": "kind"}, HI], [{"role": "system", "content": "brief"}, user("hello"), YES, SO],
-         {}, {}, "several: system_changed, history_edited"),
+        (
+            [user("be kind"), HI],
+            [user("be kind"), HI, YES, SO],
+            {"tools": [{"a": 1, "b": 2}]},
+            {"tools": [{"b": 2, "a": 1}]},
+            "tools_changed",
+        ),
+        (
+            [HI],
+            [user("hello"), YES, SO],
+            {"options": {"tone": "dry"}},
+            {"options": {"tone": "wry"}},
+            "several: options_changed, history_edited",
+        ),
+        (
+            [{"role": "system", "content": "kind"}, HI],
+            [{"role": "system", "content": "brief"}, user("hello"), YES, SO],
+            {},
+            {},
+            "several: system_changed, history_edited",
+        ),
     ],
-)  # fmt: skip
+)
 def test_all_that_has_to_be_undone_is_named(
-    first: list[Message], now: list[Message], old: Any, new: Any, causes: str, tokenizer_of: Callable[..., Any]
+    first: list[Message],
+    now: list[Message],
+    old: Any,
+    new: Any,
+    causes: str,
+    tokenizer_of: Callable[..., Any],
 ) -> None:
     tok = tokenizer_of("byte_level", SHOWS_ALL)
     assert _rendered(tok, first, now, old, new, "yes;") == causes
 
 
-def test_a_change_and_the_end_of_the_reply_are_named_together(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_change_and_the_end_of_the_reply_are_named_together(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of("byte_level", SHOWS_ALL)
     system = [{"role": "system", "content": text} for text in ("kind", "brief")]
     causes = _rendered(tok, [system[0], HI], [system[1], HI, YES, SO], {}, {}, "yes<end>", "<end>")
@@ -144,7 +234,13 @@ def test_a_change_and_the_end_of_the_reply_are_named_together(tokenizer_of: Call
 
 
 def _rendered(
-    tok: Any, first: list[Message], now: list[Message], old: Any, new: Any, sampled: str, last: str = ""
+    tok: Any,
+    first: list[Message],
+    now: list[Message],
+    old: Any,
+    new: Any,
+    sampled: str,
+    last: str = "",
 ) -> str:
     """The cause, or the several, by a template that shows all."""
     template = ChatTemplate.of(tok.chat_template, {})
@@ -170,13 +266,23 @@ FOX = "the quick brown fox jumps over the lazy dog"
     [
         ("(hm, is that so) it is the sea", f"hi; {FOX};so; it is the sea;", "think_stripped"),
         ("(hm, is that so) no", f"hi; {FOX};so; no;", "think_stripped"),
-        ("(so it is, is that so) it is the sea", f"hi; {FOX};so; it is the sea;", "think_stripped"),  # begins alike
-        ("(hm, is that so)no", f"hi; {FOX};so;no;", "template_rewrites"),  # too little to be found again
+        (
+            "(so it is, is that so) it is the sea",
+            f"hi; {FOX};so; it is the sea;",
+            "think_stripped",
+        ),  # begins alike
+        (
+            "(hm, is that so)no",
+            f"hi; {FOX};so;no;",
+            "template_rewrites",
+        ),  # too little to be found again
         ("(hm, is that so) it is the sea", f"hi; {FOX};so; no;", "template_rewrites"),
         ("(hm, who knows) it is the sea", f"hi; {FOX};so; it is the sea;", "template_rewrites"),
     ],
 )
-def test_reasoning_without_marks_is_gone_where_nothing_else_is(said: str, now: str, cause: str) -> None:
+def test_reasoning_without_marks_is_gone_where_nothing_else_is(
+    said: str, now: str, cause: str
+) -> None:
     messages = [HI, reply(FOX, reasoning_content="I wonder"), SO]
     replied = reply("it is the sea", reasoning_content="is that so")
     prompt = f"hi;(well, I wonder) {FOX};so;"
@@ -185,7 +291,11 @@ def test_reasoning_without_marks_is_gone_where_nothing_else_is(said: str, now: s
 
 
 def test_a_template_that_does_not_mark_where_reasoning_begins_has_no_blocks() -> None:
-    template = ChatTemplate.of("{% for m in messages %}{{ m.reasoning_content }}///{{ m.content }};{% endfor %}", {})
+    template = ChatTemplate.of(
+        "{% for m in messages %}{{ m.reasoning_content }}///{{ m.content }};{% endfor %}", {}
+    )
     assert template.reasoning == ("", "///")
     texts = Texts("///hi;///yes", "///hi;///no;", 6)
-    assert explain(Side([HI], reply=YES), Side([HI, YES, SO]), texts, template)[0] != "think_stripped"
+    assert (
+        explain(Side([HI], reply=YES), Side([HI, YES, SO]), texts, template)[0] != "think_stripped"
+    )

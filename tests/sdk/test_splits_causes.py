@@ -1,4 +1,5 @@
-"""A cause is stated where the calls would merge without it: whatever the template, whatever changed."""
+"""A cause is stated where the calls would merge without it: whatever the template, whatever
+changed."""
 
 from __future__ import annotations
 
@@ -31,34 +32,47 @@ CALLS = """\
 
 def shown(message: str, before: str = "", prompt: str = ASSISTANT) -> str:
     """A template of turns, with what stands before them."""
-    return f"{before}{{%- for m in messages %}}{TURN}{message}{{{{- '{END}\\n' }}}}{{% endfor %}}{prompt}"
+    return (
+        f"{before}{{%- for m in messages %}}{TURN}{message}{{{{- '{END}\\n' }}}}{{% endfor"
+        f" %}}{prompt}"
+    )
 
 
 KEEPS = shown("{%- if m.reasoning_content %}{{- '<think>\\n' + m.reasoning_content + '\\n</think>\\n' }}{% endif %}"
               "{{- m.content }}" + CALLS)  # fmt: skip
-OPENED = shown("{{- m.content }}" + CALLS, prompt=ASSISTANT.replace("assistant\\n", "assistant\\n<think>\\n"))
+OPENED = shown(
+    "{{- m.content }}" + CALLS, prompt=ASSISTANT.replace("assistant\\n", "assistant\\n<think>\\n")
+)
 """The prompt opens a block of reasoning that history never shows."""
 EMPTY_LAST = shown(
-    "{%- if loop.last and m.role == 'assistant' %}{{- '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n' }}"
-    "{% endif %}{{- m.content }}" + CALLS
+    "{%- if loop.last and m.role == 'assistant' %}{{- '<think>\\n' + (m.reasoning_content or '') +"
+    " '\\n</think>\\n' }}{% endif %}{{- m.content }}" + CALLS
 )
 """A block of reasoning, maybe an empty one, before the last message only."""
 CHANNELS = (
     "{%- for m in messages %}{%- if m.role == 'assistant' %}"
     "{%- if m.reasoning_content and loop.last %}"
     "{{- '<|im_start|>assistant/thinks/' + m.reasoning_content + '<|im_end|>' }}{% endif %}"
-    "{{- '<|im_start|>assistant/says/' + m.content }}" + CALLS + "{{- '<|im_end|>' }}"
-    "{%- else %}{{- '<|im_start|>' + m.role + '/says/' + m.content + '<|im_end|>' }}{% endif %}{% endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant' }}{% endif %}"
+    "{{- '<|im_start|>assistant/says/' + m.content }}"
+    + CALLS
+    + "{{- '<|im_end|>' }}{%- else %}{{- '<|im_start|>' + m.role + '/says/' + m.content +"
+    " '<|im_end|>' }}{% endif %}{% endfor %}{%- if add_generation_prompt %}{{-"
+    " '<|im_start|>assistant' }}{% endif %}"
 )
 """Reasoning and answer are turns of their own, and the earlier reasoning is not shown."""
 
 KEEPING = {"chatml": TEMPLATES["chatml"], "tools": TEMPLATES["tools"], "keeps": KEEPS}
-DROPPING = {"forgetful": TEMPLATES["forgetful"], "opened": OPENED, "empty_last": EMPTY_LAST, "channels": CHANNELS}
+DROPPING = {
+    "forgetful": TEMPLATES["forgetful"],
+    "opened": OPENED,
+    "empty_last": EMPTY_LAST,
+    "channels": CHANNELS,
+}
 
 
 class Talk:
-    """A conversation by an engine that samples what it is told to, and its calls as they are recorded."""
+    """A conversation by an engine that samples what it is told to, and its calls as they are
+    recorded."""
 
     def __init__(self, tok: Any) -> None:
         self.tok = tok
@@ -71,7 +85,8 @@ class Talk:
         self, messages: Sequence[Message], reply: Message, *, sampled: str = "", tools: Any = None,
         stop: str = "", **options: Any,
     ) -> Message:  # fmt: skip
-        """One call; what was sampled is the reply as the template writes it, or as given. The reply comes back."""
+        """One call; what was sampled is the reply as the template writes it, or as given. The reply
+        comes back."""
         number = len(self.calls)
         prompt = self.tokens.prompt(messages, tools, **options)
         text = sampled or self._spelt(messages, reply, prompt.text, tools, options)
@@ -84,7 +99,11 @@ class Talk:
             Call(
                 call_id=f"c{number}",
                 episode_id="e",
-                request={"messages": list(messages), "tools": tools, "chat_template_kwargs": options},
+                request={
+                    "messages": list(messages),
+                    "tools": tools,
+                    "chat_template_kwargs": options,
+                },
                 response={"choices": [{"message": reply}]},
                 prompt_ids=prompt.ids,  # type: ignore[arg-type]
                 output_ids=output,
@@ -96,7 +115,9 @@ class Talk:
         )
         return reply
 
-    def _spelt(self, messages: Sequence[Message], reply: Message, prompt: str, tools: Any, options: Any) -> str:
+    def _spelt(
+        self, messages: Sequence[Message], reply: Message, prompt: str, tools: Any, options: Any
+    ) -> str:
         formed = [self.template.form(m) for m in [*messages, reply]]
         whole = self.template.render(formed, tools, add_generation_prompt=False, **options)
         if whole.startswith(prompt):
@@ -116,7 +137,10 @@ class Talk:
 
 
 turns = st.lists(
-    st.tuples(st.sampled_from(["", "is that so", "three and four"]), st.sampled_from(["yes", "7", "the fox"])),
+    st.tuples(
+        st.sampled_from(["", "is that so", "three and four"]),
+        st.sampled_from(["yes", "7", "the fox"]),
+    ),
     min_size=1,
     max_size=5,
 )
@@ -137,11 +161,14 @@ def linear(tok: Any, said: Sequence[tuple[str, str]], stop: str = "") -> Talk:
 def test_a_linear_conversation_splits_only_where_the_template_drops_reasoning(
     said: list[tuple[str, str]], name: str, tokenizer_of: Callable[..., Any]
 ) -> None:
-    """No branch, no edit: nothing of that kind was done. Also where a call without reasoning stands between others."""
+    """No branch, no edit: nothing of that kind was done. Also where a call without reasoning stands
+    between others."""
     tok = tokenizer_of("byte_level", {**KEEPING, **DROPPING}[name])
     causes = linear(tok, said).causes()
     assert set(causes) <= {"think_stripped"}
-    if name in KEEPING or (name in ("forgetful", "channels") and not any(thought for thought, _ in said)):
+    if name in KEEPING or (
+        name in ("forgetful", "channels") and not any(thought for thought, _ in said)
+    ):
         assert not causes
     elif name in ("forgetful", "channels"):
         assert len(causes) == sum(bool(thought) for thought, _ in said)
@@ -149,7 +176,11 @@ def test_a_linear_conversation_splits_only_where_the_template_drops_reasoning(
         assert len(causes) == len(said)
 
 
-@given(said=turns, name=st.sampled_from([*KEEPING, *DROPPING]), stop=st.sampled_from(["Observation:", "\nQ"]))
+@given(
+    said=turns,
+    name=st.sampled_from([*KEEPING, *DROPPING]),
+    stop=st.sampled_from(["Observation:", "\nQ"]),
+)
 def test_a_stop_string_is_a_cause_of_its_own(
     said: list[tuple[str, str]], name: str, stop: str, tokenizer_of: Callable[..., Any]
 ) -> None:
@@ -180,20 +211,30 @@ CHANGES: dict[str, tuple[list[Message], dict[str, Any], str]] = {
     "system_changed": (
         [{"role": "system", "content": "Be brief."}, user("hi"), YES, user("so")],
         {},
-        "{%- for m in messages %}{%- if m.role == 'system' %}{{- m.content }}{% endif %}{% endfor %}",
+        (
+            "{%- for m in messages %}{%- if m.role == 'system' %}{{- m.content }}{% endif %}{%"
+            " endfor %}"
+        ),
     ),
     "history_edited": (
         [SYSTEM, {**user("hi"), "content": "hello"}, YES, user("so")],
         {},
-        "{{- messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | first }}",
+        (
+            "{{- messages | selectattr('role', 'equalto', 'user') | map(attribute='content') |"
+            " first }}"
+        ),
     ),
 }
-TURNS = "{%- if m.role != 'system' and not (m.role == 'user' and loop.index0 < 2) %}{{- m.content }}{% endif %}"
+TURNS = (
+    "{%- if m.role != 'system' and not (m.role == 'user' and loop.index0 < 2) %}{{- m.content }}{%"
+    " endif %}"
+)
 """Neither the system prompt nor the first question: what shows them stands before the turns."""
 ONE_TOOL = "{%- if tools %}{{- tools[0] | tojson }}{% endif %}"
 """A template that has a form for tools keeps it: two are shown as one."""
 THINKS = (
-    "{%- if m.reasoning_content and loop.last %}{{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}" + TURNS
+    "{%- if m.reasoning_content and loop.last %}{{- '<think>' + m.reasoning_content + '</think>'"
+    " }}{% endif %}" + TURNS
 )
 
 
@@ -202,7 +243,8 @@ THINKS = (
 def test_a_change_is_the_cause_where_the_template_shows_it_and_nowhere_else(
     cause: str, thinks: bool, tokenizer_of: Callable[..., Any]
 ) -> None:
-    """Twice over: where the template also drops the reasoning, undoing the change alone would not merge the calls."""
+    """Twice over: where the template also drops the reasoning, undoing the change alone would not
+    merge the calls."""
     then, more, shows = CHANGES[cause]
     first = {**YES, "reasoning_content": "is that so"} if thinks else YES
     then = [first if m is YES else m for m in then]
@@ -220,7 +262,8 @@ def test_a_change_is_the_cause_where_the_template_shows_it_and_nowhere_else(
 
 
 def test_two_changes_of_which_one_is_shown(tokenizer_of: Callable[..., Any]) -> None:
-    """Undoing the tools does not help, undoing the system prompt does: without the template neither is claimed."""
+    """Undoing the tools does not help, undoing the system prompt does: without the template neither
+    is claimed."""
     tok = tokenizer_of("byte_level", shown(TURNS + CALLS, ONE_TOOL + CHANGES["system_changed"][2]))
     talk = Talk(tok)
     talk.turn(FIRST, YES, tools=[TOOL])
@@ -231,8 +274,11 @@ def test_two_changes_of_which_one_is_shown(tokenizer_of: Callable[..., Any]) -> 
 
 
 def test_what_no_known_cause_explains_is_not_known(tokenizer_of: Callable[..., Any]) -> None:
-    """The template counts the messages: undoing the change of the system prompt brings nothing together."""
-    tok = tokenizer_of("byte_level", shown(TURNS, CHANGES["system_changed"][2] + "{{- messages | length }}"))
+    """The template counts the messages: undoing the change of the system prompt brings nothing
+    together."""
+    tok = tokenizer_of(
+        "byte_level", shown(TURNS, CHANGES["system_changed"][2] + "{{- messages | length }}")
+    )
     talk = Talk(tok)
     talk.turn(FIRST, YES)
     talk.turn(CHANGES["system_changed"][0], YES)
@@ -268,7 +314,9 @@ def test_a_tool_call_is_written_otherwise_under_a_template_that_shows_none_too(
 
 
 @pytest.mark.parametrize("name", [*KEEPING, *DROPPING])
-def test_branches_of_one_place_are_branches_under_any_template(name: str, tokenizer_of: Callable[..., Any]) -> None:
+def test_branches_of_one_place_are_branches_under_any_template(
+    name: str, tokenizer_of: Callable[..., Any]
+) -> None:
     talk = Talk(tokenizer_of("byte_level", {**KEEPING, **DROPPING}[name]))
     for text in ("yes", "no"):
         talk.turn(FIRST, {**YES, "content": text})
@@ -279,9 +327,14 @@ def test_branches_of_one_place_are_branches_under_any_template(name: str, tokeni
         assert [s.cause for s in talk.splits()] == ["parallel_branch"] * 3
 
 
-def test_of_several_choices_the_one_that_was_gone_on_from_was_expected_to(tokenizer_of: Callable[..., Any]) -> None:
+def test_of_several_choices_the_one_that_was_gone_on_from_was_expected_to(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     talk = Talk(tokenizer_of("byte_level", DROPPING["forgetful"]))
-    replies = [{**YES, "content": text, "reasoning_content": "is that so"} for text in ("yes", "no", "maybe")]
+    replies = [
+        {**YES, "content": text, "reasoning_content": "is that so"}
+        for text in ("yes", "no", "maybe")
+    ]
     for one in replies:
         talk.turn(FIRST, one)
     talk.turn([*FIRST, replies[1], user("so")], YES)

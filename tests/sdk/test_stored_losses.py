@@ -1,4 +1,5 @@
-"""What a stored conversation would lose or double by its tokenization is refused or said before the first step."""
+"""What a stored conversation would lose or double by its tokenization is refused or said before the
+first step."""
 
 from __future__ import annotations
 
@@ -25,20 +26,24 @@ PLAIN = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """Renders neither reasoning nor tools."""
-OPENS_BLOCK = PLAIN.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}") + "{# </think> #}"
-"""As DeepSeek-R1: the generation prompt opens a block of reasoning, which the history leaves out."""
+OPENS_BLOCK = (
+    PLAIN.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}") + "{# </think> #}"
+)
+"""As DeepSeek-R1: the generation prompt opens a block of reasoning, which the history leaves
+out."""
 WITH_REASONING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}"
-    "{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n{{"
+    " m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor"
+    " %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 """As Qwen3-Thinking: both have the block."""
 WITHOUT_END = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-DROPS_TEXT = PLAIN.replace("{{ m.content }}", "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}")
+DROPS_TEXT = PLAIN.replace(
+    "{{ m.content }}", "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +57,13 @@ def tokenizer_of(inner: Any, template: str) -> HFTokenizer:
     return HFTokenizer(own)
 
 
-def stored_of(tmp_path: Path, *messages: Sequence[dict[str, Any]], **more: Any) -> tuple[Job, StoredSteps]:
+def stored_of(
+    tmp_path: Path, *messages: Sequence[dict[str, Any]], **more: Any
+) -> tuple[Job, StoredSteps]:
     values = [{"messages": list(each), **more} for each in messages]
-    of = job({"adv_estimator": "sft", "data": rows(tmp_path / "said.jsonl", *values)}, batch=len(values))
+    of = job(
+        {"adv_estimator": "sft", "data": rows(tmp_path / "said.jsonl", *values)}, batch=len(values)
+    )
     stored = open_stored(of)
     assert stored is not None
     return of, stored
@@ -74,8 +83,12 @@ def reply(content: str, **more: Any) -> dict[str, Any]:
 ASK = {"role": "user", "content": "Say yes."}
 
 
-@pytest.mark.parametrize("template", [OPENS_BLOCK, WITH_REASONING], ids=["history without", "history with"])
-def test_an_opened_block_of_reasoning_is_closed_once(inner: Any, tmp_path: Path, template: str) -> None:
+@pytest.mark.parametrize(
+    "template", [OPENS_BLOCK, WITH_REASONING], ids=["history without", "history with"]
+)
+def test_an_opened_block_of_reasoning_is_closed_once(
+    inner: Any, tmp_path: Path, template: str
+) -> None:
     tokenizer = tokenizer_of(inner, template)
     with_reasoning = taught(tmp_path, tokenizer, ASK, reply("yes", reasoning_content="so"))
     assert with_reasoning == "so\n</think>\n\nyes<|im_end|>"
@@ -86,7 +99,9 @@ def test_a_block_within_the_text_is_not_opened_again(inner: Any, tmp_path: Path)
     tokenizer = tokenizer_of(inner, OPENS_BLOCK)
     for content in ("<think>\nso\n</think>\n\nyes", "so</think>yes"):
         assert taught(tmp_path, tokenizer, ASK, reply(content)) == "so\n</think>\n\nyes<|im_end|>"
-    doubled = tokenizer_of(inner, WITH_REASONING.replace("<think>\n{{ m.reas", "<think>\n<think>\n{{ m.reas"))
+    doubled = tokenizer_of(
+        inner, WITH_REASONING.replace("<think>\n{{ m.reas", "<think>\n<think>\n{{ m.reas")
+    )
     with pytest.raises(TaskError, match=r"said\.jsonl.*<think>"):
         taught(tmp_path, doubled, ASK, reply("yes", reasoning_content="so"))
     unclosed = tokenizer_of(inner, WITH_REASONING.replace("</think>", "", 1) + "{# </think> #}")
@@ -116,7 +131,9 @@ def test_what_would_be_learned_wrongly_is_refused_with_the_row(
     inner: Any, tmp_path: Path, template: str, message: dict[str, Any], named: str
 ) -> None:
     tokenizer = tokenizer_of(inner, template)
-    _, stored = stored_of(tmp_path, [ASK, reply("fine")] if "text" not in named else [ASK, message], [ASK, message])
+    _, stored = stored_of(
+        tmp_path, [ASK, reply("fine")] if "text" not in named else [ASK, message], [ASK, message]
+    )
     with pytest.raises(TaskError, match=named) as caught:
         stored.check(tokenizer, 1)
     assert "said.jsonl" in str(caught.value)
@@ -126,7 +143,12 @@ def test_what_would_be_learned_wrongly_is_refused_with_the_row(
 
 def test_calls_are_learned_as_they_are_sampled_or_said(inner: Any, tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"q": "x"}'}}
-    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "find", "parameters": {"type": "object", "properties": {}}},
+        }
+    ]
     of, stored = stored_of(tmp_path, [ASK, reply("", tool_calls=[call])], tools=tools)
     tokenizer = tokenizer_of(inner, PLAIN)
     [message] = stored.check(tokenizer, 1)
@@ -141,20 +163,28 @@ def test_calls_are_learned_as_they_are_sampled_or_said(inner: Any, tmp_path: Pat
 
 def test_the_rejected_side_of_a_pair_is_checked_too(inner: Any, tmp_path: Path) -> None:
     row = {"prompt": [ASK], "chosen": [reply("yes")], "rejected": [reply("no<|im_end|>")]}
-    stored = open_stored(job({"adv_estimator": "dpo", "data": rows(tmp_path / "pairs.jsonl", row)}, batch=1))
+    stored = open_stored(
+        job({"adv_estimator": "dpo", "data": rows(tmp_path / "pairs.jsonl", row)}, batch=1)
+    )
     assert stored is not None
     with pytest.raises(TaskError, match=r"pairs\.jsonl"):
         stored.check(tokenizer_of(inner, PLAIN), 1)
 
 
 @pytest.mark.slow
-def test_a_run_ends_before_its_first_step(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ends_before_its_first_step(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "talks.jsonl"
-    talks = [{"messages": [ASK, reply("yes")]} for _ in range(9)] + [{"messages": [ASK, reply("<|im_end|>")]}]
+    talks = [{"messages": [ASK, reply("yes")]} for _ in range(9)] + [
+        {"messages": [ASK, reply("<|im_end|>")]}
+    ]
     data.write_text("".join(json.dumps(row) + "\n" for row in talks))
     algorithm = {"adv_estimator": "sft", "data": str(data)}
     config = local_job(tmp_path, tiny_model, total_steps=6, algorithm=algorithm)
     with pytest.raises(TaskError, match=r"talks\.jsonl.*10"):
         train(config, workflow=talk, judge=length)
     assert not list((config.directory / "checkpoint").glob("*/step_*"))
-    assert load_config(values={"trainer_common": {"algorithm": algorithm}}).trainer_common.algorithm.stored
+    assert load_config(
+        values={"trainer_common": {"algorithm": algorithm}}
+    ).trainer_common.algorithm.stored

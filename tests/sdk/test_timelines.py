@@ -1,4 +1,5 @@
-"""Merging under laws: over random trees of calls, what was sampled is masked in once, where it was sampled."""
+"""Merging under laws: over random trees of calls, what was sampled is masked in once, where it was
+sampled."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class Forest:
 
 @st.composite
 def forests(draw: st.DrawFn) -> Forest:
-    """Random calls: turns, forks, retries, drift, edits, truncation, agents, and few token ids (so they collide)."""
+    """Random calls: turns, forks, retries, drift, edits, truncation, agents, and few token ids (so
+    they collide)."""
     seed = draw(st.integers(0, 2**32 - 1))
     size = draw(st.integers(1, 24))
     vocabulary = draw(st.sampled_from([2, 3, 50]))
@@ -89,13 +91,24 @@ def forests(draw: st.DrawFn) -> Forest:
         version = rng.choice([None, 1, 2, 3])
         at = rng.randrange(size)
         calls.append(
-            call(f"c{i}", prompt, tokens(0, 5), agent=agent, at=at, trainable=trainable, phase=phase, version=version)
+            call(
+                f"c{i}",
+                prompt,
+                tokens(0, 5),
+                agent=agent,
+                at=at,
+                trainable=trainable,
+                phase=phase,
+                version=version,
+            )
         )
     return Forest(calls)
 
 
 @given(forests())
-def test_each_sampled_token_is_masked_in_once_behind_the_prefix_at_which_it_was_sampled(forest: Forest) -> None:
+def test_each_sampled_token_is_masked_in_once_behind_the_prefix_at_which_it_was_sampled(
+    forest: Forest,
+) -> None:
     calls = {c.call_id: c for c in forest.calls}
     trained: Counter[str] = Counter()
     for timeline in merge(forest.calls).timelines:
@@ -112,7 +125,11 @@ def test_each_sampled_token_is_masked_in_once_behind_the_prefix_at_which_it_was_
             assert c.agent == timeline.agent
         assert np.array_equal(claimed, timeline.loss_mask)
         assert not timeline.logprobs[~timeline.loss_mask].any()
-    wanted = {c.call_id: 1 for c in forest.calls if c.trainable and c.phase == "rollout" and len(c.output_ids)}  # type: ignore[arg-type]
+    wanted = {
+        c.call_id: 1
+        for c in forest.calls
+        if c.trainable and c.phase == "rollout" and len(c.output_ids)
+    }  # type: ignore[arg-type]
     assert trained == wanted
 
 
@@ -143,12 +160,13 @@ def test_every_call_stands_where_its_timeline_says(forest: Forest) -> None:
 
 
 def slowly(calls: Sequence[Call]) -> list[tuple[str, ...]]:
-    """The calls of each timeline, by a plain reading of the rule, in the order in which the timelines' calls began.
+    """The calls of each timeline, by a plain reading of the rule, in the order in which the
+    timelines' calls began.
 
-    A call goes on from the longest sequence (prompt and reply) that is a prefix of its prompt; of several that are
-    alike from one that is trained, else from the earliest. Of several that go on from one place, the one with most
-    sampled in it and behind it keeps the timeline; where equal, the one whose ids come first as bytes, then the
-    earliest.
+    A call goes on from the longest sequence (prompt and reply) that is a prefix of its prompt; of
+    several that are alike from one that is trained, else from the earliest. Of several that go on
+    from one place, the one with most sampled in it and behind it keeps the timeline; where equal,
+    the one whose ids come first as bytes, then the earliest.
     """
     order = sorted(calls, key=lambda c: (c.started_at, c.call_id))
     whole = {c.call_id: (*c.prompt_ids.tolist(), *c.output_ids.tolist()) for c in calls}  # type: ignore[union-attr]
@@ -156,11 +174,17 @@ def slowly(calls: Sequence[Call]) -> list[tuple[str, ...]]:
     for c in order:
         prompt = tuple(c.prompt_ids.tolist())  # type: ignore[union-attr]
         found = [o for o in order if (o.agent, o.phase) == (c.agent, c.phase) and o is not c]
-        found = [o for o in found if prompt[: len(e := whole[o.call_id])] == e and len(e) < len(whole[c.call_id])]
+        found = [
+            o
+            for o in found
+            if prompt[: len(e := whole[o.call_id])] == e and len(e) < len(whole[c.call_id])
+        ]
         if found:
             longest = max(len(whole[o.call_id]) for o in found)
             alike = [o for o in found if len(whole[o.call_id]) == longest]
-            parents[c.call_id] = next((o for o in alike if o.trainable and o.phase == "rollout"), alike[0])
+            parents[c.call_id] = next(
+                (o for o in alike if o.trainable and o.phase == "rollout"), alike[0]
+            )
     weight = {c.call_id: len(c.output_ids) for c in calls}  # type: ignore[arg-type]
     for c in sorted(calls, key=lambda c: (len(c.prompt_ids), len(whole[c.call_id])), reverse=True):  # type: ignore[arg-type]
         if c.call_id in parents:
@@ -193,14 +217,17 @@ def _claim(call: Call, weight: dict[str, int]) -> tuple[int, bytes, bytes]:
 def test_who_goes_on_from_whom_and_who_keeps_the_timeline(forest: Forest) -> None:
     merged = merge(forest.calls)
     assert [t.call_ids for t in merged.timelines] == slowly(forest.calls)
-    assert len(merged.splits) == len(merged.timelines) - len({(c.agent, c.phase) for c in forest.calls})
+    assert len(merged.splits) == len(merged.timelines) - len(
+        {(c.agent, c.phase) for c in forest.calls}
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=14))
 def test_a_call_that_shares_nothing_was_expected_to_go_on_from_the_last_that_had_ended(
     times: list[tuple[int, int]],
 ) -> None:
-    """Of those that began before it; where none of them had ended when it began, from the last that began."""
+    """Of those that began before it; where none of them had ended when it began, from the last that
+    began."""
     calls = [
         call(f"c{i}", [100 + i], [i], at=began).model_copy(
             update={"ended_at": BEGAN + timedelta(seconds=began + lasting)}
@@ -216,10 +243,14 @@ def test_a_call_that_shares_nothing_was_expected_to_go_on_from_the_last_that_had
 
 
 @pytest.mark.parametrize(("later", "sampled"), [("c", 1), ("c", 9), ("b", 1)])
-def test_without_messages_a_prompt_that_only_misses_a_reply_is_no_branch(later: str, sampled: int) -> None:
-    """Its tokens go on from an older call, but it shows the whole prompt of the call before it, and then another reply.
+def test_without_messages_a_prompt_that_only_misses_a_reply_is_no_branch(
+    later: str, sampled: int
+) -> None:
+    """Its tokens go on from an older call, but it shows the whole prompt of the call before it, and
+    then another reply.
 
-    Whichever of the two keeps the timeline. One that began before the other cannot have gone on from it.
+    Whichever of the two keeps the timeline. One that began before the other cannot have gone on
+    from it.
     """
     at = {"b": 1, "c": 2} if later == "c" else {"b": 2, "c": 1}
     a, b = call("a", [1], [2], at=0), call("b", [1, 2, 3], [4, 8], at=at["b"])
@@ -228,9 +259,19 @@ def test_without_messages_a_prompt_that_only_misses_a_reply_is_no_branch(later: 
     if later == "b":
         assert (split.cause, split.parent_call_id) == ("parallel_branch", "a")
     elif sampled == 1:
-        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == ("c", "unknown", "b", 4)
+        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == (
+            "c",
+            "unknown",
+            "b",
+            4,
+        )
     else:
-        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == ("b", "unknown", "a", 3)
+        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == (
+            "b",
+            "unknown",
+            "a",
+            3,
+        )
 
 
 def spans(merged: Merged) -> list[list[str]]:
@@ -238,20 +279,33 @@ def spans(merged: Merged) -> list[list[str]]:
 
 
 def test_two_replies_to_one_prompt_are_both_kept_even_where_they_are_equal() -> None:
-    merged = merge([call("a", [1], [2], at=0), call("b", [1], [2], at=1), call("c", [1, 2, 9], [3], at=2)])
+    merged = merge(
+        [call("a", [1], [2], at=0), call("b", [1], [2], at=1), call("c", [1, 2, 9], [3], at=2)]
+    )
     assert spans(merged) == [["a", "c"], ["b"]]
     assert [s.cause for s in merged.splits] == ["parallel_branch"]
 
 
 def test_a_branch_masks_out_what_another_timeline_trains() -> None:
-    merged = merge([call("a", [1], [2], at=0), call("b", [1, 2, 3], [4, 4], at=1), call("c", [1, 2, 5], [6], at=2)])
+    merged = merge(
+        [
+            call("a", [1], [2], at=0),
+            call("b", [1, 2, 3], [4, 4], at=1),
+            call("c", [1, 2, 5], [6], at=2),
+        ]
+    )
     assert spans(merged) == [["a", "b"], ["c"]]
     branch = merged.timelines[1]
     assert branch.call_ids == ("a", "c")
     assert branch.token_ids.tolist() == [1, 2, 5, 6]
     assert branch.loss_mask.tolist() == [False, False, False, True]
     (split,) = merged.splits
-    assert (split.call_id, split.parent_call_id, split.at_token, split.cause) == ("c", "a", 2, "parallel_branch")
+    assert (split.call_id, split.parent_call_id, split.at_token, split.cause) == (
+        "c",
+        "a",
+        2,
+        "parallel_branch",
+    )
     assert split.extra_tokens == 3 and split.hint
 
 
@@ -259,7 +313,15 @@ def test_untrainable_calls_are_context_and_calls_without_ids_are_nothing() -> No
     judged = call("j", [1, 2, 3], [9], phase="judge")
     unknown = Call(call_id="u", episode_id="e")
     half = Call(call_id="h", episode_id="e", prompt_ids=[1])  # type: ignore[arg-type]
-    merged = merge([call("a", [1], [2], trainable=False), call("b", [1, 2, 3], [4], at=1), judged, unknown, half])
+    merged = merge(
+        [
+            call("a", [1], [2], trainable=False),
+            call("b", [1, 2, 3], [4], at=1),
+            judged,
+            unknown,
+            half,
+        ]
+    )
     assert [t.call_ids for t in merged.timelines if t.spans] == [("a", "b")]
     assert merged.timelines[0].loss_mask.tolist() in ([False, False, False, True], [False] * 4)
     assert not {"u", "h"} & {c for t in merged.timelines for c in t.call_ids}

@@ -1,4 +1,5 @@
-"""Why calls split, told from real renderings: an engine that, as most servers do, renders and tokenises anew."""
+"""Why calls split, told from real renderings: an engine that, as most servers do, renders and
+tokenises anew."""
 
 from __future__ import annotations
 
@@ -71,10 +72,15 @@ def test_text_that_comes_back_as_other_ids(tokenizer_of: Callable[..., Any]) -> 
     assert split.at_token >= len(first.prompt_ids)  # type: ignore[arg-type]
 
 
-def test_a_tool_call_written_otherwise_behind_a_long_reply(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_tool_call_written_otherwise_behind_a_long_reply(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of("byte_level", "tools")
     said = {**called('{"expression":"12*34"}'), "content": "the quick brown fox " * 20 + "jumps"}
-    sampled = said["content"] + '\n<tool_call>\n{"arguments": {"expression": "12*34"}, "name": "calc"}\n</tool_call>'
+    sampled = (
+        said["content"]
+        + '\n<tool_call>\n{"arguments": {"expression": "12*34"}, "name": "calc"}\n</tool_call>'
+    )
     first = asked(tok, 0, TASK, sampled + END, said)
     then = [*TASK, said, {"role": "tool", "tool_call_id": "c1", "content": "408"}]
     split = the_split(tok, first, asked(tok, 1, then, "x", reply("x")))
@@ -103,7 +109,10 @@ def test_a_reply_that_ends_with_another_token(tokenizer_of: Callable[..., Any]) 
 def test_without_text_the_cause_is_unknown(tokenizer_of: Callable[..., Any]) -> None:
     tok = tokenizer_of("byte_level", "tools")
     letters = [i for piece in (*"The answer is 7.", END) for i in tok.encode(piece)]
-    calls = [asked(tok, 0, TASK, letters, YES), asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x"))]
+    calls = [
+        asked(tok, 0, TASK, letters, YES),
+        asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x")),
+    ]
     assert the_split(tok, *calls, decode=False).cause == "unknown"
     bare = [c.model_copy(update={"request": {}, "response": {}}) for c in calls]
     assert the_split(tok, *bare, decode=False).cause == "unknown"
@@ -117,7 +126,9 @@ def test_the_call_that_was_expected_to_go_on_is_found_among_several(
     tok = tokenizer_of("byte_level", "forgetful")
     said = reply("<think>\nis that so?\n</think>\n\nyes it is")
     mine = asked(tok, 0, first, said["content"] + END, said, lasting=20)
-    others = [asked(tok, i, [SYSTEM, user(f"task {i}")], "x", reply("x"), lasting=20) for i in range(1, 6)]
+    others = [
+        asked(tok, i, [SYSTEM, user(f"task {i}")], "x", reply("x"), lasting=20) for i in range(1, 6)
+    ]
     then = asked(tok, 30, [*first, said, user("so")], "y", reply("y"))
     splits = {s.call_id: s for s in merge([mine, *others, then], tok.decode).splits}
     assert (splits["c30"].parent_call_id, splits["c30"].cause) == ("c0", "think_stripped")
@@ -129,23 +140,50 @@ def test_malformed_tool_calls_break_nothing() -> None:
     first = {"messages": [{"role": "user", "content": "x"}]}
     reply = {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": odd}}]}
     second = {
-        "messages": [*first["messages"], {"role": "assistant", "tool_calls": odd}, {"role": "user", "content": "y"}]
+        "messages": [
+            *first["messages"],
+            {"role": "assistant", "tool_calls": odd},
+            {"role": "user", "content": "y"},
+        ]
     }
     calls = [
         Call(
-            call_id="a", episode_id="e", request=first, response=reply, prompt_ids=[1], output_ids=[2], logprobs=[-1.0]
+            call_id="a",
+            episode_id="e",
+            request=first,
+            response=reply,
+            prompt_ids=[1],
+            output_ids=[2],
+            logprobs=[-1.0],
         ),
-        Call(call_id="b", episode_id="e", index=1, request=second, prompt_ids=[1, 3], output_ids=[4], logprobs=[-1.0]),
+        Call(
+            call_id="b",
+            episode_id="e",
+            index=1,
+            request=second,
+            prompt_ids=[1, 3],
+            output_ids=[4],
+            logprobs=[-1.0],
+        ),
     ]
     (split,) = merge(calls, lambda ids: "".join(chr(96 + int(i)) for i in ids)).splits
     assert split.call_id == "b"
 
 
 def test_a_name_beside_each_reply_is_no_edit(tokenizer_of: Callable[..., Any]) -> None:
-    """AgentScope's formatters put `name` on every message: the cause is in what the texts show, not in the JSON."""
+    """AgentScope's formatters put `name` on every message: the cause is in what the texts show, not
+    in the JSON."""
     tok = tokenizer_of("byte_level", "tools")
     letters = [i for piece in (*"The answer is 7.", END) for i in tok.encode(piece)]
     first = asked(tok, 0, TASK, letters, YES)
-    then = [*TASK, {**YES, "name": "Friday", "refusal": None, "content": [{"type": "text", "text": YES["content"]}]}]
+    then = [
+        *TASK,
+        {
+            **YES,
+            "name": "Friday",
+            "refusal": None,
+            "content": [{"type": "text", "text": YES["content"]}],
+        },
+    ]
     split = the_split(tok, first, asked(tok, 1, [*then, user("so")], "x", reply("x")))
     assert (split.cause, split.parent_call_id) == ("retokenised", "c0")

@@ -22,12 +22,17 @@ from ajet_sdk.tokens.pieces import CutPoints, PieceEncoder
 from tests.sdk.conftest import Message, Tok, reply, user
 
 FAMILIES = ["byte_level", "metaspace_always", "metaspace_first", "llama2"]
-TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}},
+}
 END = "<|im_end|>"
 
 
 def calls(arguments: Any, call_id: str = "c1") -> list[Message]:
-    return [{"id": call_id, "type": "function", "function": {"name": "calc", "arguments": arguments}}]
+    return [
+        {"id": call_id, "type": "function", "function": {"name": "calc", "arguments": arguments}}
+    ]
 
 
 def result(text: str, call_id: str = "c1") -> Message:
@@ -59,7 +64,9 @@ def test_a_conversation_goes_on_from_itself(family: str, tokenizer_of: Callable[
         before = prompt
 
 
-def test_ids_that_are_not_the_tokenizers_own_choice_are_kept(tokenizer_of: Callable[..., Any]) -> None:
+def test_ids_that_are_not_the_tokenizers_own_choice_are_kept(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of()
     tokens = PromptBuilder(tok)
     first = tokens.prompt([user("hi")])
@@ -87,7 +94,9 @@ def test_a_truncated_reply_is_ended_by_the_template_in_tokens_that_were_not_samp
 
 @pytest.mark.parametrize("family", ["byte_level", "llama2"])
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_reply_cut_inside_a_character_goes_on(family: str, shown: bool, tokenizer_of: Callable[..., Any]) -> None:
+def test_a_reply_cut_inside_a_character_goes_on(
+    family: str, shown: bool, tokenizer_of: Callable[..., Any]
+) -> None:
     tok = tokenizer_of(family, "chatml")
     tokens = PromptBuilder(tok)
     first = tokens.prompt([user("hi")])
@@ -105,8 +114,12 @@ def test_a_reply_cut_inside_a_character_goes_on(family: str, shown: bool, tokeni
 def test_text_behind_sampled_text_is_not_tokenised_as_the_start_of_a_text(
     family: str, tokenizer_of: Callable[..., Any]
 ) -> None:
-    """A template may put plain text, not a special token, behind a reply: no blank may come between."""
-    tok = tokenizer_of(family, "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ ';' }}{% endfor %}assistant: ")
+    """A template may put plain text, not a special token, behind a reply: no blank may come
+    between."""
+    tok = tokenizer_of(
+        family,
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ ';' }}{% endfor %}assistant: ",
+    )
     tokens = PromptBuilder(tok)
     first = tokens.prompt([user("hi")])
     output = tok.encode("yes it is")
@@ -116,7 +129,9 @@ def test_text_behind_sampled_text_is_not_tokenised_as_the_start_of_a_text(
     assert tok.decode(prompt.ids) == tok.decode([*first.ids, *output]) + ";user: so;assistant: "
 
 
-def test_end_tags_of_a_strict_template_are_neither_doubled_nor_lost(tokenizer_of: Callable[..., Any]) -> None:
+def test_end_tags_of_a_strict_template_are_neither_doubled_nor_lost(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of("llama2", "inst")
     tokens = PromptBuilder(tok)
     first = tokens.prompt([user("hi")])
@@ -134,7 +149,9 @@ def test_end_tags_of_a_strict_template_are_neither_doubled_nor_lost(tokenizer_of
         '{"name": "calc", "arguments": {"expression": "hé 12"}}',
     ],
 )
-def test_a_tool_call_in_the_models_own_spelling_is_kept(sampled: str, tokenizer_of: Callable[..., Any]) -> None:
+def test_a_tool_call_in_the_models_own_spelling_is_kept(
+    sampled: str, tokenizer_of: Callable[..., Any]
+) -> None:
     tok = tokenizer_of()
     tokens = PromptBuilder(tok)
     messages = [user("hi")]
@@ -142,7 +159,12 @@ def test_a_tool_call_in_the_models_own_spelling_is_kept(sampled: str, tokenizer_
     output = tok.encode(f"<tool_call>\n{sampled}\n</tool_call>{END}")
     said = reply("", tool_calls=calls('{"expression":"hé 12"}'))
     tokens.commit(first, output, said)
-    echo = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls('{"expression": "h\\u00e9 12"}')}
+    echo = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": calls('{"expression": "h\\u00e9 12"}'),
+    }
     goes_on(tokens.prompt([*messages, echo, result("12")], [TOOL]), first, output)
 
 
@@ -152,8 +174,16 @@ def test_what_clients_write_in_many_forms_is_one(tokenizer_of: Callable[..., Any
     first = tokens.prompt([user("hi")])
     output = tok.encode("yes" + END)
     tokens.commit(first, output, reply("yes"))
-    parts = {"role": "assistant", "content": [{"type": "text", "text": "yes"}], "annotations": [], "audio": None}
-    asked = {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}
+    parts = {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "yes"}],
+        "annotations": [],
+        "audio": None,
+    }
+    asked = {
+        "role": "user",
+        "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}],
+    }
     goes_on(tokens.prompt([asked, parts, user("more")]), first, output)
 
 
@@ -166,7 +196,11 @@ def test_reasoning_that_comes_back_is_kept_and_reasoning_that_does_not_is_a_spli
         tokens = PromptBuilder(tok)
         first = tokens.prompt([user("hi")])
         tokens.commit(first, output, reply("yes", reasoning_content="is that so?"))
-        goes_on(tokens.prompt([user("hi"), reply("yes", **{key: "is that so?"}), user("more")]), first, output)
+        goes_on(
+            tokens.prompt([user("hi"), reply("yes", **{key: "is that so?"}), user("more")]),
+            first,
+            output,
+        )
         dropped = tokens.prompt([user("hi"), reply("yes"), user("more")])
         assert (dropped.cause, dropped.reused) == ("think_stripped", 0)
         assert dropped.ids == tok.encode(dropped.text)
@@ -189,7 +223,11 @@ YES = reply("yes")
     [
         ("tools_changed", [SYSTEM, user("hi"), YES, user("so")], {"tools": [TOOL, TOOL]}),
         ("options_changed", [SYSTEM, user("hi"), YES, user("so")], {"enable_thinking": False}),
-        ("system_changed", [{"role": "system", "content": "Be brief."}, user("hi"), YES, user("so")], {}),
+        (
+            "system_changed",
+            [{"role": "system", "content": "Be brief."}, user("hi"), YES, user("so")],
+            {},
+        ),
         ("system_changed", [user("hi"), YES, user("so")], {}),
         ("history_edited", [SYSTEM, user("hi"), reply("no"), user("so")], {}),
         ("history_edited", [SYSTEM, user("hello"), YES, user("so"), YES, user("so")], {}),
@@ -223,7 +261,10 @@ def test_a_shortened_history_is_summarised(tokenizer_of: Callable[..., Any]) -> 
         tokens.commit(prompt, tok.encode("yes" + END), YES)
         messages += [YES, user("so")]
     assert tokens.prompt([SYSTEM, user("So far: yes, so, yes.")]).cause == "summarised"
-    assert tokens.prompt([SYSTEM, user("hi"), user("So far: yes."), YES, user("so")]).cause == "summarised"
+    assert (
+        tokens.prompt([SYSTEM, user("hi"), user("So far: yes."), YES, user("so")]).cause
+        == "summarised"
+    )
 
 
 def test_calls_may_overlap_in_any_order(tokenizer_of: Callable[..., Any]) -> None:
@@ -240,7 +281,9 @@ def test_calls_may_overlap_in_any_order(tokenizer_of: Callable[..., Any]) -> Non
     goes_on(tokens.prompt([user("hi"), reply("yes"), user("or")]), a, yes)
 
 
-def test_several_choices_of_one_prompt_are_each_gone_on_from(tokenizer_of: Callable[..., Any]) -> None:
+def test_several_choices_of_one_prompt_are_each_gone_on_from(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of()
     tokens = PromptBuilder(tok)
     prompt = tokens.prompt([user("hi")])
@@ -320,9 +363,12 @@ def test_what_a_template_refuses_is_the_requests_fault(tokenizer_of: Callable[..
     assert refused.value.parameter == "messages"
 
 
-def test_the_time_that_a_template_is_told_stays_that_of_the_episode(tokenizer_of: Callable[..., Any]) -> None:
+def test_the_time_that_a_template_is_told_stays_that_of_the_episode(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of(
-        "byte_level", "{{ strftime_now('%H:%M:%S.%f') }}{% for m in messages %}|{{ m.content }}{% endfor %}"
+        "byte_level",
+        "{{ strftime_now('%H:%M:%S.%f') }}{% for m in messages %}|{{ m.content }}{% endfor %}",
     )
     tokens = PromptBuilder(tok)
     assert tokens.prompt([user("hi")]).text == tokens.prompt([user("hi")]).text
@@ -335,15 +381,23 @@ IN_PARTS = """\
 AS_STRING = """\
 {% for m in messages %}{{ m.content }}
 {%- for c in m.tool_calls or [] %}{{ c.function.name + '(' + c.function.arguments + ')' }}{% endfor %}{% endfor %}"""
-NO_DEVELOPER = "{% for m in messages %}{% if m.role in ('user', 'system') %}{{ m.content }}{% endif %}{% endfor %}"
+NO_DEVELOPER = (
+    "{% for m in messages %}{% if m.role in ('user', 'system') %}{{ m.content }}{% endif %}{%"
+    " endfor %}"
+)
 
 
 def test_templates_are_fed_what_they_read(tokenizer_of: Callable[..., Any]) -> None:
     assert PromptBuilder(tokenizer_of("byte_level", IN_PARTS)).prompt([user("hi")]).text == "hi;"
     said = reply("", tool_calls=calls({"a": 1}))
-    assert PromptBuilder(tokenizer_of("byte_level", AS_STRING)).prompt([user("hi"), said]).text == 'hicalc({"a": 1})'
+    assert (
+        PromptBuilder(tokenizer_of("byte_level", AS_STRING)).prompt([user("hi"), said]).text
+        == 'hicalc({"a": 1})'
+    )
     told = [{"role": "developer", "content": "be brief;"}, user("hi")]
-    assert PromptBuilder(tokenizer_of("byte_level", NO_DEVELOPER)).prompt(told).text == "be brief;hi"
+    assert (
+        PromptBuilder(tokenizer_of("byte_level", NO_DEVELOPER)).prompt(told).text == "be brief;hi"
+    )
 
 
 def test_each_token_is_encoded_once(tokenizer_of: Callable[..., Any]) -> None:
@@ -359,11 +413,17 @@ def test_each_token_is_encoded_once(tokenizer_of: Callable[..., Any]) -> None:
         tok.encoded = made
         sampled += len(output)
         tokens.commit(prompt, output, reply(f"the quick brown fox {turn}"))
-        messages = [*messages, reply(f"the quick brown fox {turn}"), user("jumps over the lazy dog")]
+        messages = [
+            *messages,
+            reply(f"the quick brown fox {turn}"),
+            user("jumps over the lazy dog"),
+        ]
     assert tok.encoded <= 1.25 * (len(prompt.ids) - sampled) + 200
 
 
-def test_a_conversation_that_splits_at_each_turn_is_encoded_about_once_too(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_conversation_that_splits_at_each_turn_is_encoded_about_once_too(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of("byte_level", "forgetful")
     tokens = PromptBuilder(tok)
     messages = [SYSTEM, user("hi")]
@@ -381,43 +441,79 @@ def test_a_conversation_that_splits_at_each_turn_is_encoded_about_once_too(token
 
 def test_tools_changed_in_place_are_shown_as_they_are_now(tokenizer_of: Callable[..., Any]) -> None:
     each = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
-    tok = tokenizer_of(FAMILIES[0], each + "{% for m in messages %}{{ m.role + m.content }}{% endfor %}")
+    tok = tokenizer_of(
+        FAMILIES[0], each + "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    )
     tokens = PromptBuilder(tok)
-    tools = [{"type": "function", "function": {"name": "look", "description": "Look round.", "parameters": {}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Look round.", "parameters": {}},
+        }
+    ]
     assert "Look round." in tokens.prompt([user("a")], tools).text
-    assert tokens.prompt([user("a")], [dict(tool) for tool in tools]).text == tokens.prompt([user("a")], tools).text
+    assert (
+        tokens.prompt([user("a")], [dict(tool) for tool in tools]).text
+        == tokens.prompt([user("a")], tools).text
+    )
     tools[0]["function"]["description"] = "Look up."  # type: ignore[index]
     assert "Look up." in tokens.prompt([user("a")], tools).text
     assert "Look" not in tokens.prompt([user("a")]).text
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"a": 1}, {"a": True}), ({"a": 1}, {"a": 1.0})]
+    ("one", "other"),
+    [({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"a": 1}, {"a": True}), ({"a": 1}, {"a": 1.0})],
 )
-def test_tools_are_shown_as_this_request_spells_them(one: Any, other: Any, tokenizer_of: Callable[..., Any]) -> None:
-    """Whatever was asked before: Python's 1 == 1.0 == True, and its objects have no order, but JSON text does."""
+def test_tools_are_shown_as_this_request_spells_them(
+    one: Any, other: Any, tokenizer_of: Callable[..., Any]
+) -> None:
+    """Whatever was asked before: Python's 1 == 1.0 == True, and its objects have no order, but JSON
+    text does."""
     each = "{% for tool in tools or [] %}{{ tool | tojson(separators=[', ', ': ']) }}{% endfor %}"
-    tokens = PromptBuilder(tokenizer_of(FAMILIES[0], each + "{% for m in messages %}{{ m.content }}{% endfor %}"))
+    tokens = PromptBuilder(
+        tokenizer_of(FAMILIES[0], each + "{% for m in messages %}{{ m.content }}{% endfor %}")
+    )
     for value in (one, other, one):
         tools = [{"type": "function", "function": {"name": "f", "parameters": value}}]
         assert json.dumps(value) in tokens.prompt([user("a")], tools).text
 
 
 @given(data=st.data())
-def test_pieces_are_what_the_tokenizer_gives(data: st.DataObject, tokenizer_of: Callable[..., Any]) -> None:
+def test_pieces_are_what_the_tokenizer_gives(
+    data: st.DataObject, tokenizer_of: Callable[..., Any]
+) -> None:
     tok = tokenizer_of(data.draw(st.sampled_from(FAMILIES)), "chatml")
     encoder = PieceEncoder(tok, CutPoints(tok), limit=200)
-    words = ["<|im_start|>", "<|im_end|>", "</s>", "<s>", "<think>", "user", " ", "\n", "the fox", "é", "🦊", "12", "▁"]
+    words = [
+        "<|im_start|>",
+        "<|im_end|>",
+        "</s>",
+        "<s>",
+        "<think>",
+        "user",
+        " ",
+        "\n",
+        "the fox",
+        "é",
+        "🦊",
+        "12",
+        "▁",
+    ]
     for parts in data.draw(st.lists(st.lists(st.sampled_from(words), max_size=12), max_size=6)):
         text = "".join(parts)
         assert encoder.encode(text) == tok.encode(text)
 
 
 @given(data=st.data())
-def test_random_conversations_of_random_tokens(data: st.DataObject, tokenizer_of: Callable[..., Any]) -> None:
-    """Whatever is sampled, garbage too: a prompt is an earlier one gone on from, exactly, or the template's text."""
+def test_random_conversations_of_random_tokens(
+    data: st.DataObject, tokenizer_of: Callable[..., Any]
+) -> None:
+    """Whatever is sampled, garbage too: a prompt is an earlier one gone on from, exactly, or the
+    template's text."""
     tok = tokenizer_of(
-        data.draw(st.sampled_from(FAMILIES)), data.draw(st.sampled_from(["chatml", "tools", "forgetful"]))
+        data.draw(st.sampled_from(FAMILIES)),
+        data.draw(st.sampled_from(["chatml", "tools", "forgetful"])),
     )
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     tokens = PromptBuilder(tok)
@@ -435,7 +531,9 @@ def test_random_conversations_of_random_tokens(data: st.DataObject, tokenizer_of
             assert head in heads
             tail = tok.decode(prompt.ids[prompt.reused - 1 :]).removeprefix(tok.decode(head[-1:]))
             shown = tok.decode(tok.encode(prompt.text))
-            assert "".join(shown.split()).endswith("".join(tail.split()))  # some tokenizers show blanks of their own
+            assert "".join(shown.split()).endswith(
+                "".join(tail.split())
+            )  # some tokenizers show blanks of their own
         else:
             assert prompt.ids == tok.encode(prompt.text)
         output = [rng.randrange(size) for _ in range(rng.randint(0, 6))]
@@ -458,7 +556,9 @@ def test_alignment_minds_values_and_not_spelling() -> None:
     assert align("cut \ufffd", "cut|") == 3
 
 
-def test_a_request_that_ends_with_the_reply_goes_on_from_it(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_request_that_ends_with_the_reply_goes_on_from_it(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     """As an agent asks that wants the model to go on with another turn of its own."""
     tok = tokenizer_of()
     tokens = PromptBuilder(tok)
@@ -468,7 +568,9 @@ def test_a_request_that_ends_with_the_reply_goes_on_from_it(tokenizer_of: Callab
     goes_on(tokens.prompt([user("hi"), YES]), first, output)
 
 
-def test_a_request_that_is_the_beginning_of_an_earlier_one_is_that_beginning(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_request_that_is_the_beginning_of_an_earlier_one_is_that_beginning(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of()
     tokens = PromptBuilder(tok)
     tokens.prompt([user("hi"), YES, user("so")])
@@ -487,21 +589,29 @@ def test_of_replies_that_are_the_same_to_the_letter_the_latest_is_gone_on_from(
     goes_on(tokens.prompt([user("hi"), YES, user("so")]), tokens.prompt([user("hi")]), outputs[-1])
 
 
-def test_what_stands_before_the_reply_has_to_be_the_same_to_the_letter(tokenizer_of: Callable[..., Any]) -> None:
+def test_what_stands_before_the_reply_has_to_be_the_same_to_the_letter(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     """Also where it is of one length, so that the reply stands at its old place."""
     tok = tokenizer_of("byte_level", TEMPLATE_WITH_OPTION)
     other = {"type": "function", "function": {**TOOL["function"], "name": "find"}}  # type: ignore[dict-item]
     prompt = _split(tok, "yes" + END, YES, [SYSTEM, user("hi"), YES, user("so")], tools=[other])
-    assert (prompt.reused, prompt.cause) == (0, "tools_changed") and prompt.ids == tok.encode(prompt.text)
+    assert (prompt.reused, prompt.cause) == (0, "tools_changed") and prompt.ids == tok.encode(
+        prompt.text
+    )
 
 
-def test_an_edit_is_compared_with_the_conversation_that_was_edited(tokenizer_of: Callable[..., Any]) -> None:
+def test_an_edit_is_compared_with_the_conversation_that_was_edited(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     """Not with the last one, and of several choices not with another."""
     tok = tokenizer_of("byte_level", "forgetful")
     tokens = PromptBuilder(tok)
     for text in ("What is 3 + 4?", "hi"):
         tokens.commit(tokens.prompt([user(text)]), tok.encode("yes" + END), YES)
-    assert tokens.prompt([user("What is 3 + 4?"), reply("no"), user("so")]).cause == "history_edited"
+    assert (
+        tokens.prompt([user("What is 3 + 4?"), reply("no"), user("so")]).cause == "history_edited"
+    )
     first = tokens.prompt([user("hello")])
     for text in ("yes", "no"):
         tokens.commit(first, tok.encode(text + "<|endoftext|>"), reply(text))
@@ -512,14 +622,19 @@ def test_text_that_would_be_one_token_with_the_reply_is_encoded_apart() -> None:
     """Also by a tokenizer without special tokens, of which none could stand before it."""
     inner = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     inner.decoder = decoders.Fuse()  # type: ignore[assignment]
-    tok = Tok(inner, "{% for m in messages %}{{ m.content }}{{ 'b' if m.role == 'assistant' }}{% endfor %}")
+    tok = Tok(
+        inner,
+        "{% for m in messages %}{{ m.content }}{{ 'b' if m.role == 'assistant' }}{% endfor %}",
+    )
     tokens = PromptBuilder(tok)
     first = tokens.prompt([user("b")])
     tokens.commit(first, [0], reply("a"))
     assert tokens.prompt([user("b"), reply("a")]).ids == [1, 0, 1]
 
 
-def test_a_tool_call_that_the_client_wrote_itself_stands_behind_the_reply(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_tool_call_that_the_client_wrote_itself_stands_behind_the_reply(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     tok = tokenizer_of()
     tokens = PromptBuilder(tok)
     first = tokens.prompt([user("hi")], [TOOL])

@@ -1,4 +1,5 @@
-"""The spelling of tool calls in each family of models: found from a template, read back, and kept in the history."""
+"""The spelling of tool calls in each family of models: found from a template, read back, and kept
+in the history."""
 
 from __future__ import annotations
 
@@ -63,7 +64,10 @@ TOOLS = [
         "function": {
             "name": name,
             "description": "d",
-            "parameters": {"type": "object", "properties": {k: {"type": t} for k, t in KINDS.items()}},
+            "parameters": {
+                "type": "object",
+                "properties": {k: {"type": t} for k, t in KINDS.items()},
+            },
         },
     }
     for name in NAMES
@@ -77,12 +81,18 @@ def template_of(name: str) -> str:
         item = item.replace("%s", _JSON)
     item = item.replace("%%", "%")
     return (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content or '' }}"
-        "{% if m.tool_calls %}" + opening + "{% for c in m.tool_calls %}" + item
-        + "{% if not loop.last %}" + between + "{% endif %}{% endfor %}" + closing + "{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>\n{{"
+        " m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content or '' }}{% if m.tool_calls %}"
+        + opening
+        + "{% for c in m.tool_calls %}"
+        + item
+        + "{% if not loop.last %}"
+        + between
+        + "{% endif %}{% endfor %}"
+        + closing
+        + "{% endif %}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )  # fmt: skip
+    )
 
 
 def tokenizer_of(name: str) -> ByteTokenizer:
@@ -101,7 +111,12 @@ def rendered(name: str, calls: Calls, content: str = "", reasoning: str | None =
         }
         for number, (called, arguments) in enumerate(calls)
     ]
-    message = {"role": "assistant", "content": content, "tool_calls": made, "reasoning_content": reasoning}
+    message = {
+        "role": "assistant",
+        "content": content,
+        "tool_calls": made,
+        "reasoning_content": reasoning,
+    }
     tokenizer = tokenizer_of(name)
     text = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables).reply_text(message, TOOLS)
     assert text.endswith("<|im_end|>\n")
@@ -113,8 +128,19 @@ def learnt(name: str) -> ReplyFormat:
     return learn(tokenizer_of(name))
 
 
-text = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<"), max_size=12) | st.sampled_from(
-    ["Zürich 東京 🙂", 'say "hi"\nthere', "it's {a} [b], (c); d", "  padded  ", "True", "12", "null", "a\\nb"]
+text = st.text(
+    st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<"), max_size=12
+) | st.sampled_from(
+    [
+        "Zürich 東京 🙂",
+        'say "hi"\nthere',
+        "it's {a} [b], (c); d",
+        "  padded  ",
+        "True",
+        "12",
+        "null",
+        "a\\nb",
+    ]
 )
 value = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | text,
@@ -151,8 +177,15 @@ def test_calls_are_read_back_as_they_were_rendered(
     reply = rendered(name, calls, content, reasoning)
     for form in forms:
         parsed = form.parse(reply, prompt="<|im_start|>assistant\n", tools=TOOLS)
-        assert [(n, json.loads(a)) for n, a in parsed.calls] == [(n, dict(a)) for n, a in calls], (reply, form)
-        assert (parsed.content or "", parsed.reasoning, parsed.unread) == (content, reasoning, False)
+        assert [(n, json.loads(a)) for n, a in parsed.calls] == [(n, dict(a)) for n, a in calls], (
+            reply,
+            form,
+        )
+        assert (parsed.content or "", parsed.reasoning, parsed.unread) == (
+            content,
+            reasoning,
+            False,
+        )
 
 
 @pytest.mark.parametrize("name", list(SPELLINGS))
@@ -170,10 +203,15 @@ class Told:
     model, max_model_len = "told", 4000
 
     def __init__(self, text: str, finish: str = "stop") -> None:
-        ids = [*ByteTokenizer().encode(text), *([min(ByteTokenizer.eos_ids)] if finish == "stop" else [])]
+        ids = [
+            *ByteTokenizer().encode(text),
+            *([min(ByteTokenizer.eos_ids)] if finish == "stop" else []),
+        ]
         self.reply = Sampled(ids, [-0.1] * len(ids), finish, 0)
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
         return [self.reply]
 
     def forget(self, session: str) -> None:
@@ -188,12 +226,17 @@ class Told:
 def test_the_next_prompt_has_the_sampled_ids_with_the_ids_of_calls_that_the_model_wrote(
     name: str, reasoning: str | None
 ) -> None:
-    calls = [("calc", {"s": "a b", "n": 2, "o": {"p": [1, None]}}), ("get_weather", {"s": "Zürich"})]
+    calls = [
+        ("calc", {"s": "a b", "n": 2, "o": {"p": [1, None]}}),
+        ("get_weather", {"s": "Zürich"}),
+    ]
     told = Told(rendered(name, calls, "", reasoning))
     engine = TokenEngine(told, tokenizer_of(name))
 
     def ask(messages: Any) -> Any:
-        return asyncio.run(engine.answer(CHAT.ask({"messages": messages, "tools": TOOLS}, "e", "a")))
+        return asyncio.run(
+            engine.answer(CHAT.ask({"messages": messages, "tools": TOOLS}, "e", "a"))
+        )
 
     user = [{"role": "user", "content": "hi"}]
     first = ask(user)
@@ -223,12 +266,17 @@ def test_reasoning_that_is_not_closed_may_end_in_a_call_and_an_empty_block_is_no
 
 def test_a_list_in_brackets_is_no_call_of_a_tool_that_is_not_there() -> None:
     form = ReplyFormat(PARSERS["pythonic"])
-    assert not form.parse("[f(x=1)]", tools=TOOLS).calls and form.parse("[calc(s='x', b=true)]", tools=TOOLS).calls
+    assert (
+        not form.parse("[f(x=1)]", tools=TOOLS).calls
+        and form.parse("[calc(s='x', b=true)]", tools=TOOLS).calls
+    )
     assert not form.parse("[calc(__import__('os'))]", tools=TOOLS).calls
 
 
 def test_a_reply_that_begins_a_call_is_told_to_the_agent_and_the_trace() -> None:
-    engine = TokenEngine(Told('<tool_call>{"name": "calc", "arguments": {]</tool_call>'), tokenizer_of("hermes"))
+    engine = TokenEngine(
+        Told('<tool_call>{"name": "calc", "arguments": {]</tool_call>'), tokenizer_of("hermes")
+    )
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
     ask = CHAT.ask(body, "e", "a")
     answer = asyncio.run(engine.answer(ask))
@@ -238,7 +286,9 @@ def test_a_reply_that_begins_a_call_is_told_to_the_agent_and_the_trace() -> None
 
 def test_a_tool_call_that_is_cut_at_the_token_limit_cannot_be_read_either() -> None:
     """Its finish reason tells it from one that the model ended; only the latter is a wrong call."""
-    engine = TokenEngine(Told('<tool_call>{"name": "calc", "arguments": {"s": "1', "length"), tokenizer_of("hermes"))
+    engine = TokenEngine(
+        Told('<tool_call>{"name": "calc", "arguments": {"s": "1', "length"), tokenizer_of("hermes")
+    )
     ask = CHAT.ask({"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}, "e", "a")
     [choice] = CHAT.completion(asyncio.run(engine.answer(ask)), ask, "1")["choices"]
     assert (choice["unread_tool_call"], choice["finish_reason"]) == (True, "length")
@@ -254,15 +304,24 @@ def test_a_tool_call_that_is_cut_at_the_token_limit_cannot_be_read_either() -> N
         for of in (choice, ended)
     )
     assert metrics_of([cut, wrong]) == {"unread_tool_calls": 2.0, "cut_tool_calls": 1.0}
-    assert [fault_in(call, ["wrong_toolcall"], engine) for call in (cut, wrong)] == [None, "wrong_toolcall"]
+    assert [fault_in(call, ["wrong_toolcall"], engine) for call in (cut, wrong)] == [
+        None,
+        "wrong_toolcall",
+    ]
 
 
 def test_formats_are_found_from_templates() -> None:
     found = {name: learnt(name).calls for name in SPELLINGS}
-    assert all(len(forms) == (2 if name == "llama3_json" else 1) for name, forms in found.items()), found
+    assert all(
+        len(forms) == (2 if name == "llama3_json" else 1) for name, forms in found.items()
+    ), found
     kinds: dict[str, Any] = {name: forms[0] for name, forms in found.items()}
     assert all(isinstance(form, CallFormat) and "zqkey" in form.item for form in kinds.values())
-    assert {name for name, form in kinds.items() if form.pairs} == {"qwen3_coder", "glm45", "deepseek v3.2"}
+    assert {name for name, form in kinds.items() if form.pairs} == {
+        "qwen3_coder",
+        "glm45",
+        "deepseek v3.2",
+    }
     assert {name for name, form in kinds.items() if form.python} == {"pythonic"}
 
 
@@ -286,7 +345,9 @@ def test_without_parallel_calls_a_reply_ends_after_the_first(name: str) -> None:
     assert ids == list(told.reply.output_ids)[: len(ids)] and len(choice.logprobs) == len(ids)
     said = ByteTokenizer().decode(ids)
     assert "get_weather" not in said and rendered(name, calls[:1]).startswith(said)
-    second = ask([*user, choice.message, {"role": "tool", "content": "1", "tool_call_id": call["id"]}])
+    second = ask(
+        [*user, choice.message, {"role": "tool", "content": "1", "tool_call_id": call["id"]}]
+    )
     before = [*first.prompt_ids, *ids]
     assert list(second.prompt_ids)[: len(before)] == before
 
@@ -297,9 +358,14 @@ def test_a_reply_goes_on_with_a_message_that_the_client_began() -> None:
     def ask(messages: Any, **more: Any) -> Any:
         return asyncio.run(engine.answer(CHAT.ask({"messages": messages, **more}, "e", "a")))
 
-    begun = [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "The answer is "}]
+    begun = [
+        {"role": "user", "content": "6*7?"},
+        {"role": "assistant", "content": "The answer is "},
+    ]
     first = ask(begun, continue_final_message=True, add_generation_prompt=False)
-    assert ByteTokenizer().decode(first.prompt_ids).endswith("<|im_start|>assistant\nThe answer is ")
+    assert (
+        ByteTokenizer().decode(first.prompt_ids).endswith("<|im_start|>assistant\nThe answer is ")
+    )
     (choice,) = first.choices
     assert choice.message == {"role": "assistant", "content": "42."}
     whole = {"role": "assistant", "content": "The answer is 42."}

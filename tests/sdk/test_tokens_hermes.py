@@ -1,4 +1,5 @@
-"""Templates that render no tools: tools, calls and results are written in the Hermes form, and read in it."""
+"""Templates that render no tools: tools, calls and results are written in the Hermes form, and read
+in it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ PARTS = SMOL.replace("+ m.content +", "+ (m.content | map(attribute='text') | jo
 """Content as a list of parts."""
 ERASING = SMOL.replace("You are a helpful assistant.", "Tools: {{ tools | tojson }}")
 """Tools are shown, the model's calls are not."""
-UNTOLD = SMOL.replace("+ m.content +", "+ m.content + (m.tool_calls | tojson if m.tool_calls else '') +")
+UNTOLD = SMOL.replace(
+    "+ m.content +", "+ m.content + (m.tool_calls | tojson if m.tool_calls else '') +"
+)
 """Calls and results are shown, tools are not: as DeepSeek V3's."""
 LACKING = {"smol": SMOL, "strict": STRICT, "parts": PARTS, "erasing": ERASING}
 TOOLS = [
@@ -70,7 +73,11 @@ def tokenizer(template: str) -> ByteTokenizer:
 
 def called(*calls: tuple[str, str], content: str | None = None) -> Message:
     made = [
-        {"id": f"call{i:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {
+            "id": f"call{i:05}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
         for i, (name, arguments) in enumerate(calls)
     ]
     return {"role": "assistant", "content": content, "tool_calls": made}
@@ -87,29 +94,42 @@ def rendered(source: str, messages: Sequence[Message], tools: Any = TOOLS) -> st
 
 def test_the_probe_finds_what_a_template_does_not_render() -> None:
     lacks = {name: set(ChatTemplate.of(source, {}).lacks) for name, source in LACKING.items()}
-    assert lacks.pop("erasing") == {"calls"} and all(found == {"tools", "calls"} for found in lacks.values())
+    assert lacks.pop("erasing") == {"calls"} and all(
+        found == {"tools", "calls"} for found in lacks.values()
+    )
     assert ChatTemplate.of(UNTOLD, {}).lacks == {"tools"}
     assert not ChatTemplate.of(ByteTokenizer().chat_template, {}).lacks
 
 
 def test_the_hermes_form_to_the_letter() -> None:
-    asked = [USER, called(("calc", '{"e": "12*34"}'), ("look", "{}"), content="Wait."), result("408"), result("no", 1)]
+    asked = [
+        USER,
+        called(("calc", '{"e": "12*34"}'), ("look", "{}"), content="Wait."),
+        result("408"),
+        result("no", 1),
+    ]
     system, user, assistant, results, generated = rendered(SMOL, asked).split("<|im_start|>")[1:]
     assert system.startswith("system\n# Tools\n") and system.endswith(f"</tool_response>.{END}\n")
     listed = system.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
     assert [json.loads(line) for line in listed] == TOOLS
     assert user == f"user\nWhat is 12*34?{END}\n"
-    assert assistant == (
-        'assistant\nWait.\n<tool_call>\n{"name": "calc", "arguments": {"e": "12*34"}}\n</tool_call>\n'
-        f'<tool_call>\n{{"name": "look", "arguments": {{}}}}\n</tool_call>{END}\n'
+    assert (
+        assistant == 'assistant\nWait.\n<tool_call>\n{"name": "calc", "arguments": {"e":'
+        ' "12*34"}}\n</tool_call>\n<tool_call>\n{"name": "look", "arguments":'
+        f" {{}}}}\n</tool_call>{END}\n"
     )
-    assert results == f"user\n<tool_response>\n408\n</tool_response>\n<tool_response>\nno\n</tool_response>{END}\n"
+    assert (
+        results
+        == f"user\n<tool_response>\n408\n</tool_response>\n<tool_response>\nno\n</tool_response>{END}\n"
+    )
     assert generated == "assistant\n"
 
 
 def test_tools_are_added_to_the_system_message_and_to_the_user_where_none_is_shown() -> None:
     told = rendered(SMOL, [{"role": "system", "content": "Be kind."}, USER])
-    assert told.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n") and told.count("system\n") == 1
+    assert (
+        told.startswith("<|im_start|>system\nBe kind.\n\n# Tools\n") and told.count("system\n") == 1
+    )
     assert rendered(STRICT, [USER]).startswith("<|im_start|>user\n# Tools\n")
     assert f"\n\n{USER['content']}{END}" in rendered(STRICT, [USER])
 
@@ -128,7 +148,9 @@ def test_a_conversation_without_tools_stays_the_templates(source: str) -> None:
 def test_only_tools_are_added_where_the_template_has_a_form_for_calls() -> None:
     asked = [USER, called(("calc", '{"e": "1"}')), result("408")]
     text = rendered(UNTOLD, asked)
-    assert "<tools>\n" in text and "tool_call>" not in text and '"name": "calc", "arguments"' in text
+    assert (
+        "<tools>\n" in text and "tool_call>" not in text and '"name": "calc", "arguments"' in text
+    )
     assert text.endswith(f"<|im_start|>tool\n408{END}\n<|im_start|>assistant\n")
 
 
@@ -143,7 +165,9 @@ def test_replies_are_read_in_the_form_that_is_rendered(source: str) -> None:
         assert parsed.content == "Wait."
     grammar = reply_grammar({"tool_choice": "required"}, TOOLS, form, ByteTokenizer())
     forced = '<tool_call>\n{"name": "look", "arguments": {"e": "x"}}\n</tool_call>'
-    assert admits(grammar, ByteTokenizer(), [*ByteTokenizer().encode(forced), *ByteTokenizer().eos_ids])
+    assert admits(
+        grammar, ByteTokenizer(), [*ByteTokenizer().encode(forced), *ByteTokenizer().eos_ids]
+    )
 
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Z")), max_size=8)
@@ -161,7 +185,8 @@ turns = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(LACKING)), turns, st.sampled_from([" ", "", "\n "]))
 def test_turns_with_tools_are_token_exact_and_merge(name: str, talk: Any, blank: str) -> None:
-    """The next prompt begins with this prompt and the ids that were sampled, however the model spaces its JSON."""
+    """The next prompt begins with this prompt and the ids that were sampled, however the model
+    spaces its JSON."""
     tok = tokenizer(LACKING[name])
     form, tokens = learn(tok), PromptBuilder(tok)
     messages: list[Message] = [USER]
@@ -169,11 +194,16 @@ def test_turns_with_tools_are_token_exact_and_merge(name: str, talk: Any, blank:
     for calls, content, returned in talk:
         prompt = tokens.prompt(messages, TOOLS)
         assert list(prompt.ids[: len(before)]) == before and prompt.cause is None
-        items = [f'{{"name":{blank}"{n}",{blank}"arguments": {{"e":{blank}{json.dumps(e)}}}}}' for n, e in calls]
+        items = [
+            f'{{"name":{blank}"{n}",{blank}"arguments": {{"e":{blank}{json.dumps(e)}}}}}'
+            for n, e in calls
+        ]
         said = content.strip() + "".join(f"\n<tool_call>\n{item}\n</tool_call>" for item in items)
         output = [*tok.encode(said), min(tok.eos_ids)]
         parsed = form.parse(said, tools=TOOLS)
-        assert [json.loads(arguments)["e"] for _, arguments in parsed.calls] == [e for _, e in calls]
+        assert [json.loads(arguments)["e"] for _, arguments in parsed.calls] == [
+            e for _, e in calls
+        ]
         reply = called(*parsed.calls, content=parsed.content)
         tokens.commit(prompt, output, reply)
         before = [*prompt.ids, *output]
@@ -197,10 +227,17 @@ def gateway() -> Iterator[Gateway]:
 def two_turns(client: openai.OpenAI) -> str:
     messages: list[Any] = [USER]
     for _ in range(2):
-        message = client.chat.completions.create(model="m", messages=messages, tools=TOOLS).choices[0].message
+        message = (
+            client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+            .choices[0]
+            .message
+        )
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls or ():
-            assert (call.function.name, json.loads(call.function.arguments)) == ("calc", {"e": "12*34"})
+            assert (call.function.name, json.loads(call.function.arguments)) == (
+                "calc",
+                {"e": "12*34"},
+            )
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "408"})
     return str(messages[-1]["content"])
 
@@ -216,11 +253,17 @@ def test_an_agent_with_a_tool_is_one_timeline_and_told_once(
             assert two_turns(episode.model().openai()) == "It is 408."
             calls = episode.calls
     assert len([r for r in caplog.records if "Hermes form" in r.getMessage()]) == 1
-    whole = Episode(episode_id="two", group_id="g", calls=tuple(calls), rewards=(Reward(value=1.0),))
+    whole = Episode(
+        episode_id="two", group_id="g", calls=tuple(calls), rewards=(Reward(value=1.0),)
+    )
     batch = build([whole], estimator="opd")
     [sample] = batch.samples
     text = engine.tokenizer.decode(sample.timeline.token_ids.tolist())
-    assert not batch.splits and "<tool_response>\n408\n</tool_response>" in text and text.count(CALL) == 1
+    assert (
+        not batch.splits
+        and "<tool_response>\n408\n</tool_response>" in text
+        and text.count(CALL) == 1
+    )
 
 
 def test_a_scripted_message_is_spelt_in_the_form(gateway: Gateway) -> None:
@@ -237,7 +280,10 @@ def test_the_config_may_insist_on_the_template(gateway: Gateway) -> None:
         two_turns(episode.model().openai())
     assert [type(error) for error in episode.errors] == [ConfigError]
     plain = gateway.open(EpisodeSpec("two", engine)).model().openai()
-    assert plain.chat.completions.create(model="m", messages=[USER]).choices[0].message.content == "408"
+    assert (
+        plain.chat.completions.create(model="m", messages=[USER]).choices[0].message.content
+        == "408"
+    )
     known = ScriptedEngine([CALL, "It is 408."], ByteTokenizer(), tool_call_parser="template")
     assert two_turns(gateway.open(EpisodeSpec("three", known)).model().openai()) == "It is 408."
 
@@ -247,5 +293,7 @@ def test_another_parser_than_the_form_is_refused() -> None:
         learn(tokenizer(SMOL), "llama3_json")
     assert learn(tokenizer(SMOL), "none").calls == ()
     engine = ScriptedEngine([CALL], tokenizer(SMOL), tool_call_parser="hermes")
-    [choice] = asyncio.run(engine.answer(CHAT.ask({"messages": [USER], "tools": TOOLS}, "e", "a"))).choices
+    [choice] = asyncio.run(
+        engine.answer(CHAT.ask({"messages": [USER], "tools": TOOLS}, "e", "a"))
+    ).choices
     assert choice.message is not None and choice.message["tool_calls"]

@@ -1,4 +1,5 @@
-"""Chat templates that come with a checkpoint and are after the machine: each is stopped, soon and with one message."""
+"""Chat templates that come with a checkpoint and are after the machine: each is stopped, soon and
+with one message."""
 
 from __future__ import annotations
 
@@ -146,14 +147,18 @@ CHATML = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 @pytest.mark.parametrize(
     "source",
-    [pytest.param(source, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, source in HOSTILE.items()],
+    [
+        pytest.param(source, id=name, marks=[pytest.mark.slow] * (name in SLOW))
+        for name, source in HOSTILE.items()
+    ],
 )
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
 def test_a_hostile_template_is_stopped(source: str, later: bool) -> None:
     """Later: in the third message, behind all probes."""
     with pytest.raises((ConfigError, RequestRefused)) as raised:
         template = ChatTemplate(
-            f"{{% if messages | length > 4 %}}{source}{{% endif %}}{CHATML}" if later else source, {}
+            f"{{% if messages | length > 4 %}}{source}{{% endif %}}{CHATML}" if later else source,
+            {},
         )
         template.render([{"role": "user", "content": "hi"}] * 5)
     assert "chat template" in str(raised.value)
@@ -161,7 +166,8 @@ def test_a_hostile_template_is_stopped(source: str, later: bool) -> None:
 
 @pytest.mark.slow
 def test_texts_and_lists_that_a_template_makes_are_bounded_in_all() -> None:
-    """Kept or dropped: no template of `GREEDY` takes much more memory than it may make, and each is stopped."""
+    """Kept or dropped: no template of `GREEDY` takes much more memory than it may make, and each is
+    stopped."""
     program = (
         "import json, sys\n"
         "from ajet_sdk.errors import ConfigError\n"
@@ -177,9 +183,13 @@ def test_texts_and_lists_that_a_template_makes_are_bounded_in_all() -> None:
         "print(round(peak_megabytes()))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(GREEDY), capture_output=True, text=True, check=False,
+        [sys.executable, "-c", program],
+        input=json.dumps(GREEDY),
+        capture_output=True,
+        text=True,
+        check=False,
         cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0].isdigit() and int(done.stdout) < 1_000, done.stdout
 
@@ -191,8 +201,13 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, tiny_model: Path) -> No
     config = json.loads((place / "config.json").read_text())
     code = f"open({str(ran)!r}, 'w').close()\nraise ImportError('it was run')\n"
     (place / "modeling_own.py").write_text(code)
-    names = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
-    (place / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
+    names = {
+        "AutoConfig": "modeling_own.OwnConfig",
+        "AutoModelForCausalLM": "modeling_own.OwnModel",
+    }
+    (place / "config.json").write_text(
+        json.dumps({**config, "model_type": "own", "auto_map": names})
+    )
     with pytest.raises(ConfigError, match=r"which is not run.*trust_remote_code: true"):
         load_model(place)
     HFTokenizer(str(place))  # its own class is one of transformers
@@ -204,23 +219,32 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, tiny_model: Path) -> No
 
 def test_whatever_loads_a_checkpoint_says_whether_its_code_may_run() -> None:
     """Else transformers asks on the terminal."""
-    for file in (path for package in ("ajet_sdk", "ajet_tools") for path in (ROOT / package).rglob("*.py")):
+    for file in (
+        path for package in ("ajet_sdk", "ajet_tools") for path in (ROOT / package).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and re.fullmatch(r"Auto\w+\.from_pretrained", ast.unparse(node.func)):
-                assert "trust_remote_code" in {keyword.arg for keyword in node.keywords}, (file, node.lineno)
+            if isinstance(node, ast.Call) and re.fullmatch(
+                r"Auto\w+\.from_pretrained", ast.unparse(node.func)
+            ):
+                assert "trust_remote_code" in {keyword.arg for keyword in node.keywords}, (
+                    file,
+                    node.lineno,
+                )
 
 
 def test_what_templates_do_is_not_stopped() -> None:
     source = (
-        "{% macro one(m, n) %}{{ '%-10s' % m.role }}{{ '{:>8}'.format(n) }}{% endmacro %}"
-        "{% set ns = namespace(s='', n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
-        "{% set ns.s = ns.s ~ one(m, ns.n) ~ m.content.replace('a', 'bb') ~ ('-' * 20) %}"
-        "{% if not loop.last %}{% set ns.s = ns.s + loop.nextitem.role %}{% endif %}{% endfor %}"
-        "{{ ns.s | indent(4) | center(30) }}{{ messages | map(attribute='role') | join(', ') }}{{ 7 % 3 }}{{ 2 * 3 }}"
-        "{% for k, v in (messages | first).items() recursive %}{{ k }}{{ loop.length }}{% endfor %}"
-        "{% set block %}{{ messages | tojson(indent=2) }}{% endset %}{{ block }}"
+        "{% macro one(m, n) %}{{ '%-10s' % m.role }}{{ '{:>8}'.format(n) }}{% endmacro %}{% set ns"
+        " = namespace(s='', n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% set ns.s ="
+        " ns.s ~ one(m, ns.n) ~ m.content.replace('a', 'bb') ~ ('-' * 20) %}{% if not loop.last"
+        " %}{% set ns.s = ns.s + loop.nextitem.role %}{% endif %}{% endfor %}{{ ns.s | indent(4) |"
+        " center(30) }}{{ messages | map(attribute='role') | join(', ') }}{{ 7 % 3 }}{{ 2 * 3 }}{%"
+        " for k, v in (messages | first).items() recursive %}{{ k }}{{ loop.length }}{% endfor %}{%"
+        " set block %}{{ messages | tojson(indent=2) }}{% endset %}{{ block }}"
     )
     messages = [{"role": "user", "content": "banana"}, {"role": "assistant", "content": "a"}] * 200
     plain = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     plain.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
-    assert ChatTemplate(source, {}).render(messages) == plain.from_string(source).render(messages=messages)
+    assert ChatTemplate(source, {}).render(messages) == plain.from_string(source).render(
+        messages=messages
+    )

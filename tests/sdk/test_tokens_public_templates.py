@@ -1,4 +1,5 @@
-"""Exact ids on published chat templates, as TRL collects them: our text is transformers' text, and ids are kept."""
+"""Exact ids on published chat templates, as TRL collects them: our text is transformers' text, and
+ids are kept."""
 
 from __future__ import annotations
 
@@ -28,10 +29,17 @@ TOOL = {
     "function": {
         "name": "calc",
         "description": "Calculates.",
-        "parameters": {"type": "object", "properties": {"e": {"type": "string", "description": "what"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"e": {"type": "string", "description": "what"}},
+        },
     },
 }
-CALL = {"id": "call00001", "type": "function", "function": {"name": "calc", "arguments": '{"e": "12*34"}'}}
+CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "calc", "arguments": '{"e": "12*34"}'},
+}
 MARKER = re.compile(r"<\|[^|<>\s]{1,30}\|>|<｜[^｜<>]{1,30}｜>|</?[a-z_]{1,20}>|\[/?[A-Z_]{3,20}\]")
 Message = dict[str, Any]
 
@@ -75,10 +83,14 @@ class Published:
     def __init__(self, inner: Any, source: str) -> None:
         self.inner = Tokenizer.from_str(inner.to_str())
         markers = sorted(set(MARKER.findall(source)) | {"<bos>", "<eos>"})
-        self.inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in markers])
+        self.inner.add_special_tokens(
+            [AddedToken(text, special=True, normalized=False) for text in markers]
+        )
         self.chat_template: str | None = source
         self.variables: Mapping[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
-        self._special = {i for i, token in self.inner.get_added_tokens_decoder().items() if token.special}
+        self._special = {
+            i for i, token in self.inner.get_added_tokens_decoder().items() if token.special
+        }
         self.eos_ids = frozenset({self.inner.token_to_id("<eos>")})
 
     def encode(self, text: str) -> list[int]:
@@ -107,9 +119,11 @@ LACKING = re.compile(
 """Templates that render no tools, or no calls; deepseekv3 renders calls alone."""
 
 
-def of_transformers(tok: Published, messages: list[Message], tools: Any, generate: bool = True) -> str | None:
-    """What transformers renders of the messages in the form that the template reads, with tools as text where it
-    renders none; None where it refuses."""
+def of_transformers(
+    tok: Published, messages: list[Message], tools: Any, generate: bool = True
+) -> str | None:
+    """What transformers renders of the messages in the form that the template reads, with tools as
+    text where it renders none; None where it refuses."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     template = ChatTemplate.of(tok.chat_template, tok.variables)
@@ -118,7 +132,11 @@ def of_transformers(tok: Published, messages: list[Message], tools: Any, generat
     formed = [template.form(m) for m in messages]
     try:
         [text], _ = render_jinja_template(
-            [formed], tools=tools, chat_template=tok.chat_template, add_generation_prompt=generate, **tok.variables
+            [formed],
+            tools=tools,
+            chat_template=tok.chat_template,
+            add_generation_prompt=generate,
+            **tok.variables,
         )
     except Exception:  # noqa: BLE001  a template refuses in many ways
         return None
@@ -126,14 +144,26 @@ def of_transformers(tok: Published, messages: list[Message], tools: Any, generat
 
 
 def sampled_of(tok: Published, messages: list[Message], reply: Message, tools: Any) -> list[int]:
-    """What the model may have sampled: the reply as the template writes it, letter by letter where it is plain."""
-    head, whole = of_transformers(tok, messages, tools), of_transformers(tok, [*messages, reply], tools, False)
-    body = whole[len(head) :] if head and whole and whole.startswith(head) else str(reply["content"]) + "<eos>"
-    return [i for piece in re.split(f"({MARKER.pattern}|.)", body) if piece for i in tok.encode(piece)]
+    """What the model may have sampled: the reply as the template writes it, letter by letter where
+    it is plain."""
+    head, whole = (
+        of_transformers(tok, messages, tools),
+        of_transformers(tok, [*messages, reply], tools, False),
+    )
+    body = (
+        whole[len(head) :]
+        if head and whole and whole.startswith(head)
+        else str(reply["content"]) + "<eos>"
+    )
+    return [
+        i for piece in re.split(f"({MARKER.pattern}|.)", body) if piece for i in tok.encode(piece)
+    ]
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_text_is_that_of_transformers_and_sampled_ids_are_kept(path: Path, tokenizer_of: Callable[..., Any]) -> None:
+def test_text_is_that_of_transformers_and_sampled_ids_are_kept(
+    path: Path, tokenizer_of: Callable[..., Any]
+) -> None:
     tok = published(path, tokenizer_of)
     rendered = 0
     for name, (asked, tools, replies, following) in CONVERSATIONS.items():
@@ -153,7 +183,9 @@ def test_text_is_that_of_transformers_and_sampled_ids_are_kept(path: Path, token
                 assert (prompt.cause is None) == (prompt.reused == len(before[-1])), (name, turn)
                 assert "".join(shown.split()) == "".join(prompt.text.split()), (name, turn)
             else:
-                assert prompt.ids == tok.encode(prompt.text) and (turn == 0) == (prompt.cause is None), (name, turn)
+                assert prompt.ids == tok.encode(prompt.text) and (turn == 0) == (
+                    prompt.cause is None
+                ), (name, turn)
             if turn == len(replies):
                 break
             output = sampled_of(tok, messages, replies[turn], tools)
@@ -163,11 +195,14 @@ def test_text_is_that_of_transformers_and_sampled_ids_are_kept(path: Path, token
     assert rendered >= 2, "the template refuses everything"
 
 
-@pytest.mark.parametrize("name", ["cohere2", "gemma3", "glm4moe", "lfm2", "llama3_1", "qwen2_5", "smolvlm"])
+@pytest.mark.parametrize(
+    "name", ["cohere2", "gemma3", "glm4moe", "lfm2", "llama3_1", "qwen2_5", "smolvlm"]
+)
 def test_a_template_that_keeps_history_keeps_a_conversation_in_one_piece(
     name: str, tokenizer_of: Callable[..., Any]
 ) -> None:
-    """Else the law above would say nothing. Others strip the reasoning that their generation prompt opens."""
+    """Else the law above would say nothing. Others strip the reasoning that their generation prompt
+    opens."""
     tok = published(FOLDER / f"{name}.jinja", tokenizer_of)
     asked, tools, replies, following = CONVERSATIONS["plain"]
     tokens = PromptBuilder(tok)
@@ -177,7 +212,9 @@ def test_a_template_that_keeps_history_keeps_a_conversation_in_one_piece(
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_a_template_that_supports_tools_keeps_its_form(path: Path, tokenizer_of: Callable[..., Any]) -> None:
+def test_a_template_that_supports_tools_keeps_its_form(
+    path: Path, tokenizer_of: Callable[..., Any]
+) -> None:
     tok, name = published(path, tokenizer_of), path.stem.removesuffix("_training")
     lacks = ChatTemplate.of(tok.chat_template, tok.variables).lacks
     if name == "deepseekv3":
@@ -192,7 +229,9 @@ OWN_SYNTAX = re.compile("gemma4|diffusion_gemma|muse")
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
-def test_calls_that_a_template_shows_are_read_back(path: Path, tokenizer_of: Callable[..., Any]) -> None:
+def test_calls_that_a_template_shows_are_read_back(
+    path: Path, tokenizer_of: Callable[..., Any]
+) -> None:
     tok = published(path, tokenizer_of)
     template, form = ChatTemplate.of(tok.chat_template, tok.variables), learn(tok)
     for arguments in ({"e": "12*34"}, {}, {"e": "Zürich 東京"}):
@@ -203,4 +242,6 @@ def test_calls_that_a_template_shows_are_read_back(path: Path, tokenizer_of: Cal
         if "calc" not in text or OWN_SYNTAX.search(path.stem):
             continue
         read = form.parse(text, tools=[TOOL])
-        assert [(name, json.loads(spelt)) for name, spelt in read.calls] == [("calc", arguments)], text
+        assert [(name, json.loads(spelt)) for name, spelt in read.calls] == [("calc", arguments)], (
+            text
+        )

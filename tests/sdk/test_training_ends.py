@@ -41,34 +41,54 @@ def run_command(tmp_path: Path, model: Path, judge: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_run_without_an_update_says_so_and_has_an_exit_code_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_without_an_update_says_so_and_has_an_exit_code_of_its_own(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     code, output = run_command(tmp_path, tiny_model, "never")
     assert code == 3, output
     [*_, last] = output.strip().splitlines()
-    assert last.startswith("no update was made: ") and "trained model saved" not in output and "Try it" not in output
+    assert (
+        last.startswith("no update was made: ")
+        and "trained model saved" not in output
+        and "Try it" not in output
+    )
     [saved] = (tmp_path / "experiment").glob("checkpoint/*/model/model.safetensors")
     assert saved.read_bytes() == (tiny_model / "model.safetensors").read_bytes()
     first = "step 1: the rewards have no variance: all attempts at each task got the same reward"
-    assert f"{first}, so there is nothing to learn from (mean reward 0, pass@1 0.00, pass@4 0.00)" in output
+    assert (
+        f"{first}, so there is nothing to learn from (mean reward 0, pass@1 0.00, pass@4 0.00)"
+        in output
+    )
     assert "no attempt solved its task: choose easier tasks" in output
     assert output.count("the rewards have no variance") == 1, "the second step says nothing new"
     assert set(outcomes(job(tmp_path, tiny_model))) == {"zero_advantage", "evaluation"}
 
 
 @pytest.mark.slow
-def test_a_run_that_got_worse_says_so_last_and_offers_its_start(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_that_got_worse_says_so_last_and_offers_its_start(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     code, output = run_command(tmp_path, tiny_model, "length")
     assert code == 0, output
-    assert "trained model saved to" in output and f"Try it with: ajet serve {tiny_model}\n" in output
+    assert (
+        "trained model saved to" in output and f"Try it with: ajet serve {tiny_model}\n" in output
+    )
     [*_, last] = output.strip().splitlines()
-    assert last == "worse than the start; best was step 0 (val/reward 1.000 at step 0, 0.800 at step 2)"
+    assert (
+        last
+        == "worse than the start; best was step 0 (val/reward 1.000 at step 0, 0.800 at step 2)"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("scores", "best", "warning"),
     [
-        ([0.5, 0.9, 0.2, 0.3], 1, "worse than the start; best was step 1 (val/reward 0.500 at step 0, 0.300 at step 3"),
+        (
+            [0.5, 0.9, 0.2, 0.3],
+            1,
+            "worse than the start; best was step 1 (val/reward 0.500 at step 0, 0.300 at step 3",
+        ),
         ([0.5, 0.6, 0.9, 0.7], 2, ""),
         ([0.5, 0.6, 0.7, 0.7], 3, ""),
     ],
@@ -95,11 +115,17 @@ def test_tokens_that_were_sampled_and_not_trained_are_told(
 ) -> None:
     """By the step at once, and by the result, whose last line stays what it was."""
     config = job(tmp_path, tiny_model)
-    config = config.model_copy(update={"data": config.data.model_copy(update={"max_response_length": 3})})
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"max_response_length": 3})}
+    )
     tuned = train(config, workflow=talk, judge=length)
     assert tuned.outcomes is not None and tuned.outcomes["truncated"] > 0 and tuned.trained_tokens
     assert "truncated (beyond the longest training sequence" in tuned.warning()
-    said = [record.getMessage() for record in caplog.records if "were not trained" in record.getMessage()]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "were not trained" in record.getMessage()
+    ]
     assert len(said) == 1 and said[0].startswith("step 1: ")
     assert not TunedModel(tuned.path, outcomes={"trained": 100, "truncated": 5}).warning()
 
@@ -126,7 +152,12 @@ def test_the_learning_rate_of_short_and_longer_runs_is_said(
     optim = {"lr": 1e-3, "lr_scheduler_type": "linear", "warmup_steps": 3}
     train(job(tmp_path, tiny_model, total_steps=2, optim=optim), workflow=talk, judge=length)
     assert "longer than the run" in " ".join(capsys.readouterr().out.split())
-    tuned = train(job(tmp_path, tiny_model, total_steps=5, optim=optim), workflow=talk, judge=length, resume=True)
+    tuned = train(
+        job(tmp_path, tiny_model, total_steps=5, optim=optim),
+        workflow=talk,
+        judge=length,
+        resume=True,
+    )
     assert "planned for 2 updates and now has 5" in " ".join(capsys.readouterr().out.split())
     rates = [1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 0.5e-3]
     assert list(tuned.history["train/lr"].values()) == pytest.approx(rates)
@@ -136,13 +167,18 @@ def test_the_learning_rate_of_short_and_longer_runs_is_said(
 def test_a_run_ends_once_its_tasks_are_solved(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three steps in a row, and one more validation; a step that is not solved in between starts the count anew."""
+    """Three steps in a row, and one more validation; a step that is not solved in between starts
+    the count anew."""
 
     @ajet.judge
     def from_step_3(output: str, episode: Episode) -> float:
         return 1.0 if episode.split == "val" or episode.step in (1, 3, 4, 5) else length(output)
 
-    train(job(tmp_path, tiny_model, total_steps=9, stop_when=["solved"]), workflow=talk, judge=from_step_3)
+    train(
+        job(tmp_path, tiny_model, total_steps=9, stop_when=["solved"]),
+        workflow=talk,
+        judge=from_step_3,
+    )
     output = " ".join(capsys.readouterr().out.split())
     assert "step 1: solved: every attempt solved its task (mean reward 1" in output
     assert "nothing to learn from" not in output

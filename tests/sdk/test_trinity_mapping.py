@@ -1,4 +1,5 @@
-"""`to_trinity`: every key of ours reaches Trinity, is read by our own code, or is refused or warned of by name."""
+"""`to_trinity`: every key of ours reaches Trinity, is read by our own code, or is refused or warned
+of by name."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ READ_BY_US = {
     },
     "other backbones": {"debug.", "model.api_key_env", "model.lora.", "tinker."},
 }  # fmt: skip
-"""Keys and sections that Trinity need not know of, by who reads them. Everything else is the mapping's."""
+"""Keys and sections that Trinity need not know of, by who reads them. Everything else is the
+mapping's."""
 
 BASE: dict[str, Any] = {
     "experiment_name": "job",
@@ -68,7 +70,9 @@ CHANGED: dict[str, Any] = {
 """Values for keys of which not every other value matters, or is allowed."""
 
 BESIDE: dict[str, dict[str, Any]] = {
-    "rollout.val_kwargs.num_repeat": {"rollout": {"val_kwargs": {"do_sample": True, "temperature": 1.0}}},
+    "rollout.val_kwargs.num_repeat": {
+        "rollout": {"val_kwargs": {"do_sample": True, "temperature": 1.0}}
+    },
     "trainer_common.total_steps": {"trainer_common": {"total_epochs": 3}},
 }
 
@@ -137,9 +141,19 @@ def another(path: str) -> Any:
 
 
 def _item(kind: Any) -> list[Any]:
-    listed = kind if get_origin(kind) is list else next(one for one in get_args(kind) if get_origin(one) is list)
+    listed = (
+        kind
+        if get_origin(kind) is list
+        else next(one for one in get_args(kind) if get_origin(one) is list)
+    )
     (item,) = get_args(listed)
-    return [get_args(item)[-1]] if get_origin(item) is Literal else [{}] if item is not str else ["another"]
+    return (
+        [get_args(item)[-1]]
+        if get_origin(item) is Literal
+        else [{}]
+        if item is not str
+        else ["another"]
+    )
 
 
 def who_reads(path: str) -> list[str]:
@@ -151,7 +165,9 @@ def who_reads(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", leaves())
-def test_every_key_is_mapped_refused_warned_of_or_read_by_us(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_key_is_mapped_refused_warned_of_or_read_by_us(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     beside = BESIDE.get(path, {})
     before = mapped(beside)
     caplog.clear()
@@ -163,7 +179,9 @@ def test_every_key_is_mapped_refused_warned_of_or_read_by_us(path: str, caplog: 
             return
     said = [record.getMessage() for record in caplog.records if path in record.getMessage()]
     ours = who_reads(path)
-    assert after != before or said or ours, f"{path} is lost: Trinity gets the same, and nobody says so"
+    assert after != before or said or ours, (
+        f"{path} is lost: Trinity gets the same, and nobody says so"
+    )
     if is_idle(path):
         assert said, f"{path} has no effect, and nobody says so"
 
@@ -171,20 +189,36 @@ def test_every_key_is_mapped_refused_warned_of_or_read_by_us(path: str, caplog: 
 def test_the_list_of_what_we_read_ourselves_has_nothing_that_is_gone() -> None:
     known = leaves()
     for one in (one for listed in READ_BY_US.values() for one in listed):
-        assert any(path == one or (one.endswith(".") and path.startswith(one)) for path in known), one
+        assert any(path == one or (one.endswith(".") and path.startswith(one)) for path in known), (
+            one
+        )
 
 
 def test_the_table_of_the_documented_system() -> None:
-    """docs of that system: each key and where it goes; expected steps 3, batches of 12 tasks, 5 attempts, 8 GPUs."""
+    """docs of that system: each key and where it goes; expected steps 3, batches of 12 tasks, 5
+    attempts, 8 GPUs."""
     made = mapped(
         {
             "data": {"train_batch_size": 12},
-            "rollout": {"num_repeat": 5, "multi_turn": {"expected_steps": 3}, "n_vllm_engine": 4, "max_env_worker": 40,
-                        "tensor_parallel_size": 2, "max_model_len": 900, "max_response_length_in_one_turn": 250},
-            "trainer_common": {"nnodes": 3, "n_gpus_per_node": 8, "total_epochs": 4, "test_freq": 11, "save_freq": 13,
-                               "optim": {"lr": 3e-5}},
+            "rollout": {
+                "num_repeat": 5,
+                "multi_turn": {"expected_steps": 3},
+                "n_vllm_engine": 4,
+                "max_env_worker": 40,
+                "tensor_parallel_size": 2,
+                "max_model_len": 900,
+                "max_response_length_in_one_turn": 250,
+            },
+            "trainer_common": {
+                "nnodes": 3,
+                "n_gpus_per_node": 8,
+                "total_epochs": 4,
+                "test_freq": 11,
+                "save_freq": 13,
+                "optim": {"lr": 3e-5},
+            },
         }
-    )  # fmt: skip
+    )
     table = {
         "cluster.node_num": 3,
         "cluster.gpu_per_node": 8,
@@ -203,8 +237,13 @@ def test_the_table_of_the_documented_system() -> None:
     }
     assert {path: at(made, path) for path in table} == table
     # Runners there are episodes, here groups of attempts: as many episodes at once.
-    assert at(made, "explorer.runner_per_model") * 5 <= 40 // 4 < (at(made, "explorer.runner_per_model") + 1) * 5
-    # Metrics go through the driver to every logger of ours, so that Trinity's own is always the way there.
+    assert (
+        at(made, "explorer.runner_per_model") * 5
+        <= 40 // 4
+        < (at(made, "explorer.runner_per_model") + 1) * 5
+    )
+    # Metrics go through the driver to every logger of ours, so that Trinity's own is always the way
+    # there.
     assert at(made, "monitor.monitor_type").endswith("DriverMonitor")
 
 
@@ -225,11 +264,17 @@ def test_what_the_other_system_left_out_is_there() -> None:
     names = [one["name"] for one in made["buffer"]["explorer_input"]["eval_tasksets"]]
     assert names == ["val", "greedy"]
     without = mapped({"trainer_common": {"use_kl_loss": False}})["algorithm"]
-    assert without["policy_loss_fn"].endswith("BatchLoss") and without["algorithm_type"].endswith("WithoutReference")
+    assert without["policy_loss_fn"].endswith("BatchLoss") and without["algorithm_type"].endswith(
+        "WithoutReference"
+    )
 
 
 def test_the_root_trinity_is_merged_last_and_wins() -> None:
-    own = {"mode": "explore", "buffer": {"train_batch_size": 99}, "algorithm": {"optimizer": {"betas": [0.5, 0.6]}}}
+    own = {
+        "mode": "explore",
+        "buffer": {"train_batch_size": 99},
+        "algorithm": {"optimizer": {"betas": [0.5, 0.6]}},
+    }
     made, without = mapped({}, trinity=own), mapped({})
     assert (made["mode"], made["buffer"]["train_batch_size"]) == ("explore", 99)
     assert made["algorithm"]["optimizer"]["betas"] == [0.5, 0.6]
@@ -254,7 +299,9 @@ def test_the_root_trinity_is_merged_last_and_wins() -> None:
         ({"checkpoint_root_dir": "/elsewhere"}, "trainer_common.checkpoint_base_dir"),
     ],
 )
-def test_a_key_of_the_root_that_contradicts_one_that_ajet_goes_by_is_refused(own: dict[str, Any], ours: str) -> None:
+def test_a_key_of_the_root_that_contradicts_one_that_ajet_goes_by_is_refused(
+    own: dict[str, Any], ours: str
+) -> None:
     [(section, value)] = own.items()
     path = section
     while isinstance(value, dict):
@@ -269,7 +316,10 @@ def test_a_key_of_the_root_that_contradicts_one_that_ajet_goes_by_is_refused(own
 def synchronizer(own: dict[str, Any], rollout: dict[str, Any] | None = None) -> tuple[int, int]:
     """The steps that the explorer is ahead, and the age from which tokens are left out."""
     made = mapped({"rollout": rollout or {}}, trinity={"synchronizer": own})
-    return made["synchronizer"]["sync_offset"], made["algorithm"]["sample_strategy_args"]["max_staleness"]
+    return (
+        made["synchronizer"]["sync_offset"],
+        made["algorithm"]["sample_strategy_args"]["max_staleness"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +329,11 @@ def synchronizer(own: dict[str, Any], rollout: dict[str, Any] | None = None) -> 
         ({}, {"max_staleness": 2}, (2, 2)),
         ({"sync_interval": 2}, {}, (0, 1)),  # the guide's example
         ({"sync_interval": 3}, {"max_staleness": 3}, (1, 3)),
-        ({"sync_offset": 1, "sync_method": "nccl"}, {}, (1, 1)),  # AgentJet's config of the math tutorial
+        (
+            {"sync_offset": 1, "sync_method": "nccl"},
+            {},
+            (1, 1),
+        ),  # AgentJet's config of the math tutorial
         ({"sync_offset": 1}, {"max_staleness": 4}, (1, 4)),
         ({"sync_style": "fully_async"}, {"max_staleness": 4}, (0, 4)),
     ],
@@ -304,7 +358,11 @@ def test_tokens_may_be_as_old_as_the_intervals_of_the_root_make_them(
             ".*sync_offset: 2 contradicts rollout.max_staleness: 1",
         ),
         ({"sync_style": "fully_async"}, {}, "sync_style: fully_async .*rollout.max_staleness"),
-        ({"explorer_sync_interval": 4}, {}, "explorer_sync_interval: 4 contradicts trainer_sync_interval: 1"),
+        (
+            {"explorer_sync_interval": 4},
+            {},
+            "explorer_sync_interval: 4 contradicts trainer_sync_interval: 1",
+        ),
     ],
 )
 def test_tokens_that_would_be_sampled_to_be_left_out_are_refused(
@@ -317,11 +375,17 @@ def test_tokens_that_would_be_sampled_to_be_left_out_are_refused(
 def test_the_route_without_gpus_trains_an_adapter_with_the_same_loss() -> None:
     common = {"use_kl_loss": True, "optim": {"warmup_steps": 3, "lr_scheduler_type": "cosine"}}
     made = mapped(CPU, {"trainer_common": common, "model": {"lora": {"enabled": True, "r": 4}}})
-    assert made["trainer"]["trainer_type"] == made["explorer"]["rollout_model"]["engine_type"] == "tinker"
+    assert (
+        made["trainer"]["trainer_type"]
+        == made["explorer"]["rollout_model"]["engine_type"]
+        == "tinker"
+    )
     assert made["model"]["tinker"]["enable"] and made["model"]["tinker"]["rank"] == 4
     algorithm, on_gpus = made["algorithm"], mapped({"trainer_common": common})["algorithm"]
     assert algorithm == on_gpus and algorithm["policy_loss_fn"].endswith("BatchLossWithKL")
-    assert made["trainer"]["fix_actor_microbatch_loss_scale"], "else Trinity takes a mean over sequences"
+    assert made["trainer"]["fix_actor_microbatch_loss_scale"], (
+        "else Trinity takes a mean over sequences"
+    )
 
 
 @pytest.mark.parametrize(
@@ -329,16 +393,23 @@ def test_the_route_without_gpus_trains_an_adapter_with_the_same_loss() -> None:
     [
         ({"trainer_common": {"entropy_coef": 0.1}}, r"trainer_common\.entropy_coef: .*set it to 0"),
         ({"rollout": {"temperature": 0.0}}, r"rollout\.temperature: 0; .*set it above 0"),
-        ({"trainer_common": {"optim": {"lr_scheduler_type": "linear"}}}, r"lr_scheduler_type: linear"),
+        (
+            {"trainer_common": {"optim": {"lr_scheduler_type": "linear"}}},
+            r"lr_scheduler_type: linear",
+        ),
     ],
 )
-def test_what_the_tinker_api_cannot_do_is_refused_without_gpus(ours: dict[str, Any], named: str) -> None:
+def test_what_the_tinker_api_cannot_do_is_refused_without_gpus(
+    ours: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ConfigError, match=named):
         mapped(CPU, ours)
 
 
 def test_an_adapter_is_refused_on_gpus_since_it_would_never_be_sampled() -> None:
-    with pytest.raises(ConfigError, match=r"model\.lora: .*set model\.lora\.enabled: false, or use backbone local"):
+    with pytest.raises(
+        ConfigError, match=r"model\.lora: .*set model\.lora\.enabled: false, or use backbone local"
+    ):
         mapped({"model": {"lora": {"enabled": True}}})
     with pytest.raises(ConfigError, match=r"trinity\.model\.lora_configs: "):
         mapped(trinity={"model": {"lora_configs": [{"lora_rank": 8}]}})
@@ -360,9 +431,17 @@ def test_everything_that_cant_be_honoured_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("machines", "engines", "named"),
     [
-        ((4, 8), {"n_vllm_engine": 10, "tensor_parallel_size": 2}, "remaining 12 .* to 4, 8, 12, 13, 14, 15, or null"),
+        (
+            (4, 8),
+            {"n_vllm_engine": 10, "tensor_parallel_size": 2},
+            "remaining 12 .* to 4, 8, 12, 13, 14, 15, or null",
+        ),
         ((2, 8), {"n_vllm_engine": 1}, "the remaining 15 are not whole machines; set it to 8, 9, "),
-        ((2, 8), {"n_vllm_engine": 16}, "16 × 1 of 2 × 8 GPUs sample, and no GPU is left for training"),
+        (
+            (2, 8),
+            {"n_vllm_engine": 16},
+            "16 × 1 of 2 × 8 GPUs sample, and no GPU is left for training",
+        ),
         ((2, 8), {"tensor_parallel_size": 3}, "tensor_parallel_size: 3 of 2 × 8 GPUs"),
         ((1, 1), {}, "with one GPU use backbone local or verl"),
     ],

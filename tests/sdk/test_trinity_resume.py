@@ -13,7 +13,9 @@ def checkpoints(directory: Path, *whole: int, handed_over: int) -> None:
     """As Trinity's trainer leaves them: each step's weights for sampling, and some checkpoints."""
     for step in range(1, handed_over + 1):
         (directory / f"global_step_{step}").mkdir(parents=True)
-        (directory / f"global_step_{step}" / "remote_sampler_path.txt").write_text(f"job-sampler-{step}")
+        (directory / f"global_step_{step}" / "remote_sampler_path.txt").write_text(
+            f"job-sampler-{step}"
+        )
     for step in whole:
         (directory / f"global_step_{step}" / ".full_checkpoint").touch()
     (directory / "latest_state_dict_iteration.txt").write_text(str(handed_over))
@@ -24,17 +26,22 @@ def checkpoints(directory: Path, *whole: int, handed_over: int) -> None:
 def test_the_trainer_begins_at_the_newest_whole_checkpoint(
     tmp_path: Path, written: str | None, step: int, beyond: int
 ) -> None:
-    """However far the weights for sampling are beyond it; an empty file is of one who was killed while writing it."""
+    """However far the weights for sampling are beyond it; an empty file is of one who was killed
+    while writing it."""
     checkpoints(tmp_path, 2, 4, handed_over=4 + beyond)
     newest = tmp_path / "latest_checkpointed_iteration.txt"
     if written is not None:
         newest.write_text(written)
     assert saved_step(tmp_path) == resume_at(tmp_path) == step
     assert (newest.read_text() if step else newest.exists()) == (str(step) if step else False)
-    assert not (tmp_path / "latest_state_dict_iteration.txt").exists(), "else Trinity deletes what it writes next"
+    assert not (tmp_path / "latest_state_dict_iteration.txt").exists(), (
+        "else Trinity deletes what it writes next"
+    )
 
 
-def test_a_number_that_was_cut_off_before_the_first_checkpoint_is_a_run_without_one(tmp_path: Path) -> None:
+def test_a_number_that_was_cut_off_before_the_first_checkpoint_is_a_run_without_one(
+    tmp_path: Path,
+) -> None:
     checkpoints(tmp_path, handed_over=2)
     (tmp_path / "latest_checkpointed_iteration.txt").touch()
     assert resume_at(tmp_path) == 0

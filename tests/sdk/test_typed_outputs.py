@@ -1,4 +1,5 @@
-"""Typed outputs from a client to the ledger: a real client, a gateway, a tiny model that is sampled from."""
+"""Typed outputs from a client to the ledger: a real client, a gateway, a tiny model that is sampled
+from."""
 
 from __future__ import annotations
 
@@ -57,7 +58,12 @@ class Setup:
     def samples(self, *, masks: bool, calls: Any = None) -> Any:
         """The batch of two attempts, of which this is the better one."""
         both = [
-            Episode(episode_id=name, group_id="g", calls=calls or self.episode.calls, rewards=(Reward(value=value),))
+            Episode(
+                episode_id=name,
+                group_id="g",
+                calls=calls or self.episode.calls,
+                rewards=(Reward(value=value),),
+            )
             for name, value in (("one", 1.0), ("two", 0.0))
         ]
         return samples_of(load_config(), both, TOKENIZER, masks=masks)
@@ -67,20 +73,34 @@ class Setup:
 def setup() -> Iterator[Setup]:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(TOKENIZER) + 10, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=1500, initializer_range=0.4,
-    )  # fmt: skip
-    sampler = LocalSampler(Qwen3ForCausalLM(config).eval(), TOKENIZER, model_name="tiny", max_model_len=1500)
+        vocab_size=len(TOKENIZER) + 10,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=1500,
+        initializer_range=0.4,
+    )
+    sampler = LocalSampler(
+        Qwen3ForCausalLM(config).eval(), TOKENIZER, model_name="tiny", max_model_len=1500
+    )
     engine = TokenEngine(sampler, TOKENIZER)
     with Gateway() as gateway:
         yield Setup(gateway.open(EpisodeSpec("one", engine, seed=1)), engine)
 
 
 def test_parse_gives_the_pydantic_object_and_the_call_records_its_grammar(setup: Setup) -> None:
-    reply = setup.client.chat.completions.parse(model="m", messages=USER, response_format=Place, logit_bias=BIAS)
+    reply = setup.client.chat.completions.parse(
+        model="m", messages=USER, response_format=Place, logit_bias=BIAS
+    )
     assert isinstance(reply.choices[0].message.parsed, Place)
     [call] = setup.episode.calls
-    assert "%json" in call.sampling["grammar"] and call.request["response_format"]["type"] == "json_schema"
+    assert (
+        "%json" in call.sampling["grammar"]
+        and call.request["response_format"]["type"] == "json_schema"
+    )
     assert call.logprobs is not None and (call.logprobs == 0).sum() > 5, "what the mask forced"
 
 
@@ -89,7 +109,9 @@ def test_streams_and_tools_and_what_vllm_adds(setup: Setup) -> None:
     common = {"model": "m", "messages": USER, "logit_bias": BIAS}
     text = "".join(
         chunk.choices[0].delta.content or ""
-        for chunk in create(**common, stream=True, response_format={"type": "json_object"}, max_tokens=300)
+        for chunk in create(
+            **common, stream=True, response_format={"type": "json_object"}, max_tokens=300
+        )
     )
     assert isinstance(json.loads(text), dict)
     for choice in ("required", {"type": "function", "function": {"name": "calc"}}):
@@ -103,7 +125,11 @@ def test_streams_and_tools_and_what_vllm_adds(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "said"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format",
+            "json_schema",
+        ),
         (
             {
                 "response_format": {
@@ -121,7 +147,11 @@ def test_streams_and_tools_and_what_vllm_adds(setup: Setup) -> None:
             "names 'x', but tools has 'calc'",
         ),
         ({"extra_body": {"guided_regex": "("}}, "guided_regex", "unclosed group"),
-        ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, "guided_choice", "cannot be combined"),
+        (
+            {"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}},
+            "guided_choice",
+            "cannot be combined",
+        ),
         (
             {"response_format": {"type": "json_object"}, "extra_body": {"min_tokens": 3}},
             "min_tokens",
@@ -163,5 +193,7 @@ def test_a_call_outside_of_the_allowed_tools_is_text_and_a_script_is_not_checked
         assert create(**common, tool_choice=allowed).choices[0].message.tool_calls
         allowed["allowed_tools"]["tools"] = [CALC]  # type: ignore[index]
         assert create(**common, tool_choice=allowed).choices[0].message.content == said
-        assert create(**common, response_format={"type": "json_object"}).choices[0].message.tool_calls
+        assert (
+            create(**common, response_format={"type": "json_object"}).choices[0].message.tool_calls
+        )
         assert all("grammar" not in call.sampling for call in episode.calls)

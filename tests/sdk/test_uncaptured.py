@@ -1,4 +1,5 @@
-"""LLM traffic that no hook sees ends the episode before it is sent: real sockets, to a name that the table is given."""
+"""LLM traffic that no hook sees ends the episode before it is sent: real sockets, to a name that
+the table is given."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ CONNECT = [by_socket, by_connect, by_asyncio, swallowed, in_a_thread]
 
 
 @pytest.mark.parametrize("connect", CONNECT)
-def test_an_uncaptured_connection_ends_the_episode_and_says_what_to_set(port: int, connect: Callable[..., Any]) -> None:
+def test_an_uncaptured_connection_ends_the_episode_and_says_what_to_set(
+    port: int, connect: Callable[..., Any]
+) -> None:
     episode = episode_of(lambda: connect(port))
     assert (episode.status, episode.cause, episode.rewards) == ("failed", "UncapturedTraffic", ())
     assert "localhost" in str(episode.error) and "rollout.on_uncaptured: warn" in str(episode.error)
@@ -97,7 +100,9 @@ def test_what_a_hooked_client_sends_there_is_its_own_affair(port: int) -> None:
     """Embeddings and lists of models: not a conversation, and not the policy's."""
 
     def act() -> None:
-        httpx.post(f"http://localhost:{port}/v1/embeddings", json={"model": "m", "input": "x"}).raise_for_status()
+        httpx.post(
+            f"http://localhost:{port}/v1/embeddings", json={"model": "m", "input": "x"}
+        ).raise_for_status()
         requests.get(f"http://localhost:{port}/v1/models", timeout=FOREVER).raise_for_status()
 
     assert episode_of(act).status == "succeeded"
@@ -119,7 +124,14 @@ def test_hosts() -> None:
         "bedrock-mantle.us-east-1.api.aws", "runtime.sagemaker.us-east-1.amazonaws.com", "models.example.com",
     ):  # fmt: skip
         assert watches(guard, host), host
-    for host in ("openai.com", "myapi.openai.com.example.org", "127.0.0.1", "s3.amazonaws.com", "example.com", ""):
+    for host in (
+        "openai.com",
+        "myapi.openai.com.example.org",
+        "127.0.0.1",
+        "s3.amazonaws.com",
+        "example.com",
+        "",
+    ):
         assert not watches(guard, host), host
     assert pickle.loads(pickle.dumps(guard)) == guard
     assert isinstance(pickle.loads(pickle.dumps(UncapturedTraffic("asked"))), UncapturedTraffic)

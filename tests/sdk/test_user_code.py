@@ -1,4 +1,5 @@
-"""What a workflow returns, and does to its process, is its own: the trace is written and the run goes on."""
+"""What a workflow returns, and does to its process, is its own: the trace is written and the run
+goes on."""
 
 from __future__ import annotations
 
@@ -85,11 +86,18 @@ def run(outputs: list[Callable[[], Any]], path: Path, **rollout: Any) -> list[Ep
         return 1.0
 
     async def main() -> list[Episode]:
-        config = load_config(values={"rollout": rollout, "trainer_common": {"save_trajectory_as_json_file": True}})
-        attempts = [Attempt(Task(main_query=str(number), task_id=str(number))) for number in range(len(outputs))]
+        config = load_config(
+            values={"rollout": rollout, "trainer_common": {"save_trajectory_as_json_file": True}}
+        )
+        attempts = [
+            Attempt(Task(main_query=str(number), task_id=str(number)))
+            for number in range(len(outputs))
+        ]
         engine = ScriptedEngine(lambda ask: "said")
         with Gateway() as gateway, TraceWriter(path) as writer:
-            return await run_batch(act, judge, attempts, engine=engine, gateway=gateway, config=config, writer=writer)
+            return await run_batch(
+                act, judge, attempts, engine=engine, gateway=gateway, config=config, writer=writer
+            )
 
     return asyncio.run(main())
 
@@ -97,7 +105,9 @@ def run(outputs: list[Callable[[], Any]], path: Path, **rollout: Any) -> list[Ep
 def stored(path: Path) -> Mapping[str, tuple[str, Any]]:
     """Status and output by task."""
     with open_trace(path) as trace:
-        table = trace.query("SELECT task_id, status, output, json_valid(output) AS valid FROM episodes")
+        table = trace.query(
+            "SELECT task_id, status, output, json_valid(output) AS valid FROM episodes"
+        )
     assert all(row["valid"] for row in table.to_pylist())
     return {row["task_id"]: (row["status"], json.loads(row["output"])) for row in table.to_pylist()}
 
@@ -106,11 +116,17 @@ def test_whatever_a_workflow_returns_is_recorded(tmp_path: Path) -> None:
     episodes = run([*OUTPUTS, lambda: "sound"], tmp_path / "trace.duckdb")
     assert all((episode.status, episode.reward) == ("succeeded", 1.0) for episode in episodes)
     rows = stored(tmp_path / "trace.duckdb")
-    assert len(rows) == len(OUTPUTS) + 1 and all(status == "succeeded" for status, _ in rows.values())
+    assert len(rows) == len(OUTPUTS) + 1 and all(
+        status == "succeeded" for status, _ in rows.values()
+    )
     outputs = [rows[str(number)][1] for number in range(len(rows))]
     assert outputs[0].startswith("<Raises, which cannot be stored: ValueError")
-    assert outputs[10] == "NaN" and outputs[11] == {"a": ["-Infinity", 1.5]} and outputs[-1] == "sound"
-    assert all(str(episode.output) is not None for episode in episodes)  # what is shown of it later cannot raise
+    assert (
+        outputs[10] == "NaN" and outputs[11] == {"a": ["-Infinity", 1.5]} and outputs[-1] == "sound"
+    )
+    assert all(
+        str(episode.output) is not None for episode in episodes
+    )  # what is shown of it later cannot raise
 
 
 @pytest.mark.slow
@@ -162,10 +178,22 @@ def reply(ask):
 @pytest.mark.parametrize("workflow", ["act", "act_async"])
 def test_what_it_does_to_its_process_ends_no_run(tmp_path: Path, workflow: str) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"main_query": "{number}"}}\n' for number in range(6)))
-    command = [sys.executable, "-m", "ajet", "run", f"agent.py:{workflow}", "--judge", "agent.py:fair"]
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(f'{{"main_query": "{number}"}}\n' for number in range(6))
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "run",
+        f"agent.py:{workflow}",
+        "--judge",
+        "agent.py:fair",
+    ]
     command += ["--tasks", "tasks.jsonl", "--scripted", "agent.py:reply", "--exp-dir", "out"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ})
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ}
+    )
     assert done.returncode == 0, done.stderr
     [trace] = tmp_path.glob("out/**/trace.duckdb")
     rows = stored(trace)

@@ -11,7 +11,14 @@ import pytest
 from pydantic import Field
 
 import ajet
-from ajet_sdk.agent.workflow import AjetTuner, BaseJudge, Workflow, WorkflowOutput, WorkflowTask, check_signature
+from ajet_sdk.agent.workflow import (
+    AjetTuner,
+    BaseJudge,
+    Workflow,
+    WorkflowOutput,
+    WorkflowTask,
+    check_signature,
+)
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ContextOverflow, SignatureError
@@ -22,18 +29,24 @@ from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.types import Episode, Reward, Task
 from tests.gateways import shared_gateway
 
-CONFIG = load_config(values={"ajet": {"rollout": {"timeout": 20, "judge_timeout": 20}}, "lake": {"size": 4}})
+CONFIG = load_config(
+    values={"ajet": {"rollout": {"timeout": 20, "judge_timeout": 20}}, "lake": {"size": 4}}
+)
 
 
 def episodes(
     workflow: Any, judge: Any = None, *, n: int = 1, engine: Any = None, config: Any = CONFIG
 ) -> list[Episode]:
-    tasks = [Task(main_query=f"q{i}", metadata={"answer": "42", "random_number": i}) for i in range(n)]
+    tasks = [
+        Task(main_query=f"q{i}", metadata={"answer": "42", "random_number": i}) for i in range(n)
+    ]
 
     async def main() -> list[Episode]:
         attempts = [Attempt(task, "run", attempt=3, step=5) for task in tasks]
         engine_ = engine or ScriptedEngine(lambda ask: "42")
-        return await run_batch(workflow, judge, attempts, engine=engine_, gateway=shared_gateway(), config=CONFIG)
+        return await run_batch(
+            workflow, judge, attempts, engine=engine_, gateway=shared_gateway(), config=CONFIG
+        )
 
     return asyncio.run(main())
 
@@ -45,7 +58,9 @@ class Raw(Workflow):
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
         self.seen = workflow_task.task.main_query
         client = tuner.as_raw_openai_sdk_client()
-        reply = await client.chat.completions.create(workflow_task.task.init_messages, tools=[], tool_choice="auto")
+        reply = await client.chat.completions.create(
+            workflow_task.task.init_messages, tools=[], tool_choice="auto"
+        )
         await asyncio.sleep(0.02)
         return WorkflowOutput(
             metadata={"final_answer": reply.choices[0].message.content, "seen": self.seen},
@@ -64,11 +79,22 @@ class Exact(BaseJudge):
 def test_a_class_workflow_with_a_class_judge(judge: Any) -> None:
     found = episodes(Raw, judge, n=4)
     assert [(e.status, e.reward, e.is_success) for e in found] == [("succeeded", 1.0, True)] * 4
-    assert [e.output["metadata"]["seen"] for e in found] == ["q0", "q1", "q2", "q3"]  # an instance each
+    assert [e.output["metadata"]["seen"] for e in found] == [
+        "q0",
+        "q1",
+        "q2",
+        "q3",
+    ]  # an instance each
     assert found[0].metrics == {"turns": 1.0, "flag": 1.0}
     [call] = found[0].calls
-    assert (call.agent, call.target_tag, call.trainable) == ("default_agent_name", "default_target_tag", True)
-    assert "tools" not in call.request and call.request["messages"] == [{"role": "user", "content": "q0"}]
+    assert (call.agent, call.target_tag, call.trainable) == (
+        "default_agent_name",
+        "default_target_tag",
+        True,
+    )
+    assert "tools" not in call.request and call.request["messages"] == [
+        {"role": "user", "content": "q0"}
+    ]
 
 
 def test_classes_and_functions_mix() -> None:
@@ -90,8 +116,14 @@ def test_what_a_workflow_task_holds() -> None:
     class Look(Workflow):
         async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
             found = workflow_task
-            assert (found.task_thread_index, found.task_batch_index, found.task_tag) == (3, 5, "train")
-            assert found.task_id == found.task.task_id and found.episode_uuid and found.gym_env is None
+            assert (found.task_thread_index, found.task_batch_index, found.task_tag) == (
+                3,
+                5,
+                "train",
+            )
+            assert (
+                found.task_id == found.task.task_id and found.episode_uuid and found.gym_env is None
+            )
             assert found.tokenizer.encode("a") == [97]
             assert tuner.config.lake.size == 4 and tuner.config.ajet.rollout.num_repeat == 4
             assert tuner.get_context_tracker().context_overflow is False
@@ -107,7 +139,9 @@ def test_a_reward_of_the_class_skips_the_judge() -> None:
             return WorkflowOutput(reward=[0.25, 0.5], is_success=False)
 
     class Never(BaseJudge):
-        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        def compute_reward(
+            self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+        ) -> Any:
             raise AssertionError("asked")
 
     [episode] = episodes(Own, Never)
@@ -169,7 +203,11 @@ def test_an_agentscope_agent_with_a_tool() -> None:
     def replies(ask: Any) -> Any:
         if ask.body["messages"][-1]["role"] == "tool":
             return ask.body["messages"][-1]["content"]
-        call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 40, "b": 2}'}, "id": "c1"}
+        call = {
+            "type": "function",
+            "function": {"name": "add", "arguments": '{"a": 40, "b": 2}'},
+            "id": "c1",
+        }
         return {"role": "assistant", "content": None, "tool_calls": [call]}
 
     class Scope(Workflow):
@@ -189,7 +227,9 @@ def test_an_agentscope_agent_with_a_tool() -> None:
 
 
 class Werewolves(Workflow):
-    trainable_targets: list[str] | None = Field(default=["werewolf"], description="List of agents to be fine-tuned.")
+    trainable_targets: list[str] | None = Field(
+        default=["werewolf"], description="List of agents to be fine-tuned."
+    )
     debug: Any = None
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
@@ -215,7 +255,9 @@ def test_a_debug_model_by_name_needs_an_endpoint(monkeypatch: pytest.MonkeyPatch
 def debug_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenEpisode]:
     """Another gateway's policy: a real server for debug models that are given by name."""
     with Gateway() as other:
-        opened = other.open(EpisodeSpec("other", ScriptedEngine(lambda ask: "from the debug model")))
+        opened = other.open(
+            EpisodeSpec("other", ScriptedEngine(lambda ask: "from the debug model"))
+        )
         monkeypatch.setenv("OPENAI_BASE_URL", opened.model().base_url)
         monkeypatch.setenv("OPENAI_API_KEY", opened.model().api_key)
         yield opened
@@ -224,14 +266,21 @@ def debug_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenEpisode]:
 def test_a_debug_model_by_name_answers_and_is_not_trained(debug_endpoint: OpenEpisode) -> None:
     [episode] = episodes(Werewolves(debug="gpt-4o"))
     assert (episode.error, episode.reward) == (None, 1.0)
-    assert [(c.target_tag, c.trainable) for c in episode.calls] == [("werewolf", True), ("villager", False)]
+    assert [(c.target_tag, c.trainable) for c in episode.calls] == [
+        ("werewolf", True),
+        ("villager", False),
+    ]
     assert episode.calls[1].response["choices"][0]["message"]["content"] == "from the debug model"
     assert debug_endpoint.calls[0].request["model"] == "gpt-4o"
 
 
 def test_a_debug_model_that_is_an_object_is_returned_as_it_is() -> None:
     tuner = AjetTuner(
-        CONFIG, ajet.Model("http://h/episodes/e/default/v1", "k", "m"), lambda: ["a"], bool, lambda name: None
+        CONFIG,
+        ajet.Model("http://h/episodes/e/default/v1", "k", "m"),
+        lambda: ["a"],
+        bool,
+        lambda name: None,
     )
     mine = object()
     assert tuner.as_agentscope_model("x", "b", debug_model=mine) is mine
@@ -268,10 +317,14 @@ def test_targets_that_are_set_while_the_workflow_runs_hold(debug_endpoint: OpenE
     assert episode.calls[1].response["choices"][0]["message"]["content"] == "from the debug model"
 
 
-def test_a_handle_outside_of_the_targets_is_answered_by_its_debug_model(debug_endpoint: OpenEpisode) -> None:
+def test_a_handle_outside_of_the_targets_is_answered_by_its_debug_model(
+    debug_endpoint: OpenEpisode,
+) -> None:
     @ajet.workflow(trainable_targets=["wolf"])
     async def play(question: str, model: Any) -> Reward:
-        said = await model.agent("b", target_tag="seer", debug_model="gpt-4o").chat([{"role": "user", "content": "x"}])
+        said = await model.agent("b", target_tag="seer", debug_model="gpt-4o").chat(
+            [{"role": "user", "content": "x"}]
+        )
         return Reward(value=said["content"] == "from the debug model")
 
     [episode] = episodes(play)
@@ -300,10 +353,14 @@ def test_functions_are_checked_before_the_first_episode() -> None:
     def solve(question: str, env: Any) -> str:
         return question
 
-    service = load_config(values={"task_reader": {"env_service": {"env_url": "http://127.0.0.1:8080"}}})
+    service = load_config(
+        values={"task_reader": {"env_service": {"env_url": "http://127.0.0.1:8080"}}}
+    )
     check_signature(solve, None, Task(main_query="q", env_type="lake"), service)
     with pytest.raises(SignatureError, match="`env`"):
-        check_signature(solve, None, Task(main_query="q"), service)  # a task without an environment among others
+        check_signature(
+            solve, None, Task(main_query="q"), service
+        )  # a task without an environment among others
     with pytest.raises(SignatureError, match="`env`"):
         check_signature(solve, None, Task(main_query="q", metadata={"question": "q"}), CONFIG)
 
@@ -328,7 +385,9 @@ def test_a_context_overflow_is_seen_by_the_tracker() -> None:
     class Careful(Workflow):
         async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
             try:
-                await tuner.as_raw_openai_sdk_client().chat.completions.create(workflow_task.task.init_messages)
+                await tuner.as_raw_openai_sdk_client().chat.completions.create(
+                    workflow_task.task.init_messages
+                )
             except Exception:
                 if not tuner.get_context_tracker().context_overflow:
                     raise

@@ -1,4 +1,5 @@
-"""Replies that are none, in four dialects, whole and streamed: each is a recorded fault, never a success with 0."""
+"""Replies that are none, in four dialects, whole and streamed: each is a recorded fault, never a
+success with 0."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Server:
 
     def says(self, body: Body | str, status: int = 200) -> None:
         self.kind = (
-            "text/event-stream" if isinstance(body, bytes) and body[:5] in (b"data:", b"event") else "application/json"
+            "text/event-stream"
+            if isinstance(body, bytes) and body[:5] in (b"data:", b"event")
+            else "application/json"
         )
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.status, self.asked = status, 0
@@ -77,7 +80,12 @@ def request(dialect: str, stream: bool, model: str, *, sse: bool = True) -> tupl
     route, body = REQUESTS[dialect]
     if dialect == "gemini":
         streamed = "streamGenerateContent" + ("?alt=sse" if sse else "")
-        return route.replace("MODEL", model).replace("generateContent", streamed if stream else "generateContent"), body
+        return (
+            route.replace("MODEL", model).replace(
+                "generateContent", streamed if stream else "generateContent"
+            ),
+            body,
+        )
     return route, {**body, "model": model, "stream": stream}
 
 
@@ -94,15 +102,22 @@ async def swallow(task: ajet.Task) -> Reward:
 def episodes(
     engine: Any, asked: list[tuple[str, Json]], url: str, workflow: Any = swallow, judge: Any = None
 ) -> list[Episode]:
-    config = load_config(values={"rollout": {"policy_models": ["policy"], "max_retries": 0, "llm_hosts": []}})
+    config = load_config(
+        values={"rollout": {"policy_models": ["policy"], "max_retries": 0, "llm_hosts": []}}
+    )
     attempts = [
-        Attempt(Task(main_query=f"{i}", metadata={"url": url, "route": route, "body": body}), group_id=f"{i}")
+        Attempt(
+            Task(main_query=f"{i}", metadata={"url": url, "route": route, "body": body}),
+            group_id=f"{i}",
+        )
         for i, (route, body) in enumerate(asked)
     ]
 
     async def main() -> list[Episode]:
         try:
-            return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=config)
+            return await run_batch(
+                workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=config
+            )
         finally:
             await engine.aclose()
 
@@ -112,7 +127,9 @@ def episodes(
 def of_the_policy(server: Server) -> list[Episode]:
     """An episode for each dialect, whole and streamed, whose policy is the server."""
     asked = [request(dialect, stream, "policy") for dialect in REQUESTS for stream in (False, True)]
-    return episodes(RemoteEngine(f"{server.url}/v1", "key", "policy", retries=1), asked, "http://127.0.0.1:9")
+    return episodes(
+        RemoteEngine(f"{server.url}/v1", "key", "policy", retries=1), asked, "http://127.0.0.1:9"
+    )
 
 
 def passed_through(server: Server, dialect: str, stream: bool, *, sse: bool = True) -> Episode:
@@ -123,7 +140,11 @@ def passed_through(server: Server, dialect: str, stream: bool, *, sse: bool = Tr
 
 
 def assert_lost(episode: Episode, says: str = "") -> None:
-    assert (episode.status, episode.infrastructure, episode.rewards) == ("failed", True, ()), episode.error
+    assert (episode.status, episode.infrastructure, episode.rewards) == (
+        "failed",
+        True,
+        (),
+    ), episode.error
     [call] = episode.calls
     assert call.error is not None and says in (episode.error or "")
 
@@ -139,14 +160,27 @@ def chat(message: Any = None, usage: Any = None, **choice: Any) -> Json:
 
 
 def calling(*calls: Any) -> Json:
-    return chat({"role": "assistant", "content": None, "tool_calls": list(calls)}, finish_reason="tool_calls")
+    return chat(
+        {"role": "assistant", "content": None, "tool_calls": list(calls)},
+        finish_reason="tool_calls",
+    )
 
 
 EMPTY = {"role": "assistant", "content": ""}
 WRONG_REASONS = (
-    "abort", "aborted", "error", "cancelled", "timeout", "insufficient_system_resource", "network_error", "null",
-    "unknown", "in_progress", "something_new", "error: stop",
-)  # fmt: skip
+    "abort",
+    "aborted",
+    "error",
+    "cancelled",
+    "timeout",
+    "insufficient_system_resource",
+    "network_error",
+    "null",
+    "unknown",
+    "in_progress",
+    "something_new",
+    "error: stop",
+)
 OF_THE_POLICY: dict[str, Body] = {
     "nothing": b"",
     "a page": b"<html><body>502 Bad Gateway</body></html>",
@@ -169,28 +203,48 @@ OF_THE_POLICY: dict[str, Body] = {
     "an error": {"error": {"message": "the model is overloaded", "type": "server_error"}},
     "an error that is text": {"error": "the model is overloaded"},
     "an error with the code of a status": {"error": {"message": "provider down", "code": 502}},
-    "an error beside the choices": {**chat(), "error": {"message": "stopped half way", "code": 502}},
+    "an error beside the choices": {
+        **chat(),
+        "error": {"message": "stopped half way", "code": 502},
+    },
     "an error in a choice": chat(error={"message": "stopped half way", "code": 502}),
     "a message of an error": {"object": "error", "message": "out of memory", "code": 40303},
     "an empty reply": chat(EMPTY),
-    "an empty reply without a count": {**chat({"role": "assistant", "content": None}), "usage": None},
+    "an empty reply without a count": {
+        **chat({"role": "assistant", "content": None}),
+        "usage": None,
+    },
     "a message without content": chat({"role": "assistant"}),
     "a tool call of another shape": calling({"name": "search", "arguments": "{}"}),
-    "a tool call without a name": calling({"id": "1", "type": "function", "function": {"arguments": "{}"}}),
-    "a tool call whose name is empty": calling({"id": "1", "function": {"name": "", "arguments": "{}"}}),
-    "a function call without a name": chat({"role": "assistant", "function_call": {"name": None, "arguments": "{}"}}),
-    "a tool call whose name is null": calling({"id": "1", "function": {"name": None, "arguments": "{}"}}),
-    "a tool call whose arguments are an object": calling({"id": "1", "function": {"name": "f", "arguments": {}}}),
+    "a tool call without a name": calling(
+        {"id": "1", "type": "function", "function": {"arguments": "{}"}}
+    ),
+    "a tool call whose name is empty": calling(
+        {"id": "1", "function": {"name": "", "arguments": "{}"}}
+    ),
+    "a function call without a name": chat(
+        {"role": "assistant", "function_call": {"name": None, "arguments": "{}"}}
+    ),
+    "a tool call whose name is null": calling(
+        {"id": "1", "function": {"name": None, "arguments": "{}"}}
+    ),
+    "a tool call whose arguments are an object": calling(
+        {"id": "1", "function": {"name": "f", "arguments": {}}}
+    ),
     "a tool call that is text": calling("search"),
     "tool calls that are an object": chat({"role": "assistant", "tool_calls": {"name": "f"}}),
     "a custom tool call without its input": calling({"id": "1", "type": "custom", "name": "f"}),
-    "a stream that was not asked for": b'data: {"choices": [{"delta": {"content": "hello"}}]}\n\ndata: [DONE]\n\n',
+    "a stream that was not asked for": (
+        b'data: {"choices": [{"delta": {"content": "hello"}}]}\n\ndata: [DONE]\n\n'
+    ),
     **{f"ended for {reason}": chat(finish_reason=reason) for reason in WRONG_REASONS},
 }
 
 
 @pytest.mark.parametrize("body", OF_THE_POLICY.values(), ids=OF_THE_POLICY)
-def test_a_wrong_reply_of_the_policys_endpoint_is_a_fault_in_every_dialect(server: Server, body: Body) -> None:
+def test_a_wrong_reply_of_the_policys_endpoint_is_a_fault_in_every_dialect(
+    server: Server, body: Body
+) -> None:
     server.says(body)
     found = of_the_policy(server)
     assert len(found) == 8
@@ -218,12 +272,16 @@ def test_a_busy_endpoint_is_asked_again_and_then_a_fault(server: Server, status:
 
 
 def sse(*events: Any, done: bool = False) -> bytes:
-    data = [f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events]
+    data = [
+        f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n" for event in events
+    ]
     return "".join([*data, "data: [DONE]\n\n" if done else ""]).encode()
 
 
 def named(*events: Json) -> bytes:
-    return b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
+    return b"".join(
+        f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events
+    )
 
 
 MESSAGE = {
@@ -237,10 +295,21 @@ RESPONSE = {
     "usage": {"input_tokens": 3, "output_tokens": 1},
 }  # fmt: skip
 CANDIDATES = {
-    "candidates": [{"content": {"role": "model", "parts": [{"text": "hello"}]}, "finishReason": "STOP", "index": 0}],
+    "candidates": [
+        {
+            "content": {"role": "model", "parts": [{"text": "hello"}]},
+            "finishReason": "STOP",
+            "index": 0,
+        }
+    ],
     "usageMetadata": {"promptTokenCount": 3, "candidatesTokenCount": 1},
 }
-SOUND: dict[str, Json] = {"chat": chat(), "messages": MESSAGE, "responses": RESPONSE, "gemini": CANDIDATES}
+SOUND: dict[str, Json] = {
+    "chat": chat(),
+    "messages": MESSAGE,
+    "responses": RESPONSE,
+    "gemini": CANDIDATES,
+}
 
 
 def chunk(delta: Json, reason: str | None = None, **more: Any) -> Json:
@@ -251,13 +320,21 @@ def chunk(delta: Json, reason: str | None = None, **more: Any) -> Json:
 
 
 def message_events(message: Json) -> list[Json]:
-    events: list[Json] = [{"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}]
+    events: list[Json] = [
+        {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
+    ]
     for index, block in enumerate(message["content"]):
-        events.append({"type": "content_block_start", "index": index, "content_block": {**block, "text": ""}})
+        events.append(
+            {"type": "content_block_start", "index": index, "content_block": {**block, "text": ""}}
+        )
         delta = {"type": "text_delta", "text": block["text"]}
         events.append({"type": "content_block_delta", "index": index, "delta": delta})
         events.append({"type": "content_block_stop", "index": index})
-    end = {"type": "message_delta", "delta": {"stop_reason": message["stop_reason"]}, "usage": message["usage"]}
+    end = {
+        "type": "message_delta",
+        "delta": {"stop_reason": message["stop_reason"]},
+        "usage": message["usage"],
+    }
     return [*events, end, {"type": "message_stop"}]
 
 
@@ -270,7 +347,10 @@ def streamed(dialect: str, reply: Json) -> bytes:
         return named(*message_events(reply))
     if dialect == "gemini":
         return sse(reply)
-    begun = {"type": "response.created", "response": {**reply, "status": "in_progress", "output": []}}
+    begun = {
+        "type": "response.created",
+        "response": {**reply, "status": "in_progress", "output": []},
+    }
     return named(begun, {"type": f"response.{reply['status']}", "response": reply})
 
 
@@ -289,7 +369,11 @@ def changed(reply: Json, path: str, value: Any) -> Json:
 
 
 LEFT_OUT = object()
-REASON = {"chat": "choices.0.finish_reason", "messages": "stop_reason", "gemini": "candidates.0.finishReason"}
+REASON = {
+    "chat": "choices.0.finish_reason",
+    "messages": "stop_reason",
+    "gemini": "candidates.0.finishReason",
+}
 WHOLE: dict[str, dict[str, Body]] = {
     "messages": {
         "no content": changed(MESSAGE, "content", LEFT_OUT),
@@ -382,10 +466,20 @@ for dialect, wrong in WHOLE.items():
         ):
             STREAMED[dialect].setdefault(name, streamed(dialect, whole))
 for reason in ("abort", "something_new"):
-    STREAMED["messages"][f"ended for {reason}"] = streamed("messages", {**MESSAGE, "stop_reason": reason})
+    STREAMED["messages"][f"ended for {reason}"] = streamed(
+        "messages", {**MESSAGE, "stop_reason": reason}
+    )
 OF_OTHERS = [
-    *((dialect, False, name, body) for dialect, wrong in WHOLE.items() for name, body in wrong.items()),
-    *((dialect, True, name, body) for dialect, wrong in STREAMED.items() for name, body in wrong.items()),
+    *(
+        (dialect, False, name, body)
+        for dialect, wrong in WHOLE.items()
+        for name, body in wrong.items()
+    ),
+    *(
+        (dialect, True, name, body)
+        for dialect, wrong in STREAMED.items()
+        for name, body in wrong.items()
+    ),
 ]
 
 
@@ -393,7 +487,9 @@ def test_there_are_at_least_76_wrong_replies() -> None:
     assert len(OF_THE_POLICY) >= 40 and len(OF_OTHERS) >= 76
 
 
-@pytest.mark.parametrize(("dialect", "stream", "name", "body"), OF_OTHERS, ids=lambda part: str(part)[:40])
+@pytest.mark.parametrize(
+    ("dialect", "stream", "name", "body"), OF_OTHERS, ids=lambda part: str(part)[:40]
+)
 def test_a_wrong_reply_that_passes_through_is_a_fault(
     server: Server, dialect: str, stream: bool, name: str, body: Body
 ) -> None:
@@ -403,16 +499,25 @@ def test_a_wrong_reply_that_passes_through_is_a_fault(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("dialect", REQUESTS)
-def test_a_sound_reply_that_passes_through_is_none(server: Server, dialect: str, stream: bool) -> None:
+def test_a_sound_reply_that_passes_through_is_none(
+    server: Server, dialect: str, stream: bool
+) -> None:
     server.says(streamed(dialect, SOUND[dialect]) if stream else SOUND[dialect])
     episode = passed_through(server, dialect, stream)
     assert (episode.status, episode.reward) == ("succeeded", 0.0), episode.error
-    assert "hello" in json.dumps(episode.calls[0].response) and finish_of(episode.calls[0].finish_reason) == "stop"
+    assert (
+        "hello" in json.dumps(episode.calls[0].response)
+        and finish_of(episode.calls[0].finish_reason) == "stop"
+    )
 
 
 def test_geminis_stream_may_be_a_list(server: Server) -> None:
     first = {"candidates": [{"content": {"parts": [{"text": "hel"}]}, "index": 0}]}
-    for body, sound in (([first, CANDIDATES], True), ([first], False), ([{"error": {"code": 503}}], False)):
+    for body, sound in (
+        ([first, CANDIDATES], True),
+        ([first], False),
+        ([{"error": {"code": 503}}], False),
+    ):
         server.says(body)
         assert (passed_through(server, "gemini", True, sse=False).status == "succeeded") == sound
 
@@ -463,7 +568,8 @@ def test_every_reason_of_the_vendors_clients_is_known() -> None:
 
 
 def test_what_is_empty_for_a_reason_is_no_fault(server: Server) -> None:
-    """A reply of which only the end of the turn was sampled, or that was filtered, and a prompt that was."""
+    """A reply of which only the end of the turn was sampled, or that was filtered, and a prompt
+    that was."""
     for message, usage, reason in (
         (EMPTY, {"completion_tokens": 1}, "stop"), ({"role": "assistant"}, {"completion_tokens": 9}, "length"),
         ({"role": "assistant", "content": None}, None, "content_filter"),
@@ -471,7 +577,9 @@ def test_what_is_empty_for_a_reason_is_no_fault(server: Server) -> None:
     ):  # fmt: skip
         server.says({**chat(message, finish_reason=reason), "usage": usage})
         assert {e.status for e in of_the_policy(server)} == {"succeeded"}, reason
-    server.says({"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}})
+    server.says(
+        {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
+    )
     assert passed_through(server, "gemini", False).status == "succeeded"
     server.says({**MESSAGE, "content": []})
     assert passed_through(server, "messages", False).status == "succeeded"
@@ -479,7 +587,10 @@ def test_what_is_empty_for_a_reason_is_no_fault(server: Server) -> None:
 
 def test_a_route_of_another_service_is_no_models(server: Server) -> None:
     """`threads/…/messages`, a form's `responses`."""
-    for route, body in (("v1/threads/t/messages", {"input": "x"}), ("forms/1/responses", {"input": {"a": 1}})):
+    for route, body in (
+        ("v1/threads/t/messages", {"input": "x"}),
+        ("forms/1/responses", {"input": {"a": 1}}),
+    ):
         server.says({"id": "1", "ok": True})
         [episode] = episodes(ScriptedEngine(lambda ask: "x"), [(route, {**body})], server.url)
         assert episode.status == "succeeded", episode.error
@@ -540,7 +651,10 @@ def test_an_endpoint_that_is_configured_wrongly_ends_the_run(
     config = load_config(values={**values, "experiment_dir": str(tmp_path)})
     route, asked = request("chat", False, "policy")
     tasks = [
-        Task(main_query=f"{n}", metadata={"url": "http://127.0.0.1:9", "route": route, "body": asked}) for n in range(9)
+        Task(
+            main_query=f"{n}", metadata={"url": "http://127.0.0.1:9", "route": route, "body": asked}
+        )
+        for n in range(9)
     ]
     with pytest.raises(ConfigError, match="no such thing") as raised:
         ajet.run(config, workflow=swallow, tasks=tasks)
@@ -549,7 +663,14 @@ def test_an_endpoint_that_is_configured_wrongly_ends_the_run(
 
 def test_a_prompt_that_moderation_flagged_is_the_requests_fault(server: Server) -> None:
     server.says(
-        {"error": {"message": "flagged", "code": 403, "metadata": {"flagged_input": "x", "reasons": ["y"]}}}, 403
+        {
+            "error": {
+                "message": "flagged",
+                "code": 403,
+                "metadata": {"flagged_input": "x", "reasons": ["y"]},
+            }
+        },
+        403,
     )
     assert {episode.status for episode in of_the_policy(server)} == {"succeeded"}
 
@@ -562,6 +683,11 @@ def test_a_judges_endpoint_too(server: Server) -> None:
         return "42"
 
     for mode in ("pointwise", "listwise"):
-        judge = ajet.LlmJudge("Right.", model="grader", base_url=f"{server.url}/v1", api_key="k", mode=mode)
-        with pytest.raises(EndpointMisconfigured, match=r"the judge's model grader: .*401: wrong key.*task_judge\.llm"):
+        judge = ajet.LlmJudge(
+            "Right.", model="grader", base_url=f"{server.url}/v1", api_key="k", mode=mode
+        )
+        with pytest.raises(
+            EndpointMisconfigured,
+            match=r"the judge's model grader: .*401: wrong key.*task_judge\.llm",
+        ):
             episodes(ScriptedEngine(lambda ask: "x"), [("", {})] * 3, server.url, silent, judge)

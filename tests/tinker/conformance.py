@@ -1,10 +1,12 @@
-"""What of the Tinker SDK works against which server: each method of its clients, and what the API promises.
+"""What of the Tinker SDK works against which server: each method of its clients, and what the API
+promises.
 
     python -m tests.tinker.conformance --model DIR --write \
       --column "ajet, SDK 0.38.0=http://127.0.0.1:8900,SITE_PACKAGES" --column "SkyRL 0.3.0, SDK 0.22.2=URL,FOLDER"
 
-Each SDK is run in a process of its own, with its folder first on the path; the servers run already. A method works,
-is refused by a message of the server that names what is missing, or is wrong: another error, a wrong result, a hang.
+Each SDK is run in a process of its own, with its folder first on the path; the servers run already.
+A method works, is refused by a message of the server that names what is missing, or is wrong:
+another error, a wrong result, a hang.
 """
 
 from __future__ import annotations
@@ -75,12 +77,20 @@ class Checks:
         self.sampler = settled(self.trainer.save_weights_and_get_sampling_client())
         self.state = settled(self.trainer.save_state("conformance")).path
         self.weights = settled(self.trainer.save_weights_for_sampler("conformance")).path
-        for client, instance in zip(CLIENTS, (self.service, self.trainer, self.sampler, self.rest), strict=True):
+        for client, instance in zip(
+            CLIENTS, (self.service, self.trainer, self.sampler, self.rest), strict=True
+        ):
             calls = getattr(self, f"of_{client}")()
             for name in (
-                name for name, value in vars(self.classes[client]).items() if callable(value) or "static" in str(value)
+                name
+                for name, value in vars(self.classes[client]).items()
+                if callable(value) or "static" in str(value)
             ):
-                if name.startswith("_") or name in LOCAL or name.removesuffix("_async") not in calls:
+                if (
+                    name.startswith("_")
+                    or name in LOCAL
+                    or name.removesuffix("_async") not in calls
+                ):
                     if not name.startswith("_") and name not in LOCAL:
                         self.verdicts[f"{client}.{name}"] = {"verdict": "not tried"}
                     continue
@@ -94,7 +104,12 @@ class Checks:
         self.verdicts["ServiceClient.close"] = self.verdict(self.close)
         return self.verdicts
 
-    def call(self, instance: Any, name: str, what: tuple[Callable[[], tuple[Any, ...]], Callable[[Any], bool]]) -> Any:
+    def call(
+        self,
+        instance: Any,
+        name: str,
+        what: tuple[Callable[[], tuple[Any, ...]], Callable[[Any], bool]],
+    ) -> Any:
         arguments, right = what
 
         async def awaited() -> Any:
@@ -103,7 +118,9 @@ class Checks:
 
         def run() -> None:
             value = (
-                asyncio.run(awaited()) if name.endswith("_async") else settled(getattr(instance, name)(*arguments()))
+                asyncio.run(awaited())
+                if name.endswith("_async")
+                else settled(getattr(instance, name)(*arguments()))
             )
             if not right(value):
                 raise AssertionError(f"returned {str(value)[:80]}")
@@ -116,12 +133,24 @@ class Checks:
             run()
         except Exception as error:  # noqa: BLE001  (it is what is measured)
             text = " ".join(str(error).split())
-            known = (self.tinker.RequestFailedError, self.tinker.BadRequestError, self.tinker.NotFoundError, Refused)
+            known = (
+                self.tinker.RequestFailedError,
+                self.tinker.BadRequestError,
+                self.tinker.NotFoundError,
+                Refused,
+            )
             named = isinstance(error, known)
             named = named or "this server has no" in text or "requires JWT auth" in text
             category = getattr(error, "category", None)
-            refused = named and "Internal" not in text and (category is None or "server" not in str(category).lower())
-            return {"verdict": "refused" if refused else "wrong", "why": f"{type(error).__name__}: {text}"[:160]}
+            refused = (
+                named
+                and "Internal" not in text
+                and (category is None or "server" not in str(category).lower())
+            )
+            return {
+                "verdict": "refused" if refused else "wrong",
+                "why": f"{type(error).__name__}: {text}"[:160],
+            }
         return {"verdict": "works", "seconds": f"{time.monotonic() - started:.2f}"}
 
     # What the calls need
@@ -130,7 +159,9 @@ class Checks:
         return f"c{next(self.numbers)}"
 
     def new_trainer(self) -> Any:
-        return settled(self.service.create_lora_training_client(self.model, 8, 1, True, True, False))
+        return settled(
+            self.service.create_lora_training_client(self.model, 8, 1, True, True, False)
+        )
 
     def datum(self, ids: list[int] = IDS, **inputs: Any) -> Any:
         size = len(ids) - 1
@@ -152,8 +183,14 @@ class Checks:
     def logprobs(self, trainer: Any) -> Any:
         try:
             done = settled(trainer.forward([self.datum()], "cross_entropy"))
-        except self.tinker.NotFoundError:  # a server without `forward` gives them with a gradient, of nothing here
-            done = settled(trainer.forward_backward([self.datum(weights=np.zeros(len(IDS) - 1))], "cross_entropy"))
+        except (
+            self.tinker.NotFoundError
+        ):  # a server without `forward` gives them with a gradient, of nothing here
+            done = settled(
+                trainer.forward_backward(
+                    [self.datum(weights=np.zeros(len(IDS) - 1))], "cross_entropy"
+                )
+            )
         return done.loss_fn_outputs[0]["logprobs"].to_numpy()
 
     # The methods, with arguments and what a right answer is
@@ -185,8 +222,14 @@ class Checks:
             "save_state": (lambda: (self.name(),), lambda v: v.path.startswith("tinker://")),
             "load_state": (lambda: (self.state,), lambda v: v is not None),
             "load_state_with_optimizer": (lambda: (self.state,), lambda v: v is not None),
-            "save_weights_for_sampler": (lambda: (self.name(),), lambda v: v.path.startswith("tinker://")),
-            "save_weights_external": (lambda: (self.name(),), lambda v: v.path.startswith("tinker://")),
+            "save_weights_for_sampler": (
+                lambda: (self.name(),),
+                lambda v: v.path.startswith("tinker://"),
+            ),
+            "save_weights_external": (
+                lambda: (self.name(),),
+                lambda v: v.path.startswith("tinker://"),
+            ),
             "get_info": (tuple, lambda v: v.model_id == self.trainer.model_id),
             "get_tokenizer": (tuple, lambda v: len(v.encode("a")) > 0),
             "create_sampling_client": (lambda: (self.weights,), lambda v: hasattr(v, "sample")),
@@ -196,7 +239,11 @@ class Checks:
     def of_SamplingClient(self) -> dict[str, Any]:
         prompt = self.types.ModelInput.from_ints(IDS)
         params = self.types.SamplingParams(max_tokens=4, temperature=1.0)
-        sampled = lambda v: all(len(s.tokens) == len(s.logprobs) for s in v.sequences) and len(v.sequences) == 2  # noqa: E731
+
+        def sampled(v):
+            whole = all(len(s.tokens) == len(s.logprobs) for s in v.sequences)
+            return whole and len(v.sequences) == 2
+
         return {
             "sample": (lambda: (prompt, 2, params), sampled),
             "compute_logprobs": (lambda: (prompt,), lambda v: len(v) == len(IDS) and v[0] is None),
@@ -223,10 +270,16 @@ class Checks:
         return {
             "get_server_capabilities": (tuple, lambda v: len(v.supported_models) > 0),
             "get_training_run": (lambda: (run,), lambda v: v.training_run_id == run),
-            "get_training_run_by_tinker_path": (lambda: (path,), lambda v: v.training_run_id == run),
+            "get_training_run_by_tinker_path": (
+                lambda: (path,),
+                lambda v: v.training_run_id == run,
+            ),
             "get_weights_info_by_tinker_path": (lambda: (path,), lambda v: v.lora_rank == 8),
             "list_training_runs": (tuple, lambda v: len(v.training_runs) > 0),
-            "list_checkpoints": (lambda: (run,), lambda v: any(c.tinker_path == path for c in v.checkpoints)),
+            "list_checkpoints": (
+                lambda: (run,),
+                lambda v: any(c.tinker_path == path for c in v.checkpoints),
+            ),
             "get_external_weights_urls": (lambda: (external(),), lambda v: len(v.urls) > 0),
             "get_checkpoint_archive_url": (lambda: split(path), lambda v: bool(v.url)),
             "get_checkpoint_archive_url_from_tinker_path": (lambda: (path,), lambda v: bool(v.url)),
@@ -258,10 +311,13 @@ class Checks:
         for factor in (1.0, 2.0):
             weights = np.full(len(IDS) - 1, factor)
             done = settled(trainer.forward_backward([self.datum(weights=weights)], "cross_entropy"))
-            assert abs(done.metrics["loss:sum"] - factor * expected) < 1e-3 * abs(expected), done.metrics
+            assert abs(done.metrics["loss:sum"] - factor * expected) < 1e-3 * abs(expected), (
+                done.metrics
+            )
 
     def promise_gradient(self) -> None:
-        """The gradient is that of the sum: twice the weights, or the data twice, move twice as far."""
+        """The gradient is that of the sum: twice the weights, or the data twice, move twice as
+        far."""
         moved = []
         for data in ([1.0], [2.0], [1.0, 1.0]):
             trainer = self.new_trainer()
@@ -269,9 +325,15 @@ class Checks:
             for factor in data:
                 weights = np.full(len(IDS) - 1, factor)
                 trainer.forward_backward([self.datum(weights=weights)], "cross_entropy")
-            settled(trainer.optim_step(self.adam(learning_rate=1e-3, eps=1e4)))  # with this eps a step is the gradient
+            settled(
+                trainer.optim_step(self.adam(learning_rate=1e-3, eps=1e4))
+            )  # with this eps a step is the gradient
             moved.append(float((self.logprobs(trainer) - before).sum()))
-        assert moved[0] > 0 and abs(moved[1] / moved[0] - 2) < 0.1 and abs(moved[2] / moved[0] - 2) < 0.1, moved
+        assert (
+            moved[0] > 0
+            and abs(moved[1] / moved[0] - 2) < 0.1
+            and abs(moved[2] / moved[0] - 2) < 0.1
+        ), moved
 
     def promise_clip(self) -> None:
         """`grad_clip_norm` is honoured."""
@@ -296,14 +358,22 @@ class Checks:
             "cispo": -(ratio.clip(0.0, 4.0) * new * advantages).sum(),
         }
         for loss, value in expected.items():
-            done = settled(trainer.forward_backward([self.datum(logprobs=old, advantages=advantages)], loss))
-            assert abs(done.metrics["loss:sum"] - value) < 1e-3 * max(1, abs(value)), (loss, done.metrics, value)
+            done = settled(
+                trainer.forward_backward([self.datum(logprobs=old, advantages=advantages)], loss)
+            )
+            assert abs(done.metrics["loss:sum"] - value) < 1e-3 * max(1, abs(value)), (
+                loss,
+                done.metrics,
+                value,
+            )
 
     def promise_same(self) -> None:
         """The sampler's log-probabilities are those of the trainer."""
         sampler = settled(self.trainer.save_weights_and_get_sampling_client())
         scored = settled(sampler.compute_logprobs(self.types.ModelInput.from_ints(IDS)))
-        difference = np.abs(np.array(scored[-(len(IDS) - 1) :], float) - self.logprobs(self.trainer)).max()
+        difference = np.abs(
+            np.array(scored[-(len(IDS) - 1) :], float) - self.logprobs(self.trainer)
+        ).max()
         assert difference < 1e-3, difference
 
     def promise_reload(self) -> None:
@@ -322,13 +392,21 @@ class Checks:
         self.step(plain)
 
         def send(route: str, media: str, content: bytes) -> bool:
-            headers = {"X-API-Key": os.environ["TINKER_API_KEY"], "Content-Type": f"application/{media}"}
-            reply = httpx.post(f"{self.url}/api/v1/{route}", headers=headers, timeout=PATIENCE, content=content)
+            headers = {
+                "X-API-Key": os.environ["TINKER_API_KEY"],
+                "Content-Type": f"application/{media}",
+            }
+            reply = httpx.post(
+                f"{self.url}/api/v1/{route}", headers=headers, timeout=PATIENCE, content=content
+            )
             return reply.status_code == 200 and "request_id" in reply.json()
 
         values = {"target_tokens": {"data": IDS[1:], "dtype": "int64"},
                   "weights": {"data": [1.0] * (len(IDS) - 1), "dtype": "float32"}}  # fmt: skip
-        datum = {"model_input": {"chunks": [{"type": "encoded_text", "tokens": IDS[:-1]}]}, "loss_fn_inputs": values}
+        datum = {
+            "model_input": {"chunks": [{"type": "encoded_text", "tokens": IDS[:-1]}]},
+            "loss_fn_inputs": values,
+        }
         plainly = {"model_id": mine.model_id, "seq_id": 1,
                    "forward_backward_input": {"data": [datum], "loss_fn": "cross_entropy"}}  # fmt: skip
         bodies = [("json", json.dumps(plainly).encode())]
@@ -336,15 +414,30 @@ class Checks:
             from tinker.proto.request_conv import forward_backward_request_to_proto
 
             given = self.types.ForwardBackwardInput(data=[self.datum()], loss_fn="cross_entropy")
-            request = self.types.ForwardBackwardRequest(forward_backward_input=given, model_id=mine.model_id, seq_id=1)
-            bodies.insert(0, ("x-protobuf", forward_backward_request_to_proto(request).SerializeToString()))
-        step = {"model_id": mine.model_id, "seq_id": 2, "adam_params": self.adam().model_dump(), "type": "optim_step"}
+            request = self.types.ForwardBackwardRequest(
+                forward_backward_input=given, model_id=mine.model_id, seq_id=1
+            )
+            bodies.insert(
+                0, ("x-protobuf", forward_backward_request_to_proto(request).SerializeToString())
+            )
+        step = {
+            "model_id": mine.model_id,
+            "seq_id": 2,
+            "adam_params": self.adam().model_dump(),
+            "type": "optim_step",
+        }
         for _ in range(2):
-            assert send("optim_step", "json", json.dumps(step).encode()), "a step ahead of its pass is refused"
-            assert any(send("forward_backward", *body) for body in bodies), "a pass after its step is refused"
+            assert send("optim_step", "json", json.dumps(step).encode()), (
+                "a step ahead of its pass is refused"
+            )
+            assert any(send("forward_backward", *body) for body in bodies), (
+                "a pass after its step is refused"
+            )
         mine._request_id_counter = mine._turn_counter = 2
         apart = np.abs(self.logprobs(mine) - self.logprobs(plain)).max()
-        assert apart < 1e-5, f"log-probabilities differ by {apart:.2g} from those after one pass and one step"
+        assert apart < 1e-5, (
+            f"log-probabilities differ by {apart:.2g} from those after one pass and one step"
+        )
 
     def promise_unknown(self) -> None:
         """A loss that the server has not is refused by name."""
@@ -372,7 +465,17 @@ def measure(site: str, url: str, model: str) -> dict[str, dict[str, str]]:
         "TINKER_PROJECT_ID": "a-project",
         "TINKER_API_KEY": os.environ.get("TINKER_API_KEY", "tml-any"),
     }
-    command = [sys.executable, "-W", "ignore", "-m", "tests.tinker.conformance", "--one", url, "--model", model]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.tinker.conformance",
+        "--one",
+        url,
+        "--model",
+        model,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings})
     if done.returncode:
         raise SystemExit(f"{site} against {url} did not end:\n{done.stderr[-4000:]}")
@@ -400,13 +503,16 @@ Linux on x86.
 def page(columns: dict[str, dict[str, dict[str, str]]], model: str) -> str:
     """The table as a page."""
     system, python = platform.system(), platform.python_version()
-    lines = HEAD.format(day=datetime.date.today(), system=system, python=python, model=model, patience=PATIENCE).split(
-        "\n"
-    )
+    lines = HEAD.format(
+        day=datetime.date.today(), system=system, python=python, model=model, patience=PATIENCE
+    ).split("\n")
     keys = list(dict.fromkeys(key for verdicts in columns.values() for key in verdicts))
 
     def cells(key: str) -> list[str]:
-        return [SIGNS[verdicts[key]["verdict"]] if key in verdicts else "–" for verdicts in columns.values()]
+        return [
+            SIGNS[verdicts[key]["verdict"]] if key in verdicts else "–"
+            for verdicts in columns.values()
+        ]
 
     for part in (*CLIENTS, "promise"):
         lines += [f"## {part}" if part != "promise" else "## What the API promises", ""]
@@ -415,22 +521,30 @@ def page(columns: dict[str, dict[str, dict[str, str]]], model: str) -> str:
             if key.endswith("_async") and cells(key) == cells(key.removesuffix("_async")):
                 continue
             name = key.removeprefix(f"{part}.")
-            lines.append(f"| {name if part == 'promise' else f'`{name}`'} | {' | '.join(cells(key))} |")
+            lines.append(
+                f"| {name if part == 'promise' else f'`{name}`'} | {' | '.join(cells(key))} |"
+            )
         lines.append("")
     wrong = [
         f"- {column}, {key.removeprefix('promise.')}: {verdict['why']}"
         for column, verdicts in columns.items()
         for key, verdict in verdicts.items()
         if verdict["verdict"] == "wrong"
-        and not (key.endswith("_async") and verdicts[key.removesuffix("_async")]["verdict"] == "wrong")
+        and not (
+            key.endswith("_async") and verdicts[key.removesuffix("_async")]["verdict"] == "wrong"
+        )
     ]
     return "\n".join([*lines, *(["## What was wrong", "", *wrong, ""] if wrong else [])])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", required=True, help="the base model as the servers call it")
-    parser.add_argument("--about", default="0.1 million parameters", help="the model's size, for the page")
+    parser.add_argument(
+        "--about", default="0.1 million parameters", help="the model's size, for the page"
+    )
     parser.add_argument("--column", action="append", default=[], metavar="TITLE=URL,FOLDER")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}, not print it")
     parser.add_argument("--one", metavar="URL", help=argparse.SUPPRESS)

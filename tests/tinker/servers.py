@@ -1,4 +1,5 @@
-"""`ajet trainer serve` in a thread of this process, to be stopped and started again; and data for its clients."""
+"""`ajet trainer serve` in a thread of this process, to be stopped and started again; and data for
+its clients."""
 
 from __future__ import annotations
 
@@ -40,7 +41,13 @@ class Server:
         around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
         deterministic: bool = False,
     ) -> None:
-        self.model, self.state, self._api_key, self._port, self._around = model, state, api_key, port, around
+        self.model, self.state, self._api_key, self._port, self._around = (
+            model,
+            state,
+            api_key,
+            port,
+            around,
+        )
         self._deterministic = deterministic
 
     def __enter__(self) -> Server:
@@ -95,7 +102,9 @@ class Server:
     def send_pass(self, model_id: str, number: int, *data: types.Datum) -> httpx.Response:
         """A `forward_backward` as the SDK sends it, with a number of our choice."""
         given = types.ForwardBackwardInput(data=list(data), loss_fn="cross_entropy")
-        request = types.ForwardBackwardRequest(forward_backward_input=given, model_id=model_id, seq_id=number)
+        request = types.ForwardBackwardRequest(
+            forward_backward_input=given, model_id=model_id, seq_id=number
+        )
         body = forward_backward_request_to_proto(request).SerializeToString()
         return httpx.post(f"{self.url}/api/v1/forward_backward", content=body)
 
@@ -106,7 +115,9 @@ class Server:
         return reply
 
 
-def train(service: tinker.ServiceClient, model: Path, *, rank: int = 4, seed: int = 1, **kinds: bool) -> Any:
+def train(
+    service: tinker.ServiceClient, model: Path, *, rank: int = 4, seed: int = 1, **kinds: bool
+) -> Any:
     """A new training client."""
     return service.create_lora_training_client(str(model), rank=rank, seed=seed, **kinds).result()
 
@@ -114,9 +125,14 @@ def train(service: tinker.ServiceClient, model: Path, *, rank: int = 4, seed: in
 def datum(ids: list[int] = IDS, **inputs: Any) -> types.Datum:
     """A sequence whose tokens predict each other; `weights` 1 where no inputs are given."""
     size = len(ids) - 1
-    values = {name: np.asarray(value, np.float32) for name, value in (inputs or {"weights": np.ones(size)}).items()}
+    values = {
+        name: np.asarray(value, np.float32)
+        for name, value in (inputs or {"weights": np.ones(size)}).items()
+    }
     targets = {"target_tokens": np.asarray(ids[1:], np.int64)}
-    return types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs={**targets, **values})
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs={**targets, **values}
+    )
 
 
 def logprobs(trainer: Any, *data: types.Datum) -> list[np.ndarray[Any, Any]]:

@@ -1,4 +1,5 @@
-"""`--backbone tinker` against `ajet trainer serve`: runs as those of `local`, by the official SDK and a real socket."""
+"""`--backbone tinker` against `ajet trainer serve`: runs as those of `local`, by the official SDK
+and a real socket."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def job(
     rollout: Mapping[str, Any] = {}, **trainer: Any,
 ) -> Config:  # fmt: skip
     tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text("".join(f'{{"question": "Say {w}."}}\n' for w in ("yes", "no", "maybe", "so", "well")))
+    tasks.write_text(
+        "".join(f'{{"question": "Say {w}."}}\n' for w in ("yes", "no", "maybe", "so", "well"))
+    )
     return load_config(
         values={
             "experiment_name": "tiny",
@@ -52,14 +55,28 @@ def job(
             "backbone": "tinker",
             "model": {"path": str(model), "lora": {"r": 4}},
             "tinker": {"base_url": server.url, "stall_timeout": 60, **tinker},
-            "task_reader": {"type": "jsonl_dataset_file",
-                            "jsonl_dataset_file": {"training": {"file_path": str(tasks)}}},
+            "task_reader": {
+                "type": "jsonl_dataset_file",
+                "jsonl_dataset_file": {"training": {"file_path": str(tasks)}},
+            },
             "data": {"train_batch_size": 2},
-            "rollout": {"num_repeat": 4, "max_model_len": 200, "max_response_length_in_one_turn": 6, **rollout},
-            "trainer_common": {"total_steps": 2, "test_freq": 0, "save_freq": 1, "use_kl_loss": False, "logger": [],
-                               "optim": {"lr": 0.01, "warmup_steps": 1}, **trainer},
+            "rollout": {
+                "num_repeat": 4,
+                "max_model_len": 200,
+                "max_response_length_in_one_turn": 6,
+                **rollout,
+            },
+            "trainer_common": {
+                "total_steps": 2,
+                "test_freq": 0,
+                "save_freq": 1,
+                "use_kl_loss": False,
+                "logger": [],
+                "optim": {"lr": 0.01, "warmup_steps": 1},
+                **trainer,
+            },
         }
-    )  # fmt: skip
+    )
 
 
 @ajet.workflow
@@ -77,7 +94,9 @@ def length(output: str) -> float:
 
 def values(config: Config, name: str) -> dict[int, float]:
     with open_trace(config.directory) as reader:
-        found = reader.query("SELECT step, value FROM metrics WHERE name = ? ORDER BY step", [name]).to_pylist()
+        found = reader.query(
+            "SELECT step, value FROM metrics WHERE name = ? ORDER BY step", [name]
+        ).to_pylist()
     return {row["step"]: row["value"] for row in found}
 
 
@@ -90,52 +109,91 @@ def test_a_run_trains_through_the_api_and_ends_with_an_adapter(
     assert tuned.path is not None and (tuned.path / "adapter_model.safetensors").is_file()
     assert tuned.trained_tokens > 0
     with open_trace(config.directory) as reader:
-        calls = reader.query("SELECT policy_version, step, logprobs FROM calls JOIN episodes USING (episode_id)")
+        calls = reader.query(
+            "SELECT policy_version, step, logprobs FROM calls JOIN episodes USING (episode_id)"
+        )
         assert ledger_balance(reader, tuned.run_id) == []
     versions = {(row["step"], row["policy_version"]) for row in calls.to_pylist()}
     assert versions == {(1, 0), (2, 1)}, "each step is sampled from the weights of the one before"
     assert max(values(config, "train/logprob_gap_max").values()) < 1e-4
-    counted = {name: values(config, f"cost/{name}_tokens")[2] for name in ("prefilled", "sampled", "trained")}
+    counted = {
+        name: values(config, f"cost/{name}_tokens")[2]
+        for name in ("prefilled", "sampled", "trained")
+    }
     dollars = (counted["prefilled"] + 3 * counted["sampled"] + 2 * counted["trained"]) / 1e6
     assert values(config, "cost/dollars")[2] == pytest.approx(dollars) and all(counted.values())
     # The adapter is a checkpoint like any other.
     scored = load_config(values={"experiment_dir": str(tmp_path / "after"), "model": {"path": str(tuned.path)},
                                  "rollout": {"max_model_len": 200, "max_response_length_in_one_turn": 6}})  # fmt: skip
-    assert run(scored, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward is not None
+    assert (
+        run(scored, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward
+        is not None
+    )
     # It becomes a plain model by what the guide has, of the same log-probabilities.
     monkeypatch.chdir(tmp_path)
     [merging] = re.findall(r"```python\n(.*?)```", (GUIDE / "tinker.md").read_text(), re.DOTALL)
     exec(merging.replace("launcher_record/tiny/checkpoint/RUN/adapter", str(tuned.path)), {})
-    merged, adapted = (load_model(path, device="cpu", dtype="float32") for path in (tmp_path / "merged", tuned.path))
+    merged, adapted = (
+        load_model(path, device="cpu", dtype="float32")
+        for path in (tmp_path / "merged", tuned.path)
+    )
     with torch.no_grad():
-        torch.testing.assert_close(merged(torch.tensor([IDS])).logits, adapted(torch.tensor([IDS])).logits)
+        torch.testing.assert_close(
+            merged(torch.tensor([IDS])).logits, adapted(torch.tensor([IDS])).logits
+        )
     # So it is where the service keeps it.
     kept = json.loads((tuned.path / "tinker.json").read_text())["sampler"]
     there = load_config(values={"experiment_dir": str(tmp_path / "there"), "tinker": {"base_url": server.url},
                                 "model": {"path": kept, "name": "a-name"},
                                 "rollout": {"max_model_len": 200, "max_response_length_in_one_turn": 6}})  # fmt: skip
-    assert run(there, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward is not None
+    assert (
+        run(there, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward is not None
+    )
 
 
-def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, server: Server, tiny: Path) -> None:
+def test_a_resumed_run_goes_on_to_the_same_numbers(
+    tmp_path: Path, server: Server, tiny: Path
+) -> None:
     for name in ("straight", "halves"):
         (tmp_path / name).mkdir()
     straight = job(tmp_path / "straight", server, tiny)
     train(straight, workflow=talk, judge=length)
-    train(job(tmp_path / "halves", server, tiny, total_training_steps=1), workflow=talk, judge=length)
+    train(
+        job(tmp_path / "halves", server, tiny, total_training_steps=1), workflow=talk, judge=length
+    )
     whole = job(tmp_path / "halves", server, tiny)
     train(whole, workflow=talk, judge=length, resume=True)
-    for name in ("train/reward", "train/loss", "train/grad_norm", "train/policy_version", "cost/sampled_tokens"):
-        assert values(whole, name) == pytest.approx(values(straight, name), rel=1e-4, abs=1e-6), name
+    for name in (
+        "train/reward",
+        "train/loss",
+        "train/grad_norm",
+        "train/policy_version",
+        "cost/sampled_tokens",
+    ):
+        assert values(whole, name) == pytest.approx(values(straight, name), rel=1e-4, abs=1e-6), (
+            name
+        )
 
 
-def test_demonstrations_are_learnt_through_the_api(tmp_path: Path, server: Server, tiny: Path) -> None:
+def test_demonstrations_are_learnt_through_the_api(
+    tmp_path: Path, server: Server, tiny: Path
+) -> None:
     replies = (("Say yes.", "yes"), ("Say no.", "no"))
     demonstrations = tmp_path / "said.jsonl"
-    demonstrations.write_text("".join(
-        json.dumps({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]}) + "\n"
-        for asked, reply in replies
-    ))  # fmt: skip
+    demonstrations.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": asked},
+                        {"role": "assistant", "content": reply},
+                    ]
+                }
+            )
+            + "\n"
+            for asked, reply in replies
+        )
+    )
     algorithm = {"adv_estimator": "sft", "data": str(demonstrations)}
     config = job(tmp_path, server, tiny, algorithm=algorithm, total_steps=6, save_freq=0)
     train(config, workflow=talk, judge=length)
@@ -156,9 +214,14 @@ def test_weights_that_newer_ones_replace_are_deleted_at_the_service(
 ) -> None:
     before = set(named_at(service))
     for steps in (2, 3):  # the second run goes on from the first
-        config = job(tmp_path, server, tiny, total_training_steps=steps, total_steps=3, keep_checkpoints=1)
+        config = job(
+            tmp_path, server, tiny, total_training_steps=steps, total_steps=3, keep_checkpoints=1
+        )
         train(config, workflow=talk, judge=length, resume=steps == 3)
-    kept = [json.loads(file.read_text()) for file in Path(config.directory).glob("checkpoint/*/*/tinker.json")]
+    kept = [
+        json.loads(file.read_text())
+        for file in Path(config.directory).glob("checkpoint/*/*/tinker.json")
+    ]
     paths = {path for record in kept for path in record.values() if isinstance(path, str)}
     assert len(paths) == 2, "the newest checkpoint's state, and the final model"
     assert set(named_at(service)) - before == paths
@@ -172,7 +235,9 @@ def test_a_service_that_deletes_nothing_is_no_fault(
     @ajet.workflow
     async def losing(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
         for state in Path(config.directory).glob("checkpoint/*/step_000001/tinker.json"):
-            run, _, checkpoint = json.loads(state.read_text())["state"].removeprefix("tinker://").partition("/")
+            run, _, checkpoint = (
+                json.loads(state.read_text())["state"].removeprefix("tinker://").partition("/")
+            )
             shutil.rmtree(server.state / run.replace(":", "_") / checkpoint, ignore_errors=True)
         return await talk(question=question, model=model)
 
@@ -187,8 +252,12 @@ def test_a_model_may_be_called_by_another_path(tmp_path: Path, server: Server, t
     assert train(config, workflow=talk, judge=length).trained_tokens > 0
 
 
-def test_the_run_ends_before_it_costs_more_than_it_may(tmp_path: Path, server: Server, tiny: Path) -> None:
-    config = job(tmp_path, server, tiny, {"prices": {"sample": 1000.0}, "max_cost": 0.15}, total_steps=20)
+def test_the_run_ends_before_it_costs_more_than_it_may(
+    tmp_path: Path, server: Server, tiny: Path
+) -> None:
+    config = job(
+        tmp_path, server, tiny, {"prices": {"sample": 1000.0}, "max_cost": 0.15}, total_steps=20
+    )
     train(config, workflow=talk, judge=length)
     spent = values(config, "cost/dollars")
     assert 1 <= len(spent) < 20 and max(spent.values()) <= 0.15
@@ -212,7 +281,9 @@ def test_without_prices_the_rates_of_the_services_bills_count(
         config = job(tmp_path, server, tiny, {"max_cost": 0.15}, total_steps=20, logger=["console"])
         train(config, workflow=talk, judge=length)
     spent = values(config, "cost/dollars")
-    counts = [values(config, f"cost/{name}_tokens")[1] for name in ("prefilled", "sampled", "trained")]
+    counts = [
+        values(config, f"cost/{name}_tokens")[1] for name in ("prefilled", "sampled", "trained")
+    ]
     assert spent[1] == pytest.approx(np.dot(counts, list(rates.values())) / 1e6)
     assert len(spent) < 20 and max(spent.values()) <= 0.15
     assert "by the service's bills" in capsys.readouterr().out
@@ -220,9 +291,18 @@ def test_without_prices_the_rates_of_the_services_bills_count(
 
 def bill(model: Path | str, kind: str, rate: float) -> dict[str, Any]:
     """An hour's usage, as the API bills it."""
-    info = {"type": kind, "token_count": 1000, **({"cached": False} if kind == "sampling_prefill" else {})}
+    info = {
+        "type": kind,
+        "token_count": 1000,
+        **({"cached": False} if kind == "sampling_prefill" else {}),
+    }
     hour = {"bucket_start": "2026-11-26T10:00:00Z", "bucket_end": "2026-11-26T11:00:00Z"}
-    return {**hour, "base_model": str(model), "effective_rate_usd_per_million_tokens": rate, "event_info": info}
+    return {
+        **hour,
+        "base_model": str(model),
+        "effective_rate_usd_per_million_tokens": rate,
+        "event_info": info,
+    }
 
 
 def test_a_model_that_the_service_does_not_train_is_refused(tmp_path: Path, tiny: Path) -> None:
@@ -248,7 +328,9 @@ def answering(route: str, body: object) -> Callable[[ASGIApp], ASGIApp]:
     return around
 
 
-def test_the_next_batch_is_sampled_while_the_service_trains(tmp_path: Path, server: Server, tiny: Path) -> None:
+def test_the_next_batch_is_sampled_while_the_service_trains(
+    tmp_path: Path, server: Server, tiny: Path
+) -> None:
     config = job(tmp_path, server, tiny, rollout={"max_staleness": 1}, total_steps=3)
     train(config, workflow=talk, judge=length)
     assert max(values(config, "train/staleness_max").values()) == 1
@@ -275,7 +357,8 @@ def test_a_signal_leaves_a_state_at_the_service(tmp_path: Path, server: Server, 
 
 
 class Unreliable:
-    """Of each route the first request is refused with 429, and the reply to the second is cut off on its way."""
+    """Of each route the first request is refused with 429, and the reply to the second is cut off
+    on its way."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self.met = app, Counter[str]()
@@ -296,10 +379,19 @@ class Unreliable:
         return await self._app(scope, receive, cut)
 
 
-TRAINING = ("forward_backward", "optim_step", "asample", "save_weights", "save_weights_for_sampler", "retrieve_future")
+TRAINING = (
+    "forward_backward",
+    "optim_step",
+    "asample",
+    "save_weights",
+    "save_weights_for_sampler",
+    "retrieve_future",
+)
 
 
-def test_requests_that_are_refused_or_lost_are_repeated_and_applied_once(tmp_path: Path, tiny: Path) -> None:
+def test_requests_that_are_refused_or_lost_are_repeated_and_applied_once(
+    tmp_path: Path, tiny: Path
+) -> None:
     between = list[Unreliable]()
 
     def around(app: ASGIApp) -> ASGIApp:
@@ -341,7 +433,15 @@ def test_a_session_that_the_service_ended_is_replaced_and_each_step_applied_once
     for name in ("straight", "ended"):
         (tmp_path / name).mkdir()
     straight, config = (
-        job(tmp_path / name, server, tiny, {"prices": {"sample": 1.0}}, staleness, total_steps=4, logger=["console"])
+        job(
+            tmp_path / name,
+            server,
+            tiny,
+            {"prices": {"sample": 1.0}},
+            staleness,
+            total_steps=4,
+            logger=["console"],
+        )
         for name in ("straight", "ended")
     )
     once = threading.Event()
@@ -362,19 +462,27 @@ def test_a_session_that_the_service_ended_is_replaced_and_each_step_applied_once
 
     train(straight, workflow=talk, judge=length)
     tuned = train(config, workflow=ending, judge=length)
-    assert once.is_set() and "was finished" in caplog.text and "continuing in a new session" in caplog.text
+    assert (
+        once.is_set()
+        and "was finished" in caplog.text
+        and "continuing in a new session" in caplog.text
+    )
     assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0}
     assert updates(server, states(config)[4]) == {4}
     if when != "ahead":  # which of two weights sampled a call ahead of them is chance
         for name in ("train/reward", "train/loss", "train/grad_norm"):
-            assert values(config, name) == pytest.approx(values(straight, name), rel=1e-3, abs=1e-5), name
+            assert values(config, name) == pytest.approx(
+                values(straight, name), rel=1e-3, abs=1e-5
+            ), name
     spent, undisturbed = (values(run, "cost/dollars") for run in (config, straight))
     assert spent[4] > undisturbed[4] or when == "sampling", "what the lost step took was paid for"
     with open_trace(config.directory) as reader:
         assert ledger_balance(reader, tuned.run_id) == []
 
 
-def test_sessions_that_end_again_and_again_end_the_run(tmp_path: Path, server: Server, tiny: Path) -> None:
+def test_sessions_that_end_again_and_again_end_the_run(
+    tmp_path: Path, server: Server, tiny: Path
+) -> None:
     config = job(tmp_path, server, tiny)
 
     @ajet.workflow
@@ -386,7 +494,8 @@ def test_sessions_that_end_again_and_again_end_the_run(tmp_path: Path, server: S
 
     with pytest.raises(TrainingError, match="was finished"):
         train(config, workflow=ending, judge=length)
-    # If no reply of step 2 arrived before the end of its session, the step has metrics, and no update.
+    # If no reply of step 2 arrived before the end of its session, the step has metrics, and no
+    # update.
     versions = values(config, "train/policy_version")
     assert versions[1] == 1.0 and set(versions.values()) == {1.0}
     train(config, workflow=talk, judge=length, resume=True)
@@ -399,7 +508,10 @@ def test_an_engine_over_kept_weights_goes_on_in_a_new_session(tmp_path: Path, ti
     def around(app: ASGIApp) -> ASGIApp:
         async def noting(scope: Scope, receive: Receive, send: Send) -> None:
             async def note(message: Message) -> None:
-                if scope["path"].endswith("/create_session") and message["type"] == "http.response.body":
+                if (
+                    scope["path"].endswith("/create_session")
+                    and message["type"] == "http.response.body"
+                ):
                     sessions.append(json.loads(message["body"])["session_id"])
                 await send(message)
 
@@ -425,12 +537,17 @@ def test_an_engine_over_kept_weights_goes_on_in_a_new_session(tmp_path: Path, ti
                 server.post(f"sessions/{sessions[1]}/finish")
             return str(await talk(question=question, model=model))
 
-        assert run(there, workflow=ending, judge=length, tasks=[{"question": "Say yes."}] * 3).reward is not None
+        assert (
+            run(there, workflow=ending, judge=length, tasks=[{"question": "Say yes."}] * 3).reward
+            is not None
+        )
         client.close("success").result()
     assert len(sessions) == 3
 
 
-def test_a_signal_ends_a_run_whose_session_is_gone(tmp_path: Path, server: Server, tiny: Path) -> None:
+def test_a_signal_ends_a_run_whose_session_is_gone(
+    tmp_path: Path, server: Server, tiny: Path
+) -> None:
     config, seen = job(tmp_path, server, tiny, save_freq=0), threading.Event()
 
     @ajet.workflow
@@ -441,7 +558,9 @@ def test_a_signal_ends_a_run_whose_session_is_gone(tmp_path: Path, server: Serve
             os.kill(os.getpid(), signal.SIGINT)
         return str(await talk(question=question, model=model))
 
-    with pytest.raises((KeyboardInterrupt, TrainingError)):  # the latter where step 1 could not be saved
+    with pytest.raises(
+        (KeyboardInterrupt, TrainingError)
+    ):  # the latter where step 1 could not be saved
         train(config, workflow=interrupted, judge=length)
     assert values(config, "train/policy_version") == {1: 1.0}
 
@@ -456,13 +575,18 @@ def end_sessions(server: Server) -> None:
 def states(config: Config) -> dict[int, str]:
     """The path at the service of each checkpoint's state, without its scheme."""
     files = Path(config.directory).glob("checkpoint/*/step_*/tinker.json")
-    return {int(f.parent.name[5:]): json.loads(f.read_text())["state"].removeprefix("tinker://") for f in files}
+    return {
+        int(f.parent.name[5:]): json.loads(f.read_text())["state"].removeprefix("tinker://")
+        for f in files
+    }
 
 
 def updates(server: Server, state: str) -> set[int]:
     """How many updates a state's optimizer has made."""
     run, _, name = state.partition("/")
-    optimizer = torch.load(server.state / run.replace(":", "_") / name / "optimiser.pt", weights_only=True)
+    optimizer = torch.load(
+        server.state / run.replace(":", "_") / name / "optimiser.pt", weights_only=True
+    )
     return {int(moments["step"]) for moments in optimizer["state"].values()}
 
 
@@ -489,7 +613,13 @@ def client(config: Config, agent: Path, *, resume: bool = False) -> subprocess.P
 
 def trained_alike(disturbed: Config, straight: Config) -> None:
     """Assert that two runs made the same of the same steps, to the bit."""
-    for name in ("train/policy_version", "train/reward", "train/loss", "train/grad_norm", "train/hash"):
+    for name in (
+        "train/policy_version",
+        "train/reward",
+        "train/loss",
+        "train/grad_norm",
+        "train/hash",
+    ):
         assert values(disturbed, name) == values(straight, name) != {}, name
     with open_trace(disturbed.directory) as reader:
         [run] = reader.query("SELECT run_id FROM runs").to_pylist()
@@ -498,7 +628,9 @@ def trained_alike(disturbed: Config, straight: Config) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_ten_kills_of_the_client_end_where_an_undisturbed_run_ends(tmp_path: Path, tiny: Path) -> None:
+def test_ten_kills_of_the_client_end_where_an_undisturbed_run_ends(
+    tmp_path: Path, tiny: Path
+) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text(AGENT)
     for name in ("straight", "killed"):
@@ -511,7 +643,11 @@ def test_ten_kills_of_the_client_end_where_an_undisturbed_run_ends(tmp_path: Pat
         assert client(straight, agent).wait() == 0
         for kill in range(1, 11):
             process = client(killed, agent, resume=kill > 1)
-            until(lambda step=kill: any(Path(killed.directory).glob(f"checkpoint/*/step_{step:06}/tinker.json")))
+            until(
+                lambda step=kill: any(
+                    Path(killed.directory).glob(f"checkpoint/*/step_{step:06}/tinker.json")
+                )
+            )
             process.kill()
             process.wait()
         assert client(killed, agent, resume=True).wait() == 0
@@ -520,7 +656,9 @@ def test_ten_kills_of_the_client_end_where_an_undisturbed_run_ends(tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_ten_kills_of_the_server_end_where_an_undisturbed_run_ends(tmp_path: Path, tiny: Path) -> None:
+def test_ten_kills_of_the_server_end_where_an_undisturbed_run_ends(
+    tmp_path: Path, tiny: Path
+) -> None:
     """The command itself, killed as the run samples, and as it is about to train."""
     for name in ("straight", "killed"):
         (tmp_path / name).mkdir()
@@ -558,13 +696,24 @@ class Served:
     url = "http://127.0.0.1:0"
 
     def __init__(self, model: Path, state: Path) -> None:
-        self._command = [sys.executable, "-m", "ajet", "trainer", "serve", "--deterministic", "--model", str(model)]
+        self._command = [
+            sys.executable,
+            "-m",
+            "ajet",
+            "trainer",
+            "serve",
+            "--deterministic",
+            "--model",
+            str(model),
+        ]
         self._command += ["--state", str(state)]
         self.start()
 
     def start(self) -> None:
         port = self.url.rpartition(":")[2]
-        self.process = subprocess.Popen([*self._command, "--port", port], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*self._command, "--port", port], stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[3]
 
@@ -597,7 +746,12 @@ def test_what_a_service_cannot_do_is_refused_before_it_is_asked(
     with pytest.raises(ConfigError, match=r"rollout\.temperature must be 1\.0 .*backbone tinker"):
         job(tmp_path, server, tiny, rollout={"temperature": 0.7})
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    elsewhere = job(tmp_path, server, tiny, {"base_url": "https://service.example.com", "api_key_env": "NO_SUCH_KEY"})
+    elsewhere = job(
+        tmp_path,
+        server,
+        tiny,
+        {"base_url": "https://service.example.com", "api_key_env": "NO_SUCH_KEY"},
+    )
     with pytest.raises(ConfigError, match=r"NO_SUCH_KEY \(tinker\.api_key_env\) is not set"):
         train(elsewhere, workflow=talk, judge=length)
 

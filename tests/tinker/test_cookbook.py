@@ -38,7 +38,10 @@ class WantedTokens(Env):
     async def step(self, action: list[int], *, extra: object = None) -> StepResult:
         reward = sum(token < WANTED for token in action) / max(1, len(action))
         return StepResult(
-            reward=reward, episode_done=True, next_observation=tinker.ModelInput.empty(), next_stop_condition=[]
+            reward=reward,
+            episode_done=True,
+            next_observation=tinker.ModelInput.empty(),
+            next_stop_condition=[],
         )
 
 
@@ -65,13 +68,26 @@ class PromptsBuilder(RLDatasetBuilder):
 
 
 @pytest.mark.slow
-def test_the_cookbooks_trainer_learns_which_tokens_are_wanted(server: Server, tmp_path: Path) -> None:
+def test_the_cookbooks_trainer_learns_which_tokens_are_wanted(
+    server: Server, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {"eval_every": 0, "save_every": 0, "num_groups_to_log": 0}
     config = train.Config(
-        learning_rate=2e-2, dataset_builder=PromptsBuilder(), model_name=str(server.model), recipe_name="ajet",
-        max_tokens=TOKENS, log_path=str(tmp_path / "log"), lora_rank=8, base_url=server.url, **settings,
-    )  # fmt: skip
+        learning_rate=2e-2,
+        dataset_builder=PromptsBuilder(),
+        model_name=str(server.model),
+        recipe_name="ajet",
+        max_tokens=TOKENS,
+        log_path=str(tmp_path / "log"),
+        lora_rank=8,
+        base_url=server.url,
+        **settings,
+    )
     asyncio.run(train.main(config))
     lines = (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()
-    rewards = [value for line in lines if (value := json.loads(line).get("env/all/reward/total")) is not None]
+    rewards = [
+        value
+        for line in lines
+        if (value := json.loads(line).get("env/all/reward/total")) is not None
+    ]
     assert len(rewards) == STEPS and rewards[0] < 0.35 and rewards[-1] > 0.8

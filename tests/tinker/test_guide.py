@@ -45,7 +45,9 @@ def test_what_would_be_open_to_others_is_refused(
     monkeypatch.setenv("A_KEY", "tml-a")
     monkeypatch.setenv("SHORT_KEY", "a")
     state = tmp_path / "state"
-    done = CliRunner().invoke(app, ["trainer", "serve", "--model", str(tiny), "--state", str(state), *arguments])
+    done = CliRunner().invoke(
+        app, ["trainer", "serve", "--model", str(tiny), "--state", str(state), *arguments]
+    )
     assert done.exit_code == 2
     assert words in " ".join(done.output.split())
     assert not state.exists()
@@ -65,10 +67,24 @@ print(len(reply.sequences[0].tokens))
 def test_who_has_the_key_and_the_certificate_is_served(tiny: Path, tmp_path: Path) -> None:
     """On every address, over TLS, by the SDK in a program of its own; nobody else gets in."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    make = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -keyout {key} -out {certificate}"
-    subprocess.run([*make.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    make = (
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -keyout {key} -out"
+        f" {certificate}"
+    )
+    subprocess.run(
+        [*make.split(), "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True
+    )
     environment = {**os.environ, "A_KEY": "tml-right"}
-    arguments = ["--model", str(tiny), "--state", str(tmp_path / "state"), "--host", "0.0.0.0", "--port", "0"]
+    arguments = [
+        "--model",
+        str(tiny),
+        "--state",
+        str(tmp_path / "state"),
+        "--host",
+        "0.0.0.0",
+        "--port",
+        "0",
+    ]
     secure = ["--key-env", "A_KEY", "--tls-cert", str(certificate), "--tls-key", str(key)]
     command = [sys.executable, "-m", "ajet", "trainer", "serve", *arguments, *secure]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
@@ -79,16 +95,27 @@ def test_who_has_the_key_and_the_certificate_is_served(tiny: Path, tmp_path: Pat
             url = f"https://127.0.0.1:{address[1]}"
 
             def sampled(**variables: str) -> subprocess.CompletedProcess[str]:
-                environment = {**os.environ, "TINKER_BASE_URL": url, "TINKER_API_KEY": "tml-right", **variables}
+                environment = {
+                    **os.environ,
+                    "TINKER_BASE_URL": url,
+                    "TINKER_API_KEY": "tml-right",
+                    **variables,
+                }
                 program = [sys.executable, "-c", SAMPLE, str(tiny)]
-                return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
+                return subprocess.run(
+                    program, env=environment, capture_output=True, text=True, timeout=60
+                )
 
             done = sampled(SSL_CERT_FILE=str(certificate))
             assert done.stdout == "3\n", done.stderr
-            assert sampled(SSL_CERT_FILE=str(certificate), TINKER_API_KEY="tml-wrong").returncode == 1
+            assert (
+                sampled(SSL_CERT_FILE=str(certificate), TINKER_API_KEY="tml-wrong").returncode == 1
+            )
             # the SDK asks on and on where it doesn't trust a certificate
             code = "import httpx, sys; httpx.get(sys.argv[1])"
-            plain = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True)
+            plain = subprocess.run(
+                [sys.executable, "-c", code, url], capture_output=True, text=True
+            )
             assert "CERTIFICATE_VERIFY_FAILED" in plain.stderr
         finally:
             server.terminate()

@@ -1,4 +1,5 @@
-"""Requests of a client that means harm, or has a bug: ids are no paths, sizes are limited, wrong types are refused."""
+"""Requests of a client that means harm, or has a bug: ids are no paths, sizes are limited, wrong
+types are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +34,12 @@ def victim(server: Server) -> Iterator[Path]:
 
 
 def create(server: Server, session: object, number: object, **more: Any) -> httpx.Response:
-    body = {"session_id": session, "model_seq_id": number, "base_model": str(server.model), "lora_config": LORA}
+    body = {
+        "session_id": session,
+        "model_seq_id": number,
+        "base_model": str(server.model),
+        "lora_config": LORA,
+    }
     return server.post("create_model", **{**body, **more})
 
 
@@ -53,30 +59,53 @@ IDS_THAT_ARE_PATHS = [
 
 
 @pytest.mark.parametrize("wrong", IDS_THAT_ARE_PATHS, ids=repr)
-def test_ids_of_clients_never_become_paths(server: Server, session: str, victim: Path, wrong: str) -> None:
+def test_ids_of_clients_never_become_paths(
+    server: Server, session: str, victim: Path, wrong: str
+) -> None:
     before = sorted(server.state.parent.rglob("*.safetensors"))
     assert create(server, session, wrong).status_code == 400
     assert create(server, wrong, 0).status_code == 400
     assert server.post("load_weights", session_id=wrong, model_seq_id=0, path="tinker://x", optimizer=True,
                        base_model=str(server.model)).status_code == 400  # fmt: skip
-    sampling = {"session_id": session, "sampling_session_seq_id": wrong, "base_model": str(server.model)}
+    sampling = {
+        "session_id": session,
+        "sampling_session_seq_id": wrong,
+        "base_model": str(server.model),
+    }
     assert server.post("create_sampling_session", **sampling).status_code == 400
-    for route in ("save_weights", "save_weights_for_sampler", "save_weights_external", "optim_step", "get_info"):
+    for route in (
+        "save_weights",
+        "save_weights_for_sampler",
+        "save_weights_external",
+        "optim_step",
+        "get_info",
+    ):
         assert server.post(route, model_id=wrong, seq_id=1, path=wrong).status_code in (400, 404)
-    for path in (f"tinker://{wrong}/weights/x", f"tinker://{session}:train:0/weights/{wrong}", wrong):
+    for path in (
+        f"tinker://{wrong}/weights/x",
+        f"tinker://{session}:train:0/weights/{wrong}",
+        wrong,
+    ):
         assert server.post("weights_info", tinker_path=path).status_code in (400, 404)
         assert server.post("create_sampling_session", session_id=session, sampling_session_seq_id=1,
                            model_path=path).status_code in (400, 404)  # fmt: skip
     assert sorted(server.state.parent.rglob("*.safetensors")) == before
 
 
-@pytest.mark.parametrize("path", ["../victim", "..%2fvictim", "%2e%2e/victim", "x:train:0/weights/..", "a/weights/b"])
-def test_checkpoints_outside_of_the_state_are_not_deleted(server: Server, victim: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["../victim", "..%2fvictim", "%2e%2e/victim", "x:train:0/weights/..", "a/weights/b"]
+)
+def test_checkpoints_outside_of_the_state_are_not_deleted(
+    server: Server, victim: Path, path: str
+) -> None:
     for method in ("DELETE", "GET"):
         for end in ("", "/archive", "/external_weights_urls"):
             url = f"{server.url}/api/v1/training_runs/{path.replace('/weights/', '/checkpoints/weights/')}{end}"
             assert httpx.request(method, url).status_code in (400, 404)
-    assert httpx.get(f"{server.url}/files/{path}?expires=99999999999&signature=x").status_code in (403, 404)
+    assert httpx.get(f"{server.url}/files/{path}?expires=99999999999&signature=x").status_code in (
+        403,
+        404,
+    )
 
 
 WRONG: list[object] = ["7", -1, 1.5, True, None, [], {}, 2**80]
@@ -88,13 +117,17 @@ def test_wrong_types_are_refused(server: Server, session: str, value: object) ->
         given = {"session_id": session, "model_seq_id": 3}
         if name == "session_id" and value == "7":
             continue  # an id like any other
-        assert create(server, **{**renamed(given), renamed_key(name): value}).status_code == 400, name
+        assert create(server, **{**renamed(given), renamed_key(name): value}).status_code == 400, (
+            name
+        )
     assert server.post("retrieve_future", request_id=value).status_code in (400, 404, 410)
     assert server.post("cancel_future", request_id=value).status_code in (204, 400)
     assert server.post("session_heartbeat", session_id=value).status_code in (200, 400)
     assert server.post("weights_info", tinker_path=value).status_code in (400, 404)
     for route in ("optim_step", "save_weights", "load_weights", "save_weights_for_sampler"):
-        assert server.post(route, model_id=value, seq_id=1, path="x", optimizer=True).status_code in (400, 404)
+        assert server.post(
+            route, model_id=value, seq_id=1, path="x", optimizer=True
+        ).status_code in (400, 404)
 
 
 def renamed(given: dict[str, object]) -> dict[str, object]:
@@ -143,7 +176,9 @@ def sample_body(sampler: str, **more: Any) -> dict[str, Any]:
     ],
     ids=json.dumps,
 )
-def test_a_wrong_request_to_sample_is_refused_at_once(server: Server, session: str, wrong: dict[str, Any]) -> None:
+def test_a_wrong_request_to_sample_is_refused_at_once(
+    server: Server, session: str, wrong: dict[str, Any]
+) -> None:
     opened = server.post("create_sampling_session", session_id=session, sampling_session_seq_id=0,
                          base_model=str(server.model))  # fmt: skip
     sampler = opened.raise_for_status().json()["sampling_session_id"]
@@ -164,14 +199,20 @@ def test_a_wrong_request_to_sample_is_refused_at_once(server: Server, session: s
     ],
     ids=json.dumps,
 )
-def test_a_wrong_model_is_refused_at_once(server: Server, session: str, wrong: dict[str, Any]) -> None:
+def test_a_wrong_model_is_refused_at_once(
+    server: Server, session: str, wrong: dict[str, Any]
+) -> None:
     assert create(server, session, 0, **wrong).status_code == 400
 
 
 def test_steps_of_wrong_types_are_refused_at_once(server: Server, session: str) -> None:
     model = f"{session}:train:0"
     create(server, session, 0).raise_for_status()
-    for wrong in ({"adam_params": [1]}, {"adam_params": {"learning_rate": "1"}}, {"adam_params": {"beta1": None}}):
+    for wrong in (
+        {"adam_params": [1]},
+        {"adam_params": {"learning_rate": "1"}},
+        {"adam_params": {"beta1": None}},
+    ):
         assert server.post("optim_step", model_id=model, seq_id=1, **wrong).status_code == 400
     assert server.post("save_weights", model_id=model, seq_id=1, path=7).status_code == 400
     assert server.post("save_weights", model_id=model, seq_id=1, overwrite="yes").status_code == 400

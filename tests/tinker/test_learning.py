@@ -1,4 +1,5 @@
-"""Learning through the API: policy gradients on a tiny task, from samples of the server to its weights and back."""
+"""Learning through the API: policy gradients on a tiny task, from samples of the server to its
+weights and back."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ GROUP, TOKENS = 16, 12
 
 
 def group_of(sampler: Any, prompt: list[int], seed: int) -> tuple[list[types.Datum], float]:
-    """Sampled replies, each rewarded by its share of wanted tokens, with advantages within the group."""
+    """Sampled replies, each rewarded by its share of wanted tokens, with advantages within the
+    group."""
     params = types.SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=seed, stop=[])
     replies = sampler.sample(types.ModelInput.from_ints(prompt), GROUP, params).result().sequences
     rewards = np.array([np.mean(np.array(reply.tokens) < WANTED) for reply in replies])
@@ -27,7 +29,9 @@ def group_of(sampler: Any, prompt: list[int], seed: int) -> tuple[list[types.Dat
         datum(
             [*prompt, *reply.tokens],
             logprobs=np.concatenate([before, reply.logprobs]),
-            advantages=np.concatenate([before, np.full(len(reply.tokens), advantage / len(reply.tokens))]),
+            advantages=np.concatenate(
+                [before, np.full(len(reply.tokens), advantage / len(reply.tokens))]
+            ),
         )
         for reply, advantage in zip(replies, advantages, strict=True)
     ]

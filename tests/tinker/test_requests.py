@@ -1,4 +1,5 @@
-"""Requests out of order, sent twice, of several clients, and to a server that was ended and started again."""
+"""Requests out of order, sent twice, of several clients, and to a server that was ended and started
+again."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ STEP = types.AdamParams(learning_rate=0.05)
 
 
 def step(server: Server, model_id: str, number: int) -> str:
-    reply = server.post("optim_step", model_id=model_id, seq_id=number, adam_params=STEP.model_dump())
+    reply = server.post(
+        "optim_step", model_id=model_id, seq_id=number, adam_params=STEP.model_dump()
+    )
     return str(reply.raise_for_status().json()["request_id"])
 
 
@@ -37,7 +40,9 @@ def trained(service: Any, model: Path, steps: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.slow
-def test_requests_out_of_order_and_twice_are_applied_in_order_and_once(server: Server, service: Any) -> None:
+def test_requests_out_of_order_and_twice_are_applied_in_order_and_once(
+    server: Server, service: Any
+) -> None:
     trainer = train(service, server.model)
     step(server, trainer.model_id, 4)
     server.send_pass(trainer.model_id, 3, datum())
@@ -115,7 +120,9 @@ def test_states_are_saved_and_loaded(server: Server, service: Any) -> None:
     with pytest.raises(tinker.RequestFailedError, match="there is no checkpoint"):
         service.create_training_client_from_state(path + "x").result()
     rest = service.create_rest_client()
-    assert [one.tinker_path for one in rest.list_checkpoints(trainer.model_id).result().checkpoints] == [path]
+    assert [
+        one.tinker_path for one in rest.list_checkpoints(trainer.model_id).result().checkpoints
+    ] == [path]
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert not rest.list_checkpoints(trainer.model_id).result().checkpoints
 
@@ -168,10 +175,14 @@ def test_what_the_server_has_not_is_refused_by_name(server: Server, service: Any
     with pytest.raises(tinker.BadRequestError, match="this server has the base model"):
         service.create_sampling_client(base_model="someone/else").result()
     with pytest.raises(tinker.RequestFailedError, match="AdamW"):
-        service.create_lora_training_client(str(server.model), optimizer=types.DimuonOptimizerConfig()).result()
+        service.create_lora_training_client(
+            str(server.model), optimizer=types.DimuonOptimizerConfig()
+        ).result()
     with pytest.raises(tinker.RequestFailedError, match="a rank from 1"):
         service.create_lora_training_client(str(server.model), rank=0).result()
-    with pytest.raises(tinker.NotFoundError, match="this server has no POST /api/v1/sessions/search"):
+    with pytest.raises(
+        tinker.NotFoundError, match="this server has no POST /api/v1/sessions/search"
+    ):
         service.create_rest_client().search_sessions(_query()).result()
     assert server.post("get_info", model_id="nobody").status_code == 404
 
@@ -182,14 +193,29 @@ def _query() -> Any:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_ten_kills_end_where_an_undisturbed_run_ends(service: Any, tiny: Path, tmp_path: Path) -> None:
+def test_ten_kills_end_where_an_undisturbed_run_ends(
+    service: Any, tiny: Path, tmp_path: Path
+) -> None:
     """The command itself, killed while it works, at whatever it is at."""
     expected = trained(service, tiny, 10)
-    command = [sys.executable, "-m", "ajet", "trainer", "serve", "--model", str(tiny), "--state", str(tmp_path / "s")]
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "trainer",
+        "serve",
+        "--model",
+        str(tiny),
+        "--state",
+        str(tmp_path / "s"),
+    ]
 
     def start(port: int) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, "--port", str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -208,9 +234,16 @@ def test_ten_kills_end_where_an_undisturbed_run_ends(service: Any, tiny: Path, t
         process, _ = start(int(url.rpartition(":")[2]))
         later.result()
     np.testing.assert_array_equal(logprobs(trainer)[0], expected)
-    httpx.post(f"{url}/api/v1/optim_step", json={"model_id": trainer.model_id, "seq_id": 99, "adam_params": {}})
+    httpx.post(
+        f"{url}/api/v1/optim_step",
+        json={"model_id": trainer.model_id, "seq_id": 99, "adam_params": {}},
+    )
     with ThreadPoolExecutor(1) as pool:
-        poll = pool.submit(httpx.post, f"{url}/api/v1/retrieve_future", json={"request_id": f"{trainer.model_id}:99"})
+        poll = pool.submit(
+            httpx.post,
+            f"{url}/api/v1/retrieve_future",
+            json={"request_id": f"{trainer.model_id}:99"},
+        )
         until(lambda: poll.running())
         httpx.get(f"{url}/api/v1/healthz")
         process.send_signal(signal.SIGINT)

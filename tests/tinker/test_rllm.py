@@ -1,8 +1,8 @@
 """rLLM's Tinker trainer, unmodified, learns against `ajet trainer serve`.
 
-Skipped where it is not installed. Run with rLLM 0.3.0.pre (github.com/rllm-org/rllm, commit 9beb6e0; PyPI has none):
-its packages `rllm` and `rllm_model_gateway` on the path, beside tinker-cookbook==0.6.1, hydra-core, polars, codetiming,
-aiosqlite and fastapi.
+Skipped where it is not installed. Run with rLLM 0.3.0.pre (github.com/rllm-org/rllm, commit
+9beb6e0; PyPI has none): its packages `rllm` and `rllm_model_gateway` on the path, beside
+tinker-cookbook==0.6.1, hydra-core, polars, codetiming, aiosqlite and fastapi.
 """
 
 from __future__ import annotations
@@ -50,9 +50,16 @@ class Asking(Workflow):
         messages = [{"role": "user", "content": task["question"]}]
         output = await self.rollout_engine.get_model_response(messages, application_id=uid)
         reward = reward_of(output.completion_ids)
-        step = Step(chat_completions=messages, model_output=output, action=output.content, reward=reward)
+        step = Step(
+            chat_completions=messages, model_output=output, action=output.content, reward=reward
+        )
         trajectory = Trajectory(name="asking", task=task, steps=[step], reward=reward)
-        return Episode(id=uid, task=task, trajectories=[trajectory], termination_reason=TerminationReason.ENV_DONE)
+        return Episode(
+            id=uid,
+            task=task,
+            trajectories=[trajectory],
+            termination_reason=TerminationReason.ENV_DONE,
+        )
 
 
 @rllm.rollout(name="asking")
@@ -72,7 +79,8 @@ def wanted(task: object, episode: Episode) -> EvalOutput:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "agent", [{"workflow_class": Asking, "workflow_args": {}}, {"agent_flow": asking, "evaluator": wanted}]
+    "agent",
+    [{"workflow_class": Asking, "workflow_args": {}}, {"agent_flow": asking, "evaluator": wanted}],
 )
 def test_rllms_trainer_learns_which_tokens_are_wanted(
     agent: dict[str, Any], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,6 +101,8 @@ def test_rllms_trainer_learns_which_tokens_are_wanted(
     with initialize_config_module("rllm.trainer.config", version_base=None):
         config = compose("unified", [f"{name}={value}" for name, value in settings.items()])
     tasks = Dataset([{"question": question} for question in QUESTIONS], "wanted", "train")
-    AgentTrainer(**agent, config=config, train_dataset=tasks, val_dataset=tasks, backend="tinker").train()
+    AgentTrainer(
+        **agent, config=config, train_dataset=tasks, val_dataset=tasks, backend="tinker"
+    ).train()
     rewards = np.array(REWARDS).reshape(STEPS, -1).mean(1)
     assert rewards[0] < 0.35 and rewards[-1] > 0.8

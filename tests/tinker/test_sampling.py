@@ -48,14 +48,18 @@ def test_prompt_logprobs_are_one_a_token_and_none_for_the_first(trainer: Any, sa
     assert len(values) == len(IDS)
     assert values[0] is None
     np.testing.assert_allclose(values[1:], logprobs(trainer)[0], atol=1e-5)
-    last = sampler.compute_logprobs(types.ModelInput.from_ints(IDS), prompt_logprobs_last_n=3).result()
+    last = sampler.compute_logprobs(
+        types.ModelInput.from_ints(IDS), prompt_logprobs_last_n=3
+    ).result()
     assert last[:-3] == [None] * (len(IDS) - 3)
     np.testing.assert_allclose(last[-3:], values[-3:], atol=1e-6)
 
 
 def test_the_likeliest_tokens_of_a_prompt(sampler: Any) -> None:
     one = types.SamplingParams(max_tokens=1)
-    reply = sampler.sample(PROMPT, 1, one, include_prompt_logprobs=True, topk_prompt_logprobs=300).result()
+    reply = sampler.sample(
+        PROMPT, 1, one, include_prompt_logprobs=True, topk_prompt_logprobs=300
+    ).result()
     first, *others = reply.topk_prompt_logprobs
     assert first is None
     for token, value, top in zip(IDS[1:5], reply.prompt_logprobs[1:], others, strict=True):
@@ -69,19 +73,29 @@ def test_a_saved_sampler_keeps_its_weights(trainer: Any, service: Any, server: S
     trainer.forward_backward([datum()], "cross_entropy")
     trainer.optim_step(types.AdamParams(learning_rate=0.05)).result()
     kept = service.create_sampling_client(model_path=path).result()
-    np.testing.assert_allclose(kept.compute_logprobs(types.ModelInput.from_ints(IDS)).result()[1:], before, atol=1e-5)
+    np.testing.assert_allclose(
+        kept.compute_logprobs(types.ModelInput.from_ints(IDS)).result()[1:], before, atol=1e-5
+    )
     base = service.create_sampling_client(base_model=str(server.model)).result()
     values = base.compute_logprobs(types.ModelInput.from_ints(IDS)).result()[1:]
-    np.testing.assert_allclose(values, logprobs(train(service, server.model))[0], atol=1e-5)  # B begins at zero
+    np.testing.assert_allclose(
+        values, logprobs(train(service, server.model))[0], atol=1e-5
+    )  # B begins at zero
     assert not np.allclose(values, before, atol=1e-2)
 
 
 @pytest.mark.slow
 def test_a_list_of_stops_takes_the_place_of_the_end_of_turn(sampler: Any, server: Server) -> None:
     end = min(HFTokenizer(str(server.model)).eos_ids)
-    greedy = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=6, temperature=0.0)).result().sequences[0]
+    greedy = (
+        sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=6, temperature=0.0))
+        .result()
+        .sequences[0]
+    )
     wanted = greedy.tokens[2]
-    cut = sampler.sample(PROMPT, 1, types.SamplingParams(max_tokens=6, temperature=0.0, stop=[wanted])).result()
+    cut = sampler.sample(
+        PROMPT, 1, types.SamplingParams(max_tokens=6, temperature=0.0, stop=[wanted])
+    ).result()
     assert cut.sequences[0].tokens == greedy.tokens[: greedy.tokens.index(wanted) + 1]
     assert cut.sequences[0].stop_reason == "stop"
     for seed in range(40):
@@ -99,9 +113,13 @@ def test_a_list_of_stops_takes_the_place_of_the_end_of_turn(sampler: Any, server
         (IDS, {"topk_sample_logprobs": 2}, "topk_sample_logprobs is not supported"),
     ],
 )
-def test_a_bad_request_is_refused(prompt: list[int], options: Any, words: str, sampler: Any) -> None:
+def test_a_bad_request_is_refused(
+    prompt: list[int], options: Any, words: str, sampler: Any
+) -> None:
     with pytest.raises(tinker.RequestFailedError, match=words):
-        sampler.sample(types.ModelInput.from_ints(prompt), 1, types.SamplingParams(max_tokens=2), **options).result()
+        sampler.sample(
+            types.ModelInput.from_ints(prompt), 1, types.SamplingParams(max_tokens=2), **options
+        ).result()
 
 
 @pytest.mark.slow

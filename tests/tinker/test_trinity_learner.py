@@ -1,4 +1,5 @@
-"""What Trinity's route without GPUs adds to `ajet trainer serve`: a child process, and the sampler of runners."""
+"""What Trinity's route without GPUs adds to `ajet trainer serve`: a child process, and the sampler
+of runners."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from ajet_sdk.backbones.trinity.learner import run_learner
 from ajet_sdk.backbones.trinity.sampler import ServiceSampler
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.local.loading import load_model
-from ajet_sdk.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused, TrainingError
+from ajet_sdk.errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    EngineUnavailable,
+    RequestRefused,
+    TrainingError,
+)
 from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from tests.tinker.servers import IDS, Server, datum, train
@@ -71,7 +79,10 @@ asyncio.run(main())
 def test_it_asks_for_a_key_and_ends_with_its_parent(tiny: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(ajet_sdk.__file__).parent.parent)}
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tiny), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", PARENT, str(tiny), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert parent.stdout is not None
     pid, url = parent.stdout.readline().split()
@@ -92,14 +103,18 @@ def test_a_dead_learner_ends_what_waits_for_it(tiny: Path, tmp_path: Path) -> No
             ended.append("in order")
 
     async def run() -> None:
-        async with run_learner(str(tiny), tmp_path / "state", tmp_path / "log", **OPTIONS) as learner:
+        async with run_learner(
+            str(tiny), tmp_path / "state", tmp_path / "log", **OPTIONS
+        ) as learner:
             assert os.environ["TINKER_BASE_URL"] == learner.url
             waiting = asyncio.ensure_future(learner.beside(work()))
             await asyncio.sleep(0)
             learner.process.kill()
             await waiting
 
-    with pytest.raises(TrainingError, match=r"the learner ended with exit code -9; .*log.* Continue with --resume"):
+    with pytest.raises(
+        TrainingError, match=r"the learner ended with exit code -9; .*log.* Continue with --resume"
+    ):
         asyncio.run(run())
     assert ended == ["in order"] and "TINKER_BASE_URL" not in os.environ
 
@@ -134,7 +149,8 @@ def check_scores(model: Any, sampled: list[Sampled]) -> None:
 def test_runners_sample_with_the_weights_that_trinity_gave_its_model_last(
     server: Server, service: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By ids and log-probabilities, each reply with the version of its weights, and no two of a group alike."""
+    """By ids and log-probabilities, each reply with the version of its weights, and no two of a
+    group alike."""
     monkeypatch.setenv("TINKER_BASE_URL", server.url)
     settings = {"backbone": "trinity", "experiment_name": "e", "model": {"path": "elsewhere"},
                 "tinker": {"base_url": "https://hosted.invalid"},
@@ -152,8 +168,12 @@ def test_runners_sample_with_the_weights_that_trinity_gave_its_model_last(
         first = [*await asyncio.gather(*(sampler.sample(IDS, hot, "e/a") for _ in range(2)))]
         wrapper.path = saved
         await sampler.sample(IDS, hot, "e/a")
-        await asyncio.to_thread(rest.delete_checkpoint(*saved.removeprefix("tinker://").split("/", 1)).result)
-        later = await sampler.sample(IDS, hot, "e/a")  # a run may still be sampling with what its trainer deletes
+        await asyncio.to_thread(
+            rest.delete_checkpoint(*saved.removeprefix("tinker://").split("/", 1)).result
+        )
+        later = await sampler.sample(
+            IDS, hot, "e/a"
+        )  # a run may still be sampling with what its trainer deletes
         with pytest.raises(ContextOverflow, match="max_model_len"):
             await sampler.sample([5] * LENGTH, hot, "e/a")
         with pytest.raises(RequestRefused, match="structured output"):
@@ -170,9 +190,13 @@ def test_runners_sample_with_the_weights_that_trinity_gave_its_model_last(
     *first, later = asyncio.run(sample())
     together = [reply for replies in first for reply in replies]
     assert len({tuple(reply.output_ids) for reply in together}) == len(together)
-    assert {reply.policy_version for reply in together} == {0} and {r.policy_version for r in later} == {7}
+    assert {reply.policy_version for reply in together} == {0} and {
+        r.policy_version for r in later
+    } == {7}
     check_scores(load_model(tiny, device="cpu"), together)
-    check_scores(load_model(fetch(service, trainer, "copy", tmp_path / "adapter"), device="cpu"), later)
+    check_scores(
+        load_model(fetch(service, trainer, "copy", tmp_path / "adapter"), device="cpu"), later
+    )
 
 
 def service_adam() -> Any:

@@ -1,4 +1,5 @@
-"""A service that answers wrongly, through the official SDK: the error names the service and what is wrong."""
+"""A service that answers wrongly, through the official SDK: the error names the service and what is
+wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ class Tampering:
     def around(self, app: ASGIApp) -> ASGIApp:
         async def tampered(scope: Scope, receive: Receive, send: Send) -> None:
             result = scope["type"] == "http" and scope["path"].endswith("retrieve_future")
-            if self.unpaid and scope["type"] == "http" and (result or scope["path"].endswith("asample")):
+            if (
+                self.unpaid
+                and scope["type"] == "http"
+                and (result or scope["path"].endswith("asample"))
+            ):
                 await JSONResponse({"detail": "there is no credit left"}, 402)(scope, receive, send)
                 return
             if not result or self.change is None:
@@ -64,7 +69,9 @@ def tampering() -> Tampering:
 def wrong(tiny: Path, tmp_path: Path, tampering: Tampering) -> Iterator[SdkService]:
     with Server(tiny, tmp_path / "state", around=tampering.around) as server:
         tinker = {"base_url": server.url, "stall_timeout": STALL}
-        service = SdkService(Session(load_config(values={"model": {"path": str(tiny)}, "tinker": tinker})))
+        service = SdkService(
+            Session(load_config(values={"model": {"path": str(tiny)}, "tinker": tinker}))
+        )
         yield service
         tampering.change, tampering.unpaid = None, False
         service.close()
@@ -79,7 +86,9 @@ def sample(service: SdkService, weights: Any) -> Any:
     return asyncio.run(weights.sample(IDS[:4], 1, **asked, vocabulary=300))
 
 
-def test_the_result_of_an_older_promise_is_no_index_error(wrong: SdkService, tampering: Tampering) -> None:
+def test_the_result_of_an_older_promise_is_no_index_error(
+    wrong: SdkService, tampering: Tampering
+) -> None:
     older: list[bytes] = []
 
     def first(body: bytes) -> bytes:
@@ -87,7 +96,9 @@ def test_the_result_of_an_older_promise_is_no_index_error(wrong: SdkService, tam
         return older[0]
 
     tampering.change = first
-    assert [len(values) for values in wait(wrong.forward([datum(9)]), STALL, "forward", wrong)] == [8]
+    assert [len(values) for values in wait(wrong.forward([datum(9)]), STALL, "forward", wrong)] == [
+        8
+    ]
     for data in ([datum(5)], [datum(9), datum(5)]):
         with pytest.raises(TrainingError, match=wrong.name):
             wait(wrong.forward(data), STALL, "forward", wrong)

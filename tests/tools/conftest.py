@@ -14,7 +14,9 @@ from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Metric, Reward, Run, Task, Trained
 
-HOSTILE = "[bold red]x[/] \x1b[31mred\x1b]0;t\x07 \u202eback\r\ttab 漢字 👨\u200d👩 e\u0301 \xff\x00"
+HOSTILE = (
+    "[bold red]x[/] \x1b[31mred\x1b]0;t\x07 \u202eback\r\ttab 漢字 👨\u200d👩 e\u0301 \xff\x00"
+)
 BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
@@ -29,10 +31,16 @@ class TokenTrace:
         return self.directory / "trace.duckdb"
 
 
-def reply(call_id: str, episode: str, turn: int, asked: list[dict[str, Any]], said: str, **more: Any) -> Call:
-    """A call as an engine of bytes would record it: ids of the rendered conversation, then of the reply."""
+def reply(
+    call_id: str, episode: str, turn: int, asked: list[dict[str, Any]], said: str, **more: Any
+) -> Call:
+    """A call as an engine of bytes would record it: ids of the rendered conversation, then of the
+    reply."""
     bytes_of = ByteTokenizer()
-    prompt = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in asked) + "<|im_start|>assistant\n"
+    prompt = (
+        "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in asked)
+        + "<|im_start|>assistant\n"
+    )
     output = bytes_of.encode(f"{said}<|im_end|>")
     given = {
         "prompt_ids": bytes_of.encode(prompt),
@@ -55,8 +63,15 @@ def reply(call_id: str, episode: str, turn: int, asked: list[dict[str, Any]], sa
 
 def episode(name: str, calls: list[Call], reward: float | None, **more: Any) -> Episode:
     rewards = () if reward is None else (Reward(value=reward),)
-    given = {"run_id": "run", "group_id": "g", "step": 2, "task": Task(task_id="t", main_query="Café?")}
-    return Episode(episode_id=name, calls=tuple(calls), rewards=rewards, ended_at=BEGAN, **(given | more))
+    given = {
+        "run_id": "run",
+        "group_id": "g",
+        "step": 2,
+        "task": Task(task_id="t", main_query="Café?"),
+    }
+    return Episode(
+        episode_id=name, calls=tuple(calls), rewards=rewards, ended_at=BEGAN, **(given | more)
+    )
 
 
 def sampled(call: Call) -> int:
@@ -65,22 +80,41 @@ def sampled(call: Call) -> int:
 
 def booked(one: Episode, outcome: str, **more: Any) -> list[LedgerEntry]:
     sizes = {call.call_id: sampled(call) for call in one.calls}
-    entry = {"run_id": one.run_id, "step": one.step, "episode_id": one.episode_id, "outcome": outcome} | more
+    entry = {
+        "run_id": one.run_id,
+        "step": one.step,
+        "episode_id": one.episode_id,
+        "outcome": outcome,
+    } | more
     return [LedgerEntry(call_id=call_id, tokens=size, **entry) for call_id, size in sizes.items()]
 
 
 @pytest.fixture(scope="session")
 def token_trace(tmp_path_factory: pytest.TempPathFactory) -> TokenTrace:
-    """Episodes `good` and `bad` (one group, `bad` forks), `hostile`, `blind` (no ids), `mute` (no call), `running`."""
+    """Episodes `good` and `bad` (one group, `bad` forks), `hostile`, `blind` (no ids), `mute` (no
+    call), `running`."""
     directory = tmp_path_factory.mktemp("token_trace")
     ask = [{"role": "user", "content": "Café?"}]
-    more = [*ask, {"role": "assistant", "content": "Let me see."}, {"role": "user", "content": "Well?"}]
-    changed = [*ask, {"role": "assistant", "content": "LET ME SEE."}, {"role": "user", "content": "Well?"}]
+    more = [
+        *ask,
+        {"role": "assistant", "content": "Let me see."},
+        {"role": "user", "content": "Well?"},
+    ]
+    changed = [
+        *ask,
+        {"role": "assistant", "content": "LET ME SEE."},
+        {"role": "user", "content": "Well?"},
+    ]
     good = episode(
-        "good", [reply("g1", "good", 0, ask, "Let me see."), reply("g2", "good", 1, more, "Très bien.")], 1.0
+        "good",
+        [reply("g1", "good", 0, ask, "Let me see."), reply("g2", "good", 1, more, "Très bien.")],
+        1.0,
     )
     stale = {"policy_version": 3}
-    bad_calls = [reply("b1", "bad", 0, ask, "Let me go."), reply("b2", "bad", 1, changed, "No.", **stale)]
+    bad_calls = [
+        reply("b1", "bad", 0, ask, "Let me go."),
+        reply("b2", "bad", 1, changed, "No.", **stale),
+    ]
     bad = episode("bad", bad_calls, 0.0, attempt=1)
     hostile = episode("hostile", [reply("h1", "hostile", 0, [{"role": "user", "content": HOSTILE}], HOSTILE)], None,
                       group_id="h", status="failed", cause="ValueError", error=HOSTILE)  # fmt: skip
@@ -88,12 +122,20 @@ def token_trace(tmp_path_factory: pytest.TempPathFactory) -> TokenTrace:
     blind = episode("blind", [reply("n1", "blind", 0, ask, "seen", **no_ids)], 1.0, group_id="n")
     mute = episode("mute", [], 0.0, group_id="m")
     with TraceWriter(directory / "trace.duckdb") as writer:
-        writer.put(Run(run_id="run", backbone="local", config={"ajet": {"model": {"scripted": "agent.py->replies"}}}))
+        writer.put(
+            Run(
+                run_id="run",
+                backbone="local",
+                config={"ajet": {"model": {"scripted": "agent.py->replies"}}},
+            )
+        )
         writer.put(Metric(run_id="run", step=1, name="train/policy_version", value=4))
         for one in (good, bad, hostile, blind, mute):
             writer.put(*one.calls, one)
         writer.put(reply("r1", "running", 0, ask, "still"))
-        writer.put(*booked(good, "trained"), *booked(hostile, "failed"), *booked(blind, "untrainable"))
+        writer.put(
+            *booked(good, "trained"), *booked(hostile, "failed"), *booked(blind, "untrainable")
+        )
         cut = sampled(bad.calls[0]) - 4
         entry = {"run_id": "run", "step": 2, "episode_id": "bad"}
         writer.put(
@@ -123,7 +165,8 @@ def token_trace(tmp_path_factory: pytest.TempPathFactory) -> TokenTrace:
 
 @pytest.fixture
 def lasting_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notice of an app stays until the test ends: how long a busy machine takes to look for it decides nothing."""
+    """A notice of an app stays until the test ends: how long a busy machine takes to look for it
+    decides nothing."""
     from textual.notifications import Notification
 
     monkeypatch.setattr(Notification, "time_left", 3_600.0)

@@ -17,7 +17,8 @@ def in_terminal(
 ) -> tuple[int, bytes]:
     """Run `ajet` with these arguments; returns its exit code and what it wrote.
 
-    `keys` are pairs of what is waited for, in what was written since the key before, and the key that is then pressed.
+    `keys` are pairs of what is waited for, in what was written since the key before, and the key
+    that is then pressed.
     """
     pid, master = pty.fork()
     if pid == 0:

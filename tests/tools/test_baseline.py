@@ -49,7 +49,9 @@ def report(*rewards: list[float | None]) -> Report:
 
 def _episode(task: Task, reward: float | None) -> Episode:
     return (
-        Episode(task=task, status="failed") if reward is None else Episode(task=task, rewards=(Reward(value=reward),))
+        Episode(task=task, status="failed")
+        if reward is None
+        else Episode(task=task, rewards=(Reward(value=reward),))
     )
 
 
@@ -59,7 +61,11 @@ HALF, NEVER, ALWAYS = [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]
 @pytest.mark.parametrize(
     ("train", "held_out", "words"),
     [
-        (report(HALF, HALF, NEVER), report(HALF), "reinforcement learning (`ajet train`): 2 of 3 tasks have signal"),
+        (
+            report(HALF, HALF, NEVER),
+            report(HALF),
+            "reinforcement learning (`ajet train`): 2 of 3 tasks have signal",
+        ),
         (report(HALF, HALF, NEVER), report(NEVER), "the held-out tasks are never solved"),
         (report(HALF, HALF, NEVER), None, "pass --val-tasks"),
         (
@@ -68,7 +74,11 @@ HALF, NEVER, ALWAYS = [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]
             "so reinforcement learning has nothing to learn from. Train on demonstrations",
         ),
         (report(NEVER), None, "(2 attempts are few: confirm it with a larger -k)"),
-        (report([0.1, 0.2]), None, "reinforcement learning (`ajet train`): 1 of 1 tasks have signal"),
+        (
+            report([0.1, 0.2]),
+            None,
+            "reinforcement learning (`ajet train`): 1 of 1 tasks have signal",
+        ),
         (report(ALWAYS, NEVER), None, "no task has signal (1 always solved, 1 never)"),
         (report(*[ALWAYS] * 9), None, "harder tasks: 100% of attempts"),
         (
@@ -89,9 +99,18 @@ def test_both_sets_are_scored_and_held_out_tasks_stay_held_out(tmp_path: Path) -
     for name, content in {"agent.py": AGENT, "replies.py": REPLIES}.items():
         (tmp_path / name).write_text(content)
     for name, kinds in {"tasks": ("even", "hard"), "val": ("easy",)}.items():
-        rows = [{"question": f"{kind} {name} {i}", "answer": "yes"} for kind in kinds for i in range(2)]
+        rows = [
+            {"question": f"{kind} {name} {i}", "answer": "yes"} for kind in kinds for i in range(2)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = ["--tasks", f"{tmp_path}/tasks.jsonl", "--val-tasks", f"{tmp_path}/val.jsonl", "--exp-dir", str(tmp_path)]
+    files = [
+        "--tasks",
+        f"{tmp_path}/tasks.jsonl",
+        "--val-tasks",
+        f"{tmp_path}/val.jsonl",
+        "--exp-dir",
+        str(tmp_path),
+    ]
     command = ["baseline", f"{tmp_path}/agent.py:solve", "--judge", "exact", *files, "-k", "4"]
     command += ["--scripted", f"{tmp_path}/replies.py:reply"]
     done = CliRunner().invoke(app, [*command, "--json"])
@@ -102,10 +121,20 @@ def test_both_sets_are_scored_and_held_out_tasks_stay_held_out(tmp_path: Path) -
     assert result["next"][0].startswith("reinforcement learning")
     [directory] = tmp_path.glob("agent-*")
     with open_trace(directory) as trace:
-        sql = f"SELECT json_extract_string(task, '$.main_query') AS asked FROM episodes e WHERE {OF_VALIDATION}"
-        assert {row["asked"] for row in trace.query(sql).to_pylist()} == {"easy val 0", "easy val 1"}
+        sql = (
+            "SELECT json_extract_string(task, '$.main_query') AS asked FROM episodes e WHERE"
+            f" {OF_VALIDATION}"
+        )
+        assert {row["asked"] for row in trace.query(sql).to_pylist()} == {
+            "easy val 0",
+            "easy val 1",
+        }
     done = CliRunner().invoke(app, command)
-    assert "training  4" in done.output and "2 of 4" in done.output and "Next: reinforcement learning" in done.output
+    assert (
+        "training  4" in done.output
+        and "2 of 4" in done.output
+        and "Next: reinforcement learning" in done.output
+    )
 
 
 def test_without_an_agent_or_tasks_it_says_what_to_give() -> None:

@@ -64,15 +64,23 @@ def process(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env.pop("OPENAI_API_KEY", None)
     command = [sys.executable, "-m", "ajet", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False, **more)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=env, check=False, **more
+    )
 
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys, ajet_tools.cli.app as a; sys.argv = ['ajet', '--help']\ntry: a.main()\nexcept SystemExit: pass\n"
+        "import sys, ajet_tools.cli.app as a; sys.argv = ['ajet', '--help']\ntry: a.main()\nexcept"
+        " SystemExit: pass\n"
     )
-    code += "print([m for m in ('pydantic', 'duckdb', 'torch', 'openai', 'starlette', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    code += (
+        "print([m for m in ('pydantic', 'duckdb', 'torch', 'openai', 'starlette', 'numpy') if m in"
+        " sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.strip().endswith("[]")
 
 
@@ -97,15 +105,23 @@ for module in pkgutil.walk_packages(ajet_tools.cli.__path__, "ajet_tools.cli."):
         ("validate {0}", ["rich"]),
     ],
 )
-def test_commands_of_rows_load_nothing_that_they_do_not_need(tmp_path: Path, command: str, needed: list[str]) -> None:
+def test_commands_of_rows_load_nothing_that_they_do_not_need(
+    tmp_path: Path, command: str, needed: list[str]
+) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"main_query": "x"}\n')
     args = ["ajet", "dataset", *command.format(rows, tmp_path / "out.jsonl").split()]
-    code = f"import sys, ajet_tools.cli.app as a; sys.argv = {args}\ntry: a.main()\nexcept SystemExit: pass\n"
-    code += (
-        "print([m for m in ('rich', 'asyncio', 'ajet_sdk.types', 'ajet_tools.trace', 'jinja2') if m in sys.modules])"
+    code = (
+        f"import sys, ajet_tools.cli.app as a; sys.argv = {args}\ntry: a.main()\nexcept SystemExit:"
+        " pass\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    code += (
+        "print([m for m in ('rich', 'asyncio', 'ajet_sdk.types', 'ajet_tools.trace', 'jinja2') if m"
+        " in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.strip().endswith(str(needed))
 
 
@@ -140,7 +156,8 @@ typing.get_type_hints = get_type_hints
 def test_every_command_has_the_same_parameters_where_type_hints_are_resolved_as_on_python_310(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Python 3.10 wraps the hint of a parameter whose default is None, `Annotated` and all, in `Optional`."""
+    """Python 3.10 wraps the hint of a parameter whose default is None, `Annotated` and all, in
+    `Optional`."""
     exec(PARAMETERS, {})
     here = capsys.readouterr().out
     command = [sys.executable, "-c", AS_ON_PYTHON_310 + PARAMETERS]
@@ -153,7 +170,11 @@ def test_the_short_help_is_that_of_the_command() -> None:
     root: Any = typer.main.get_command(app)
     for group in (root, root.commands["trace"], root.commands["dataset"]):
         for name in group.modules:
-            assert group.commands[name].help.split("\n\n")[0].replace("\n", " ") == group.summary_of(name) != "", name
+            assert (
+                group.commands[name].help.split("\n\n")[0].replace("\n", " ")
+                == group.summary_of(name)
+                != ""
+            ), name
 
 
 def test_version_and_no_arguments() -> None:
@@ -187,8 +208,8 @@ def test_the_starter_s_readme_is_true(starter: Path) -> None:
     checked = ajet_("config", "check", "config.yaml")
     assert checked.exit_code == 0, checked.output
     assert (
-        "schema: ok\nimports: ok (workflow: agent.py->solve; judge: exact)\nresources: ok (tasks: 8 to train on, 4 to"
-        in (checked.stdout)
+        "schema: ok\nimports: ok (workflow: agent.py->solve; judge: exact)\nresources: ok (tasks: 8"
+        " to train on, 4 to" in (checked.stdout)
     )
     assert checked.stdout.endswith("config.yaml is fine\n") and checked.stderr == ""
 
@@ -202,7 +223,8 @@ def test_init_never_overwrites(starter: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_logged_is_shown_once(starter: Path) -> None:
-    """INFO lines too, on stderr, whatever the agent makes of the root logger; an error that stops a run as itself."""
+    """INFO lines too, on stderr, whatever the agent makes of the root logger; an error that stops a
+    run as itself."""
     text = (starter / "agent.py").read_text()
     logs = "import logging\n\nlogging.basicConfig(level=0, format='root %(message)s')\n"
     logs += "logging.getLogger('ajet').info('recipe 3/40')\n"
@@ -218,7 +240,9 @@ def test_what_is_logged_is_shown_once(starter: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_account_of_a_debug_run_fits_a_terminal(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_account_of_a_debug_run_fits_a_terminal(
+    starter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     head, *rows = ajet_(*DEBUG).stdout.splitlines()
     columns = ["task", "status", "reward", "calls", "timelines", "tokens", "seconds", "output"]
@@ -259,7 +283,14 @@ def test_a_directory_that_cannot_be_written_is_a_usage_error(starter: Path, plac
 def test_an_empty_file_of_tasks_is_named(starter: Path) -> None:
     (starter / "empty.jsonl").touch()
     done = ajet_(
-        "run", "agent.py:solve", "--judge", "agent.py:exact", "--tasks", "empty.jsonl", "--scripted", "replies.py:reply"
+        "run",
+        "agent.py:solve",
+        "--judge",
+        "agent.py:exact",
+        "--tasks",
+        "empty.jsonl",
+        "--scripted",
+        "replies.py:reply",
     )
     assert done.exit_code == 2 and "empty.jsonl" in done.stderr
 
@@ -283,23 +314,37 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
     [
         (["run"], "no agent given"),
         (["run", "agent.py:solve"], "no tasks given: pass --tasks"),
-        (["run", "agent.py:solve", "--tasks", "tasks.jsonl"], "no model given: pass --base-url URL --model NAME"),
+        (
+            ["run", "agent.py:solve", "--tasks", "tasks.jsonl"],
+            "no model given: pass --base-url URL --model NAME",
+        ),
         (["run", "agent.py:solv", *SCRIPTED], "did you mean solve?"),
         (["run", "agent.py", *SCRIPTED], "an agent is file.py:function"),
         (["run", "agent.py:solve", "b.py:solve", *SCRIPTED], "give one agent only"),
         (["run", "agent.py:solve", *SCRIPTED, "--judge", "exakt"], "a judge is one of exact"),
-        (["run", "agent.py:solve", *SCRIPTED, "--tasks", "none.jsonl"], "there is no file none.jsonl"),
+        (
+            ["run", "agent.py:solve", *SCRIPTED, "--tasks", "none.jsonl"],
+            "there is no file none.jsonl",
+        ),
         (["run", "agent.py:solve", *SCRIPTED, "-k", "2", "--temperature", "0"], "pass@2"),
-        (["run", "agent.py:solve", *SCRIPTED, "ajet.rollout.num_repeats=3"], "did you mean rollout.num_repeat?"),
+        (
+            ["run", "agent.py:solve", *SCRIPTED, "ajet.rollout.num_repeats=3"],
+            "did you mean rollout.num_repeat?",
+        ),
         (["run", "--conf", "confg.yaml"], "did you mean config.yaml?"),
         (["train"], "nothing to train"),
         pytest.param(
             ["train", "--conf", "config.yaml", "--backbone", "trinity"],
             "ajet install trinity",
-            marks=pytest.mark.skipif(find_spec("trinity") is not None, reason="Trinity is installed"),
+            marks=pytest.mark.skipif(
+                find_spec("trinity") is not None, reason="Trinity is installed"
+            ),
         ),
         (["train", "--conf", "config.yaml", "--backbone", "trnity"], "did you mean trinity?"),
-        (["--conf", "config.yaml", "ajet.rollout.num_repeat=1"], "with one attempt per task every advantage is 0"),
+        (
+            ["--conf", "config.yaml", "ajet.rollout.num_repeat=1"],
+            "with one attempt per task every advantage is 0",
+        ),
         (["--conf", "config.yaml", "--with-appworld"], "--with-appworld is not implemented"),
         (["--conf", "config.yaml", "--resume"], "nothing to resume"),
         (
@@ -310,7 +355,9 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
         (["--cnof", "x"], "No such option"),
     ],
 )
-def test_what_is_wrong_is_one_message_and_exit_code_2(starter: Path, args: list[str], expected: str) -> None:
+def test_what_is_wrong_is_one_message_and_exit_code_2(
+    starter: Path, args: list[str], expected: str
+) -> None:
     said = refused(*args)
     assert expected in " ".join(said.replace("│", " ").split())
 
@@ -319,7 +366,9 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(starter: Path, args: list[
 def test_a_bad_row_is_named(starter: Path) -> None:
     with (starter / "tasks.jsonl").open("a") as file:
         file.write("oops\n")
-    assert "TaskError: tasks.jsonl line 9 is not JSON" in refused("run", "agent.py:solve", *SCRIPTED)
+    assert "TaskError: tasks.jsonl line 9 is not JSON" in refused(
+        "run", "agent.py:solve", *SCRIPTED
+    )
 
 
 def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
@@ -341,13 +390,21 @@ def test_ctrl_c_is_130(starter: Path, who: str) -> None:
             .replace("    reply = client", waits)
             .replace("def solve", "async def solve")
         )
-        (starter / "agent.py").write_text(text.replace("import ajet", "import asyncio\n\nimport ajet"))
+        (starter / "agent.py").write_text(
+            text.replace("import ajet", "import asyncio\n\nimport ajet")
+        )
     else:
-        waits = "    import time\n\n    print('asked', flush=True)\n    time.sleep(3600)\n    numbers ="
-        (starter / "replies.py").write_text((starter / "replies.py").read_text().replace("    numbers =", waits))
+        waits = (
+            "    import time\n\n    print('asked', flush=True)\n    time.sleep(3600)\n    numbers ="
+        )
+        (starter / "replies.py").write_text(
+            (starter / "replies.py").read_text().replace("    numbers =", waits)
+        )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ajet", "run", "agent.py:solve", *SCRIPTED, "--limit", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "asked\n"
         child.send_signal(signal.SIGINT)
@@ -406,8 +463,13 @@ def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
 
 @pytest.mark.slow
 def test_debug_names_breakpoints(starter: Path) -> None:
-    """A tag that is named stops in the debugger, which ends at once without a terminal; another does not."""
-    text = (starter / "agent.py").read_text().replace("    reply = client", '    ajet.bp("LOOK")\n    reply = client')
+    """A tag that is named stops in the debugger, which ends at once without a terminal; another
+    does not."""
+    text = (
+        (starter / "agent.py")
+        .read_text()
+        .replace("    reply = client", '    ajet.bp("LOOK")\n    reply = client')
+    )
     (starter / "agent.py").write_text(text)
     assert "bp(" not in process(*DEBUG, "--debug", "A|B", input="").stdout
     assert "agent.py" in process(*DEBUG, "--debug", "A|LOOK", input="").stdout
@@ -417,10 +479,17 @@ def test_resume_finds_the_newest_experiment(tmp_path: Path) -> None:
     def config(**values: Any) -> Config:
         return load_config(values={"experiment_name": "math-20260301-000000", **values})
 
-    for name in ("math-20260101-000000", "math-20260102-000000", "math-other", "other-20260105-000000"):
+    for name in (
+        "math-20260101-000000",
+        "math-20260102-000000",
+        "math-other",
+        "other-20260105-000000",
+    ):
         (tmp_path / "launcher_record" / name).mkdir(parents=True)
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert newest_experiment(config(), None).directory == Path("launcher_record/math-20260102-000000")
+    assert newest_experiment(config(), None).directory == Path(
+        "launcher_record/math-20260102-000000"
+    )
     moved = config().model_copy(update={"experiment_dir": "runs/math-20260301-000000"})
     assert newest_experiment(moved, Path("runs")).directory == Path("runs/math-20260102-000000")
     named = config(experiment_name="math-other")
@@ -443,16 +512,25 @@ def test_training_needs_no_file(starter: Path) -> None:
 def test_tasks_are_a_file_a_directory_or_a_hub_name(starter: Path) -> None:
     (starter / "data").mkdir()
     reader = JobOptions().config(None, tasks="data").task_reader
-    assert (reader.type, reader.huggingface_dat_repo.dataset_path) == ("huggingface_dat_repo", str(starter / "data"))
+    assert (reader.type, reader.huggingface_dat_repo.dataset_path) == (
+        "huggingface_dat_repo",
+        str(starter / "data"),
+    )
     assert (
-        JobOptions().config(None, tasks="openai/gsm8k").task_reader.huggingface_dat_repo.dataset_path == "openai/gsm8k"
+        JobOptions()
+        .config(None, tasks="openai/gsm8k")
+        .task_reader.huggingface_dat_repo.dataset_path
+        == "openai/gsm8k"
     )
     assert JobOptions().config(None, tasks="tasks.jsonl").task_reader.type == "jsonl_dataset_file"
 
 
 def test_arguments_are_an_agent_and_overrides() -> None:
     assert split_arguments(["a.py:f", "ajet.x=1"]) == ("a.py:f", ["ajet.x=1"])
-    assert split_arguments(["ajet.model.scripted=replies.py:reply"]) == (None, ["ajet.model.scripted=replies.py:reply"])
+    assert split_arguments(["ajet.model.scripted=replies.py:reply"]) == (
+        None,
+        ["ajet.model.scripted=replies.py:reply"],
+    )
     assert split_arguments([]) == (None, [])
 
 
@@ -476,17 +554,29 @@ def test_config_schema_is_a_json_schema_of_the_file(starter: Path) -> None:
 
 
 def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
-    overrides = ["ajet.rollout.user_workflow=agent.py->no", "ajet.task_judge.judge_protocol=none.py->x"]
+    overrides = [
+        "ajet.rollout.user_workflow=agent.py->no",
+        "ajet.task_judge.judge_protocol=none.py->x",
+    ]
     done = ajet_("config", "check", "config.yaml", "ajet.task_reader.type=env_service", *overrides)
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 3
     sound = json.loads(ajet_("config", "check", "config.yaml", "--json").stdout)
-    assert sound["resources"].pop("model").startswith("Qwen/Qwen2.5-0.5B-Instruct of the Hugging Face hub, ")
+    assert (
+        sound["resources"]
+        .pop("model")
+        .startswith("Qwen/Qwen2.5-0.5B-Instruct of the Hugging Face hub, ")
+    )
     assert sound == {
         "file": "config.yaml",
         "notices": [],
         "schema": {"checked": True, "problems": []},
-        "imports": {"checked": True, "problems": [], "workflow": "agent.py->solve", "judge": "exact"},
+        "imports": {
+            "checked": True,
+            "problems": [],
+            "workflow": "agent.py->solve",
+            "judge": "exact",
+        },
         "resources": {
             "checked": True,
             "problems": [],
@@ -498,7 +588,9 @@ def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
 AGENTJET = Path(__file__).parents[1] / "sdk" / "agentjet"
 LACKING = {
     "appworld.yaml": ["the environment service at"],
-    "learn2ask.yaml": ["task_reader.jsonl_dataset_file.training.file_path: there is no file train.jsonl"],
+    "learn2ask.yaml": [
+        "task_reader.jsonl_dataset_file.training.file_path: there is no file train.jsonl"
+    ],
     "math_http.yaml": ["there is no file train.jsonl", "model.path: there is no directory"],
 }
 
@@ -515,11 +607,17 @@ def test_a_config_that_only_lacks_its_data_is_sound(name: str) -> None:
         assert start in problem
 
 
-def test_what_is_wrong_in_each_part_is_told_apart(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_in_each_part_is_told_apart(
+    starter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     done = ajet_("config", "check", "config.yaml", "ajet.rollout.num_repeat=none", "--json")
     told = json.loads(done.stdout)
-    assert done.exit_code == 2 and len(told["schema"]["problems"]) == 1 and not told["imports"]["checked"]
+    assert (
+        done.exit_code == 2
+        and len(told["schema"]["problems"]) == 1
+        and not told["imports"]["checked"]
+    )
     (starter / "agent.py").write_text("import a_package_that_is_not_here\n")
     (starter / "tasks.jsonl").unlink()
     overrides = ["ajet.model.base_url=http://models.invalid:1/v1", "ajet.model.name=m"]
@@ -528,7 +626,9 @@ def test_what_is_wrong_in_each_part_is_told_apart(starter: Path, monkeypatch: py
     assert done.exit_code == 2 and told["schema"]["problems"] == []
     assert "a_package_that_is_not_here" in told["imports"]["problems"][0]
     file, service, key = told["resources"]["problems"]
-    assert "there is no file tasks.jsonl" in file and "models.invalid:1 cannot be reached" in service
+    assert (
+        "there is no file tasks.jsonl" in file and "models.invalid:1 cannot be reached" in service
+    )
     assert "OPENAI_API_KEY is not set" in key
 
 
@@ -536,7 +636,9 @@ def test_what_is_wrong_in_each_part_is_told_apart(starter: Path, monkeypatch: py
 def test_conversations_to_learn_from_are_a_resource(starter: Path, learns: list[str]) -> None:
     given = [f"ajet.trainer_common.algorithm.{value}" for value in (*learns, "data=expert.jsonl")]
     done = ajet_("config", "check", "config.yaml", *given)
-    assert "trainer_common.algorithm.data: there is no file or directory expert.jsonl" in done.stderr, done.output
+    assert (
+        "trainer_common.algorithm.data: there is no file or directory expert.jsonl" in done.stderr
+    ), done.output
     (starter / "expert.jsonl").write_text("")
     assert "expert.jsonl" not in ajet_("config", "check", "config.yaml", *given).output
 
@@ -544,13 +646,19 @@ def test_conversations_to_learn_from_are_a_resource(starter: Path, learns: list[
 def test_a_row_that_is_no_task_is_no_missing_resource(starter: Path) -> None:
     (starter / "tasks.jsonl").write_text("[1]\n")
     done = ajet_("config", "check", "config.yaml")
-    assert done.exit_code == 2 and "resources: " in done.stderr and "has 1 problem(s)\n" in done.stdout
+    assert (
+        done.exit_code == 2 and "resources: " in done.stderr and "has 1 problem(s)\n" in done.stdout
+    )
 
 
 def test_config_check_takes_several_files(starter: Path) -> None:
     (starter / "other.yaml").write_text("ajet: {rollout: {no_key: 1}}\n")
     done = ajet_("config", "check", "config.yaml", "--conf", "other.yaml", "ajet.backbone=debug")
-    assert done.exit_code == 2 and "config.yaml is fine" in done.stdout and "no_key is not a known key" in done.stderr
+    assert (
+        done.exit_code == 2
+        and "config.yaml is fine" in done.stdout
+        and "no_key is not a known key" in done.stderr
+    )
     assert "other.yaml has 1 problem(s)" in done.stdout
     assert ajet_("config", "check", "config.yaml", "config.yaml").exit_code == 0
     assert "name a config file" in refused("config", "check")
@@ -558,7 +666,9 @@ def test_config_check_takes_several_files(starter: Path) -> None:
 
 def test_config_check_tries_the_workflow_on_a_task(starter: Path) -> None:
     text = (starter / "agent.py").read_text()
-    (starter / "agent.py").write_text(text.replace("(question: str)", "(question: str, hint: str, more: str)"))
+    (starter / "agent.py").write_text(
+        text.replace("(question: str)", "(question: str, hint: str, more: str)")
+    )
     assert "no value for parameters `hint`, `more`" in refused("config", "check", "config.yaml")
 
 
@@ -576,22 +686,35 @@ def test_doctor_says_what_is_here(tmp_path: Path) -> None:
 def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = ajet_("doctor", str(tmp_path / "none"))
     assert done.exit_code == 1
-    assert re.search(r"fail +write access +.*No such file or directory; choose another directory", done.stdout)
+    assert re.search(
+        r"fail +write access +.*No such file or directory; choose another directory", done.stdout
+    )
     monkeypatch.setattr(
-        "ajet_tools.cli.doctor.installed_version", lambda name: None if name == "textual-plotext" else "1"
+        "ajet_tools.cli.doctor.installed_version",
+        lambda name: None if name == "textual-plotext" else "1",
     )
     checks = json.loads(ajet_("doctor", "--json").stdout)["checks"]
     (tools,) = (check for check in checks if check["name"] == "extra tools")
     assert tools["status"] == "miss" and tools["fix"] == 'pip install "ajet[tools]"'
-    assert re.fullmatch(r"missing textual-plotext \(has textual-serve 1, textual 1\)", tools["detail"])
+    assert re.fullmatch(
+        r"missing textual-plotext \(has textual-serve 1, textual 1\)", tools["detail"]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("health", "status", "said"),
     [
-        ({"env_type": "Lake", "running": 2, "limit": 8, "created": 9, "lost": 1}, "ok", "2 of 8 instances in use"),
-        ({"env_type": "Lake", "running": 8, "limit": 8, "created": 9, "lost": 1}, "miss", "raise --instances"),
+        (
+            {"env_type": "Lake", "running": 2, "limit": 8, "created": 9, "lost": 1},
+            "ok",
+            "2 of 8 instances in use",
+        ),
+        (
+            {"env_type": "Lake", "running": 8, "limit": 8, "created": 9, "lost": 1},
+            "miss",
+            "raise --instances",
+        ),
         ("OK", "ok", "answers"),  # a service that is not ours
     ],
 )
@@ -605,11 +728,17 @@ def test_doctor_asks_an_environment_service(health: Any, status: str, said: str)
 
 def test_doctor_knows_the_packages_of_the_project() -> None:
     assert {"pydantic", "duckdb", "openai"} <= set(CORE) and "torch" not in CORE
-    assert {"torch", "peft"} <= set(EXTRAS["local"]) and "verl" not in EXTRAS["verl"] and all(EXTRAS.values())
+    assert (
+        {"torch", "peft"} <= set(EXTRAS["local"])
+        and "verl" not in EXTRAS["verl"]
+        and all(EXTRAS.values())
+    )
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_most(starter: Path) -> None:
+def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_most(
+    starter: Path,
+) -> None:
     asked = []
 
     def hub(path: str, headers: object, body: object) -> tuple[int, Any]:
@@ -619,10 +748,10 @@ def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_mo
     with serving(replying(hub)) as url:
         here = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(starter)}
         code = (
-            "import sys\nfrom ajet_sdk.config import load_config\nfrom ajet_sdk.engines.open import open_engine\n"
-            "for path in sys.argv[1:]:\n"
-            "    try: open_engine(load_config(values={'model': {'path': path}}))\n"
-            "    except ValueError as error: print(error)\n"
+            "import sys\nfrom ajet_sdk.config import load_config\nfrom ajet_sdk.engines.open import"
+            " open_engine\nfor path in sys.argv[1:]:\n    try:"
+            " open_engine(load_config(values={'model': {'path': path}}))\n    except ValueError as"
+            " error: print(error)\n"
         )
         models = {
             "gpt-4o-mini": "--base-url URL",
@@ -633,17 +762,21 @@ def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_mo
         }
         env = {**os.environ, "PYTHONPATH": str(ROOT), **here}
         command = [sys.executable, "-c", code, *models]
-        done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=starter, env=env, capture_output=True, text=True, check=True
+        )
         for words, line in zip(models.values(), done.stdout.splitlines(), strict=True):
             assert line.startswith("model.path: ") and words in line
-        assert [path for path in asked if path.startswith("/api/models") or "/resolve/" in path] == [
-            "/api/models/owner/name"
-        ]
+        assert [
+            path for path in asked if path.startswith("/api/models") or "/resolve/" in path
+        ] == ["/api/models/owner/name"]
 
 
 @pytest.mark.slow
 def test_without_the_extra_a_local_model_prints_the_line_that_installs_it(starter: Path) -> None:
-    without = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'huggingface_hub'))"
+    without = (
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'huggingface_hub'))"
+    )
     run = ["run", "agent.py:solve", *SCRIPTED[:4], "--model", "."]
     each = f"""
 from ajet_tools.cli.app import main
@@ -656,7 +789,9 @@ for arguments in {[run, ["train", *run[1:]], ["serve", "."], ["serve", "owner/na
 """
     command = [sys.executable, "-c", f"{without}\n{each}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=starter, env=env, capture_output=True, text=True, check=False
+    )
     said = done.stderr.split("===== 2\n")
     assert len(said) == 6 and said.pop() == "", done.stderr
     assert all('pip install "ajet[local]"' in one for one in said[:-1]), done.stderr
@@ -701,26 +836,36 @@ def test_whatever_ends_a_command_is_one_message_and_traceback_shows_the_rest(sta
     said = refused("run", "agent.py:solve", *SCRIPTED, "--exp-dir", "afile/x")
     assert said.count("\n") == 1 and "afile/x" in said and "Not a directory" in said
     (starter / "odd.py").write_text(
-        "class Odd:\n    def __getattr__(self, name):\n        raise ZeroDivisionError('odd')\nreply = Odd()\n"
+        "class Odd:\n    def __getattr__(self, name):\n        raise"
+        " ZeroDivisionError('odd')\nreply = Odd()\n"
     )
     odd = ["run", "agent.py:solve", *SCRIPTED[:4], "--scripted", "odd.py:reply"]
     said = refused(*odd, code=1)
-    assert said.count("\n") == 1 and "ZeroDivisionError: odd (odd.py line 3)" in said and "--traceback" in said
+    assert (
+        said.count("\n") == 1
+        and "ZeroDivisionError: odd (odd.py line 3)" in said
+        and "--traceback" in said
+    )
     assert "Traceback" in ajet_(*odd, "--traceback").stderr
     (starter / "failing.py").write_text("def reply(ask):\n    return {}['nothing']\n")
     done = ajet_(*odd[:-1], "failing.py:reply")
-    assert done.exit_code == 1 and "KeyError: 'nothing' (failing.py line 2)" in " ".join(done.output.split())
+    assert done.exit_code == 1 and "KeyError: 'nothing' (failing.py line 2)" in " ".join(
+        done.output.split()
+    )
     assert "Traceback" not in done.output
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_a_few_lines(starter: Path) -> None:
-    """A limit on the size of files fails each write beyond it, of the trace, the log and the rest."""
+    """A limit on the size of files fails each write beyond it, of the trace, the log and the
+    rest."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "
     main = "from ajet_tools.cli.app import main; import sys; sys.argv[0] = 'ajet'; main()"
     command = [sys.executable, "-c", limit + main, "run", "agent.py:solve", *SCRIPTED, "-k", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=starter, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "trace.duckdb" in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 4, done.stderr
 
@@ -733,16 +878,23 @@ def test_a_thread_that_an_agent_leaves_running_does_not_hold_up_the_end(
 ) -> None:
     """Also where the command fails, with an exit code of its own."""
     agent = (starter / "agent.py").read_text()
-    poll = "import threading, time\n\ndef poll():\n    while True:\n        time.sleep(0.1)\n\n@ajet.workflow"
+    poll = (
+        "import threading, time\n\ndef poll():\n    while True:\n       "
+        " time.sleep(0.1)\n\n@ajet.workflow"
+    )
     agent = agent.replace("@ajet.workflow", poll, 1)
-    start = f"    threading.Thread(target=poll, name='poller', daemon={daemon}).start()\n    reply = "
+    start = (
+        f"    threading.Thread(target=poll, name='poller', daemon={daemon}).start()\n    reply = "
+    )
     agent = agent.replace("    reply = ", start)
     (starter / "agent.py").write_text(
         agent.replace("    return reply", "    1 / 0\n    return reply") if fails else agent
     )
     done = process("run", "agent.py:solve", *SCRIPTED, "--limit", "1")
     assert done.returncode == (1 if fails else 0), done.stderr
-    assert ("exited while 1 thread was still running: poller, in poll (" in done.stderr) is not daemon
+    assert (
+        "exited while 1 thread was still running: poller, in poll (" in done.stderr
+    ) is not daemon
     assert (f"{starter / 'agent.py'}:" in done.stderr) is not daemon
     assert "leaked" not in done.stderr, "and no library has anything to say"
 
@@ -752,12 +904,17 @@ def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
     """Also the idle ones of an executor that nobody shut down."""
     agent = (starter / "agent.py").read_text()
     leaves = (
-        "    from concurrent.futures import ThreadPoolExecutor\n\n"
-        "    pool = ThreadPoolExecutor(2)\n    pool.submit(print, 'from the pool').result()\n    reply = client"
+        "    from concurrent.futures import ThreadPoolExecutor\n\n    pool ="
+        " ThreadPoolExecutor(2)\n    pool.submit(print, 'from the pool').result()\n    reply ="
+        " client"
     )
     (starter / "agent.py").write_text(agent.replace("    reply = client", leaves))
     done = process("run", "agent.py:solve", *SCRIPTED, "--limit", "1")
-    assert done.returncode == 0 and "from the pool" in done.stdout and "still running" not in done.stderr, done.stderr
+    assert (
+        done.returncode == 0
+        and "from the pool" in done.stdout
+        and "still running" not in done.stderr
+    ), done.stderr
 
 
 @pytest.mark.parametrize("command", [
@@ -769,7 +926,9 @@ def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
     ("dataset", "mix", "rows.jsonl", "--out", "file/x"),
     ("dataset", "split", "rows.jsonl", "--fractions", "a=0.5,b=0.5", "--out", "file/x"),
 ])  # fmt: skip
-def test_an_output_below_a_file_is_refused_in_a_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_an_output_below_a_file_is_refused_in_a_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
     Path("file").write_text("mine")
     Path("rows.jsonl").write_text('{"main_query": "What is 1 + 1?", "metadata": {"answer": "2"}}\n')
     with ajet.trace("trace.duckdb"):

@@ -1,4 +1,5 @@
-"""The end of a command whose user's code left processes or threads: it ends in good order, with its own exit code."""
+"""The end of a command whose user's code left processes or threads: it ends in good order, with its
+own exit code."""
 
 from __future__ import annotations
 
@@ -56,13 +57,26 @@ def test_a_process_that_is_left_is_ended_and_named() -> None:
     assert Path("registered").exists()
 
 
-def test_a_thread_of_a_judge_does_not_keep_a_dataset_command_and_what_is_registered_for_the_end_is_done() -> None:
+def test_a_thread_of_a_judge_does_not_keep_a_dataset_command_and_what_is_registered_for_the_end_is_done() -> (
+    None
+):
     sums = (("1 + 1?", "2"), ("4 + 3?", "7"))
     rows = [{"main_query": question, "metadata": {"answer": answer}} for question, answer in sums]
     Path("seeds.jsonl").write_text("\n".join(map(json.dumps, rows)))
     made = [{"main_query": "Add five and six.", "metadata": {"answer": "11"}}]
-    Path("replies.py").write_text(f"import json\ndef reply(ask):\n    return json.dumps({made!r})\n")
-    more = ("--count", "1", "--verify", "judge:agent.py:polls", "--scripted", "replies.py:reply", "--out", "data")
+    Path("replies.py").write_text(
+        f"import json\ndef reply(ask):\n    return json.dumps({made!r})\n"
+    )
+    more = (
+        "--count",
+        "1",
+        "--verify",
+        "judge:agent.py:polls",
+        "--scripted",
+        "replies.py:reply",
+        "--out",
+        "data",
+    )
     done = ajet("dataset", "expand", "seeds.jsonl", *more)
     assert done.returncode == 0 and "still running: judging" in done.stderr, done.stderr
     assert Path("registered").exists()

@@ -35,7 +35,11 @@ def test_an_option_is_a_flag_everywhere_or_nowhere() -> None:
 
 
 def test_what_lists_has_json() -> None:
-    lists = {name for name in COMMANDS if name.count(" ") == 2 and name.split()[1] in ("trace", "dataset", "config")}
+    lists = {
+        name
+        for name in COMMANDS
+        if name.count(" ") == 2 and name.split()[1] in ("trace", "dataset", "config")
+    }
     with_json = {name for name, option in SHOWN if "--json" in option.opts}
     assert lists - with_json == WITHOUT_JSON and {"ajet run", "ajet doctor"} <= with_json
 
@@ -62,10 +66,21 @@ def test_each_command_has_examples_that_fit_a_terminal_and_can_be_copied() -> No
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
-    [("trace l", {"ls", "ledger"}), ("trace ls --ru", {"--run"}), ("da", {"dataset"}), ("dataset dedup --thr", set())],
+    [
+        ("trace l", {"ls", "ledger"}),
+        ("trace ls --ru", {"--run"}),
+        ("da", {"dataset"}),
+        ("dataset dedup --thr", set()),
+    ],
 )
 def test_a_shell_completes_commands_and_options(typed: str, expected: set[str]) -> None:
     words = f"ajet {typed}"
-    asked = {"_AJET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    done = subprocess.run([sys.executable, "-m", "ajet"], env={**os.environ, **asked}, capture_output=True, text=True)
+    asked = {
+        "_AJET_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "ajet"], env={**os.environ, **asked}, capture_output=True, text=True
+    )
     assert set(done.stdout.split()) == expected, done.stderr

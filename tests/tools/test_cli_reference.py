@@ -17,7 +17,10 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 @pytest.mark.slow
 def test_the_pages_are_current() -> None:
-    written, current = {path.name: path.read_text(encoding="utf-8") for path in REFERENCE.iterdir()}, pages()
+    written, current = (
+        {path.name: path.read_text(encoding="utf-8") for path in REFERENCE.iterdir()},
+        pages(),
+    )
     assert set(written) == set(current)
     assert {name for name, text in current.items() if text != written[name]} == set(), (
         "run `python -m tests.reference docs/reference`"
@@ -30,11 +33,17 @@ def test_every_public_name_has_one_place_in_the_api_pages() -> None:
     assert names[:4] == ["workflow", "judge", "train", "run"]
 
 
-@pytest.mark.parametrize("name", [name for name in ajet.__all__ if inspect.isfunction(getattr(ajet, name))])
+@pytest.mark.parametrize(
+    "name", [name for name in ajet.__all__ if inspect.isfunction(getattr(ajet, name))]
+)
 def test_every_parameter_of_a_public_function_is_described(name: str) -> None:
     function = getattr(ajet, name)
     _, _, described = (inspect.getdoc(function) or "").partition("Args:\n")
-    parameters = [at for at, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    parameters = [
+        at
+        for at, p in inspect.signature(function).parameters.items()
+        if p.kind is not p.VAR_KEYWORD
+    ]
     assert [at for at in parameters if f"    {at}: " not in described] == []
 
 
@@ -52,14 +61,18 @@ def test_every_config_key_is_in_the_reference() -> None:
     text = (REFERENCE / "config.md").read_text(encoding="utf-8")
     described = {row["key"] for row in describe_keys()}
     everything = list(keys())
-    leaves = {key for key in everything if not any(other.startswith(f"{key}.") for other in everything)}
+    leaves = {
+        key for key in everything if not any(other.startswith(f"{key}.") for other in everything)
+    }
     assert described == leaves
     for key in leaves:
         assert f"\n### {key}\n" in text
 
 
 @pytest.mark.slow
-def test_the_pages_are_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pages_are_written_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path)]) == 0
     assert main([str(tmp_path), "--check"]) == 0
     (tmp_path / "config.md").write_text("old")

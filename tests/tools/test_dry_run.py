@@ -45,7 +45,9 @@ ajet:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.py").write_text(AGENT)
-    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"main_query": "task {n}"}}\n' for n in range(7)))
+    (tmp_path / "tasks.jsonl").write_text(
+        "".join(f'{{"main_query": "task {n}"}}\n' for n in range(7))
+    )
     (tmp_path / "val.jsonl").write_text("".join(f'{{"main_query": "val {n}"}}\n' for n in range(3)))
     return tmp_path / "job.yaml"
 
@@ -69,21 +71,46 @@ def test_without_recorded_episodes_it_counts_and_says_how_to_record_some(job: Pa
 @pytest.mark.parametrize("kl", [False, True])
 def test_tokens_and_cost_are_those_of_recorded_episodes_of_the_agent(job: Path, kl: bool) -> None:
     with completing(lambda body: "yes", usage=(1000, 100)) as (url, _):
-        shared = ["run", "--judge", "agent.py:right", "--tasks", "tasks.jsonl", "--model", "m", "--base-url", url]
+        shared = [
+            "run",
+            "--judge",
+            "agent.py:right",
+            "--tasks",
+            "tasks.jsonl",
+            "--model",
+            "m",
+            "--base-url",
+            url,
+        ]
         assert CliRunner().invoke(app, [*shared, "agent.py:solve"]).exit_code == 0
     (job.parent / "replies.py").write_text("def reply(ask):\n    return 'no'\n")
     scripted = ["run", "agent.py:solve", "--judge", "agent.py:right", "--tasks", "tasks.jsonl"]
     assert CliRunner().invoke(app, [*scripted, "--scripted", "replies.py:reply"]).exit_code == 0
     output = dry_run(job, kl=kl)
-    assert "3.0 calls, 3,000 prompt and 300 sampled tokens, 1,100 to train on (mean of 7 recorded)" in output
+    assert (
+        "3.0 calls, 3,000 prompt and 300 sampled tokens, 1,100 to train on (mean of 7 recorded)"
+        in output
+    )
     sampled, trained = 58 * 300, 40 * 1100
-    prefilled = 58 * 3000 + 2 * kl * trained  # the loss is computed here, and the reference is asked
+    prefilled = (
+        58 * 3000 + 2 * kl * trained
+    )  # the loss is computed here, and the reference is asked
     assert f"at most about ${(prefilled + 10 * sampled + 100 * trained) / 1e6:,.2f}" in output
 
 
 def test_episodes_of_another_agent_do_not_count(job: Path) -> None:
     (job.parent / "other.py").write_text(AGENT)
     with completing(lambda body: "yes") as (url, _):
-        shared = ["run", "--judge", "other.py:right", "--tasks", "tasks.jsonl", "--model", "m", "--base-url", url]
+        shared = [
+            "run",
+            "--judge",
+            "other.py:right",
+            "--tasks",
+            "tasks.jsonl",
+            "--model",
+            "m",
+            "--base-url",
+            url,
+        ]
         assert CliRunner().invoke(app, [*shared, "other.py:solve"]).exit_code == 0
     assert "no episode of this agent" in dry_run(job, kl=False)

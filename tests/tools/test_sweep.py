@@ -1,4 +1,5 @@
-"""`ajet train --sweep` and `ajet trace compare`: many runs, one after the other and side by side."""
+"""`ajet train --sweep` and `ajet trace compare`: many runs, one after the other and side by
+side."""
 
 from __future__ import annotations
 
@@ -14,10 +15,22 @@ from ajet_sdk.types import Episode, Reward, Run, Task, new_id
 from ajet_tools.cli.app import app
 
 SWEEP = [
-    *("train", "--conf", "config.yaml", "--backbone", "debug", "ajet.model.scripted=replies.py:reply"),
+    *(
+        "train",
+        "--conf",
+        "config.yaml",
+        "--backbone",
+        "debug",
+        "ajet.model.scripted=replies.py:reply",
+    ),
     *("ajet.experiment_name=many", "--sweep", "rollout.num_repeat=2,3", "--sweep", "seed=0,1"),
 ]
-POINTS = ["num_repeat=2,seed=0", "num_repeat=2,seed=1", "num_repeat=3,seed=0", "num_repeat=3,seed=1"]
+POINTS = [
+    "num_repeat=2,seed=0",
+    "num_repeat=2,seed=1",
+    "num_repeat=3,seed=0",
+    "num_repeat=3,seed=1",
+]
 
 
 def ajet(*arguments: str, code: int = 0) -> str:
@@ -58,14 +71,21 @@ def test_a_sweep_trains_every_combination_and_goes_on_where_it_was_ended(starter
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ("num_repeat=2", "num_repeat is ambiguous: rollout.num_repeat or rollout.val_kwargs.num_repeat"),
+        (
+            "num_repeat=2",
+            "num_repeat is ambiguous: rollout.num_repeat or rollout.val_kwargs.num_repeat",
+        ),
         ("sed=1", "there is no key sed; did you mean seed?"),
         ("seed=", "--sweep takes KEY=VALUE,VALUE"),
         ("seed=1,x", "trainer_common.seed must be a whole number"),
     ],
 )
-def test_a_sweep_that_means_nothing_is_refused_before_a_run(starter: Path, sweep: str, message: str) -> None:
-    assert message in " ".join(ajet("train", "--conf", "config.yaml", "--sweep", sweep, code=2).split())
+def test_a_sweep_that_means_nothing_is_refused_before_a_run(
+    starter: Path, sweep: str, message: str
+) -> None:
+    assert message in " ".join(
+        ajet("train", "--conf", "config.yaml", "--sweep", sweep, code=2).split()
+    )
     assert not (starter / "launcher_record").exists()
 
 
@@ -75,7 +95,12 @@ def test_runs_are_compared_by_settings_seeds_and_tasks(tmp_path: Path) -> None:
     for i, (lr, seed, reward) in enumerate(
         [(1e-4, seed, 0.5 + seed / 100) for seed in range(6)] + [(3e-4, 0, 0.9), (3e-4, 1, 0.7)]
     ):
-        config = {"ajet": {"experiment_name": str(i), "trainer_common": {"optim": {"lr": lr}, "seed": seed}}}
+        config = {
+            "ajet": {
+                "experiment_name": str(i),
+                "trainer_common": {"optim": {"lr": lr}, "seed": seed},
+            }
+        }
         run = Run(run_id=f"run{i}", name=f"r{i}", backbone="local", config=config, status="finished",
                   started_at=start + timedelta(hours=i), ended_at=start + timedelta(hours=i + 1))  # fmt: skip
         of_run = Episode(run_id=run.run_id, split="val", decoding="sampled")
@@ -83,21 +108,33 @@ def test_runs_are_compared_by_settings_seeds_and_tasks(tmp_path: Path) -> None:
             writer.put(run)
             for step in (0, 10):
                 for name, value in (("easy", 1.0), ("hard", reward * 2 - 1 if step else 0.0)):
-                    task, rewards = Task(task_id=name, main_query=f"Is it {name}?"), (Reward(value=value),)
+                    task, rewards = (
+                        Task(task_id=name, main_query=f"Is it {name}?"),
+                        (Reward(value=value),),
+                    )
                     fresh = {"episode_id": new_id(), "step": step, "task": task, "rewards": rewards}
                     writer.put(of_run.model_copy(update=fresh))
     compared = json.loads(ajet("trace", "compare", str(tmp_path), "--json"))
     best, other = compared["groups"]
     assert best["settings"] == {"ajet.trainer_common.optim.lr": 3e-4} and best["of"] == "last_val"
     assert (best["mean"], best["low"], best["high"]) == pytest.approx((0.8, 0.7, 0.9))
-    assert other["mean"] == pytest.approx(0.525) and 0.5 <= other["low"] < 0.525 < other["high"] <= 0.55
+    assert (
+        other["mean"] == pytest.approx(0.525)
+        and 0.5 <= other["low"] < 0.525 < other["high"] <= 0.55
+    )
     table = ajet("trace", "compare", str(tmp_path))
     assert "lr" in table and "over seeds" in table and "r7" in table
     tasks = json.loads(ajet("trace", "compare", str(tmp_path), "--by-task", "--json"))["rewards"]
     assert len(tasks) == 8 * 2 * 2
     heat = ajet("trace", "compare", str(tmp_path), "--by-task").splitlines()
-    assert heat[1].startswith("Is it hard?") and heat[2].startswith("Is it easy?"), "what differs most comes first"
-    history = json.loads(ajet("trace", "compare", str(tmp_path), "--task", "HARD", "--json"))["rewards"]
+    assert heat[1].startswith("Is it hard?") and heat[2].startswith("Is it easy?"), (
+        "what differs most comes first"
+    )
+    history = json.loads(ajet("trace", "compare", str(tmp_path), "--task", "HARD", "--json"))[
+        "rewards"
+    ]
     assert [row["step"] for row in history] == [0, 10]
     assert (history[0]["r6"], history[1]["r6"], history[1]["r7"]) == pytest.approx((0, 0.8, 0.4))
-    assert "several tasks fit 'is it'" in ajet("trace", "compare", str(tmp_path), "--task", "is it", code=2)
+    assert "several tasks fit 'is it'" in ajet(
+        "trace", "compare", str(tmp_path), "--task", "is it", code=2
+    )

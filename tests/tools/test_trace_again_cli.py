@@ -46,7 +46,8 @@ def _apart() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The starter, run twice: as it is, and with replies that are always right. Tests may add files to it."""
+    """The starter, run twice: as it is, and with replies that are always right. Tests may add files
+    to it."""
     here = tmp_path_factory.mktemp("again")
     with pytest.MonkeyPatch.context() as patch, apart():
         patch.chdir(here)
@@ -54,7 +55,15 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(here / "demo")
         text = Path("replies.py").read_text()
         Path("sure.py").write_text(text.replace("total if total <= 100 else total + 1", "total"))
-        common = ["agent.py:solve", "--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "-k", "2"]
+        common = [
+            "agent.py:solve",
+            "--judge",
+            "agent.py:exact",
+            "--tasks",
+            "tasks.jsonl",
+            "-k",
+            "2",
+        ]
         for name, script in (("first", "replies.py:reply"), ("second", "sure.py:reply")):
             ajet("run", *common, "--scripted", script, f"ajet.experiment_name={name}")
     return here / "demo"
@@ -81,8 +90,9 @@ WHERE = "launcher_record/first"
 @pytest.mark.slow
 def test_rejudge(demo: Path) -> None:
     Path("judges.py").write_text(
-        "def strict(output, answer):\n    if answer == '99':\n        raise ValueError('ninety-nine')\n"
-        "    return float(output == answer and len(output) == 2)\n\n\ndef never(output):\n    return None\n"
+        "def strict(output, answer):\n    if answer == '99':\n        raise"
+        " ValueError('ninety-nine')\n    return float(output == answer and len(output) =="
+        " 2)\n\n\ndef never(output):\n    return None\n"
     )
     before = hashlib.sha256((demo / WHERE / "trace.duckdb").read_bytes()).hexdigest()
     said = ajet("trace", "rejudge", WHERE, "--judge", "judges.py:strict")
@@ -92,13 +102,19 @@ def test_rejudge(demo: Path) -> None:
     assert found["episodes"] == 16 and found["reward_after"] < found["reward_before"] == 0.75
     assert found["groups"]["groups"] == 8 and found["failures"] == []
     assert len(found["changed"]) == sum(row["change"] != 0 for row in found["tasks"]) * 2
-    picked = json.loads(ajet("trace", "rejudge", WHERE, "--judge", "exact", "--filter", "reward<0.5", "--json"))
+    picked = json.loads(
+        ajet("trace", "rejudge", WHERE, "--judge", "exact", "--filter", "reward<0.5", "--json")
+    )
     assert picked["episodes"] == 4 and picked["reward_before"] == picked["reward_after"] == 0.0
-    assert "failed, 16 × NoReward" in ajet("trace", "rejudge", WHERE, "--judge", "judges.py:never", code=1)
+    assert "failed, 16 × NoReward" in ajet(
+        "trace", "rejudge", WHERE, "--judge", "judges.py:never", code=1
+    )
     assert "no finished episode that fits" in ajet(
         "trace", "rejudge", WHERE, "--judge", "exact", "--split", "train", code=2
     )
-    assert "there is no file none.py" in ajet("trace", "rejudge", WHERE, "--judge", "none.py:j", code=2)
+    assert "there is no file none.py" in ajet(
+        "trace", "rejudge", WHERE, "--judge", "none.py:j", code=2
+    )
     assert "Missing option '--judge'" in ajet("trace", "rejudge", WHERE, code=2)
     assert hashlib.sha256((demo / WHERE / "trace.duckdb").read_bytes()).hexdigest() == before
 
@@ -108,10 +124,17 @@ def test_diff_of_runs(demo: Path) -> None:
     a, b = run_of(WHERE), run_of("launcher_record/second")
     said = ajet("trace", "diff", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
     assert "B - A by task: +0.25 over 8 tasks (2 better, 0 worse, 6 equal)." in said
-    assert "p = 0.5 (sign-flip permutation test of the mean, paired by task, all sign combinations)" in said
+    assert (
+        "p = 0.5 (sign-flip permutation test of the mean, paired by task, all sign combinations)"
+        in said
+    )
     assert "ajet.model.scripted" in said and "sure.py" in said
-    found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
-    assert found["test"]["p"] == 0.5 and found["test"]["mean"] == 0.25 and found["a"]["solved"] == 0.75
+    found = json.loads(
+        ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json")
+    )
+    assert (
+        found["test"]["p"] == 0.5 and found["test"]["mean"] == 0.25 and found["a"]["solved"] == 0.75
+    )
     assert [row["change"] for row in found["tasks"]].count(1.0) == 2
     assert [row["key"] for row in found["config"]] == ["ajet.model.scripted"]
     assert "to compare" in ajet("trace", "diff", a, a, WHERE, "--split", "train", code=2)
@@ -129,7 +152,11 @@ def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
                 writer.put(Episode(run_id=run_id, task=Task(task_id=f"t{i}"), **given))
     said = ajet("trace", "diff", "one", "two", str(tmp_path))
     assert "Not conclusive: at least 6 tasks are needed (smallest possible p here: 0.25)." in said
-    assert "0 tasks only in A, 1 only in B" in said and "failed: KeyError" in said and "p = " not in said
+    assert (
+        "0 tasks only in A, 1 only in B" in said
+        and "failed: KeyError" in said
+        and "p = " not in said
+    )
 
 
 @pytest.mark.slow
@@ -142,17 +169,25 @@ def test_diff_of_episodes(demo: Path) -> None:
     said = ajet("trace", "diff", a, other, WHERE)
     assert "First difference of the messages after 1 message:\nuser\n-  What is" in said
     assert "1 more message in A and 1 more message in B replaced by each other" in said
-    found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
-    assert found["a"]["task_id"] == found["b"]["task_id"] and found["rewards"][0]["reward"] == "exact"
+    found = json.loads(
+        ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json")
+    )
+    assert (
+        found["a"]["task_id"] == found["b"]["task_id"] and found["rewards"][0]["reward"] == "exact"
+    )
     assert sum(len(part["a"]) for part in found["parts"]) == 3
 
 
 def test_diff_of_agents_that_talk_at_once_and_of_hostile_text(tmp_path: Path) -> None:
     def call(episode: str, agent: str, said: list[str], reply: str) -> Call:
         roles = ["user", "assistant"] * len(said)
-        messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+        messages = [
+            {"role": role, "content": text} for role, text in zip(roles, said, strict=False)
+        ]
         response = {"choices": [{"message": {"role": "assistant", "content": reply}}]}
-        return Call(episode_id=episode, agent=agent, request={"messages": messages}, response=response)
+        return Call(
+            episode_id=episode, agent=agent, request={"messages": messages}, response=response
+        )
 
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         writer.put(Run(run_id="r"))
@@ -163,9 +198,17 @@ def test_diff_of_agents_that_talk_at_once_and_of_hostile_text(tmp_path: Path) ->
         writer.put(Call(episode_id="cc", request={"input": EVIL}, response={"output": EVIL}))
     said = ajet("trace", "diff", "aa", "bb", str(tmp_path))
     assert "First difference of the messages after 5 messages:\nassistant (wolf)\n-  same\n" in said
-    assert "+  [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
+    assert (
+        "+  [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said
+        and "\x1b" not in said
+        and "\x07" not in said
+    )
     said = ajet("trace", "diff", "aa", "cc", str(tmp_path))
-    assert "+   [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
+    assert (
+        "+   [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said
+        and "\x1b" not in said
+        and "\x07" not in said
+    )
     cut = json.loads(ajet("trace", "diff", "aa", "cc", str(tmp_path), "--json"))
     assert cut["b"]["cause"] is None and cut["shared_tokens"] is None and cut["same_messages"] == 0
 
@@ -202,8 +245,12 @@ def test_a_difference_deep_in_a_long_message_is_shown(tmp_path: Path) -> None:
 def test_an_empty_trace(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.duckdb"):
         pass
-    assert "there are no runs in this trace" in ajet("trace", "rejudge", str(tmp_path), "--judge", "exact", code=2)
+    assert "there are no runs in this trace" in ajet(
+        "trace", "rejudge", str(tmp_path), "--judge", "exact", code=2
+    )
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         writer.put(Run(run_id="r", status="finished"))
-    assert "has no finished episode" in ajet("trace", "rejudge", str(tmp_path), "--judge", "exact", code=2)
+    assert "has no finished episode" in ajet(
+        "trace", "rejudge", str(tmp_path), "--judge", "exact", code=2
+    )
     assert "no finished episode" in ajet("trace", "diff", "r", "r", str(tmp_path), code=2)

@@ -1,4 +1,5 @@
-"""Several experiments below a directory are one list, and a run is named by its id, its name or its path."""
+"""Several experiments below a directory are one list, and a run is named by its id, its name or its
+path."""
 
 from __future__ import annotations
 
@@ -26,19 +27,35 @@ BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 @pytest.fixture(scope="module")
 def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five experiments below a directory, and a database of somebody else's, which every test only reads."""
+    """Five experiments below a directory, and a database of somebody else's, which every test only
+    reads."""
     here = tmp_path_factory.mktemp("below")
     for i, name in enumerate(NAMES):
         at = BEGAN + timedelta(days=i)
         with TraceWriter(here / "launcher_record" / name / "trace.duckdb") as writer:
-            writer.put(Run(run_id=f"{i}cafe", name=name, status="finished", started_at=at, ended_at=at))
+            writer.put(
+                Run(run_id=f"{i}cafe", name=name, status="finished", started_at=at, ended_at=at)
+            )
             for task in range(6):
                 episode_id = f"{name}{task}"
                 writer.put(
-                    Call(episode_id=episode_id, started_at=at, ended_at=at, request={"messages": [ASK]}, response=SAID),
-                    Episode(episode_id=episode_id, run_id=f"{i}cafe", split="val", task=Task(task_id=f"t{task}"),
-                            rewards=(Reward(value=float(i % 2)),), started_at=at, ended_at=at),
-                )  # fmt: skip
+                    Call(
+                        episode_id=episode_id,
+                        started_at=at,
+                        ended_at=at,
+                        request={"messages": [ASK]},
+                        response=SAID,
+                    ),
+                    Episode(
+                        episode_id=episode_id,
+                        run_id=f"{i}cafe",
+                        split="val",
+                        task=Task(task_id=f"t{task}"),
+                        rewards=(Reward(value=float(i % 2)),),
+                        started_at=at,
+                        ended_at=at,
+                    ),
+                )
     duckdb.connect(str(here / "foreign.duckdb")).execute("CREATE TABLE t (a INTEGER)")
     return here
 
@@ -60,14 +77,20 @@ def trace(*arguments: str) -> Result:
 def test_all_runs_below_are_one_list(record: Path, path: list[str]) -> None:
     done = trace("ls", *path, "--json")
     listed = json.loads(done.stdout)
-    assert [run["name"] for run in listed["runs"]] == list(reversed(NAMES)) and listed["run_id"] == "4cafe"
+    assert [run["name"] for run in listed["runs"]] == list(reversed(NAMES)) and listed[
+        "run_id"
+    ] == "4cafe"
     assert "foreign.duckdb" not in done.stderr, "nobody named it"
     counted = trace("sql", "SELECT count(*) AS n FROM episodes", *path, "--json")
-    assert json.loads(counted.stdout) == [{"n": 30}] and ("foreign.duckdb" in counted.stderr) == (len(done.stderr) > 0)
+    assert json.loads(counted.stdout) == [{"n": 30}] and ("foreign.duckdb" in counted.stderr) == (
+        len(done.stderr) > 0
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", ["one", "0caf", "launcher_record/one", "launcher_record/one/trace.duckdb"])
+@pytest.mark.parametrize(
+    "named", ["one", "0caf", "launcher_record/one", "launcher_record/one/trace.duckdb"]
+)
 def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     assert json.loads(trace("show", named, "--json").stdout)["run_id"] == "0cafe"
     assert json.loads(trace("ls", "--run", named, "--json").stdout)["run_id"] == "0cafe"
@@ -76,10 +99,16 @@ def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     exported = [json.loads(line) for line in whole.stdout.splitlines()]
     assert {row["run_id"] for row in exported} == {"0cafe"}
     found = json.loads(trace("diff", named, "launcher_record/two", "--json").stdout)
-    assert (found["a"]["run_id"], found["b"]["run_id"], len(found["tasks"])) == ("0cafe", "1cafe", 6)
+    assert (found["a"]["run_id"], found["b"]["run_id"], len(found["tasks"])) == (
+        "0cafe",
+        "1cafe",
+        6,
+    )
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["show"], ["diff", "one"], ["ledger", "--run"], ["sql", "FROM runs"]])
+@pytest.mark.parametrize(
+    "arguments", [["ls"], ["show"], ["diff", "one"], ["ledger", "--run"], ["sql", "FROM runs"]]
+)
 def test_a_mistyped_path_is_named(record: Path, arguments: list[str]) -> None:
     done = trace(*arguments, "launcher_rekord/one")
     assert done.exit_code != 0 and "launcher_rekord/one" in done.stderr
@@ -90,9 +119,13 @@ def test_check_looks_at_each(record: Path) -> None:
     assert trace("check").stdout.count(": no violations") == 5
 
 
-@pytest.mark.parametrize("command", [["ls"], ["show"], ["sql", "SELECT count(*) AS n FROM episodes"]])
+@pytest.mark.parametrize(
+    "command", [["ls"], ["show"], ["sql", "SELECT count(*) AS n FROM episodes"]]
+)
 @pytest.mark.parametrize("broken", ["truncated", "unreadable"])
-def test_a_broken_trace_hides_no_other(record: Path, tmp_path: Path, command: list[str], broken: str) -> None:
+def test_a_broken_trace_hides_no_other(
+    record: Path, tmp_path: Path, command: list[str], broken: str
+) -> None:
     folder = Path(shutil.copytree(record / "one", tmp_path / "one"))
     data = (folder / "trace.duckdb").read_bytes()
     bad = folder / "zz.duckdb"

@@ -143,7 +143,15 @@ def stored(where: str) -> list[Episode]:
 
 
 def branch(episode: Episode, *arguments: str, code: int = 0) -> dict[str, Any]:
-    said = ajet("trace", "branch", episode.episode_id, "launcher_record/first", *arguments, "--json", code=code)
+    said = ajet(
+        "trace",
+        "branch",
+        episode.episode_id,
+        "launcher_record/first",
+        *arguments,
+        "--json",
+        code=code,
+    )
     result: dict[str, Any] = json.loads(said)
     return result
 
@@ -155,7 +163,9 @@ def test_forks_of_a_held_out_task_are_held_out(here: Path, held_out: bool) -> No
     if held_out:
         [file] = Path("launcher_record/first").glob("*.duckdb")
         with duckdb.connect(str(file)) as trace:
-            trace.execute("""UPDATE runs SET config = json_merge_patch(config, '{"tasks": "validation"}')""")
+            trace.execute(
+                """UPDATE runs SET config = json_merge_patch(config, '{"tasks": "validation"}')"""
+            )
     result = branch(original, "--at", "1", "-k", "1", "--scripted", "replies.py:good")
     with open_trace(result["directory"]) as reader:
         rows = reader.query(f"SELECT {OF_VALIDATION} AS held_out FROM episodes e").to_pylist()
@@ -197,11 +207,25 @@ def test_an_agent_that_asks_something_else_is_no_fork(here: Path) -> None:
     result = branch(original, "--at", "1", "-k", "2", code=1)
     assert result["mean_reward"] is None and result["counted"] == 0
     assert [fork["reward"] for fork in result["forks"]] == [None, None]
-    assert result["forks"][0]["not_replayed"] == (
-        'message 0 (user) of call 0 was "good. It is 0 o\'clock." and is "good. It is 1 o\'clock."'
+    assert (
+        result["forks"][0]["not_replayed"]
+        == 'message 0 (user) of call 0 was "good. It is 0 o\'clock." and is "good. It is 1'
+        " o'clock.\""
     )
-    assert all(fork.status == "failed" and fork.reward is None for fork in stored(result["directory"]))
-    said = ajet("trace", "branch", original.episode_id, "launcher_record/first", "--at", "1", "-k", "1", code=1)
+    assert all(
+        fork.status == "failed" and fork.reward is None for fork in stored(result["directory"])
+    )
+    said = ajet(
+        "trace",
+        "branch",
+        original.episode_id,
+        "launcher_record/first",
+        "--at",
+        "1",
+        "-k",
+        "1",
+        code=1,
+    )
     assert "Not counted, 1 × message 0 (user) of call 0 was" in said
 
 
@@ -226,11 +250,15 @@ def test_calls_beside_each_other_may_come_in_another_order(here: Path, at: int) 
     assert result["counted"] == 2 and "assistant" in result["forks"][0]["first_difference"]
     for fork in stored(result["directory"]):
         replies = {
-            call.request["messages"][0]["content"]: call.response["choices"][0]["message"]["content"]
+            call.request["messages"][0]["content"]: call.response["choices"][0]["message"][
+                "content"
+            ]
             for call in fork.calls
         }
         before = [
-            c.request["messages"][0]["content"] for c in original.calls if c.started_at < original.calls[at].started_at
+            c.request["messages"][0]["content"]
+            for c in original.calls
+            if c.started_at < original.calls[at].started_at
         ]
         assert replies[asked] == "good" and all(replies[text] == "bad 1" for text in before)
 
@@ -241,9 +269,17 @@ def test_a_reply_goes_on_from_a_token(here: Path) -> None:
     result = branch(original, "--at", "2", "--token", "3", "-k", "2")
     for fork in stored(result["directory"]):
         call, recorded = fork.calls[2], original.calls[2]
-        assert call.output_ids is not None and recorded.output_ids is not None and call.logprobs is not None
-        assert call.output_ids.tolist() == recorded.output_ids.tolist()  # "goo", then "d" and the end of the turn
-        assert call.response["choices"][0]["message"]["content"] == "good" and len(call.logprobs) == 5
+        assert (
+            call.output_ids is not None
+            and recorded.output_ids is not None
+            and call.logprobs is not None
+        )
+        assert (
+            call.output_ids.tolist() == recorded.output_ids.tolist()
+        )  # "goo", then "d" and the end of the turn
+        assert (
+            call.response["choices"][0]["message"]["content"] == "good" and len(call.logprobs) == 5
+        )
     assert "takes messages and not token ids" in ajet(
         "trace",
         "branch",
@@ -258,7 +294,15 @@ def test_a_reply_goes_on_from_a_token(here: Path) -> None:
         code=2,
     )
     assert "--token 5: the reply of call 0 has 5 tokens" in ajet(
-        "trace", "branch", original.episode_id, "launcher_record/first", "--at", "0", "--token", "5", code=2
+        "trace",
+        "branch",
+        original.episode_id,
+        "launcher_record/first",
+        "--at",
+        "0",
+        "--token",
+        "5",
+        code=2,
     )
 
 
@@ -266,7 +310,9 @@ def test_a_reply_goes_on_from_a_token(here: Path) -> None:
 def test_what_cannot_be_branched_is_refused(here: Path) -> None:
     original = run()
     command = ("trace", "branch", original.episode_id, "launcher_record/first", "--at")
-    assert "no call of the workflow has that number or start of an id" in ajet(*command, "7", code=2)
+    assert "no call of the workflow has that number or start of an id" in ajet(
+        *command, "7", code=2
+    )
     assert "sampled greedily" in ajet(*command, "0", "--temperature", "0", code=2)
     assert "give one trace only" in ajet(*command, "0", "launcher_record", code=2)
     assert not Path(f"launcher_record/branch-of-{original.episode_id[:12]}").exists()

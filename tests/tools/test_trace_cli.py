@@ -1,4 +1,5 @@
-"""`ajet trace` on a file, a directory and the newest run; ids by prefix; model output that would be markup."""
+"""`ajet trace` on a file, a directory and the newest run; ids by prefix; model output that would be
+markup."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback\n
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("work")
     directory = root / "launcher_record" / "math"
-    tool_call = {"id": "1", "type": "function", "function": {"name": "calc", "arguments": '{"a": "[b]"}'}}
+    tool_call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "calc", "arguments": '{"a": "[b]"}'},
+    }
     first = {"role": "assistant", "content": None, "tool_calls": [tool_call]}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You calculate."},
@@ -47,7 +52,13 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             call_id="cafe02",
             episode_id="abcd01",
             index=1,
-            request={"messages": [*messages, first, {"role": "tool", "content": "4", "tool_call_id": "1"}]},
+            request={
+                "messages": [
+                    *messages,
+                    first,
+                    {"role": "tool", "content": "4", "tool_call_id": "1"},
+                ]
+            },
             response={"choices": [{"message": {"role": "assistant", "content": EVIL}}]},
             prompt_ids=[1, 2, 9],
             output_ids=[6],
@@ -56,17 +67,29 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         Call(episode_id="abff02", prompt_ids=[1], output_ids=[2], logprobs=[-1.0]),
     ]
     with TraceWriter(directory / "trace.duckdb") as writer:
-        writer.put(Run(run_id="run-1", name="math", backbone="local"), *place_all(calls[:2]), calls[2])
+        writer.put(
+            Run(run_id="run-1", name="math", backbone="local"), *place_all(calls[:2]), calls[2]
+        )
         task = Task(task_id="t1", main_query="What is 2+2?")
         rewards = (Reward(value=0.75, reason=EVIL),)
-        writer.put(Episode(episode_id="abcd01", run_id="run-1", step=3, task=task, output=EVIL, rewards=rewards))
+        writer.put(
+            Episode(
+                episode_id="abcd01", run_id="run-1", step=3, task=task, output=EVIL, rewards=rewards
+            )
+        )
         failed = {"status": "failed", "error": EVIL, "cause": "RuntimeError"}
         writer.put(Episode(episode_id="abff02", run_id="run-1", step=3, **failed))
         for call, outcome in zip(calls, ("trained", "trained", "failed"), strict=True):
             assert call.output_ids is not None
-            booked = {"episode_id": call.episode_id, "call_id": call.call_id, "tokens": len(call.output_ids)}
+            booked = {
+                "episode_id": call.episode_id,
+                "call_id": call.call_id,
+                "tokens": len(call.output_ids),
+            }
             writer.put(LedgerEntry(run_id="run-1", step=3, outcome=outcome, **booked))
-        writer.put(*(Metric(run_id="run-1", step=i, name="train/reward", value=i / 10) for i in range(4)))
+        writer.put(
+            *(Metric(run_id="run-1", step=i, name="train/reward", value=i / 10) for i in range(4))
+        )
         writer.put(Run(run_id="run-1", name="math", backbone="local", status="finished"))
     yield directory
 
@@ -78,19 +101,25 @@ def ajet(*arguments: str, code: int = 0) -> str:
 
 
 @pytest.mark.slow
-def test_ls_of_a_directory_a_file_and_all_below(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_of_a_directory_a_file_and_all_below(
+    experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     older = experiment.parent / "older"
     with TraceWriter(older / "trace.duckdb") as writer:
         writer.put(Run(run_id="old", started_at=now() - timedelta(days=1)))
     monkeypatch.chdir(experiment.parent.parent)
-    said = [ajet("ls", *where) for where in ([str(experiment)], [str(experiment / "trace.duckdb")], [])]
+    said = [
+        ajet("ls", *where) for where in ([str(experiment)], [str(experiment / "trace.duckdb")], [])
+    ]
     for text in said:
         assert "run-1" in text and "finished" in text and "abcd01" in text and "0.75" in text
         assert "RuntimeError" in text and all(len(line) <= 100 for line in text.splitlines()[1:])
     found = json.loads(ajet("ls", "--json", "--status", "failed"))
     assert [e["episode_id"] for e in found["episodes"]] == ["abff02"]
     assert found["runs"][0]["episodes"] == 2 and found["runs"][0]["unsound"] == 1
-    assert ajet("ledger", "run-1") == ajet("ledger", "--run", "math") != ""  # a run stands for a path too
+    assert (
+        ajet("ledger", "run-1") == ajet("ledger", "--run", "math") != ""
+    )  # a run stands for a path too
     monkeypatch.chdir(older)
     assert "old" in ajet("ls") and "No episodes yet" in ajet("ls")
 
@@ -99,35 +128,70 @@ def test_ls_lists_the_episodes_of_the_newest_run_that_has_any(tmp_path: Path) ->
     """A service has just begun its next file."""
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         for id, hours in (("full", 2), ("next", 1)):
-            writer.put(Run(run_id=id, name="service", backbone="trace", started_at=now() - timedelta(hours=hours)))
-        writer.put(Episode(episode_id="asked", run_id="full", task=Task(task_id="t", main_query="Why?")))
+            writer.put(
+                Run(
+                    run_id=id,
+                    name="service",
+                    backbone="trace",
+                    started_at=now() - timedelta(hours=hours),
+                )
+            )
+        writer.put(
+            Episode(episode_id="asked", run_id="full", task=Task(task_id="t", main_query="Why?"))
+        )
     assert "of 1, run full" in ajet("ls", str(tmp_path)) and "asked" in ajet("ls", str(tmp_path))
     assert "No episodes yet" in ajet("ls", str(tmp_path), "--run", "next")
 
 
 def test_show_an_episode_without_taking_its_text_for_anything_else(experiment: Path) -> None:
     text = ajet("show", "abc", str(experiment))
-    for part in ("You calculate.", "What is 2+2?", '{"a": "[b]"}', "0.75", "tokens trained", "cafe02"):
+    for part in (
+        "You calculate.",
+        "What is 2+2?",
+        '{"a": "[b]"}',
+        "0.75",
+        "tokens trained",
+        "cafe02",
+    ):
         assert part in text, part
     assert "[bold red]not markup[/] :smile: \\x1b[31mred\\x1b]0;title\\x07 \\u202eback" in text
     assert "\x1b" not in text and "\x07" not in text and "\u202e" not in text
     assert text.count("You calculate.") == 1, "what an earlier call said is not repeated"
     assert text.count("→ calc") == 1, "nor is a reply that comes back"
     whole = json.loads(ajet("show", "abcd01", str(experiment), "--json"))
-    assert whole["calls"][1]["prompt_ids"] == [1, 2, 9] and whole["calls"][1]["request"]["messages"][0]
-    assert whole["reward"] == 0.75 and [e["outcome"] for e in whole["ledger"]] == ["trained", "trained"]
+    assert (
+        whole["calls"][1]["prompt_ids"] == [1, 2, 9] and whole["calls"][1]["request"]["messages"][0]
+    )
+    assert whole["reward"] == 0.75 and [e["outcome"] for e in whole["ledger"]] == [
+        "trained",
+        "trained",
+    ]
 
 
 def test_show_a_call_and_a_run(experiment: Path) -> None:
     text = ajet("show", "cafe02", str(experiment))
-    assert "You calculate." in text and "not markup" in text and "trained: 1" in text and "\x1b" not in text
-    assert json.loads(ajet("show", "cafe02", str(experiment), "--json"))["request"]["messages"][3]["content"] == "4"
+    assert (
+        "You calculate." in text
+        and "not markup" in text
+        and "trained: 1" in text
+        and "\x1b" not in text
+    )
+    assert (
+        json.loads(ajet("show", "cafe02", str(experiment), "--json"))["request"]["messages"][3][
+            "content"
+        ]
+        == "4"
+    )
     assert "train/reward" in ajet("show", "run", str(experiment))
-    assert json.loads(ajet("show", "run-1", str(experiment), "--json"))["metrics"][0]["value"] == 0.3
+    assert (
+        json.loads(ajet("show", "run-1", str(experiment), "--json"))["metrics"][0]["value"] == 0.3
+    )
 
 
 def test_an_id_that_fits_several_or_none_is_an_error(experiment: Path) -> None:
-    assert "is ambiguous: episode abcd01, episode abff02" in ajet("show", "ab", str(experiment), code=2)
+    assert "is ambiguous: episode abcd01, episode abff02" in ajet(
+        "show", "ab", str(experiment), code=2
+    )
     assert "nothing in this trace" in ajet("show", "zz", str(experiment), code=2)
     assert "no run 'zz'" in ajet("ledger", str(experiment), "--run", "zz", code=2)
 
@@ -136,17 +200,26 @@ def test_an_id_that_fits_several_or_none_is_an_error(experiment: Path) -> None:
 def test_sql(experiment: Path) -> None:
     where = str(experiment)
     tokens = "(SELECT sum(tokens) FROM ledger) AS n, (SELECT [sum(tokens)] FROM ledger) AS l"
-    assert json.loads(ajet("sql", f"SELECT 'nan'::FLOAT AS a, 1 AS a, [1] AS b, {tokens}", where, "--json")) == [
-        {"a": None, "a:1": 1, "b": [1], "n": 4, "l": [4]}
-    ]
+    assert json.loads(
+        ajet("sql", f"SELECT 'nan'::FLOAT AS a, 1 AS a, [1] AS b, {tokens}", where, "--json")
+    ) == [{"a": None, "a:1": 1, "b": [1], "n": 4, "l": [4]}]
     some = ajet("sql", f"SELECT step, name, value, {tokens} FROM metrics", where, "-n", "3")
     assert "3 of 4 rows" in some and '"' not in some
     wide = ajet(
-        "sql", "SELECT episodes.output, episodes.error, calls.* FROM episodes JOIN calls USING (episode_id)", where
+        "sql",
+        "SELECT episodes.output, episodes.error, calls.* FROM episodes JOIN calls USING"
+        " (episode_id)",
+        where,
     )
-    assert all(len(line) <= 100 for line in wide.splitlines()) and "no room for" in wide and "\x1b" not in wide
+    assert (
+        all(len(line) <= 100 for line in wide.splitlines())
+        and "no room for" in wide
+        and "\x1b" not in wide
+    )
     assert "no rows" in ajet("sql", "SELECT 1 AS one WHERE false", where)
-    assert f"ajet trace sql 'SELECT 1' {where}" in " ".join(ajet("sql", where, "SELECT 1", code=2).split())
+    assert f"ajet trace sql 'SELECT 1' {where}" in " ".join(
+        ajet("sql", where, "SELECT 1", code=2).split()
+    )
     assert "projection" in ajet("sql", "EXPLAIN SELECT 1", where).lower()
     assert "exactly one SELECT" in ajet("sql", "DELETE FROM runs", where, code=2)
 
@@ -158,12 +231,16 @@ def test_ledger_says_whether_it_balances(experiment: Path, tmp_path: Path) -> No
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         call = Call(call_id="c", episode_id="e", output_ids=[1], logprobs=[0.0])
         writer.put(Run(run_id="r", status="finished"), call, Episode(episode_id="e", run_id="r"))
-    assert "call c of episode e: 1 tokens sampled, 0 in the ledger" in ajet("ledger", str(tmp_path), code=1)
+    assert "call c of episode e: 1 tokens sampled, 0 in the ledger" in ajet(
+        "ledger", str(tmp_path), code=1
+    )
 
 
 def test_splits(experiment: Path) -> None:
     found = json.loads(ajet("splits", str(experiment), "--json"))
-    assert [(s["call_id"], s["parent_call_id"], s["at_token"]) for s in found["splits"]] == [("cafe02", "cafe01", 2)]
+    assert [(s["call_id"], s["parent_call_id"], s["at_token"]) for s in found["splits"]] == [
+        ("cafe02", "cafe01", 2)
+    ]
     assert found["timelines"] == 3 and found["causes"][0]["splits"] == 1
     one = ajet("splits", str(experiment), "--episode", "abcd")
     assert "cafe02" in one and "1 episode, 2 timelines, 3 sampled tokens, 1 split\n" in one
@@ -178,14 +255,20 @@ def reformatted(directory: Path, model: dict[str, Any]) -> dict[str, Any]:
     again = f"{asked}a b<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
     with TraceWriter(directory / "trace.duckdb") as writer:
         writer.put(Run(run_id="r", config={"ajet": {"model": model}}))
-        for index, (messages, prompt, reply) in enumerate(((said, asked, " a b<|im_end|>"), (back, again, "ok"))):
+        for index, (messages, prompt, reply) in enumerate(
+            ((said, asked, " a b<|im_end|>"), (back, again, "ok"))
+        ):
             ids = tokenizer.encode(reply)
             writer.put(
                 Call(
                     episode_id="e",
                     index=index,
                     request={"messages": messages},
-                    response={"choices": [{"message": {"role": "assistant", "content": "ok" if index else "a b"}}]},
+                    response={
+                        "choices": [
+                            {"message": {"role": "assistant", "content": "ok" if index else "a b"}}
+                        ]
+                    },
                     prompt_ids=tokenizer.encode(prompt),
                     output_ids=ids,
                     logprobs=[-1.0] * len(ids),
@@ -218,7 +301,9 @@ def test_splits_reads_the_text_with_the_tokenizer_of_a_directory(tmp_path: Path)
     assert "unknown" not in [cause["cause"] for cause in read["causes"]] and read["stderr"] == ""
 
 
-def test_no_trace_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_trace_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert "ajet run" in ajet("ls", code=1)
     assert "there is no file or directory absent.duckdb" in ajet("ls", "absent.duckdb", code=1)
@@ -228,5 +313,8 @@ def test_text_and_short_ids() -> None:
     assert visible("plain é 🦆\tx\n") == "plain é 🦆\tx\n"
     assert visible("\x00\x9b\u2066\ufeff") == "\\x00\\x9b\\u2066\\ufeff"
     assert short_ids(["a" * 32, "b" * 32]) == {"a" * 32: "a" * 8, "b" * 32: "b" * 8}
-    assert set(short_ids(["same-prefix-1", "same-prefix-2"]).values()) == {"same-prefix-1", "same-prefix-2"}
+    assert set(short_ids(["same-prefix-1", "same-prefix-2"]).values()) == {
+        "same-prefix-1",
+        "same-prefix-2",
+    }
     assert short_ids([]) == {}

@@ -32,10 +32,19 @@ def trace(tmp_path: Path) -> Path:
         for i, (run, split) in enumerate([("old", "train"), ("run-1", "train"), ("run-1", "val")]):
             messages = [{"role": "user", "content": f"What is {i}+2? I am bob{i}@example.com"}]
             reply = {"choices": [{"message": {"role": "assistant", "content": str(i + 2)}}]}
-            writer.put(Call(call_id=f"c{i}", episode_id=f"e{i}", request={"messages": messages}, response=reply))
+            writer.put(
+                Call(
+                    call_id=f"c{i}",
+                    episode_id=f"e{i}",
+                    request={"messages": messages},
+                    response=reply,
+                )
+            )
             task = Task(task_id=f"t{i}", main_query=f"{i}+2")
             rewards = (Reward(value=float(i)),)
-            writer.put(Episode(episode_id=f"e{i}", run_id=run, split=split, task=task, rewards=rewards))  # type: ignore[arg-type]
+            writer.put(
+                Episode(episode_id=f"e{i}", run_id=run, split=split, task=task, rewards=rewards)
+            )  # type: ignore[arg-type]
     return path
 
 
@@ -47,12 +56,28 @@ def ajet(*arguments: str, code: int = 0, input: bytes | None = None) -> Result:
 
 def test_export_to_a_file_says_what_it_wrote_and_redacted(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "chats.jsonl"
-    said = ajet("export", str(trace), "--format", "messages", "--out", str(out), "--run", "run", VALIDATION).output
-    assert "2 episodes, 2 rows of messages" in said and "redacted: 2 email" in said and "names" in said.lower()
+    said = ajet(
+        "export", str(trace), "--format", "messages", "--out", str(out), "--run", "run", VALIDATION
+    ).output
+    assert (
+        "2 episodes, 2 rows of messages" in said
+        and "redacted: 2 email" in said
+        and "names" in said.lower()
+    )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["episode_id"] for row in rows] == ["e1", "e2"], "of the run, oldest first"
     assert "[email 1]" in rows[0]["messages"][0]["content"]
-    ajet("export", str(trace), "--format", "messages", "--out", str(out), "--run", "run", "--no-redact")
+    ajet(
+        "export",
+        str(trace),
+        "--format",
+        "messages",
+        "--out",
+        str(out),
+        "--run",
+        "run",
+        "--no-redact",
+    )
     assert "bob1@example.com" in out.read_text()
 
 
@@ -71,7 +96,8 @@ def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def cut_trace(tmp_path: Path) -> Path:
-    """Episodes of one reply each, by reward and finish reason, and one of two replies, the second cut."""
+    """Episodes of one reply each, by reward and finish reason, and one of two replies, the second
+    cut."""
     path = tmp_path / "cut.duckdb"
     scored = {"good": (1.0, "stop"), "cut": (1.0, "length"), "vendor": (1.0, "max_tokens"), "zero": (0.0, "stop"),
               "minus": (-1.0, "stop"), "none": (None, "stop")}  # fmt: skip
@@ -79,30 +105,48 @@ def cut_trace(tmp_path: Path) -> Path:
         writer.put(Run(run_id="run", name="run", status="finished"))
         for name, (value, reason) in scored.items():
             asked = [{"role": "user", "content": f"Do {name}."}]
-            choice = {"message": {"role": "assistant", "content": f"did {name}"}, "finish_reason": reason}
+            choice = {
+                "message": {"role": "assistant", "content": f"did {name}"},
+                "finish_reason": reason,
+            }
             writer.put(Call(call_id=f"c-{name}", episode_id=name, request={"messages": asked}, finish_reason=reason,
                             response={"choices": [choice]}))  # fmt: skip
             rewards = () if value is None else (Reward(value=value),)
             task = Task(main_query=f"Do {name}.")
-            writer.put(Episode(episode_id=name, run_id="run", group_id="g", task=task, rewards=rewards))
+            writer.put(
+                Episode(episode_id=name, run_id="run", group_id="g", task=task, rewards=rewards)
+            )
         asked = [{"role": "user", "content": "First."}]
         for number, reason in enumerate(("stop", "length")):
             message = {"role": "assistant", "content": f"reply {number}"}
             writer.put(Call(call_id=f"two-{number}", episode_id="two", index=number, finish_reason=reason,
                             request={"messages": [*asked]}, response={"choices": [{"message": message}]}))  # fmt: skip
             asked += [message, {"role": "user", "content": "Next."}]
-        writer.put(Episode(episode_id="two", run_id="run", task=Task(main_query="two"), rewards=(Reward(value=1.0),)))
+        writer.put(
+            Episode(
+                episode_id="two",
+                run_id="run",
+                task=Task(main_query="two"),
+                rewards=(Reward(value=1.0),),
+            )
+        )
     return path
 
 
 @pytest.mark.parametrize("format", ["messages", "sharegpt", "trl-prompt"])
-def test_what_is_cut_or_earned_nothing_is_no_example(cut_trace: Path, tmp_path: Path, format: str) -> None:
+def test_what_is_cut_or_earned_nothing_is_no_example(
+    cut_trace: Path, tmp_path: Path, format: str
+) -> None:
     out = tmp_path / "o.jsonl"
-    told = json.loads(ajet("export", str(cut_trace), "--format", format, "-o", str(out), "--json").stdout)
+    told = json.loads(
+        ajet("export", str(cut_trace), "--format", format, "-o", str(out), "--json").stdout
+    )
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert {row["episode_id"] for row in rows} == {"good", "two"}
     assert "reply 1" not in out.read_text() and "reply 0" in out.read_text()
-    assert sum(told["left_out"].values()) == 3 + 3  # replies that were cut; episodes of 0, -1 and without a reward
+    assert (
+        sum(told["left_out"].values()) == 3 + 3
+    )  # replies that were cut; episodes of 0, -1 and without a reward
     ajet("export", str(cut_trace), "--format", format, "-o", str(out), "--include-failures")
     assert {json.loads(line)["episode_id"] for line in out.read_text().splitlines()} == {
         *("good", "cut", "vendor", "zero", "minus", "none", "two")
@@ -112,7 +156,12 @@ def test_what_is_cut_or_earned_nothing_is_no_example(cut_trace: Path, tmp_path: 
 def test_a_cut_reply_is_neither_preferred_nor_rejected(cut_trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     with TraceWriter(cut_trace) as writer:
-        for name, value, reason in (("a", 1.0, "length"), ("b", 0.0, "stop"), ("c", 1.0, "stop"), ("d", 0.5, "length")):
+        for name, value, reason in (
+            ("a", 1.0, "length"),
+            ("b", 0.0, "stop"),
+            ("c", 1.0, "stop"),
+            ("d", 0.5, "length"),
+        ):
             choice = {"message": {"role": "assistant", "content": f"said {name}"}}
             asked = [{"role": "user", "content": "Choose."}]
             writer.put(Call(call_id=f"p-{name}", episode_id=name, request={"messages": asked}, finish_reason=reason,
@@ -120,7 +169,9 @@ def test_a_cut_reply_is_neither_preferred_nor_rejected(cut_trace: Path, tmp_path
             writer.put(Episode(episode_id=name, run_id="run", group_id="pairs", task=Task(main_query="Choose."),
                                rewards=(Reward(value=value),)))  # fmt: skip
     ajet("export", str(cut_trace), "--format", "trl-preference", "-o", str(out))
-    [row] = [row for row in map(json.loads, out.read_text().splitlines()) if row["group_id"] == "pairs"]
+    [row] = [
+        row for row in map(json.loads, out.read_text().splitlines()) if row["group_id"] == "pairs"
+    ]
     assert (row["chosen_episode_id"], row["rejected_episode_id"]) == ("c", "b")
 
 
@@ -140,14 +191,27 @@ def test_a_trace_without_rewards_is_exported(tmp_path: Path) -> None:
 def test_export_with_a_filter(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     ajet(
-        "export", str(trace), "--format", "messages", "-o", str(out), "--all-runs", "--filter", "reward>0.5", VALIDATION
+        "export",
+        str(trace),
+        "--format",
+        "messages",
+        "-o",
+        str(out),
+        "--all-runs",
+        "--filter",
+        "reward>0.5",
+        VALIDATION,
     )
     assert [json.loads(line)["episode_id"] for line in out.read_text().splitlines()] == ["e1", "e2"]
 
 
 def test_json_tells_the_counts(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
-    told = json.loads(ajet("export", str(trace), "--format", "native", "-o", str(out), "--all-runs", "--json").stdout)
+    told = json.loads(
+        ajet(
+            "export", str(trace), "--format", "native", "-o", str(out), "--all-runs", "--json"
+        ).stdout
+    )
     assert told["episodes"] == 3 and told["redacted"] == {"email": 3} and told["path"] == str(out)
     back = tmp_path / "back.duckdb"
     told = json.loads(ajet("import", str(out), "--out", str(back), "--json").stdout)
@@ -156,7 +220,9 @@ def test_json_tells_the_counts(trace: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protobuf", [True, False])
-def test_otlp_is_sent_to_a_collector(trace: Path, protobuf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_otlp_is_sent_to_a_collector(
+    trace: Path, protobuf: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As Langfuse (JSON or protobuf, a user and a password) and Phoenix (protobuf only) take it."""
     received: list[tuple[str, dict[str, str], bytes]] = []
 
@@ -164,7 +230,11 @@ def test_otlp_is_sent_to_a_collector(trace: Path, protobuf: bool, monkeypatch: p
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             received.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
-            self.send_response(200 if "protobuf" in self.headers["content-type"] or "langfuse" in self.path else 415)
+            self.send_response(
+                200
+                if "protobuf" in self.headers["content-type"] or "langfuse" in self.path
+                else 415
+            )
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -173,30 +243,61 @@ def test_otlp_is_sent_to_a_collector(trace: Path, protobuf: bool, monkeypatch: p
     if protobuf:
         service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     else:
-        monkeypatch.setitem(sys.modules, "opentelemetry.proto.collector.trace.v1.trace_service_pb2", None)
+        monkeypatch.setitem(
+            sys.modules, "opentelemetry.proto.collector.trace.v1.trace_service_pb2", None
+        )
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"127.0.0.1:{server.server_port}"
         langfuse = f"http://pk-lf:sk%2Flf@{address}/langfuse/v1/traces"
-        said = ajet("export", str(trace), "--format", "otlp", "--run", "run-1", "-o", langfuse).output
-        phoenix = ["export", str(trace), "--format", "otlp", "--run", "run-1", "-o", f"http://{address}/v1/traces"]
+        said = ajet(
+            "export", str(trace), "--format", "otlp", "--run", "run-1", "-o", langfuse
+        ).output
+        phoenix = [
+            "export",
+            str(trace),
+            "--format",
+            "otlp",
+            "--run",
+            "run-1",
+            "-o",
+            f"http://{address}/v1/traces",
+        ]
         refused = ajet(*phoenix, code=0 if protobuf else 2).output
         server.shutdown()
     assert "2 episodes, 4 rows of otlp" in said
-    assert [path for path, _, _ in received] == ["/langfuse/v1/traces"] * 2 + ["/v1/traces"] * (2 if protobuf else 1)
+    assert [path for path, _, _ in received] == ["/langfuse/v1/traces"] * 2 + ["/v1/traces"] * (
+        2 if protobuf else 1
+    )
     assert received[0][1]["authorization"] == "Basic " + base64.b64encode(b"pk-lf:sk/lf").decode()
     if protobuf:
         request = service.ExportTraceServiceRequest.FromString(received[0][2])
         spans = request.resource_spans[0].scope_spans[0].spans
-        assert [len(span.trace_id) for span in spans] == [16, 16] and spans[1].parent_span_id == spans[0].span_id
+        assert [len(span.trace_id) for span in spans] == [16, 16] and spans[
+            1
+        ].parent_span_id == spans[0].span_id
         of = {a.key: a.value.string_value for a in spans[1].attributes}
-        assert of["openinference.span.kind"] == "LLM" and of["llm.input_messages.0.message.role"] == "user"
+        assert (
+            of["openinference.span.kind"] == "LLM"
+            and of["llm.input_messages.0.message.role"] == "user"
+        )
         assert of["llm.output_messages.0.message.content"] == "3"
     else:
         assert "answered 415" in refused and "pip install opentelemetry-proto" in refused
-    gone = ajet("export", str(trace), "--format", "otlp", "-o", f"http://u:secret@{address}/v1/traces", code=2).output
+    gone = ajet(
+        "export",
+        str(trace),
+        "--format",
+        "otlp",
+        "-o",
+        f"http://u:secret@{address}/v1/traces",
+        code=2,
+    ).output
     assert "cannot send to http://***@127.0.0.1" in gone and "secret" not in gone
-    assert "only --format otlp" in ajet("export", str(trace), "-o", f"http://{address}/", code=2).output
+    assert (
+        "only --format otlp"
+        in ajet("export", str(trace), "-o", f"http://{address}/", code=2).output
+    )
 
 
 def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -> None:
@@ -204,14 +305,29 @@ def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -
     command = [sys.executable, "-m", "ajet", "trace"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     exported = subprocess.run(
-        [*command, "export", str(trace), "--format", "native", "-o", "-", "--all-runs", "--no-redact"],
-        capture_output=True, check=True, env=environment,
-    )  # fmt: skip
+        [
+            *command,
+            "export",
+            str(trace),
+            "--format",
+            "native",
+            "-o",
+            "-",
+            "--all-runs",
+            "--no-redact",
+        ],
+        capture_output=True,
+        check=True,
+        env=environment,
+    )
     assert exported.stdout.startswith(b'{"ajet_trace"') and b"3 episodes" in exported.stderr
     imported = subprocess.run(
         [*command, "import", "-", "--out", str(back)],
-        input=exported.stdout, capture_output=True, check=True, env=environment,
-    )  # fmt: skip
+        input=exported.stdout,
+        capture_output=True,
+        check=True,
+        env=environment,
+    )
     assert b"3 episodes with 3 calls" in imported.stdout and b"-: native" in imported.stdout
     one, other = open_trace(trace), open_trace(back)
     assert episodes(one) == episodes(other)
@@ -227,26 +343,46 @@ def test_import_skips_bad_rows_only_where_asked(tmp_path: Path) -> None:
     assert "c.jsonl line 2 is not JSON" in refused and "--skip-bad-rows" in refused
     said = ajet("import", str(source), "--out", str(out), "--skip-bad-rows").output
     assert "skipped: 1 bad row" in said and "c.jsonl line 2" in said and "\x1b" not in said
-    assert "already there: 2 episodes" in ajet("import", str(source), "--out", str(out), "--skip-bad-rows").output
+    assert (
+        "already there: 2 episodes"
+        in ajet("import", str(source), "--out", str(out), "--skip-bad-rows").output
+    )
 
 
 @pytest.mark.slow
 def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
     where = str(trace)
-    assert "there is no 'csv'; choose one of" in ajet("export", where, "--format", "csv", code=2).output
-    assert "there is no 'test'; choose one of" in ajet("export", where, "--split", "test", code=2).output
+    assert (
+        "there is no 'csv'; choose one of"
+        in ajet("export", where, "--format", "csv", code=2).output
+    )
+    assert (
+        "there is no 'test'; choose one of"
+        in ajet("export", where, "--split", "test", code=2).output
+    )
     assert "is a trace, which" in ajet("export", where, "--out", where, code=2).output
     assert "no run 'zz'" in ajet("export", where, "--run", "zz", code=2).output
     refused = ajet("export", where, "--run", "old", "--split", "val", code=2).output
     assert "no episode of this trace was selected" in refused
-    assert "no file" in ajet("import", str(tmp_path / "none"), "--out", str(tmp_path / "o.duckdb"), code=2).output
-    assert "name it *.duckdb" in ajet("import", where, "--out", str(tmp_path / "o.db"), code=2).output
-    assert "no import format 'x'" in ajet("import", where, "--from", "x", "--out", "o.duckdb", code=2).output
+    assert (
+        "no file"
+        in ajet(
+            "import", str(tmp_path / "none"), "--out", str(tmp_path / "o.duckdb"), code=2
+        ).output
+    )
+    assert (
+        "name it *.duckdb" in ajet("import", where, "--out", str(tmp_path / "o.db"), code=2).output
+    )
+    assert (
+        "no import format 'x'"
+        in ajet("import", where, "--from", "x", "--out", "o.duckdb", code=2).output
+    )
     with TraceWriter(tmp_path / "live.duckdb"):
         source = tmp_path / "n.jsonl"
         source.write_text('{"ajet_trace": 1}\n')
         assert (
-            "being written by a run" in ajet("import", str(source), "-o", str(tmp_path / "live.duckdb"), code=1).output
+            "being written by a run"
+            in ajet("import", str(source), "-o", str(tmp_path / "live.duckdb"), code=1).output
         )
 
 
@@ -258,10 +394,16 @@ def test_help_has_examples(command: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".jsonl.gz", ".html", ".xlsx", ".txt", ".v2"])
-def test_a_file_is_what_its_name_says_or_is_refused(format: str, suffix: str, trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "suffix", [".jsonl", ".parquet", ".csv", ".jsonl.gz", ".html", ".xlsx", ".txt", ".v2"]
+)
+def test_a_file_is_what_its_name_says_or_is_refused(
+    format: str, suffix: str, trace: Path, tmp_path: Path
+) -> None:
     out = tmp_path / f"o{suffix}"
-    done = CliRunner().invoke(app, ["trace", "export", str(trace), "--format", format, "--out", str(out), "--all-runs"])
+    done = CliRunner().invoke(
+        app, ["trace", "export", str(trace), "--format", format, "--out", str(out), "--all-runs"]
+    )
     if done.exit_code:
         assert done.exit_code == 2 and not out.exists() and "bug" not in done.output, done.output
         return

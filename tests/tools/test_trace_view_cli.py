@@ -62,7 +62,9 @@ def test_what_cannot_be_is_said(record: Path, arguments: list[str], code: int, w
     assert done.exit_code == code and word in done.output and "Traceback" not in done.output
 
 
-def test_a_directory_without_a_run_and_a_foreign_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_without_a_run_and_a_foreign_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["trace", "view", "--web"])
     assert done.exit_code == 1 and "there is no trace (*.duckdb)" in done.output
@@ -84,13 +86,27 @@ def test_in_a_real_terminal_it_opens_and_leaves(record: Path) -> None:
 @pytest.mark.slow
 def test_without_textual_it_says_what_to_install(record: Path, tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "textual.py").write_text("raise ModuleNotFoundError('gone', name='textual')")
+    (tmp_path / "broken" / "textual.py").write_text(
+        "raise ModuleNotFoundError('gone', name='textual')"
+    )
     path = os.pathsep.join([str(tmp_path / "broken"), str(Path(__file__).parents[2])])
     done = subprocess.run(
-        [sys.executable, "-m", "ajet", "trace", "view", "--served", str(record / "launcher_record" / "two")],
+        [
+            sys.executable,
+            "-m",
+            "ajet",
+            "trace",
+            "view",
+            "--served",
+            str(record / "launcher_record" / "two"),
+        ],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 2 and 'pip install "ajet[tools]"' in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and 'pip install "ajet[tools]"' in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -1,4 +1,5 @@
-"""Prompts: which texts of an agent's file they are, how they are rewritten, and a search over real HTTP."""
+"""Prompts: which texts of an agent's file they are, how they are rewritten, and a search over real
+HTTP."""
 
 from __future__ import annotations
 
@@ -55,9 +56,14 @@ def agent(place: Path, text: str = FILE) -> Any:
 
 def test_the_prompts_are_the_texts_that_the_workflow_uses(tmp_path: Path) -> None:
     module = agent(tmp_path)
-    assert dict(prompts_of(module.solve).texts) == {"SYSTEM": "Be short.", "RULES": "\nOne.\nTwo.\n"}
+    assert dict(prompts_of(module.solve).texts) == {
+        "SYSTEM": "Be short.",
+        "RULES": "\nOne.\nTwo.\n",
+    }
     assert dict(prompts_of(module.solve, ["OTHER"]).texts) == {"OTHER": "never asked"}
-    with pytest.raises(ConfigError, match="assigns no text to COUNT at its top level; it has SYSTEM, RULES, OTHER"):
+    with pytest.raises(
+        ConfigError, match="assigns no text to COUNT at its top level; it has SYSTEM, RULES, OTHER"
+    ):
         prompts_of(module.solve, ["COUNT"])
 
 
@@ -71,7 +77,9 @@ def test_a_text_is_tried_and_put_back(tmp_path: Path) -> None:
 
 @example_of("", "\\'")
 @given(st.text(), st.text(alphabet=st.sampled_from("a\"'\\\n{}é"), max_size=12))
-def test_whatever_is_written_reads_back_and_nothing_else_changes(tmp_path_factory: Any, one: str, two: str) -> None:
+def test_whatever_is_written_reads_back_and_nothing_else_changes(
+    tmp_path_factory: Any, one: str, two: str
+) -> None:
     place = tmp_path_factory.mktemp("agent")
     path = place / "an_agent.py"
     path.write_text(FILE, encoding="utf-8")
@@ -91,8 +99,16 @@ def test_whatever_is_written_reads_back_and_nothing_else_changes(tmp_path_factor
         ("Be short.", 'Say {"a": 1} or {b}.', None),
         ("Answer {question} now.", "Now answer: {question}, {{and}} go.", None),
         ("Answer {question} now.", "Answer now.", "SYSTEM has lost {question}"),
-        ("Answer {question} now.", "Answer {question} as {form}.", "SYSTEM has {form}, which nothing fills"),
-        ("Answer {question} now.", 'Answer {question} as {"a": 1}.', "SYSTEM has braces that str.format can't read"),
+        (
+            "Answer {question} now.",
+            "Answer {question} as {form}.",
+            "SYSTEM has {form}, which nothing fills",
+        ),
+        (
+            "Answer {question} now.",
+            'Answer {question} as {"a": 1}.',
+            "SYSTEM has braces that str.format can't read",
+        ),
         ("{} and {}", "{}", "SYSTEM has lost {1}"),
         ("{0} and {who.name!r:>9}", "{who.name}", "SYSTEM has lost {0}"),
         ('As {"a": 1}: {question}', 'As {"b": {"c": 1}}: {question}', None),
@@ -107,8 +123,12 @@ def test_a_placeholder_survives_a_rewrite(text: str, other: str, wrong: str | No
 def test_a_candidate_without_its_placeholder_is_not_run(
     example: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = (example / "agent.py").read_text().replace('"Answer the question."', '"Answer {question}"')
-    (example / "agent.py").write_text(source.replace('"content": SYSTEM}', '"content": SYSTEM.format(question=1)}'))
+    source = (
+        (example / "agent.py").read_text().replace('"Answer the question."', '"Answer {question}"')
+    )
+    (example / "agent.py").write_text(
+        source.replace('"content": SYSTEM}', '"content": SYSTEM.format(question=1)}')
+    )
     for name in ("train", "val"):
         tasks = (example / f"{name}.jsonl").read_text().splitlines(keepends=True)
         (example / f"{name}.jsonl").write_text("".join(tasks[:4]))
@@ -174,7 +194,9 @@ def test_the_tutorial_finds_the_three_rules_and_writes_them_down(
 
 
 @pytest.mark.slow
-def test_a_search_that_finds_nothing_changes_nothing(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_finds_nothing_changes_nothing(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = (example / "agent.py").read_text()
     with serving(server(example, monkeypatch)) as url:
         config = load_config(example / "prompt_tuning.yaml", [f"ajet.model.base_url={url}/v1"])
@@ -183,10 +205,18 @@ def test_a_search_that_finds_nothing_changes_nothing(example: Path, monkeypatch:
     assert (example / "agent.py").read_text() == before
 
 
-def test_an_episode_without_a_reward_is_no_zero(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = (example / "agent.py").read_text().replace("    reply =", "    raise KeyError(question)\n    reply =")
+def test_an_episode_without_a_reward_is_no_zero(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = (
+        (example / "agent.py")
+        .read_text()
+        .replace("    reply =", "    raise KeyError(question)\n    reply =")
+    )
     (example / "agent.py").write_text(broken)
     pytest.importorskip("gepa")
-    config = load_config(example / "prompt_tuning.yaml", ["ajet.model.base_url=http://127.0.0.1:9/v1"])
+    config = load_config(
+        example / "prompt_tuning.yaml", ["ajet.model.base_url=http://127.0.0.1:9/v1"]
+    )
     with pytest.raises(TrainingError, match=r"has no reward \(KeyError: .*rollout.failure_reward"):
         tune(config, str, budget=4)

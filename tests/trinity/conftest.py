@@ -1,4 +1,5 @@
-"""Settings of the suite over a real Trinity-RFT: `just test-trinity`. Without `trinity` and `ray` every file skips."""
+"""Settings of the suite over a real Trinity-RFT: `just test-trinity`. Without `trinity` and `ray`
+every file skips."""
 
 from __future__ import annotations
 
@@ -32,11 +33,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[Any]:
-    """A Ray cluster of this suite's own, to which this process is connected; one node with four CPUs, it says."""
+    """A Ray cluster of this suite's own, to which this process is connected; one node with four
+    CPUs, it says."""
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False}
+    )
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     yield cluster
     ray.shutdown()

@@ -1,4 +1,5 @@
-"""Whole runs as a user starts them: `python -m ajet train` in a process of its own, over a project on disk."""
+"""Whole runs as a user starts them: `python -m ajet train` in a process of its own, over a project
+on disk."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ START = 600.0
 
 @dataclass
 class Experiment:
-    """A project in a folder of its own, with an agent, tasks and a config, and the run that is started of it."""
+    """A project in a folder of its own, with an agent, tasks and a config, and the run that is
+    started of it."""
 
     folder: Path
     model: Path
@@ -50,7 +52,9 @@ class Experiment:
     def write(self) -> None:
         """Put the project on disk."""
         (self.folder / "agent.py").write_text(AGENT.read_text())
-        (self.folder / "tasks.jsonl").write_text("".join(json.dumps({"question": q}) + "\n" for q in self.questions))
+        (self.folder / "tasks.jsonl").write_text(
+            "".join(json.dumps({"question": q}) + "\n" for q in self.questions)
+        )
         (self.folder / "val.jsonl").write_text(json.dumps({"question": "turns held out"}) + "\n")
         ours = {
             "experiment_dir": str(self.directory),
@@ -69,7 +73,8 @@ class Experiment:
         (self.folder / "job.yaml").write_text(yaml.safe_dump(document))
 
     def start(self, *more: str) -> None:
-        """Begin the run. Its processes bear a mark in their environment, by which they are found."""
+        """Begin the run. Its processes bear a mark in their environment, by which they are
+        found."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.write()
         fixed = {"AJET_TEST_MARK": self.mark, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -77,8 +82,12 @@ class Experiment:
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ajet", "train", "--conf", "job.yaml", *more],
-                cwd=self.folder, env=environment, stdout=stream, stderr=stream, start_new_session=True,
-            )  # fmt: skip
+                cwd=self.folder,
+                env=environment,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
 
     def wait(self, seconds: float = START) -> int:
         """The exit code."""
@@ -109,7 +118,9 @@ class Experiment:
 
     @property
     def run_id(self) -> str:
-        return str(self.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1")[0]["run_id"])
+        return str(
+            self.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1")[0]["run_id"]
+        )
 
     @property
     def trinity(self) -> Path:
@@ -127,7 +138,9 @@ class Experiment:
         for place in Path("/proc").glob("[0-9]*"):
             try:
                 if needle in (place / "environ").read_bytes() and "Z" not in _state(place):
-                    found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                    found[int(place.name)] = (
+                        (place / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                    )
             except (OSError, IndexError):
                 continue
         return found

@@ -1,4 +1,5 @@
-"""The agent of the projects that the suite trains: what a question begins with says how it goes about it."""
+"""The agent of the projects that the suite trains: what a question begins with says how it goes
+about it."""
 
 import asyncio
 import itertools
@@ -26,13 +27,20 @@ async def talk(question: str, model: ajet.Model) -> str:
             text = (await model.chat(said))["content"] or ""
     if kind == "fork":
         for way in ("left", "right"):
-            branch = [*said, {"role": "assistant", "content": text}, {"role": "user", "content": way}]
+            branch = [
+                *said,
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": way},
+            ]
             await model.chat(branch)
         await model.chat([{"role": "user", "content": "Something else."}])
     if kind == "team":
         critic = model.agent("critic")
         opinion = await critic.chat([{"role": "user", "content": f"Is this good? {text}"}])
-        said += [{"role": "assistant", "content": text}, {"role": "user", "content": opinion["content"] or "-"}]
+        said += [
+            {"role": "assistant", "content": text},
+            {"role": "user", "content": opinion["content"] or "-"},
+        ]
         text = (await model.chat(said))["content"] or ""
     return text
 

@@ -1,4 +1,5 @@
-"""Episodes with token ids as agents leave them: turns that extend, forks, several agents, calls that do not count."""
+"""Episodes with token ids as agents leave them: turns that extend, forks, several agents, calls
+that do not count."""
 
 from __future__ import annotations
 
@@ -24,13 +25,19 @@ def episodes(draw: st.DrawFn, name: str, group: str, attempt: int) -> Episode:
     for index in range(draw(st.integers(1, 5))):
         agent = draw(st.sampled_from(["default", "default", "critic"]))
         seen = contexts[agent]
-        before: Sequence[int] = draw(st.sampled_from(seen)) if seen and draw(st.integers(0, 4)) else []
+        before: Sequence[int] = (
+            draw(st.sampled_from(seen)) if seen and draw(st.integers(0, 4)) else []
+        )
         if before and not draw(st.integers(0, 3)):
             before = before[: draw(st.integers(1, len(before)))]
         prompt, output = [*before, *draw(_ids)], draw(_ids)
         more: dict[str, Any] = {}
         if not draw(st.integers(0, 9)):
-            more = draw(st.sampled_from([{"error": "undelivered"}, {"trainable": False}, {"phase": "judge"}]))
+            more = draw(
+                st.sampled_from(
+                    [{"error": "undelivered"}, {"trainable": False}, {"phase": "judge"}]
+                )
+            )
         calls.append(
             Call(
                 call_id=f"{name}.{index}",
@@ -41,7 +48,11 @@ def episodes(draw: st.DrawFn, name: str, group: str, attempt: int) -> Episode:
                 prompt_ids=prompt,
                 output_ids=output,
                 logprobs=draw(
-                    st.lists(st.floats(-4, -0.0078125, width=32), min_size=len(output), max_size=len(output))
+                    st.lists(
+                        st.floats(-4, -0.0078125, width=32),
+                        min_size=len(output),
+                        max_size=len(output),
+                    )
                 ),
                 **more,
             )

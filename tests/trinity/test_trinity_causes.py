@@ -1,4 +1,5 @@
-"""What Ray reports of a process that failed becomes one line: the cause, the actor, its node, its log."""
+"""What Ray reports of a process that failed becomes one line: the cause, the actor, its node, its
+log."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ BOILERPLATE = (
 
 
 def actors() -> tuple[Any, Any]:
-    """Made here, so that they travel by value: an engine, and an explorer over it as Trinity's is over its engines."""
+    """Made here, so that they travel by value: an engine, and an explorer over it as Trinity's is
+    over its engines."""
 
     class Engine:
         def __init__(self, full: bool = False) -> None:
@@ -94,7 +96,10 @@ def test_a_killed_process_is_told_by_name(explorer: Any) -> None:
 
 
 def test_the_first_line_of_a_message_of_several_is_the_cause(explorer: Any) -> None:
-    check(report_of(explorer.explore.remote("raise_lines")), "ValueError: the first line (Engine.raise_lines")
+    check(
+        report_of(explorer.explore.remote("raise_lines")),
+        "ValueError: the first line (Engine.raise_lines",
+    )
 
 
 def test_an_actor_that_was_ended_says_by_what(explorer: Any) -> None:
@@ -124,30 +129,50 @@ except ray.exceptions.RayError as error:
     limits = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **limits, "PYTHONPATH": root}, cwd=root,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env={**os.environ, **limits, "PYTHONPATH": root},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout.startswith("out of memory: "), done.stdout + done.stderr
-    assert "GB of the node's" in done.stdout and not any(word in done.stdout for word in BOILERPLATE)
+    assert "GB of the node's" in done.stdout and not any(
+        word in done.stdout for word in BOILERPLATE
+    )
 
 
 def logged(directory: Path, name: str, second: int, text: str, line: int = 12) -> None:
     """As Trinity's formatter writes it: its prefix before every line."""
     start = f"ERROR 11-22 13:00:{second:02d} [explorer.py:{line}] "
     with (directory / name).open("a", newline="") as log:
-        log.write(f"INFO 11-22 12:59:59 [explorer.py:1] begun\n{start}" + text.replace("\n", f"\r\n{start}") + "\n")
+        log.write(
+            f"INFO 11-22 12:59:59 [explorer.py:1] begun\n{start}"
+            + text.replace("\n", f"\r\n{start}")
+            + "\n"
+        )
 
 
-def test_the_earliest_error_of_the_logs_is_told_without_rays_advice(explorer: Any, tmp_path: Path) -> None:
+def test_the_earliest_error_of_the_logs_is_told_without_rays_advice(
+    explorer: Any, tmp_path: Path
+) -> None:
     full, died = (report_of(explorer.explore.remote(what)) for what in ("write", "die"))
-    traceback = 'Traceback (most recent call last):\n  File "explorer.py", line 299, in explore\n    await it\n'
+    traceback = (
+        'Traceback (most recent call last):\n  File "explorer.py", line 299, in explore\n    await'
+        " it\n"
+    )
     logged(tmp_path, "trainer.log", 9, f"Error in Trainer:\n{traceback}{full}")
     logged(tmp_path, "explorer.log", 8, f"Error in Explorer: {traceback}{died}")
     logged(tmp_path, "explorer.log", 8, "Something else in the same second", line=99)
     said = first_error(tmp_path) or ""
-    assert said.startswith("Error in Explorer: the process was killed or crashed") and "Engine rollout_0_0" in said
+    assert (
+        said.startswith("Error in Explorer: the process was killed or crashed")
+        and "Engine rollout_0_0" in said
+    )
     assert not any(word in said for word in BOILERPLATE) and "Something else" not in said
     assert said.endswith(f"(log: {tmp_path / 'explorer.log'})")
     (tmp_path / "explorer.log").unlink()
     said = first_error(tmp_path) or ""
-    assert said.startswith("Error in Trainer: OSError: [Errno 28] No space left on device (Engine.write on ")
+    assert said.startswith(
+        "Error in Trainer: OSError: [Errno 28] No space left on device (Engine.write on "
+    )

@@ -1,4 +1,5 @@
-"""What we map is what Trinity knows: its structured config takes it, and a misspelt key of `trinity:` is told."""
+"""What we map is what Trinity knows: its structured config takes it, and a misspelt key of
+`trinity:` is told."""
 
 from __future__ import annotations
 
@@ -76,9 +77,15 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 def mapped(document: dict[str, Any], **roots: Any) -> dict[str, Any]:
     config = load_config(values={"ajet": document, **roots})
     place = TrinityPlace(
-        run_id="r1", model="org/model", steps=5, lr=config.trainer_common.optim.lr, checkpoints=Path("/store"),
-        tasks=Path("/store/r1/tasks"), val_tasks=2, workflow_args={"run_id": "r1", "config": {"a": [1, None]}},
-    )  # fmt: skip
+        run_id="r1",
+        model="org/model",
+        steps=5,
+        lr=config.trainer_common.optim.lr,
+        checkpoints=Path("/store"),
+        tasks=Path("/store/r1/tasks"),
+        val_tasks=2,
+        workflow_args={"run_id": "r1", "config": {"a": [1, None]}},
+    )
     return to_trinity(config, place)
 
 
@@ -89,15 +96,28 @@ def test_trinity_takes_every_config_that_we_map(document: dict[str, Any]) -> Non
     config = parse_config(mapping)
     assert config.algorithm.repeat_times == document["rollout"]["num_repeat"]
     assert config.model.temperature == document["rollout"]["temperature"]
-    assert config.explorer.rollout_model.engine_type == mapping["explorer"]["rollout_model"]["engine_type"]
+    assert (
+        config.explorer.rollout_model.engine_type
+        == mapping["explorer"]["rollout_model"]["engine_type"]
+    )
     given_ = config.buffer.explorer_input.tasksets[0].workflow_args
-    assert given_ == {"run_id": "r1", "config": {"a": [1, None]}}, "what our workflow is given arrives whole"
-    ways = [mapping["algorithm"][name] for name in ("algorithm_type", "advantage_fn", "sample_strategy")]
+    assert given_ == {
+        "run_id": "r1",
+        "config": {"a": [1, None]},
+    }, "what our workflow is given arrives whole"
+    ways = [
+        mapping["algorithm"][name] for name in ("algorithm_type", "advantage_fn", "sample_strategy")
+    ]
     assert all(way.startswith("ajet_sdk.") for way in ways)
 
 
 @FEW
-@given(st.integers(1, 4), st.integers(1, 9), st.none() | st.integers(1, 20), st.sampled_from([1, 2, 3, 4, 8, 16]))
+@given(
+    st.integers(1, 4),
+    st.integers(1, 9),
+    st.none() | st.integers(1, 20),
+    st.sampled_from([1, 2, 3, 4, 8, 16]),
+)
 def test_what_we_take_trinitys_validators_take(
     tmp_path_factory: pytest.TempPathFactory, nodes: int, gpus: int, engines: int | None, size: int
 ) -> None:
@@ -119,7 +139,9 @@ def test_what_we_take_trinitys_validators_take(
     config = validate_config({**mapping, "checkpoint_root_dir": store})
     cluster = config.cluster
     assert cluster.trainer_gpu_num + cluster.rollout_gpu_num == nodes * gpus
-    assert cluster.trainer_node_num * cluster.trainer_gpu_num_per_node == cluster.trainer_gpu_num >= 1
+    assert (
+        cluster.trainer_node_num * cluster.trainer_gpu_num_per_node == cluster.trainer_gpu_num >= 1
+    )
     assert config.algorithm.sample_strategy_args["ranks"] == cluster.trainer_gpu_num
 
 
@@ -137,7 +159,16 @@ AUXILIARY = {"model_path": "org/judge", "engine_num": 1, "tensor_parallel_size":
         ({"cluster": {"gpu_per_node": 16}}, 14, 14),
         ({"cluster": {"node_num": 2}, "explorer": {"rollout_model": {"engine_num": 8}}}, 8, 8),
         ({"trainer": {"ulysses_sequence_parallel_size": 2}}, 6, 3),
-        ({"trainer": {"trainer_strategy": "megatron", "megatron": {"tensor_model_parallel_size": 2}}}, 6, 3),
+        (
+            {
+                "trainer": {
+                    "trainer_strategy": "megatron",
+                    "megatron": {"tensor_model_parallel_size": 2},
+                }
+            },
+            6,
+            3,
+        ),
         ({"mode": "explore"}, 0, 1),
     ],
 )
@@ -151,29 +182,43 @@ def test_loss_and_batches_are_scaled_by_the_ranks_that_trinity_has(
         "backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
         "rollout": {"n_vllm_engine": 2}, "trainer_common": {"n_gpus_per_node": 8},
     }  # fmt: skip
-    config = validate_config({**mapped(document, trinity=own), "checkpoint_root_dir": str(tmp_path)})
+    config = validate_config(
+        {**mapped(document, trinity=own), "checkpoint_root_dir": str(tmp_path)}
+    )
     algorithm = config.algorithm
-    assert (config.cluster.trainer_gpu_num, algorithm.sample_strategy_args["ranks"]) == (gpus, ranks)
-    assert ADVANTAGE_FN.get(algorithm.advantage_fn)(**algorithm.advantage_fn_args).multiple_of == ranks
+    assert (config.cluster.trainer_gpu_num, algorithm.sample_strategy_args["ranks"]) == (
+        gpus,
+        ranks,
+    )
+    assert (
+        ADVANTAGE_FN.get(algorithm.advantage_fn)(**algorithm.advantage_fn_args).multiple_of == ranks
+    )
 
 
 def test_gpus_that_do_not_divide_into_groups_are_told_at_the_desk(tmp_path: Path) -> None:
     document = {"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
                 "trainer_common": {"n_gpus_per_node": 8}}  # fmt: skip
     mapping = mapped(document, trinity={"trainer": {"ulysses_sequence_parallel_size": 2}})
-    with pytest.raises(ConfigError, match=r"ulysses_sequence_parallel_size: 2 does not divide the 7 GPUs"):
+    with pytest.raises(
+        ConfigError, match=r"ulysses_sequence_parallel_size: 2 does not divide the 7 GPUs"
+    ):
         validate_config({**mapping, "checkpoint_root_dir": str(tmp_path)})
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (1, 8), (2, 8), (4, 8), (3, 4), (16, 8)])
-def test_a_cluster_of_several_gpus_needs_no_number_of_engines(tmp_path: Path, nodes: int, gpus: int) -> None:
+def test_a_cluster_of_several_gpus_needs_no_number_of_engines(
+    tmp_path: Path, nodes: int, gpus: int
+) -> None:
     for size in (one for one in (1, 2, 4) if one < nodes * gpus and not gpus % one and one < gpus):
         document = {
             "backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
             "rollout": {"tensor_parallel_size": size}, "trainer_common": {"nnodes": nodes, "n_gpus_per_node": gpus},
         }  # fmt: skip
         assert (
-            validate_config({**mapped(document), "checkpoint_root_dir": str(tmp_path)}).cluster.rollout_gpu_num >= size
+            validate_config(
+                {**mapped(document), "checkpoint_root_dir": str(tmp_path)}
+            ).cluster.rollout_gpu_num
+            >= size
         )
 
 
@@ -185,7 +230,9 @@ def test_a_cluster_of_several_gpus_needs_no_number_of_engines(tmp_path: Path, no
         ({"buffer": {"trainer_input": {"experience_buffer": {"capacity": "many"}}}}, "capacity"),
     ],
 )
-def test_a_wrong_key_of_the_root_trinity_is_one_message_that_names_it(own: dict[str, Any], named: str) -> None:
+def test_a_wrong_key_of_the_root_trinity_is_one_message_that_names_it(
+    own: dict[str, Any], named: str
+) -> None:
     document = {"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"}}
     with pytest.raises(ConfigError, match=named) as told:
         parse_config(mapped(document, trinity=own))
@@ -199,7 +246,9 @@ def test_our_parts_are_found_where_trinity_looks_for_them() -> None:
     from trinity.common.workflows import WORKFLOWS
     from trinity.utils.monitor import MONITOR
 
-    mapping = mapped({"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"}})
+    mapping = mapped(
+        {"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"}}
+    )
     algorithm, inputs = mapping["algorithm"], mapping["buffer"]["explorer_input"]
     found = {
         "WithReference": ALGORITHM_TYPE.get(algorithm["algorithm_type"]),
@@ -212,7 +261,9 @@ def test_our_parts_are_found_where_trinity_looks_for_them() -> None:
     assert {name: one.__name__ for name, one in found.items()} == {name: name for name in found}
 
 
-def test_a_key_that_cannot_be_honoured_is_told_before_the_model_is_looked_for(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_honoured_is_told_before_the_model_is_looked_for(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("ray", reason="needs Ray: just install-trinity")
     values = {"backbone": "trinity", "model": {"path": str(tmp_path / "nowhere")},
               "trainer_common": {"n_gpus_per_node": 0, "algorithm": {"use_kl_in_reward": True}}}  # fmt: skip
@@ -228,8 +279,11 @@ def test_a_key_that_cannot_be_honoured_is_told_before_the_model_is_looked_for(tm
 
 
 @pytest.mark.parametrize("timelines", [3, 24, 129])
-def test_a_step_over_verl_is_one_update_however_many_timelines_it_has(tiny: Path, timelines: int) -> None:
-    """verl cuts a batch into mini-batches of a fixed size, and refuses one that this does not divide."""
+def test_a_step_over_verl_is_one_update_however_many_timelines_it_has(
+    tiny: Path, timelines: int
+) -> None:
+    """verl cuts a batch into mini-batches of a fixed size, and refuses one that this does not
+    divide."""
     pytest.importorskip("verl", reason="needs verl: just install-trinity")
     pytest.importorskip("vllm", reason="Trinity's actors over verl import vLLM")
     import torch
@@ -240,7 +294,11 @@ def test_a_step_over_verl_is_one_update_however_many_timelines_it_has(tiny: Path
     from ajet_sdk.backbones.trinity.actors import set_mini_batch_size
 
     ranks = 3
-    document = {"backbone": "trinity", "model": {"path": str(tiny)}, "trainer_common": {"n_gpus_per_node": ranks + 1}}
+    document = {
+        "backbone": "trinity",
+        "model": {"path": str(tiny)},
+        "trainer_common": {"n_gpus_per_node": ranks + 1},
+    }
     mapping = mapped({"experiment_name": "job", **document})
     mapping["model"]["model_path"] = str(tiny)
     config = parse_config(mapping)

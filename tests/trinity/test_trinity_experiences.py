@@ -1,4 +1,5 @@
-"""Samples as Trinity's experiences, and our parts in its pipeline: nothing changes on the way, and steps stay whole."""
+"""Samples as Trinity's experiences, and our parts in its pipeline: nothing changes on the way, and
+steps stay whole."""
 
 from __future__ import annotations
 
@@ -38,14 +39,18 @@ def converted(episodes: list[Episode], batch: Batch) -> list[tuple[Sample, Exper
     steps = dict.fromkeys(by_id, 0)
     made = []
     for sample in batch.samples:
-        made.append((sample, to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id])))
+        made.append(
+            (sample, to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id]))
+        )
         steps[sample.episode_id] += 1
     return made
 
 
 def whole(experience: Experience, values: torch.Tensor) -> Any:
     """Values of the response at their places in the whole sequence, 0 before."""
-    return np.concatenate([np.zeros(experience.prompt_length, values.numpy().dtype), values.numpy()])
+    return np.concatenate(
+        [np.zeros(experience.prompt_length, values.numpy().dtype), values.numpy()]
+    )
 
 
 def check_equal(sample: Sample, experience: Experience) -> None:
@@ -59,7 +64,9 @@ def check_equal(sample: Sample, experience: Experience) -> None:
 
 @FEW
 @given(batches())
-def test_an_experience_is_the_sample_and_survives_the_wire(made: tuple[list[Episode], Batch]) -> None:
+def test_an_experience_is_the_sample_and_survives_the_wire(
+    made: tuple[list[Episode], Batch],
+) -> None:
     episodes, batch = made
     pairs = converted(episodes, batch)
     flush = Experience.deserialize_many(Experience.serialize_many([one for _, one in pairs]))
@@ -69,21 +76,29 @@ def test_an_experience_is_the_sample_and_survives_the_wire(made: tuple[list[Epis
         check_equal(sample, got)
         assert got.experience_type == "multi_turn"
         assert (got.eid.task, got.eid.run) == (sample.group_id, attempts[sample.episode_id])
-        assert got.info["episode_id"] == sample.episode_id and got.info["agent"] == sample.timeline.agent
+        assert (
+            got.info["episode_id"] == sample.episode_id
+            and got.info["agent"] == sample.timeline.agent
+        )
     assert len({one.eid.uid for _, one in pairs}) == len(pairs)
 
 
 @FEW
 @given(batches())
 def test_every_trained_token_is_told_of_once(made: tuple[list[Episode], Batch]) -> None:
-    """What the trainer will book adds up, call by call, to what the ledger of the samples says is trained."""
+    """What the trainer will book adds up, call by call, to what the ledger of the samples says is
+    trained."""
     episodes, batch = made
     told: dict[str, int] = {}
     for _, experience in converted(episodes, batch):
         for row in experience.info["trained"]:
             told[row["call_id"]] = told.get(row["call_id"], 0) + row["tokens"]
-        assert sum(row["tokens"] for row in experience.info["trained"]) == int(experience.action_mask.sum())
-    booked = {row.call_id: row.tokens for row in batch.ledger if row.outcome == "trained" and row.tokens}
+        assert sum(row["tokens"] for row in experience.info["trained"]) == int(
+            experience.action_mask.sum()
+        )
+    booked = {
+        row.call_id: row.tokens for row in batch.ledger if row.outcome == "trained" and row.tokens
+    }
     assert told == booked
 
 
@@ -104,7 +119,9 @@ def made_of(counts: list[int], advantages: list[float]) -> list[Experience]:
                 reward=value,
                 info={
                     "model_version": 0,
-                    "trained": [{"episode_id": "e", "call_id": str(position), "tokens": count, "version": 0}],
+                    "trained": [
+                        {"episode_id": "e", "call_id": str(position), "tokens": count, "version": 0}
+                    ],
                 },
             )
         )
@@ -121,8 +138,12 @@ def test_a_step_is_filled_up_with_what_is_not_trained(
 ) -> None:
     given_ = made_of([count for count, _ in rows], [value for _, value in rows])
     before = [one.advantages.clone() for one in given_]
-    kept, metrics = GivenAdvantages(multiple_of=multiple).process([*(blank() for _ in range(blanks)), *given_])
-    assert len(kept) % multiple == 0 and len(kept) - len(given_) < multiple, "no more blanks than needed"
+    kept, metrics = GivenAdvantages(multiple_of=multiple).process(
+        [*(blank() for _ in range(blanks)), *given_]
+    )
+    assert len(kept) % multiple == 0 and len(kept) - len(given_) < multiple, (
+        "no more blanks than needed"
+    )
     assert kept[: len(given_)] == given_ and metrics == {"timelines": len(given_)}
     assert all(torch.equal(one.advantages, old) for one, old in zip(given_, before, strict=True))
     assert all(not one.action_mask.any() and not one.info["trained"] for one in kept[len(given_) :])
@@ -145,7 +166,9 @@ async def _read_back(run_id: str, sizes: list[int], kept_in: Path) -> None:
     import ray
 
     post = open_mailbox(run_id)
-    storage = ExperienceBufferConfig(name=f"b{run_id}", storage_type="queue", max_read_timeout=60, batch_size=99)
+    storage = ExperienceBufferConfig(
+        name=f"b{run_id}", storage_type="queue", max_read_timeout=60, batch_size=99
+    )
     storage.ray_namespace = ray.get_runtime_context().namespace
     storage.path = str(kept_in)
     buffer = BufferConfig(trainer_input=TrainerInput(experience_buffer=storage))
@@ -154,7 +177,10 @@ async def _read_back(run_id: str, sizes: list[int], kept_in: Path) -> None:
     for step, size in enumerate(sizes, start=1):
         experiences = made_of([2] * size, [1.0] * size)
         for position, one in enumerate(experiences):
-            one.info["trained"][0] |= {"call_id": f"{step}.{position}", "version": max(0, step - 1 - position)}
+            one.info["trained"][0] |= {
+                "call_id": f"{step}.{position}",
+                "version": max(0, step - 1 - position),
+            }
         kept, _ = GivenAdvantages().process(experiences)
         await writer.write(kept)
     strategy = WholeSteps(buffer, max_staleness=1, run_id=run_id)
@@ -164,20 +190,27 @@ async def _read_back(run_id: str, sizes: list[int], kept_in: Path) -> None:
         lags = [min(position, step - 1) for position in range(size)]
         trained = [bool(one.action_mask.any()) for one in batch]
         assert trained == [lag <= 1 for lag in lags]
-        assert all(bool(one.advantages.any()) == yes for one, yes in zip(batch, trained, strict=True))
+        assert all(
+            bool(one.advantages.any()) == yes for one, yes in zip(batch, trained, strict=True)
+        )
         assert metrics["train/staleness"] == sum(lags) / size and metrics["train/timelines"] == size
         ((kind, told),) = await post.take.remote(10.0)
         assert kind == "trained" and told["step"] == step
         outcomes = {row["call_id"]: (row["outcome"], row["tokens"]) for row in told["calls"]}
         assert outcomes == {
-            f"{step}.{position}": ("trained" if lag <= 1 else "stale", 2) for position, lag in enumerate(lags)
+            f"{step}.{position}": ("trained" if lag <= 1 else "stale", 2)
+            for position, lag in enumerate(lags)
         }
     await writer.release()
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 3), st.integers(1, 6), st.integers(0, 5))
-def test_the_order_of_tasks_is_the_one_of_local(tasks: int, size: int, seed: int, upto: int, at: int) -> None:
+@given(
+    st.integers(1, 9), st.integers(1, 12), st.integers(0, 3), st.integers(1, 6), st.integers(0, 5)
+)
+def test_the_order_of_tasks_is_the_one_of_local(
+    tasks: int, size: int, seed: int, upto: int, at: int
+) -> None:
     every = [Task(task_id=str(i), main_query=str(i)) for i in range(tasks)]
     order = order_of(tasks, seed)
     for step in range(1, upto + 1):

@@ -1,4 +1,5 @@
-"""Mode `explore` into Trinity's SQL buffer, read back by Trinity's own reader: our samples, token for token."""
+"""Mode `explore` into Trinity's SQL buffer, read back by Trinity's own reader: our samples, token
+for token."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def read_back(path: Path, name: str, size: int) -> list[Experience]:
 
 
 def whole(experience: Experience, values: torch.Tensor) -> Any:
-    return np.concatenate([np.zeros(experience.prompt_length, values.numpy().dtype), values.numpy()])
+    return np.concatenate(
+        [np.zeros(experience.prompt_length, values.numpy().dtype), values.numpy()]
+    )
 
 
 def same(sample: Sample, experience: Experience) -> None:
@@ -52,11 +55,17 @@ def same(sample: Sample, experience: Experience) -> None:
     np.testing.assert_array_equal(whole(experience, experience.logprobs), line.logprobs)
     assert experience.reward == sample.reward
     assert experience.info["agent"] == line.agent
-    assert [row["call_id"] for row in experience.info["trained"]] == [span.call_id for span in line.spans]
-    np.testing.assert_allclose(whole(experience, experience.advantages), sample.advantages, rtol=1e-5)
+    assert [row["call_id"] for row in experience.info["trained"]] == [
+        span.call_id for span in line.spans
+    ]
+    np.testing.assert_allclose(
+        whole(experience, experience.advantages), sample.advantages, rtol=1e-5
+    )
 
 
-def test_what_is_explored_is_what_we_sampled(experiment: Callable[..., Experiment], nodes: Any) -> None:
+def test_what_is_explored_is_what_we_sampled(
+    experiment: Callable[..., Experiment], nodes: Any
+) -> None:
     questions = [f"{kind} {number}" for kind in KINDS for number in (1, 2)]
     one = experiment(
         questions,
@@ -68,7 +77,9 @@ def test_what_is_explored_is_what_we_sampled(experiment: Callable[..., Experimen
     )
     database = one.folder / "explored.db"
     buffer = {"name": "explored", "storage_type": "sql", "path": f"sqlite:///{database}"}
-    one.roots = {"trinity": {"mode": "explore", "buffer": {"trainer_input": {"experience_buffer": buffer}}}}
+    one.roots = {
+        "trinity": {"mode": "explore", "buffer": {"trainer_input": {"experience_buffer": buffer}}}
+    }
     one.start("--with-ray-cluster", nodes.address)
     assert one.wait() == 0, one.output()
 
@@ -76,7 +87,10 @@ def test_what_is_explored_is_what_we_sampled(experiment: Callable[..., Experimen
         ours, wrong = episodes(trace, one.run_id, split="train"), ledger_balance(trace, one.run_id)
     assert wrong == []
     assert len(ours) == len(questions) * ATTEMPTS
-    kinds = Counter(episode.task.metadata.get("question", episode.task.main_query).split()[0] for episode in ours)
+    kinds = Counter(
+        episode.task.metadata.get("question", episode.task.main_query).split()[0]
+        for episode in ours
+    )
     assert kinds == dict.fromkeys(KINDS, 2 * ATTEMPTS)
     failed = [episode for episode in ours if episode.status == "failed"]
     assert failed and all("breaks" in (episode.error or "") for episode in failed)
@@ -84,20 +98,32 @@ def test_what_is_explored_is_what_we_sampled(experiment: Callable[..., Experimen
     groups: dict[str, list[Episode]] = {}
     for episode in ours:
         groups.setdefault(episode.group_id, []).append(episode)
-    batches: list[Batch] = [build(sorted(group, key=lambda e: e.attempt)) for group in groups.values()]
+    batches: list[Batch] = [
+        build(sorted(group, key=lambda e: e.attempt)) for group in groups.values()
+    ]
     samples = {_place(sample): sample for batch in batches for sample in batch.samples}
     count = sqlite3.connect(database).execute("SELECT count(*) FROM explored").fetchone()[0]
     found = read_back(database, "explored", count)
     assert len(found) == len(samples) == count and samples
     attempts = {episode.episode_id: episode.attempt for episode in ours}
     for experience in found:
-        key = (experience.info["episode_id"], *(row["call_id"] for row in experience.info["trained"]))
+        key = (
+            experience.info["episode_id"],
+            *(row["call_id"] for row in experience.info["trained"]),
+        )
         sample = samples.pop(key)
         same(sample, experience)
-        assert (experience.eid.task, experience.eid.run) == (sample.group_id, attempts[sample.episode_id])
+        assert (experience.eid.task, experience.eid.run) == (
+            sample.group_id,
+            attempts[sample.episode_id],
+        )
     assert not samples, "every sample is in the buffer"
     assert {experience.info["agent"] for experience in found} == {"default", "critic"}
-    forks = {e.episode_id for e in ours if e.task.metadata.get("question", e.task.main_query).startswith("fork")}
+    forks = {
+        e.episode_id
+        for e in ours
+        if e.task.metadata.get("question", e.task.main_query).startswith("fork")
+    }
     lines = Counter(experience.info["episode_id"] for experience in found)
     assert all(lines[episode] > 1 for episode in forks if episode in lines)
     assert one.gone() == {}

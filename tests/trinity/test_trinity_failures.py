@@ -1,4 +1,5 @@
-"""Trinity exits with 0 when a part of it fails; a run of ours ends soon, with the first cause and its log."""
+"""Trinity exits with 0 when a part of it fails; a run of ours ends soon, with the first cause and
+its log."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def ends_soon(one: Experiment, since: float) -> str:
     assert code not in (0, None), said
     assert seconds < SOON, f"took {seconds:.0f} s:\n{said}"
     assert "Traceback" not in said, said
-    assert sum(line.startswith(("TrainingError: ", "ConfigError: ")) for line in said.splitlines()) == 1, said
+    assert (
+        sum(line.startswith(("TrainingError: ", "ConfigError: ")) for line in said.splitlines())
+        == 1
+    ), said
     assert one.query("SELECT status FROM runs")[0]["status"] == "failed"
     assert one.gone() == {}
     return said
@@ -44,7 +48,9 @@ def ends_soon(one: Experiment, since: float) -> str:
 def books_balance(one: Experiment) -> None:
     with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
-    twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
+    twice = (
+        "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
+    )
     assert one.query(twice) == []
 
 
@@ -54,13 +60,18 @@ def process_of(one: Experiment, title: str) -> int:
     return int(found[0])
 
 
-def test_an_agent_that_always_raises_stops_the_run(experiment: Callable[..., Experiment], nodes: Any) -> None:
+def test_an_agent_that_always_raises_stops_the_run(
+    experiment: Callable[..., Experiment], nodes: Any
+) -> None:
     one = experiment(["broken 1", "broken 2"], {**MANY, "rollout": {"min_sound_share": 0.5}})
     one.start("--with-ray-cluster", nodes.address)
     assert one.wait() != 0
     said = ends_soon(one, time.monotonic())
     assert "this agent is broken" in said and "min_sound_share" in said
-    lasted = "SELECT epoch(any_value(r.ended_at) - min(e.ended_at)) AS s FROM runs r JOIN episodes e USING (run_id)"
+    lasted = (
+        "SELECT epoch(any_value(r.ended_at) - min(e.ended_at)) AS s FROM runs r JOIN episodes e"
+        " USING (run_id)"
+    )
     assert one.query(lasted)[0]["s"] < SOON, "from the first failed episode on"
 
 
@@ -84,7 +95,9 @@ def test_a_dead_learner_is_told(experiment: Callable[..., Experiment], nodes: An
     assert "log" in said and "--resume" in said
 
 
-def test_a_killed_runner_costs_its_attempts_and_nothing_else(experiment: Callable[..., Experiment], nodes: Any) -> None:
+def test_a_killed_runner_costs_its_attempts_and_nothing_else(
+    experiment: Callable[..., Experiment], nodes: Any
+) -> None:
     one = experiment(["slow 1", "slow 2", "turns 1"], {"trainer_common": {"total_steps": 3}})
     one.start("--with-ray-cluster", nodes.address)
     one.until(lambda: sampling(one))

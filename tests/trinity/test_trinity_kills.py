@@ -1,4 +1,5 @@
-"""Whatever process of a run is killed, and however long after a checkpoint: it is taken up, and goes to its end."""
+"""Whatever process of a run is killed, and however long after a checkpoint: it is taken up, and
+goes to its end."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ PROCESSES = {
 
 
 def is_beyond(one: Experiment, checkpoint: int, offset: int) -> bool:
-    """Whether the weights handed over last are `offset` steps newer than a checkpoint from that step on."""
+    """Whether the weights handed over last are `offset` steps newer than a checkpoint from that
+    step on."""
     steps = []
     for what in ("checkpointed", "state_dict"):
         files = one.directory.glob(f"checkpoint/*/trinity/latest_{what}_iteration.txt")
@@ -59,7 +61,9 @@ def test_a_run_is_taken_up_wherever_it_was_killed(
     experiment: Callable[..., Experiment], nodes: Any, victim: str
 ) -> None:
     total = EVERY * (EVERY + 2)  # a run that has all its samples ends without an engine
-    one = experiment(["single 1", "turns 2"], {"trainer_common": {"total_steps": total, "save_freq": EVERY}})
+    one = experiment(
+        ["single 1", "turns 2"], {"trainer_common": {"total_steps": total, "save_freq": EVERY}}
+    )
     resume: list[str] = []
     for offset in range(EVERY):
         one.start("--with-ray-cluster", nodes.address, *resume)
@@ -80,7 +84,8 @@ def test_a_run_is_taken_up_wherever_it_was_killed(
 
 
 async def train_until(step: int, store: Path, model: Path) -> list[int]:
-    """Trinity's own trainer over our learner, step by step without a cluster, as far as it saves and hands over.
+    """Trinity's own trainer over our learner, step by step without a cluster, as far as it saves
+    and hands over.
 
     Returns the steps whose weights the sampler took.
     """
@@ -88,14 +93,21 @@ async def train_until(step: int, store: Path, model: Path) -> list[int]:
         "backbone": "trinity", "experiment_name": "job", "model": {"path": str(model)},
         "trainer_common": {"n_gpus_per_node": 0, "save_freq": EVERY, "optim": {"lr": 0.01}},
     }  # fmt: skip
-    place = TrinityPlace(run_id="r", model=str(model), steps=99, lr=0.01, checkpoints=store, tasks=store / "tasks")
+    place = TrinityPlace(
+        run_id="r", model=str(model), steps=99, lr=0.01, checkpoints=store, tasks=store / "tasks"
+    )
     taken = []
     state, log = place.directory / "learner", store / "learner.log"
     async with run_learner(str(model), state, log, temperature=1.0, max_model_len=64):
-        config = await asyncio.to_thread(validate_config, to_trinity(load_config(values=document), place))
+        config = await asyncio.to_thread(
+            validate_config, to_trinity(load_config(values=document), place)
+        )
         kind = import_module("trinity.trainer.tinker.tinker_trainer").TinkerTrainerWrapper
         trainer = kind.__new__(kind)  # its own __init__ looks for the synchroniser on a cluster
-        trainer.config, trainer.logger = config, import_module("trinity.utils.log").get_logger("trainer")
+        trainer.config, trainer.logger = (
+            config,
+            import_module("trinity.utils.log").get_logger("trainer"),
+        )
         trainer._init_algorithm()
         await trainer.prepare()
         trainer.checkpoint_manager = _LateDeletion(trainer.checkpoint_manager, 1)
@@ -113,7 +125,9 @@ async def train_until(step: int, store: Path, model: Path) -> list[int]:
             await trainer.actor_client.optim_step_async(trainer.adam_params)
         (mine,) = state.glob(f"{trainer.model_info.model_id.replace(':', '_')}/sampler_weights")
         kept = sorted(int(one.name.rpartition("-")[2]) for one in mine.iterdir())
-        assert kept == taken[-2:], "the newest, and the one before it, with which samplers may begin yet"
+        assert kept == taken[-2:], (
+            "the newest, and the one before it, with which samplers may begin yet"
+        )
     return taken
 
 

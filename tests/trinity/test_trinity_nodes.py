@@ -1,4 +1,5 @@
-"""Two Ray nodes on one machine, one of which goes in mid-run: no recorded call is lost, and none is trained twice."""
+"""Two Ray nodes on one machine, one of which goes in mid-run: no recorded call is lost, and none is
+trained twice."""
 
 from __future__ import annotations
 
@@ -42,12 +43,18 @@ def files_of(one: Experiment, node: Any) -> list[Path]:
     return found
 
 
-def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Experiment], nodes: Any) -> None:
-    second = nodes.add_node(num_cpus=0)  # for runners, which ask for no CPU, and for none of Trinity's one of a kind
+def test_a_node_that_goes_takes_no_record_with_it(
+    experiment: Callable[..., Experiment], nodes: Any
+) -> None:
+    second = nodes.add_node(
+        num_cpus=0
+    )  # for runners, which ask for no CPU, and for none of Trinity's one of a kind
     removed = False
     try:
         config = {"data": {"train_batch_size": 8}, "trainer_common": {"total_steps": STEPS}}
-        spread = {"explorer": {"runner_per_model": 8}}  # Ray draws each one's node: so many that none is without one
+        spread = {
+            "explorer": {"runner_per_model": 8}
+        }  # Ray draws each one's node: so many that none is without one
         one = experiment(["slow 1", "slow 2", "turns 1", "fork 1"], config, trinity=spread)
         one.start("--with-ray-cluster", nodes.address)
         one.until(lambda: files_of(one, second) and files_of(one, nodes.head_node))
@@ -67,7 +74,9 @@ def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Expe
     assert "a runner process died" in one.output()
     with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
-    twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
+    twice = (
+        "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
+    )
     assert one.query(twice) == []
     trained = one.query("SELECT count(DISTINCT step) AS n FROM ledger WHERE outcome = 'trained'")
     assert trained[0]["n"] > 1, "it went on learning"

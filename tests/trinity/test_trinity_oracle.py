@@ -1,6 +1,7 @@
 """One batch through the local loss and through Trinity's: the same loss, the same gradients.
 
-Letters of shapes: B sequences, P the longest prompt, R the longest response, T tokens of one sequence.
+Letters of shapes: B sequences, P the longest prompt, R the longest response, T tokens of one
+sequence.
 """
 
 from __future__ import annotations
@@ -39,11 +40,21 @@ def config_of(gpus: int, tmp_path: Path, **terms: Any) -> tuple[Any, dict[str, A
             "experiment_name": "oracle",
             "model": {"path": "org/model"},
             "rollout": {"temperature": TEMPERATURE},
-            "trainer_common": {"n_gpus_per_node": gpus, "use_kl_loss": False, "clip_ratio_low": 0.1, **terms},
+            "trainer_common": {
+                "n_gpus_per_node": gpus,
+                "use_kl_loss": False,
+                "clip_ratio_low": 0.1,
+                **terms,
+            },
         }
     )
     place = TrinityPlace(
-        run_id="r", model="org/model", steps=4, lr=1e-3, checkpoints=tmp_path, tasks=tmp_path / "tasks"
+        run_id="r",
+        model="org/model",
+        steps=4,
+        lr=1e-3,
+        checkpoints=tmp_path,
+        tasks=tmp_path / "tasks",
     )
     return config, to_trinity(config, place)
 
@@ -52,7 +63,9 @@ def stored(model: Any) -> tuple[list[Sample], list[Experience]]:
     """A batch of samples, and as Trinity's experiences."""
     episodes, batch = sampled(model)
     by_id = {episode.episode_id: episode for episode in episodes}
-    return list(batch.samples), [to_experience(s, by_id[s.episode_id], i) for i, s in enumerate(batch.samples)]
+    return list(batch.samples), [
+        to_experience(s, by_id[s.episode_id], i) for i, s in enumerate(batch.samples)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +75,16 @@ def model(tiny: Path) -> Any:
 
 def test_the_batch_has_what_could_go_wrong(model: Any) -> None:
     samples, _ = stored(model)
-    signs = {bool(value > 0) for sample in samples for value in sample.advantages[sample.timeline.loss_mask]}
+    signs = {
+        bool(value > 0)
+        for sample in samples
+        for value in sample.advantages[sample.timeline.loss_mask]
+    }
     assert signs == {True, False}
     assert {sample.timeline.agent for sample in samples} == {"default", "critic"}
-    assert len({int(sample.timeline.loss_mask.sum()) for sample in samples}) > 3, "sequences weigh differently"
+    assert len({int(sample.timeline.loss_mask.sum()) for sample in samples}) > 3, (
+        "sequences weigh differently"
+    )
     assert len(samples) > 16, "forks are timelines of their own"
 
 
@@ -76,8 +95,8 @@ TERMS = [{}, {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coef": 0.05}]
 def test_the_loss_of_verls_route_is_the_local_loss(
     tiny: Path, model: Any, tmp_path: Path, terms: dict[str, Any]
 ) -> None:
-    """Trinity's padding for verl, and its loss over our terms, as verl's engine calls it: the losses of micro-batches
-    are added up on each rank, and the ranks averaged."""
+    """Trinity's padding for verl, and its loss over our terms, as verl's engine calls it: the
+    losses of micro-batches are added up on each rank, and the ranks averaged."""
     pytest.importorskip("verl", reason="needs verl: just install-trinity")
     from trinity.trainer.verl.losses import TrinityPolicyLoss
     from trinity.trainer.verl.utils import to_data_proto
@@ -113,12 +132,17 @@ def test_the_loss_of_verls_route_is_the_local_loss(
             every = torch.log_softmax(logits_BTV, -1)
             entropy = -(every.exp() * every).sum(-1)
             output = {
-                name: torch.nested.as_nested_tensor(list(value[seen].split(lengths)), layout=torch.jagged)
+                name: torch.nested.as_nested_tensor(
+                    list(value[seen].split(lengths)), layout=torch.jagged
+                )
                 for name, value in (("log_probs", logprobs), ("entropy", entropy))
             }
             loss, said = loss_fn(output, micro)
             (loss / ranks).backward()
-            total, clipped = total + float(loss.detach()) / ranks, clipped + said["actor/pg_clipfrac"]
+            total, clipped = (
+                total + float(loss.detach()) / ranks,
+                clipped + said["actor/pg_clipfrac"],
+            )
     assert clipped > 0.05
     check_same(ours, (total, gradients(policy)))
 
@@ -126,7 +150,10 @@ def test_the_loss_of_verls_route_is_the_local_loss(
 def padded_logits(model: Any, batch: Any) -> torch.Tensor:
     positions = batch["position_ids"]
     return (
-        model(batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=positions).logits / TEMPERATURE
+        model(
+            batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=positions
+        ).logits
+        / TEMPERATURE
     )
 
 
@@ -148,8 +175,8 @@ def moved(tiny: Path) -> Any:
 def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
     tiny: Path, tmp_path: Path, terms: dict[str, Any]
 ) -> None:
-    """Trinity's own loss function of its Tinker trainer over its own inputs, and the learner's passes, between which
-    the SDK turns the gradient of the loss into weights."""
+    """Trinity's own loss function of its Tinker trainer over its own inputs, and the learner's
+    passes, between which the SDK turns the gradient of the loss into weights."""
     pytest.importorskip("tinker", reason="needs the Tinker SDK: just install-trinity")
     trainer = importlib.import_module("trinity.trainer.tinker.tinker_trainer")
     config, mapping = config_of(0, tmp_path, **terms)
@@ -165,7 +192,9 @@ def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
 
     kept, _ = GivenAdvantages().process(experiences)
     _share(kept, 1)
-    wrapper = object.__new__(trainer.TinkerTrainerWrapper)  # its constructor asks for Ray, which the loss does not need
+    wrapper = object.__new__(
+        trainer.TinkerTrainerWrapper
+    )  # its constructor asks for Ray, which the loss does not need
     wrapper.config, wrapper.logger = parse_config(mapping), get_logger("oracle")
     wrapper._init_algorithm()
     data, prompts, wrapper.model_inputs_list = trainer.to_tinker_input(kept, wrapper.logger)
@@ -175,7 +204,9 @@ def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
     ids = [np.asarray(datum.model_input.to_ints(), np.int64) for datum in data]
     targets = [np.asarray(datum.loss_fn_inputs["target_tokens"].data, np.int64) for datum in data]
     nothing = [np.zeros(len(row), np.float32) for row in ids]
-    logprobs, _ = policy.score(Batch("cross_entropy", {}, ids, targets, nothing, nothing), backward=False)
+    logprobs, _ = policy.score(
+        Batch("cross_entropy", {}, ids, targets, nothing, nothing), backward=False
+    )
     leaves = [torch.from_numpy(row).requires_grad_() for row in logprobs]
     loss, said = wrapper._loss_func(data, leaves)
     loss.backward()

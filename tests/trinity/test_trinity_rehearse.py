@@ -30,12 +30,19 @@ def rehearse(one: Experiment, *overrides: str, **roots: Any) -> subprocess.Compl
     (one.folder / "job.yaml").write_text(yaml.safe_dump({**document, **roots}))
     return subprocess.run(
         [sys.executable, "-m", "ajet", "rehearse", "--conf", "job.yaml", *overrides],
-        cwd=one.folder, env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=one.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-GPUS = ("ajet.trainer_common.nnodes=4", "ajet.trainer_common.n_gpus_per_node=8", "ajet.rollout.tensor_parallel_size=2")
+GPUS = (
+    "ajet.trainer_common.nnodes=4",
+    "ajet.trainer_common.n_gpus_per_node=8",
+    "ajet.rollout.tensor_parallel_size=2",
+)
 
 
 def test_engines_that_leave_no_whole_machine_are_found_at_the_desk(project: Experiment) -> None:
@@ -47,8 +54,14 @@ def test_engines_that_leave_no_whole_machine_are_found_at_the_desk(project: Expe
 @pytest.mark.parametrize(
     ("own", "named"),
     [
-        ({"explorer": {"rollout_model": {"engine_num": 10}}}, "Trainer must use an integer number of nodes"),
-        ({"trainer": {"save_hf_checkpoint": "sometimes"}}, "Invalid trainer.save_hf_checkpoint: sometimes"),
+        (
+            {"explorer": {"rollout_model": {"engine_num": 10}}},
+            "Trainer must use an integer number of nodes",
+        ),
+        (
+            {"trainer": {"save_hf_checkpoint": "sometimes"}},
+            "Invalid trainer.save_hf_checkpoint: sometimes",
+        ),
     ],
 )
 def test_what_trinitys_own_validators_refuse_is_found_at_the_desk(

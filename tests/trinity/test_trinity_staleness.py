@@ -1,4 +1,5 @@
-"""A run whose explorer may be ahead of its trainer: what is trained is as old as the bound allows, and no older."""
+"""A run whose explorer may be ahead of its trainer: what is trained is as old as the bound allows,
+and no older."""
 
 from __future__ import annotations
 
@@ -27,14 +28,16 @@ def test_staleness_is_bounded_and_recorded(experiment: Callable[..., Experiment]
     one.start("--with-ray")
     assert one.wait() == 0, one.output()
     rows = one.query(
-        "SELECT l.step, c.policy_version AS version, l.outcome FROM ledger l JOIN calls c USING (call_id) "
-        "WHERE l.tokens > 0"
+        "SELECT l.step, c.policy_version AS version, l.outcome FROM ledger l JOIN calls c USING"
+        " (call_id) WHERE l.tokens > 0"
     )
     behind = {row["step"] - 1 - row["version"] for row in rows if row["outcome"] == "trained"}
     assert behind <= set(range(STALENESS + 1))
     assert max(behind) > 0, "the explorer was ahead at least once"
     assert {row["step"] for row in rows if row["outcome"] == "trained"} == set(range(1, STEPS + 1))
-    measured = one.query("SELECT step, value FROM metrics WHERE name = 'train/staleness' ORDER BY step")
+    measured = one.query(
+        "SELECT step, value FROM metrics WHERE name = 'train/staleness' ORDER BY step"
+    )
     assert len(measured) == STEPS and max(row["value"] for row in measured) > 0
     with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
@@ -44,10 +47,15 @@ def test_staleness_is_bounded_and_recorded(experiment: Callable[..., Experiment]
 def test_weights_that_travel_every_other_step(
     experiment: Callable[..., Experiment], style: str, bound: int | None
 ) -> None:
-    """The guide's example trains every token; where a bound forbids half of them, the run says so while it lasts."""
+    """The guide's example trains every token; where a bound forbids half of them, the run says so
+    while it lasts."""
     rollout = {} if bound is None else {"max_staleness": bound}
     own = {"synchronizer": {"sync_interval": 2, "sync_style": style}}
-    one = experiment(["turns 1", "plain 1"], {"rollout": rollout, "trainer_common": {"total_steps": 4}}, trinity=own)
+    one = experiment(
+        ["turns 1", "plain 1"],
+        {"rollout": rollout, "trainer_common": {"total_steps": 4}},
+        trinity=own,
+    )
     one.start("--with-ray")
     assert one.wait() == 0, one.output()
     sql = """SELECT outcome, max(l.step - 1 - c.policy_version) AS age FROM ledger l JOIN calls c USING (call_id)
@@ -55,6 +63,7 @@ def test_weights_that_travel_every_other_step(
     ages = {row["outcome"]: row["age"] for row in one.query(sql)}
     assert ages == ({"trained": 1} if bound is None else {"trained": 0, "stale": 1})
     said = (
-        "of the sampled tokens were not trained" in one.output() and "stale (sampled more updates ago" in one.output()
+        "of the sampled tokens were not trained" in one.output()
+        and "stale (sampled more updates ago" in one.output()
     )
     assert said == (bound is not None)

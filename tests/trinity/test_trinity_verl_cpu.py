@@ -1,4 +1,5 @@
-"""A run as eight GPUs have it, with the devices of a CPU: verl's FSDP2 worker on gloo, a real vLLM, Trinity between."""
+"""A run as eight GPUs have it, with the devices of a CPU: verl's FSDP2 worker on gloo, a real vLLM,
+Trinity between."""
 
 from __future__ import annotations
 
@@ -44,19 +45,26 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         environment.setenv("AJET_TEST_VLLM", str(tmp_path_factory.mktemp("vllm")))
         environment.setenv("PYTHONPATH", os.pathsep.join([str(SHIM), str(ROOT)]))
         cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 8, "num_gpus": 3, "include_dashboard": False}
+            initialize_head=True,
+            head_node_args={"num_cpus": 8, "num_gpus": 3, "include_dashboard": False},
         )
         yield cluster
         cluster.shutdown()
 
 
 def begun(folder: Path, model: Path, cluster: Any, **rollout_model: Any) -> Experiment:
-    """One GPU for sampling and two for training, a reference and an entropy bonus, validation before and after."""
+    """One GPU for sampling and two for training, a reference and an entropy bonus, validation
+    before and after."""
     config = {
         "model": {"dtype": "float32"},
         "rollout": {"n_vllm_engine": 1},
         "task_reader": {"jsonl_dataset_file": {"validation": {"file_path": "val.jsonl"}}},
-        "trainer_common": {"total_steps": STEPS, "n_gpus_per_node": 3, "val_before_train": True, **TERMS},
+        "trainer_common": {
+            "total_steps": STEPS,
+            "n_gpus_per_node": 3,
+            "val_before_train": True,
+            **TERMS,
+        },
     }
     trinity = {
         "synchronizer": {"sync_method": "memory"},  # NCCL is what the CPU has not
@@ -99,21 +107,26 @@ def test_it_trains_every_step_and_its_books_balance(run: Experiment) -> None:
         assert ledger_balance(trace, run.run_id) == []
     steps = run.query("SELECT DISTINCT step FROM ledger WHERE outcome = 'trained' ORDER BY step")
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
-    twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
+    twice = (
+        "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
+    )
     assert run.query(twice) == []
 
 
 def test_new_weights_reach_the_sampler(run: Experiment) -> None:
     rows = run.query(
-        "SELECT DISTINCT l.step, c.policy_version AS version FROM ledger l JOIN calls c USING (call_id) "
-        "WHERE l.outcome = 'trained' ORDER BY ALL"
+        "SELECT DISTINCT l.step, c.policy_version AS version FROM ledger l JOIN calls c USING"
+        " (call_id) WHERE l.outcome = 'trained' ORDER BY ALL"
     )
-    assert [(row["step"], row["version"]) for row in rows] == [(step, step - 1) for step in range(1, STEPS + 1)]
+    assert [(row["step"], row["version"]) for row in rows] == [
+        (step, step - 1) for step in range(1, STEPS + 1)
+    ]
 
 
 def test_the_trainer_finds_the_log_probabilities_of_the_sampler(run: Experiment) -> None:
-    """The old log-probabilities are the sampler's, so the mean of the difference is 0 before an update: with stale or
-    half-loaded weights, another temperature or another precision it is not."""
+    """The old log-probabilities are the sampler's, so the mean of the difference is 0 before an
+    update: with stale or half-loaded weights, another temperature or another precision it is
+    not."""
     gaps = run.query("SELECT step, value FROM metrics WHERE name = 'actor/ppo_kl' ORDER BY step")
     assert [row["step"] for row in gaps] == list(range(1, STEPS + 1))
     assert max(abs(row["value"]) for row in gaps) < 1e-5
@@ -125,7 +138,10 @@ def test_the_gradient_of_two_ranks_is_the_local_one(run: Experiment, tiny: Path)
     """The first step's episodes, as the trace has them, through the local loss."""
     with open_trace(run.directory) as trace:
         found = episodes(trace, run.run_id, 1, split="train")
-    model, config = load_model(tiny, dtype="float32", device="cpu"), load_config(run.folder / "job.yaml")
+    model, config = (
+        load_model(tiny, dtype="float32", device="cpu"),
+        load_config(run.folder / "job.yaml"),
+    )
     local_loss(model, build(found).samples, config, reference=model, temperature=1.0)
     norm = sum(float(value.square().sum()) for value in gradients(model).values()) ** 0.5
     (theirs,) = run.query("SELECT value FROM metrics WHERE name = 'actor/grad_norm' AND step = 1")
@@ -145,13 +161,18 @@ def test_a_model_comes_out_that_has_moved(run: Experiment, tiny: Path) -> None:
 
 
 def test_it_is_validated_before_and_after(run: Experiment) -> None:
-    said = run.query("SELECT step, name FROM metrics WHERE name IN ('val/reward', 'val/greedy_reward') ORDER BY ALL")
+    said = run.query(
+        "SELECT step, name FROM metrics WHERE name IN ('val/reward', 'val/greedy_reward') ORDER"
+        " BY ALL"
+    )
     assert [(row["step"], row["name"]) for row in said] == [
         (step, name) for step in (0, STEPS) for name in ("val/greedy_reward", "val/reward")
     ]
 
 
-def test_weights_that_do_not_arrive_stop_the_run_with_the_cause(gpus: Any, tiny: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_arrive_stop_the_run_with_the_cause(
+    gpus: Any, tiny: Path, tmp_path: Path
+) -> None:
     one = begun(tmp_path / "project", tiny, gpus, test_loses_version=1)
     try:
         one.until(lambda: one.steps_saved() >= 1, 900)

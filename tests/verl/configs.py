@@ -18,7 +18,11 @@ def config_of(**trainer_common: Any) -> Any:
             "experiment_name": "oracle",
             "model": {"path": "org/model"},
             "data": {"train_batch_size": 2},
-            "rollout": {"temperature": TEMPERATURE, "num_repeat": 4, "multi_turn": {"expected_steps": 4}},
+            "rollout": {
+                "temperature": TEMPERATURE,
+                "num_repeat": 4,
+                "multi_turn": {"expected_steps": 4},
+            },
             "trainer_common": {"use_kl_loss": False, "clip_ratio_low": 0.1, **trainer_common},
         }
     )
@@ -26,4 +30,6 @@ def config_of(**trainer_common: Any) -> Any:
 
 def mapping_of(config: Any, store: Path, model: str = "org/model") -> dict[str, Any]:
     """What verl gets of it."""
-    return to_verl(config, VerlPlace(run_id="r", model=model, steps=4, lr=1e-3, checkpoints=store, val_tasks=3))
+    return to_verl(
+        config, VerlPlace(run_id="r", model=model, steps=4, lr=1e-3, checkpoints=store, val_tasks=3)
+    )

@@ -1,4 +1,5 @@
-"""Settings of the suite over a real verl, without GPUs: `just test-verl`. Without `verl` and `ray` most files skip."""
+"""Settings of the suite over a real verl, without GPUs: `just test-verl`. Without `verl` and `ray`
+most files skip."""
 
 from __future__ import annotations
 
@@ -25,13 +26,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl takes padding away by flash-attn, which needs CUDA; for the test, by what Trinity's trainer does then."""
+    """verl takes padding away by flash-attn, which needs CUDA; for the test, by what Trinity's
+    trainer does then."""
     from verl.utils import attention_utils
 
     from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
 
     own = attention_utils._get_attention_functions
-    monkeypatch.setattr(attention_utils, "_get_attention_functions", own)  # undone at the end, with what follows
+    monkeypatch.setattr(
+        attention_utils, "_get_attention_functions", own
+    )  # undone at the end, with what follows
     unpad_without_flash_attention()
 
 
@@ -48,7 +52,9 @@ def cluster() -> Iterator[None]:
     """A Ray of this suite's own, to which this process is connected."""
     import ray
 
-    ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False
+    )
     yield
     ray.shutdown()
 

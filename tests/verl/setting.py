@@ -1,6 +1,8 @@
-"""A job of two-turn episodes on disk, and an object with the interface of verl's client over a real tiny model.
+"""A job of two-turn episodes on disk, and an object with the interface of verl's client over a real
+tiny model.
 
-The client stands for verl's `LLMServerClient`, which needs GPUs: the same `generate`, over our own sampler.
+The client stands for verl's `LLMServerClient`, which needs GPUs: the same `generate`, over our own
+sampler.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def client_over(tiny: Path, broken: bool = False) -> Any:
         def __init__(self) -> None:
             self.engine: Any = None
 
-        async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        async def generate(
+            self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+        ) -> Any:
             from verl.workers.rollout.replica import TokenOutput
 
             from ajet_sdk.config.config import load_config
@@ -67,7 +71,10 @@ def client_over(tiny: Path, broken: bool = False) -> Any:
             if broken:
                 raise ValueError("the engine is out of order")
             if self.engine is None:
-                values = {"model": {"path": str(tiny), "dtype": "float32"}, "rollout": {"max_model_len": 256}}
+                values = {
+                    "model": {"path": str(tiny), "dtype": "float32"},
+                    "rollout": {"max_model_len": 256},
+                }
                 self.engine = local_engine(load_config(values=values))
             asked = {key: value for key, value in sampling_params.items() if key != "logprobs"}
             (got,) = await self.engine.sampler.sample(prompt_ids, Sampling(**asked), request_id)
@@ -88,18 +95,36 @@ class Setting:
                 "experiment_dir": str(folder),
                 "model": {"path": str(tiny), "dtype": "float32"},
                 "data": {"train_batch_size": 2},
-                "rollout": {"num_repeat": 3, "temperature": 1.0, "max_model_len": 256, "max_env_worker": 4,
-                            "max_response_length_in_one_turn": 6, "min_sound_share": 0.2, "max_retries": 0,
-                            "multi_turn": {"expected_steps": rows}},
-                "trainer_common": {"n_gpus_per_node": 1, "total_steps": 2, "val_pass_n": 2, "use_kl_loss": False,
-                                   "optim": {"warmup_steps": 0}, "logger": ["console"]},
+                "rollout": {
+                    "num_repeat": 3,
+                    "temperature": 1.0,
+                    "max_model_len": 256,
+                    "max_env_worker": 4,
+                    "max_response_length_in_one_turn": 6,
+                    "min_sound_share": 0.2,
+                    "max_retries": 0,
+                    "multi_turn": {"expected_steps": rows},
+                },
+                "trainer_common": {
+                    "n_gpus_per_node": 1,
+                    "total_steps": 2,
+                    "val_pass_n": 2,
+                    "use_kl_loss": False,
+                    "optim": {"warmup_steps": 0},
+                    "logger": ["console"],
+                },
             }
-        )  # fmt: skip
+        )
         self.tasks = [Task(main_query=q, metadata={"question": q}) for q in QUESTIONS]
         self.job = Job(config=self.config, workflow=agent()[0], judge=agent()[1], train=self.tasks,
                        val=self.tasks[:2], run_id=self.run_id, directory=folder)  # fmt: skip
         place = VerlPlace(
-            run_id=self.run_id, model=str(tiny), steps=2, lr=0.01, checkpoints=folder / "store", val_tasks=2
+            run_id=self.run_id,
+            model=str(tiny),
+            steps=2,
+            lr=0.01,
+            checkpoints=folder / "store",
+            val_tasks=2,
         )
         write_job(place.job, self.job, self.job.val, str(tiny), folder)
         assert place.job.stat().st_mode & 0o077 == 0, "it may hold keys"

@@ -35,10 +35,16 @@ def test_verls_workers_can_read_what_they_are_given(tmp_path: Path) -> None:
 
     config = compose_config(mapping_of(config_of(optim={"lr_scheduler_type": "cosine"}), tmp_path))
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    assert actor.engine.strategy == "fsdp2" and actor.engine.mixed_precision["param_dtype"] == "bf16"
+    assert (
+        actor.engine.strategy == "fsdp2" and actor.engine.mixed_precision["param_dtype"] == "bf16"
+    )
     assert actor.optim.clip_grad == 1.0 and list(actor.optim.betas) == [0.9, 0.95]
     assert actor.optim.lr_scheduler_type == "cosine"
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.policy_loss.loss_mode) == (0.1, 0.28, "vanilla")
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.policy_loss.loss_mode) == (
+        0.1,
+        0.28,
+        "vanilla",
+    )
     assert "hf_model" in actor.checkpoint.save_contents
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     assert rollout.agent.agent_loop_manager_class == "ajet_sdk.backbones.verl.manager.AjetManager"
@@ -51,7 +57,9 @@ def test_verl_finds_our_manager_and_our_slots(tmp_path: Path) -> None:
     from verl.utils.import_utils import load_class_from_fqn
 
     config = compose_config(mapping_of(config_of(), tmp_path))
-    manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager")
+    manager = load_class_from_fqn(
+        config.actor_rollout_ref.rollout.agent.agent_loop_manager_class, "AgentLoopManager"
+    )
     assert callable(manager.create)
     train = create_rl_dataset(config.data.train_files, config.data, None, None)
     assert len(train) == 4 * 32 and list(create_rl_sampler(config.data, train)) == list(range(128))
@@ -59,16 +67,26 @@ def test_verl_finds_our_manager_and_our_slots(tmp_path: Path) -> None:
 
 
 def test_a_key_that_verl_does_not_know_is_told(tmp_path: Path) -> None:
-    mapping = merged(mapping_of(config_of(), tmp_path), {"actor_rollout_ref": {"actor": {"clip_ration": 1}}})
+    mapping = merged(
+        mapping_of(config_of(), tmp_path), {"actor_rollout_ref": {"actor": {"clip_ration": 1}}}
+    )
     with pytest.raises(ConfigError, match=r"actor_rollout_ref\.actor\.clip_ration"):
         compose_config(mapping)
-    added = {"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"swap_space": 1}}}}, "+more": {"a": 1}}
+    added = {
+        "actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"swap_space": 1}}}},
+        "+more": {"a": 1},
+    }
     config = compose_config(merged(mapping_of(config_of(), tmp_path), added))
-    assert config.more.a == 1 and config.actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space == 1
+    assert (
+        config.more.a == 1 and config.actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space == 1
+    )
 
 
 def test_what_verl_refuses_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="verl rejected the config: Invalid loss_agg_mode"):
         validate_config(
-            merged(mapping_of(config_of(), tmp_path), {"actor_rollout_ref": {"actor": {"loss_agg_mode": "sum"}}})
+            merged(
+                mapping_of(config_of(), tmp_path),
+                {"actor_rollout_ref": {"actor": {"loss_agg_mode": "sum"}}},
+            )
         )

@@ -1,4 +1,5 @@
-"""verl's trainer asks our manager for a batch: real processes, a real model behind what verl calls its client."""
+"""verl's trainer asks our manager for a batch: real processes, a real model behind what verl calls
+its client."""
 
 from __future__ import annotations
 
@@ -51,11 +52,17 @@ async def local_batch(setting: Setting, tmp_path: Path) -> Any:
     """The samples of the first step as `local` makes them, in this process."""
     config = setting.config
     tasks = tasks_of_step(setting.tasks, 1, 2, config.trainer_common.seed)
-    attempts = attempts_of(tasks, 3, run_id="local", step=1, purpose="train", seed=config.trainer_common.seed)
+    attempts = attempts_of(
+        tasks, 3, run_id="local", step=1, purpose="train", seed=config.trainer_common.seed
+    )
     engine = local_engine(config)
     assert isinstance(engine, TokenEngine)
     try:
-        with TraceWriter(tmp_path / "local.duckdb") as writer, Gateway(writer) as gateway, installed():
+        with (
+            TraceWriter(tmp_path / "local.duckdb") as writer,
+            Gateway(writer) as gateway,
+            installed(),
+        ):
             episodes = await run_batch(setting.job.workflow, setting.job.judge, attempts, engine=engine,
                                        gateway=gateway, config=config, writer=writer,
                                        sampling=training_sampling(config))  # fmt: skip
@@ -70,10 +77,14 @@ def test_a_step_of_verl_is_the_step_of_local(setting: Any, tiny: Path, tmp_path:
     assert len(rows) == 12 and rows.meta_info["timing"] == {}
     made = asyncio.run(local_batch(here, tmp_path))
     expected = sorted(
-        (tuple(s.timeline.token_ids.tolist()), tuple(np.flatnonzero(s.timeline.loss_mask)),
-         tuple(s.timeline.logprobs[s.timeline.loss_mask]), tuple(s.advantages[s.timeline.loss_mask]))
+        (
+            tuple(s.timeline.token_ids.tolist()),
+            tuple(np.flatnonzero(s.timeline.loss_mask)),
+            tuple(s.timeline.logprobs[s.timeline.loss_mask]),
+            tuple(s.advantages[s.timeline.loss_mask]),
+        )
         for s in made.samples
-    )  # fmt: skip
+    )
     got = lines_of(rows)
     assert len(got) == len(expected) > 2
     for one, other in zip(got, expected, strict=True):
@@ -84,14 +95,18 @@ def test_a_step_of_verl_is_the_step_of_local(setting: Any, tiny: Path, tmp_path:
     news = here.news()
     assert Counter(kind for kind, _ in news) == {"group": 2, "batch": 1}
     told = dict(news)["batch"]
-    assert told["metrics"]["train/rows_blank"] == 12 - len(got) and told["metrics"]["train/timelines"] == len(got)
+    assert told["metrics"]["train/rows_blank"] == 12 - len(got) and told["metrics"][
+        "train/timelines"
+    ] == len(got)
     assert (
-        sum(row["tokens"] for row in told["ledger"] if row["outcome"] == "trained") == rows.batch["response_mask"].sum()
+        sum(row["tokens"] for row in told["ledger"] if row["outcome"] == "trained")
+        == rows.batch["response_mask"].sum()
     )
 
 
 def test_the_driver_books_what_verl_says_it_trained(setting: Any, tiny: Path) -> None:
-    """Two steps are sampled; verl ends after one: its tokens are `trained`, those of the other `superseded`."""
+    """Two steps are sampled; verl ends after one: its tokens are `trained`, those of the other
+    `superseded`."""
     here = setting(rows=1)
     manager = here.manager(client_over(tiny))
     validation = manager.generate_sequences(here.asked(2, 0, validate=True))
@@ -99,7 +114,12 @@ def test_the_driver_books_what_verl_says_it_trained(setting: Any, tiny: Path) ->
     trained = manager.generate_sequences(here.asked(6, 1)).batch["response_mask"].sum()
     manager.generate_sequences(here.asked(6, 2))
     path = here.directory / "metrics.jsonl"
-    said = {"training/global_step": 1, "actor/pg_loss": 0.25, "critic/score/mean": 9.0, "actor/lr": None}
+    said = {
+        "training/global_step": 1,
+        "actor/pg_loss": 0.25,
+        "critic/score/mean": 9.0,
+        "actor/lr": None,
+    }
     path.write_text(json.dumps({"step": 0, "data": {"val-core/ajet/reward/mean@1": 1.0}}) + "\n"
                     + json.dumps({"step": 1, "data": said}) + "\n")  # fmt: skip
 
@@ -118,9 +138,13 @@ def test_the_driver_books_what_verl_says_it_trained(setting: Any, tiny: Path) ->
             ray.kill(runner)
         close_books(writer, here.directory, here.run_id)
     assert logged["train/loss"] == {1: 0.25} and "critic/score/mean" not in logged
-    assert 0 in logged["val/reward"] and 0 in logged["val/greedy_reward"] and 0 in logged["val/pass@2"]
+    assert (
+        0 in logged["val/reward"] and 0 in logged["val/greedy_reward"] and 0 in logged["val/pass@2"]
+    )
     with open_trace(here.directory) as trace:
-        rows = trace.query("SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger GROUP BY outcome").to_pylist()
+        rows = trace.query(
+            "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger GROUP BY outcome"
+        ).to_pylist()
     tokens = {row["outcome"]: row["tokens"] for row in rows}
     assert tokens["trained"] == trained and tokens["superseded"] > 0 and tokens["evaluation"] > 0
 

@@ -1,4 +1,5 @@
-"""Samples as verl's rows: the same ids, masks, log-probabilities and advantages, through verl's own training loop."""
+"""Samples as verl's rows: the same ids, masks, log-probabilities and advantages, through verl's own
+training loop."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.oracle import sampled
 
 
 def through_the_loop(count: int, rows: DataProto) -> DataProto:
-    """What verl's `fit` does with what its agent loop returns, up to the advantages, by verl's own functions."""
+    """What verl's `fit` does with what its agent loop returns, up to the advantages, by verl's own
+    functions."""
     slots = BatchPositions(count)
     batch = DataProto.from_single_dict(collate_fn([slots[at] for at in range(count)]))
     batch.non_tensor_batch["uid"] = np.array([str(at) for at in range(count)], dtype=object)
@@ -53,14 +55,21 @@ def test_a_row_is_a_sample_token_for_token(model: Any) -> None:
         mask[wide:] = tensors["response_mask"][at]
         assert mask[seen].tolist() == line.loss_mask.astype(int).tolist()
         assert mask[~seen].sum() == 0
-        for name, expected in (("rollout_log_probs", line.logprobs), ("advantages", sample.advantages)):
+        for name, expected in (
+            ("rollout_log_probs", line.logprobs),
+            ("advantages", sample.advantages),
+        ):
             whole = torch.zeros(mask.shape)
             whole[wide:] = tensors[name][at]
             trained = line.loss_mask
-            np.testing.assert_array_equal(whole[seen].numpy()[trained], np.asarray(expected)[trained])
+            np.testing.assert_array_equal(
+                whole[seen].numpy()[trained], np.asarray(expected)[trained]
+            )
         assert tensors["position_ids"][at][seen].tolist() == list(range(len(line.token_ids)))
     assert tensors["response_mask"][len(made.samples) :].sum() == 0, "blanks train nothing"
-    assert torch.equal(tensors["input_ids"], torch.cat([tensors["prompts"], tensors["responses"]], 1))
+    assert torch.equal(
+        tensors["input_ids"], torch.cat([tensors["prompts"], tensors["responses"]], 1)
+    )
     assert {1, 2} <= set(rows.non_tensor_batch["__num_turns__"].tolist())
 
 
@@ -73,7 +82,9 @@ def test_verls_metrics_and_dispatch_take_the_rows(model: Any) -> None:
         rows = through_the_loop(32, training_rows(made, 32, padding=0))
         assert compute_data_metrics(rows, use_critic=False)["response_length/min"] >= 1
         assert all(len(part) == 4 for part in rows.chunk(8))
-        assert left_right_2_no_padding(rows.to_tensordict())["input_ids"].offsets().diff().min() >= 2
+        assert (
+            left_right_2_no_padding(rows.to_tensordict())["input_ids"].offsets().diff().min() >= 2
+        )
 
 
 def test_too_many_timelines_are_cut_evenly_and_booked(model: Any) -> None:
@@ -87,7 +98,9 @@ def test_too_many_timelines_are_cut_evenly_and_booked(model: Any) -> None:
         assert max(rows.values()) - min(rows[episode.episode_id] for episode in episodes) <= 1
         trained = sum(entry.tokens for entry in ledger if entry.outcome == "trained")
         assert trained == sum(int(sample.timeline.loss_mask.sum()) for sample in kept)
-        assert [s.episode_id for s in kept] == sorted(s.episode_id for s in kept), "in the order of the episodes"
+        assert [s.episode_id for s in kept] == sorted(s.episode_id for s in kept), (
+            "in the order of the episodes"
+        )
 
 
 def test_a_validation_is_a_row_a_task_with_its_reward() -> None:

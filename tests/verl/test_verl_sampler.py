@@ -1,4 +1,5 @@
-"""What verl's client answers, as a sampler says it: why a reply ended, which weights it is of, what went wrong."""
+"""What verl's client answers, as a sampler says it: why a reply ended, which weights it is of, what
+went wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class Client:
                        "extra_fields": {"global_steps": 4}, **more}  # fmt: skip
         self.asked: list[dict[str, Any]] = []
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Any:
         self.asked.append({"session": request_id, "prompt": prompt_ids, **sampling_params})
         if error := self.answer.get("error"):
             raise error
@@ -42,7 +45,9 @@ def sampled(tokenizer: HFTokenizer, client: Client, **sampling: Any) -> list[Sam
 
 def test_what_is_asked_is_what_was_meant(tokenizer: HFTokenizer) -> None:
     client = Client([7, 8])
-    (one,) = sampled(tokenizer, client, temperature=0.5, top_p=0.9, top_k=5, max_tokens=9, seed=2**63 + 5)
+    (one,) = sampled(
+        tokenizer, client, temperature=0.5, top_p=0.9, top_k=5, max_tokens=9, seed=2**63 + 5
+    )
     assert one.policy_version == 4 and list(one.logprobs) == [-1.0, -1.0]
     assert client.asked == [
         {"session": "s", "prompt": [1, 2, 3], "temperature": 0.5, "top_p": 0.9, "top_k": 5, "max_tokens": 9,
@@ -62,10 +67,17 @@ def test_several_choices_have_seeds_of_their_own(tokenizer: HFTokenizer) -> None
 def test_why_a_reply_ended(tokenizer: HFTokenizer) -> None:
     end = min(tokenizer.eos_ids)
     text = tokenizer.encode("maybe yes")
-    assert sampled(tokenizer, Client([*text, end]), max_tokens=len(text) + 1)[0].finish_reason == "stop"
+    assert (
+        sampled(tokenizer, Client([*text, end]), max_tokens=len(text) + 1)[0].finish_reason
+        == "stop"
+    )
     assert sampled(tokenizer, Client(text), max_tokens=len(text))[0].finish_reason == "length"
     (truncate,) = sampled(tokenizer, Client(text), max_tokens=len(text), stop=("yes", "no"))
-    assert (truncate.finish_reason, truncate.text, list(truncate.output_ids)) == ("stop", "maybe ", text)
+    assert (truncate.finish_reason, truncate.text, list(truncate.output_ids)) == (
+        "stop",
+        "maybe ",
+        text,
+    )
     (whole,) = sampled(tokenizer, Client([*text, end]), stop=("zzz",))
     assert whole.text is None
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("verl", reason="needs verl, see CONTRIBUTING.md")
-pytest.importorskip("flash_attn", reason="needs flash-attn: pip install flash-attn --no-build-isolation")
+pytest.importorskip(
+    "flash_attn", reason="needs flash-attn: pip install flash-attn --no-build-isolation"
+)
 
 import torch
 
@@ -36,18 +38,36 @@ def test_two_steps_of_the_calculator(tmp_path: Path) -> None:
     }
     words = [f"ajet.{name}={value}" for name, value in overrides.items()]
     done = subprocess.run(
-        [sys.executable, "-m", "ajet", "train", "--conf", str(CONFIG), "--backbone", "verl", "--with-ray", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "ajet",
+            "train",
+            "--conf",
+            str(CONFIG),
+            "--backbone",
+            "verl",
+            "--with-ray",
+            *words,
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     with open_trace(tmp_path / "run") as trace:
         run_id = trace.query("SELECT run_id FROM runs").to_pylist()[0]["run_id"]
         assert not ledger_balance(trace, run_id)
         versions = trace.query(
-            "SELECT DISTINCT e.step, c.policy_version FROM calls c JOIN episodes e USING (episode_id) "
-            "WHERE e.split = 'train' AND c.phase = 'rollout'"
+            "SELECT DISTINCT e.step, c.policy_version FROM calls c JOIN episodes e USING"
+            " (episode_id) WHERE e.split = 'train' AND c.phase = 'rollout'"
         ).to_pylist()
-        assert {(row["step"], row["policy_version"]) for row in versions} == {(1, 0), (2, 1)}, "new weights are sampled"
+        assert {(row["step"], row["policy_version"]) for row in versions} == {
+            (1, 0),
+            (2, 1),
+        }, "new weights are sampled"
         gaps = trace.query("SELECT value FROM metrics WHERE name = 'train/grad_norm'").to_pylist()
         assert len(gaps) == 2 and all(row["value"] > 0 for row in gaps)
     assert any((tmp_path / "run" / "checkpoint" / run_id / "model").glob("*.safetensors"))

@@ -1,4 +1,5 @@
-"""A tiny model from scratch, and a vLLM server of ours over it that a whole module of tests shares."""
+"""A tiny model from scratch, and a vLLM server of ours over it that a whole module of tests
+shares."""
 
 from __future__ import annotations
 
@@ -60,12 +61,16 @@ class Trained:
             every = self.model(torch.tensor([[*prompt, *output]])).logits[0]
         return every[len(prompt) - 1 : -1].clone()
 
-    def logprobs(self, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    def logprobs(
+        self, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0
+    ) -> torch.Tensor:
         return self.picked(self.logits(prompt, output) / temperature, output)
 
     @staticmethod
     def picked(logits_TV: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-        return torch.log_softmax(logits_TV, -1).gather(-1, torch.tensor(list(output))[:, None])[:, 0]
+        return torch.log_softmax(logits_TV, -1).gather(-1, torch.tensor(list(output))[:, None])[
+            :, 0
+        ]
 
     async def move(self, size: float = 0.02) -> None:
         """Change every weight that is trained, as a step of training would."""
@@ -95,7 +100,9 @@ def children() -> Callable[[int], list[int]]:
 
 
 @pytest.fixture(scope="module")
-def trained_with(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Trained]]:
+def trained_with(
+    tiny: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Trained]]:
     made: list[Trained] = []
 
     def make(lora: Any = None) -> Trained:

@@ -28,7 +28,9 @@ def test_an_adapter_is_sampled_with_as_it_is_trained(adapted: Any) -> None:
     async def body() -> None:
         before = None
         for version in (0, 1, 2):
-            [one] = await adapted.sampler.sample(PROMPT, Sampling(temperature=0.7, max_tokens=40, seed=1), "s")
+            [one] = await adapted.sampler.sample(
+                PROMPT, Sampling(temperature=0.7, max_tokens=40, seed=1), "s"
+            )
             assert one.policy_version == version
             expected = adapted.logprobs(PROMPT, one.output_ids, 0.7)
             assert torch.allclose(torch.tensor(one.logprobs), expected, atol=1e-4)

@@ -1,4 +1,5 @@
-"""vLLM's server as a sampler: exact ids, the probabilities really sampled from, new weights, and its death."""
+"""vLLM's server as a sampler: exact ids, the probabilities really sampled from, new weights, and
+its death."""
 
 from __future__ import annotations
 
@@ -51,11 +52,16 @@ def test_greedy_ids_are_those_of_transformers(trained: Any) -> None:
 
     [one] = sample(trained, temperature=0.0, max_tokens=60)
     options = transformers.GenerationConfig(
-        do_sample=False, max_new_tokens=60, eos_token_id=sorted(trained.tokenizer.eos_ids), pad_token_id=0
+        do_sample=False,
+        max_new_tokens=60,
+        eos_token_id=sorted(trained.tokenizer.eos_ids),
+        pad_token_id=0,
     )
     generated = trained.model.generate(torch.tensor([PROMPT]), generation_config=options)
     assert list(one.output_ids) == generated[0, len(PROMPT) :].tolist()
-    assert torch.allclose(torch.tensor(one.logprobs), trained.logprobs(PROMPT, one.output_ids), atol=1e-4)
+    assert torch.allclose(
+        torch.tensor(one.logprobs), trained.logprobs(PROMPT, one.output_ids), atol=1e-4
+    )
 
 
 def test_log_probabilities_are_of_the_distribution_sampled_from(trained: Any) -> None:
@@ -70,20 +76,26 @@ def test_top_k_is_in_them(trained: Any) -> None:
     for one in sample(trained, temperature=1.0, top_k=3, max_tokens=30, n=2):
         logits = trained.logits(PROMPT, one.output_ids)
         kept = logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf)
-        assert torch.allclose(torch.tensor(one.logprobs), trained.picked(kept, one.output_ids), atol=1e-4)
+        assert torch.allclose(
+            torch.tensor(one.logprobs), trained.picked(kept, one.output_ids), atol=1e-4
+        )
 
 
 def test_a_typed_output_is_of_the_grammar_and_its_mask_is_the_trainers(trained: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}, "b": {"enum": ["x", "yy"]}},
               "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
-    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+    asked = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    }
     grammar = reply_grammar(asked, (), learn(trained.tokenizer), trained.tokenizer)
     for one in sample(trained, temperature=1.0, max_tokens=200, n=8, grammar=grammar):
         assert admits(grammar, trained.tokenizer, one.output_ids)
         places, how = range(len(one.output_ids)), Sampling(grammar=grammar)
         logits = trained.logits(PROMPT, one.output_ids)
         masked = process(logits, processors(how, PROMPT, trained.tokenizer), one.output_ids, places)
-        assert torch.allclose(torch.tensor(one.logprobs), trained.picked(masked, one.output_ids), atol=1e-4)
+        assert torch.allclose(
+            torch.tensor(one.logprobs), trained.picked(masked, one.output_ids), atol=1e-4
+        )
         if one.finish_reason == "stop":
             value = json.loads(trained.tokenizer.decode(one.output_ids[:-1]))
             assert value["a"] <= 99 and value["b"] in ("x", "yy")
@@ -103,13 +115,24 @@ def test_a_typed_output_is_of_the_grammar_and_its_mask_is_the_trainers(trained: 
     ],
     ids=lambda asked: "+".join(asked),
 )
-def test_what_changes_the_logits_does_so_as_in_the_trainer(trained: Any, asked: dict[str, Any]) -> None:
+def test_what_changes_the_logits_does_so_as_in_the_trainer(
+    trained: Any, asked: dict[str, Any]
+) -> None:
     how = Sampling(temperature=0.8, max_tokens=40, n=4, **asked)
     for one in sample(trained, **{"temperature": 0.8, "max_tokens": 40, "n": 4, **asked}):
         ids = one.output_ids
-        changed = process(trained.logits(PROMPT, ids), processors(how, PROMPT, trained.tokenizer), ids, range(len(ids)))
-        assert torch.allclose(torch.tensor(one.logprobs), trained.picked(changed / 0.8, ids), atol=1e-4)
-        assert not torch.allclose(torch.tensor(one.logprobs), trained.logprobs(PROMPT, ids, 0.8), atol=1e-4)
+        changed = process(
+            trained.logits(PROMPT, ids),
+            processors(how, PROMPT, trained.tokenizer),
+            ids,
+            range(len(ids)),
+        )
+        assert torch.allclose(
+            torch.tensor(one.logprobs), trained.picked(changed / 0.8, ids), atol=1e-4
+        )
+        assert not torch.allclose(
+            torch.tensor(one.logprobs), trained.logprobs(PROMPT, ids, 0.8), atol=1e-4
+        )
 
 
 def test_min_p_is_in_them(trained: Any) -> None:
@@ -117,7 +140,9 @@ def test_min_p_is_in_them(trained: Any) -> None:
         logits = trained.logits(PROMPT, one.output_ids)
         p = logits.softmax(-1)
         kept = logits.masked_fill(p < 0.6 * p.max(-1, keepdim=True).values, -torch.inf)
-        assert torch.allclose(torch.tensor(one.logprobs), trained.picked(kept, one.output_ids), atol=1e-4)
+        assert torch.allclose(
+            torch.tensor(one.logprobs), trained.picked(kept, one.output_ids), atol=1e-4
+        )
 
 
 def test_greedy_and_random_calls_at_once_keep_their_own(trained: Any) -> None:
@@ -155,7 +180,11 @@ def test_a_stop_string_cuts_the_text_and_no_id(trained: Any) -> None:
     decode = trained.tokenizer.decode
     [whole] = sample(trained, max_tokens=40, seed=11)
     ids = list(whole.output_ids)
-    plain = (k for k in range(3, 40) if (piece := decode([ids[k]])).isascii() and piece not in decode(ids[:k]))
+    plain = (
+        k
+        for k in range(3, 40)
+        if (piece := decode([ids[k]])).isascii() and piece not in decode(ids[:k])
+    )
     stop = decode([ids[next(plain)]])
     [cut] = sample(trained, max_tokens=40, seed=11, stop=(stop,))
     assert cut.finish_reason == "stop"
@@ -176,7 +205,11 @@ def test_an_engine_keeps_the_ids_of_a_conversation(trained: Any) -> None:
         [choice] = first.choices
         messages = [question, choice.message, question]
         second = await engine.answer(CHAT.ask({"messages": messages, "max_tokens": 5}, "e", "a"))
-        assert first.prompt_ids is not None and second.prompt_ids is not None and choice.output_ids is not None
+        assert (
+            first.prompt_ids is not None
+            and second.prompt_ids is not None
+            and choice.output_ids is not None
+        )
         head = [*first.prompt_ids, *choice.output_ids]
         assert list(second.prompt_ids[: len(head)]) == head
         assert first.policy_version == second.policy_version == trained.sampler.policy_version
@@ -194,8 +227,12 @@ def test_a_prompt_that_fills_the_context_is_an_overflow(trained: Any) -> None:
     assert len(last.output_ids) == 1
 
 
-@pytest.mark.parametrize(("prompt", "sampling"), [([], {}), ([10**6], {}), (PROMPT, {"max_tokens": 0})])
-def test_a_senseless_request_is_refused(trained: Any, prompt: list[int], sampling: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "sampling"), [([], {}), ([10**6], {}), (PROMPT, {"max_tokens": 0})]
+)
+def test_a_senseless_request_is_refused(
+    trained: Any, prompt: list[int], sampling: dict[str, Any]
+) -> None:
     with pytest.raises(RequestRefused):
         sample(trained, prompt, **sampling)
 
@@ -209,7 +246,9 @@ def test_a_cancelled_call_is_cancelled_in_the_server(trained: Any) -> None:
         trained.sampler._eos_ids, kept = [], trained.sampler._eos_ids
 
         async def timed(cancel: bool) -> float:
-            calls = [asyncio.create_task(trained.sampler.sample(PROMPT, long, "s")) for _ in range(4)]
+            calls = [
+                asyncio.create_task(trained.sampler.sample(PROMPT, long, "s")) for _ in range(4)
+            ]
             await asyncio.sleep(1.0)
             if cancel:
                 for call in calls:
@@ -241,12 +280,15 @@ def test_new_weights_are_sampled_with_and_named(trained: Any) -> None:
     [after] = sample(trained, max_tokens=40, seed=1)
     assert (before.policy_version, after.policy_version) == (version, version + 1)
     assert list(before.logprobs) != list(after.logprobs)
-    assert torch.allclose(torch.tensor(after.logprobs), trained.logprobs(PROMPT, after.output_ids), atol=1e-4)
+    assert torch.allclose(
+        torch.tensor(after.logprobs), trained.logprobs(PROMPT, after.output_ids), atol=1e-4
+    )
     assert trained.sampler.pid == server, "it was started anew instead of loading the weights"
 
 
 def test_every_call_is_of_the_one_version_that_it_names(trained: Any) -> None:
-    """Calls run while the weights change twice under them; each is checked against a copy of its version."""
+    """Calls run while the weights change twice under them; each is checked against a copy of its
+    version."""
     copies = {trained.sampler.policy_version: copy.deepcopy(trained.model)}
 
     async def body() -> list[Any]:
@@ -291,10 +333,15 @@ def test_weights_that_stay_are_not_written(trained: Any) -> None:
 # Death
 
 
-def test_a_killed_server_is_started_again_with_the_newest_weights(trained: Any, children: Any) -> None:
+def test_a_killed_server_is_started_again_with_the_newest_weights(
+    trained: Any, children: Any
+) -> None:
     """The call under way is answered all the same, by the new server."""
     asyncio.run(trained.move())
-    trained.sampler._eos_ids, kept = [], trained.sampler._eos_ids  # a reply that is not over before the kill
+    trained.sampler._eos_ids, kept = (
+        [],
+        trained.sampler._eos_ids,
+    )  # a reply that is not over before the kill
 
     async def body() -> Any:
         call = asyncio.create_task(trained.sampler.sample(PROMPT, Sampling(max_tokens=1000), "s"))
@@ -311,7 +358,9 @@ def test_a_killed_server_is_started_again_with_the_newest_weights(trained: Any, 
         trained.sampler._eos_ids = kept
     assert children(trained.sampler.pid) != [server]
     assert one.policy_version == trained.sampler.policy_version
-    assert torch.allclose(torch.tensor(one.logprobs), trained.logprobs(PROMPT, one.output_ids), atol=1e-4)
+    assert torch.allclose(
+        torch.tensor(one.logprobs), trained.logprobs(PROMPT, one.output_ids), atol=1e-4
+    )
 
 
 def test_a_failed_reload_ends_the_sampling_with_its_cause(trained: Any) -> None:
@@ -327,7 +376,9 @@ def test_a_failed_reload_ends_the_sampling_with_its_cause(trained: Any) -> None:
 
 def test_a_closed_sampler_says_so(tiny: Path, tmp_path: Path, children: Any) -> None:
     """Closed while it starts: calls that wait are told, and no process is left."""
-    settings = Settings(model=str(tiny), tokenizer=str(tiny), name="t", log=tmp_path / "vllm.log", gpus=())
+    settings = Settings(
+        model=str(tiny), tokenizer=str(tiny), name="t", log=tmp_path / "vllm.log", gpus=()
+    )
     sampler = VllmSampler(settings, eos_ids=frozenset({2}), directory=tmp_path)
 
     async def body() -> list[int]:
@@ -348,7 +399,9 @@ def test_a_closed_sampler_says_so(tiny: Path, tmp_path: Path, children: Any) -> 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_ends_leaves_nothing(tiny: Path, tmp_path: Path, how: signal.Signals, children: Any) -> None:
+def test_a_run_that_ends_leaves_nothing(
+    tiny: Path, tmp_path: Path, how: signal.Signals, children: Any
+) -> None:
     """By Ctrl-C, or by a death that it does not notice."""
     program = f"""
         import asyncio
@@ -369,7 +422,9 @@ def test_a_run_that_ends_leaves_nothing(tiny: Path, tmp_path: Path, how: signal.
 
         asyncio.run(main())
     """
-    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+    )
     assert run.stdout is not None
     keeper = int(run.stdout.readline())
     time.sleep(3)

@@ -1,4 +1,5 @@
-"""`rollout.name: vllm` end to end: a training run with a server that is killed in it, and the debug backbone."""
+"""`rollout.name: vllm` end to end: a training run with a server that is killed in it, and the debug
+backbone."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def length(output: str) -> float:
 
 def config(tmp_path: Path, model: Path, backbone: str, **sections: Any) -> Config:
     tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text("".join(json.dumps({"question": f"Say {w}."}) + "\n" for w in ("yes", "no", "maybe", "so")))
+    tasks.write_text(
+        "".join(json.dumps({"question": f"Say {w}."}) + "\n" for w in ("yes", "no", "maybe", "so"))
+    )
     held_out = tmp_path / "val.jsonl"
     held_out.write_text(json.dumps({"question": "Say never."}) + "\n")
     files = {"training": {"file_path": str(tasks)}, "validation": {"file_path": str(held_out)}}
@@ -41,13 +44,24 @@ def config(tmp_path: Path, model: Path, backbone: str, **sections: Any) -> Confi
             "model": {"path": str(model)},
             "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files},
             "data": {"train_batch_size": 2},
-            "rollout": {"name": "vllm", "num_repeat": 4, "temperature": 0.8, "max_model_len": 256,
-                        "max_response_length_in_one_turn": 12},
-            "trainer_common": {"total_steps": 3, "val_pass_n": 1, "val_tasks": 1, "test_freq": 0, "use_kl_loss": False,
-                               "optim": {"lr": 0.01, "warmup_steps": 1}},
+            "rollout": {
+                "name": "vllm",
+                "num_repeat": 4,
+                "temperature": 0.8,
+                "max_model_len": 256,
+                "max_response_length_in_one_turn": 12,
+            },
+            "trainer_common": {
+                "total_steps": 3,
+                "val_pass_n": 1,
+                "val_tasks": 1,
+                "test_freq": 0,
+                "use_kl_loss": False,
+                "optim": {"lr": 0.01, "warmup_steps": 1},
+            },
             **sections,
         }
-    )  # fmt: skip
+    )
 
 
 def rows(config: Config, sql: str) -> list[dict[str, Any]]:
@@ -60,7 +74,11 @@ def servers(children: Callable[[int], list[int]]) -> Callable[[], list[int]]:
     """vLLM's processes below this one."""
 
     def found() -> list[int]:
-        keepers = [pid for pid in children(os.getpid()) if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        keepers = [
+            pid
+            for pid in children(os.getpid())
+            if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
         return [server for keeper in keepers for server in children(keeper)]
 
     return found
@@ -88,18 +106,27 @@ def trained(tiny: Path, tmp_path: Path, servers: Any) -> Config:
     return made
 
 
-def test_a_training_run_samples_with_vllm_and_outlives_its_server(trained: Config, servers: Any) -> None:
+def test_a_training_run_samples_with_vllm_and_outlives_its_server(
+    trained: Config, servers: Any
+) -> None:
     versions = rows(trained, "SELECT step, policy_version AS v, count(*) AS n FROM calls_full JOIN episodes "
                              "USING (episode_id) WHERE split = 'train' GROUP BY ALL ORDER BY step, v")  # fmt: skip
     assert [(row["step"], row["v"]) for row in versions] == [(1, 0), (2, 1), (3, 2)]
-    assert {row["status"] for row in rows(trained, "SELECT status FROM episodes WHERE split = 'train'")} == {
-        "succeeded"
-    }
+    assert {
+        row["status"] for row in rows(trained, "SELECT status FROM episodes WHERE split = 'train'")
+    } == {"succeeded"}
     gaps = rows(trained, "SELECT value FROM metrics WHERE name = 'train/logprob_gap_max'")
     assert len(gaps) == 3 and all(row["value"] < 1e-3 for row in gaps)
     assert check(trained.directory) == []  # the ledger balances, among the rest
-    assert {row["outcome"] for row in rows(trained, "SELECT outcome FROM ledger")} >= {"trained", "evaluation"}
-    said = "".join(file.read_text() for file in (trained.directory / "logs").glob("*.log") if file.name != "vllm.log")
+    assert {row["outcome"] for row in rows(trained, "SELECT outcome FROM ledger")} >= {
+        "trained",
+        "evaluation",
+    }
+    said = "".join(
+        file.read_text()
+        for file in (trained.directory / "logs").glob("*.log")
+        if file.name != "vllm.log"
+    )
     assert "vLLM crashed (killed by signal 9" in said and "1 of 3 times" in said
     assert not list(trained.directory.glob("vllm-*")) and servers() == []
 
@@ -114,22 +141,33 @@ def test_debug_samples_with_vllm_at_its_port(tiny: Path, tmp_path: Path, servers
 
     @ajet.workflow
     async def talk(question: str, model: ajet.Model) -> str:
-        models.extend(one["id"] for one in httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"])
+        models.extend(
+            one["id"] for one in httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
+        )
         return str((await model.chat([{"role": "user", "content": question}]))["content"])
 
     made = config(tmp_path, tiny, "debug", debug={"debug_vllm_port": port})
     tuned = train(made, workflow=talk, judge=length)
     assert models == ["tiny", "tiny"]
-    assert all(call.policy_version is None and call.logprobs is not None for e in tuned.episodes for call in e.calls)
+    assert all(
+        call.policy_version is None and call.logprobs is not None
+        for e in tuned.episodes
+        for call in e.calls
+    )
     assert servers() == []
 
 
-def test_a_server_that_cannot_start_is_one_message(tiny: Path, tmp_path: Path, servers: Any) -> None:
-    """Here its model's weights are broken: the run ends with what vLLM says and where its log is."""
+def test_a_server_that_cannot_start_is_one_message(
+    tiny: Path, tmp_path: Path, servers: Any
+) -> None:
+    """Here its model's weights are broken: the run ends with what vLLM says and where its log
+    is."""
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in tiny.iterdir():
-        (broken / file.name).write_bytes(file.read_bytes() if file.suffix != ".safetensors" else b"nothing")
+        (broken / file.name).write_bytes(
+            file.read_bytes() if file.suffix != ".safetensors" else b"nothing"
+        )
     made = config(tmp_path, broken, "debug", debug={"debug_vllm_port": 18473})
 
     @ajet.workflow
@@ -137,7 +175,8 @@ def test_a_server_that_cannot_start_is_one_message(tiny: Path, tmp_path: Path, s
         return question
 
     with pytest.raises(
-        AjetError, match=r"(?s)vLLM did not start: exit code 1; struct.error: unpack.*\nLog file: .*vllm.log"
+        AjetError,
+        match=r"(?s)vLLM did not start: exit code 1; struct.error: unpack.*\nLog file: .*vllm.log",
     ):
         train(made, workflow=talk, judge=length)
     assert (made.directory / "logs" / "vllm.log").stat().st_size > 1000

@@ -1,10 +1,13 @@
-"""An agent that does tasks in AppWorld by writing Python, a block a turn, until the task says that it is complete."""
+"""An agent that does tasks in AppWorld by writing Python, a block a turn, until the task says that
+it is complete."""
 
 import ajet
 
 
 class AppWorldAgent(ajet.Workflow):
-    async def execute(self, workflow_task: ajet.WorkflowTask, tuner: ajet.AjetTuner) -> ajet.WorkflowOutput:
+    async def execute(
+        self, workflow_task: ajet.WorkflowTask, tuner: ajet.AjetTuner
+    ) -> ajet.WorkflowOutput:
         env = workflow_task.gym_env
         client = tuner.as_raw_openai_sdk_client()
         messages = list(workflow_task.task.init_messages)

@@ -1,8 +1,10 @@
-"""AppWorld as an environment: an agent writes Python that calls the APIs of nine apps, and its effects are scored.
+"""AppWorld as an environment: an agent writes Python that calls the APIs of nine apps, and its
+effects are scored.
 
     ajet env serve tutorial/example_appworld/appworld_env.py:World --name appworld --python APPWORLD/bin/python
 
-AppWorld needs pydantic 1 and ajet pydantic 2, so AppWorld has a virtual environment of its own (see the README).
+AppWorld needs pydantic 1 and ajet pydantic 2, so AppWorld has a virtual environment of its own (see
+the README).
 """
 
 import json
@@ -45,11 +47,18 @@ class World:
         apps = json.dumps(dict(task.app_descriptions))
         name = f"{who.first_name} {who.last_name}"
         system = PROMPT.format(name=name, email=who.email, phone=who.phone_number, apps=apps)
-        return [{"role": "system", "content": system}, {"role": "user", "content": task.instruction}]
+        return [
+            {"role": "system", "content": system},
+            {"role": "user", "content": task.instruction},
+        ]
 
     def step(self, action):
         found = CODE.search(action)
-        said = self.world.execute(found.group(1)) if found else "Write your code in a block: ```python … ```"
+        said = (
+            self.world.execute(found.group(1))
+            if found
+            else "Write your code in a block: ```python … ```"
+        )
         return said, 0.0, self.world.task_completed(), {}
 
     def evaluate(self, params):

@@ -1,4 +1,5 @@
-"""A stand-in for AppWorld that speaks as it does: three apps, six tasks, code in a turn, checks of what was changed.
+"""A stand-in for AppWorld that speaks as it does: three apps, six tasks, code in a turn, checks of
+what was changed.
 
 ajet env serve tutorial/example_appworld/shop_env.py:Shop --name appworld
 """
@@ -14,7 +15,10 @@ GOODS = {"tea": 4, "cake": 7, "lamp": 30}
 TASKS = {f"{'order' if n % 2 else 'price'}_{thing}": thing for n in (0, 1) for thing in GOODS}
 DOCS = {
     "shop": {"show_price(thing, token)": "The price of a thing.", "buy(thing, token)": "Buy it."},
-    "supervisor": {"show_password()": "The password of the shop.", "complete_task(answer=None)": "End the task."},
+    "supervisor": {
+        "show_password()": "The password of the shop.",
+        "complete_task(answer=None)": "End the task.",
+    },
     "api_docs": {"show_api_descriptions(app_name)": "The APIs of an app."},
 }
 
@@ -55,8 +59,15 @@ class Shop:
         )
 
     def reset(self):
-        wanted = f"Buy a {self.thing}." if self.task_id.startswith("order") else f"What does a {self.thing} cost?"
-        system = f"Do the task by writing Python, one block a turn; `apis` has the apps {', '.join(DOCS)}."
+        wanted = (
+            f"Buy a {self.thing}."
+            if self.task_id.startswith("order")
+            else f"What does a {self.thing} cost?"
+        )
+        system = (
+            "Do the task by writing Python, one block a turn; `apis` has the apps"
+            f" {', '.join(DOCS)}."
+        )
         return [{"role": "system", "content": system}, {"role": "user", "content": wanted}]
 
     def step(self, action):

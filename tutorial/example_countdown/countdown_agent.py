@@ -1,4 +1,5 @@
-"""An agent that plays the numbers game of Countdown: a move a turn, until the target is there or two are made."""
+"""An agent that plays the numbers game of Countdown: a move a turn, until the target is there or
+two are made."""
 
 from numbers_game import after, chosen, look, moves
 

@@ -1,7 +1,9 @@
-"""The numbers game of Countdown with three numbers. `python numbers_game.py` writes train.jsonl and val.jsonl.
+"""The numbers game of Countdown with three numbers. `python numbers_game.py` writes train.jsonl and
+val.jsonl.
 
-Two numbers are joined by + - * or / until the target is there; halves and negative numbers don't exist. A task is held
-out by a stable hash of its numbers and target, so that warm-up and training never see one of validation.
+Two numbers are joined by + - * or / until the target is there; halves and negative numbers don't
+exist. A task is held out by a stable hash of its numbers and target, so that warm-up and training
+never see one of validation.
 """
 
 import hashlib
@@ -36,13 +38,17 @@ def after(numbers: Numbers, move: str) -> Numbers:
     result = moves(numbers)[move]
     left = Counter(numbers)
     left.subtract(
-        int(part) for part in move.replace("+", " ").replace("-", " ").replace("*", " ").replace("/", " ").split()
+        int(part)
+        for part in (
+            move.replace("+", " ").replace("-", " ").replace("*", " ").replace("/", " ").split()
+        )
     )
     return (result, *sorted(left.elements(), reverse=True))
 
 
 def look(numbers: Numbers, target: int) -> str:
-    """What the player sees: each move with a letter and how far its result is from the target, as by a calculator."""
+    """What the player sees: each move with a letter and how far its result is from the target, as
+    by a calculator."""
     lines = [f"target {target}"]
     for letter, (move, result) in zip(ascii_lowercase, moves(numbers).items(), strict=False):
         lines.append(f"{'hit' if result == target else f'{result - target:+}'} {letter} {move}")
@@ -58,7 +64,9 @@ def solutions(numbers: Numbers, target: int) -> Iterator[str]:
     """The first moves of every shortest way to the target."""
     first = moves(numbers)
     direct = [move for move, result in first.items() if result == target]
-    yield from direct or (m for m in first if len(numbers) > 2 and target in moves(after(numbers, m)).values())
+    yield from direct or (
+        m for m in first if len(numbers) > 2 and target in moves(after(numbers, m)).values()
+    )
 
 
 def held_out(numbers: Numbers, target: int) -> bool:
@@ -69,7 +77,9 @@ def held_out(numbers: Numbers, target: int) -> bool:
 def draw_task(draw: random.Random, *, val: bool = False) -> tuple[Numbers, int]:
     """Numbers and a target that takes two moves."""
     while True:
-        numbers = tuple(sorted((draw.randint(SMALLEST, LARGEST) for _ in range(COUNT)), reverse=True))
+        numbers = tuple(
+            sorted((draw.randint(SMALLEST, LARGEST) for _ in range(COUNT)), reverse=True)
+        )
         first = moves(numbers)
         target = draw.choice([*moves(after(numbers, draw.choice([*first]))).values()])
         if (
@@ -87,7 +97,10 @@ def main() -> None:
         found: dict[tuple[Numbers, int], None] = {}
         while len(found) < count:
             found[draw_task(draw, val=val)] = None
-        rows = [{"question": f"Reach {target}.", "numbers": list(n), "target": target} for n, target in found]
+        rows = [
+            {"question": f"Reach {target}.", "numbers": list(n), "target": target}
+            for n, target in found
+        ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         Path(__file__).with_name(f"{name}.jsonl").write_text(text, encoding="utf-8")
 

@@ -1,6 +1,8 @@
-"""A scripted verifier that is not the teacher: it works a task out on its own, and errs on other tasks, one in fifty.
+"""A scripted verifier that is not the teacher: it works a task out on its own, and errs on other
+tasks, one in fifty.
 
-The teacher that checks itself shares its own errors; whoever checks must err on other tasks than the writer.
+The teacher that checks itself shares its own errors; whoever checks must err on other tasks than
+the writer.
 """
 
 import random
@@ -16,4 +18,6 @@ def reply(ask):
     chance = random.Random(f"checker {ask.sampling.seed} {prompt}")
     a, operator, b = SUM.findall(prompt)[-1]
     right = {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[operator]
-    return [f"ANSWER: {right + (1 if chance.random() < WRONG else 0)}" for _ in range(ask.sampling.n)]
+    return [
+        f"ANSWER: {right + (1 if chance.random() < WRONG else 0)}" for _ in range(ask.sampling.n)
+    ]

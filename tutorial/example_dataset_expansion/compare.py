@@ -1,9 +1,10 @@
-"""Three trainings with the same budget and held-out problems: 8 seeds, 500 tasks grown of them, 500 true ones.
+"""Three trainings with the same budget and held-out problems: 8 seeds, 500 tasks grown of them, 500
+true ones.
 
     python tutorial/example_dataset_expansion/compare.py expanded/train.jsonl --seeds 0 1 2
 
-Nine trainings of about 3 minutes, one after another; each is kept in launcher_record/compare-SET-SEED, and one that is
-done is not run again.
+Nine trainings of about 3 minutes, one after another; each is kept in
+launcher_record/compare-SET-SEED, and one that is done is not run again.
 """
 
 import argparse
@@ -41,11 +42,15 @@ def train(tasks: Path, name: str, seed: int) -> None:
         "trainer_common.seed": seed,
     }
     command = [sys.executable, "-m", "ajet", "--conf", str(MATH / "math_agent.yaml")]
-    subprocess.run([*command, *(f"ajet.{key}={value}" for key, value in overrides.items())], check=True)
+    subprocess.run(
+        [*command, *(f"ajet.{key}={value}" for key, value in overrides.items())], check=True
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("expanded", type=Path, help="what `ajet dataset expand` made")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the trainings")
     given = parser.parse_args()

@@ -1,4 +1,5 @@
-"""How many different forms come of the same tokens, with and without cells, from a writer that reads them or doesn't.
+"""How many different forms come of the same tokens, with and without cells, from a writer that
+reads them or doesn't.
 
 python tutorial/example_dataset_expansion/diversity.py
 """
@@ -20,8 +21,12 @@ TOKENS = 40_000
 
 def forms(writer: str, cells: str, seed: int) -> int:
     """Forms of the rows that a budget of tokens pays for."""
-    config = GenerationConfig(5000, cells=cells_of([cells]), validation=0, seed=seed, min_new_forms=0)
-    endpoint = open_endpoint(None, None, scripted=f"{HERE / 'writer.py'}:{writer}", budget=Budget(tokens=TOKENS))
+    config = GenerationConfig(
+        5000, cells=cells_of([cells]), validation=0, seed=seed, min_new_forms=0
+    )
+    endpoint = open_endpoint(
+        None, None, scripted=f"{HERE / 'writer.py'}:{writer}", budget=Budget(tokens=TOKENS)
+    )
     with tempfile.TemporaryDirectory() as folder:
         return (
             grow(read_seeds(HERE / "problems.jsonl"), config, Directory(Path(folder)), endpoint)
@@ -34,7 +39,9 @@ def main() -> None:
     print(f"forms of {TOKENS:,} tokens, three seeds")
     for writer, what in (("reply", "writes of the cell"), ("stubborn", "ignores the cell")):
         for cells, how in (("none", "no cells"), (f"topic={HERE / 'topics.txt'}", "64 cells")):
-            print(f"{what:<20}{how:<10}", *(f"{forms(writer, cells, seed):>5}" for seed in range(3)))
+            print(
+                f"{what:<20}{how:<10}", *(f"{forms(writer, cells, seed):>5}" for seed in range(3))
+            )
 
 
 if __name__ == "__main__":

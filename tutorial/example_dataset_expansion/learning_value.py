@@ -1,10 +1,12 @@
-"""Growing by learning value against growing without it: equal calls of the teacher, equal rows, equal training.
+"""Growing by learning value against growing without it: equal calls of the teacher, equal rows,
+equal training.
 
     python tutorial/example_dataset_expansion/learning_value.py --seeds 0 1 2
 
-The teacher (`teacher.py:varied`) writes problems of one to four digits. The first run (`task_reader.type: growing`)
-keeps what the policy solves sometimes; the second trains on as many rows, drawn at random from all that the same calls
-gave and the check let pass. Both also have the eight seeds, and are validated on the same held-out problems.
+The teacher (`teacher.py:varied`) writes problems of one to four digits. The first run
+(`task_reader.type: growing`) keeps what the policy solves sometimes; the second trains on as many
+rows, drawn at random from all that the same calls gave and the check let pass. Both also have the
+eight seeds, and are validated on the same held-out problems.
 """
 
 import argparse
@@ -42,7 +44,9 @@ def train(name: str, seed: int, steps: int, reader: dict[str, object]) -> Path:
             **{f"task_reader.{key}": value for key, value in reader.items()},
         }
         command = [sys.executable, "-m", "ajet", "--conf", str(MATH / "math_agent.yaml")]
-        subprocess.run([*command, *(f"ajet.{key}={value}" for key, value in overrides.items())], check=True)
+        subprocess.run(
+            [*command, *(f"ajet.{key}={value}" for key, value in overrides.items())], check=True
+        )
     return directory
 
 
@@ -51,7 +55,9 @@ def rows_of(path: Path) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the trainings")
     parser.add_argument("--rows", type=int, default=32, help="that are added to the eight seeds")
     parser.add_argument("--steps", type=int, default=16)
@@ -78,7 +84,8 @@ def main() -> None:
         apart = [row for row in refused if row["rejected"]["reason"].endswith("for the policy")]
         drawn = random.Random(seed).sample(kept + apart, len(kept))
         tasks = [
-            {"question": row["question"], "answer": row["answer"]} for row in [*rows_of(HERE / "seeds.jsonl"), *drawn]
+            {"question": row["question"], "answer": row["answer"]}
+            for row in [*rows_of(HERE / "seeds.jsonl"), *drawn]
         ]
         file = Path(f"without-{seed}.jsonl").resolve()
         file.write_text("".join(json.dumps(row) + "\n" for row in tasks))
@@ -89,8 +96,9 @@ def main() -> None:
         calls = len({row["provenance"]["parameters"]["seed"] for row in kept + refused})
         hard = sum(row["rejected"]["reason"].startswith("too hard") for row in apart)
         print(
-            f"{seed:>4}  {found[-1][0]:>6.3f}  {found[-1][1]:>8.3f}  {found[-1][2]:>7.3f}   {len(kept):>4}  "
-            f"{calls:,}, {len(kept) + len(apart):,}, {hard:,}, {len(apart) - hard:,}"
+            f"{seed:>4}  {found[-1][0]:>6.3f}  {found[-1][1]:>8.3f}  {found[-1][2]:>7.3f}  "
+            f" {len(kept):>4}  {calls:,}, {len(kept) + len(apart):,}, {hard:,},"
+            f" {len(apart) - hard:,}"
         )
     print("mean  {:>6.3f}  {:>8.3f}  {:>7.3f}".format(*map(mean, zip(*found, strict=True))))
 

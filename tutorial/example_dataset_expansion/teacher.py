@@ -1,8 +1,10 @@
-"""A scripted teacher: stands in for a large model, so that this runs anywhere, and to the same bytes.
+"""A scripted teacher: stands in for a large model, so that this runs anywhere, and to the same
+bytes.
 
-It does what `ajet dataset expand` asks a model for: it writes new tasks like the examples, and works tasks out. It is
-no more reliable than a model: every tenth answer is wrong, one task in twelve repeats an example of the prompt, and one
-reply in fifty is prose. So verification and deduplication have something to do.
+It does what `ajet dataset expand` asks a model for: it writes new tasks like the examples, and
+works tasks out. It is no more reliable than a model: every tenth answer is wrong, one task in
+twelve repeats an example of the prompt, and one reply in fifty is prose. So verification and
+deduplication have something to do.
 """
 
 import json
@@ -16,17 +18,22 @@ HOW_MANY = re.compile(r"JSON array of (\d+)")
 
 
 def reply(ask):
-    """The replies to one request. What is drawn, is drawn by its words and its seed: equal requests, equal replies."""
+    """The replies to one request. What is drawn, is drawn by its words and its seed: equal
+    requests, equal replies."""
     return replies(ask, value)
 
 
 def biased(ask):
-    """The same teacher with an error of its own: it believes that every product is ten more, whenever it is asked."""
-    return replies(ask, lambda a, operator, b, chance: value(a, operator, b, chance) + 10 * (operator == "*"))
+    """The same teacher with an error of its own: it believes that every product is ten more,
+    whenever it is asked."""
+    return replies(
+        ask, lambda a, operator, b, chance: value(a, operator, b, chance) + 10 * (operator == "*")
+    )
 
 
 def varied(ask):
-    """The same teacher without regard to what its pupil can do: its numbers have one to four digits."""
+    """The same teacher without regard to what its pupil can do: its numbers have one to four
+    digits."""
     return replies(ask, value, task_of_any_length)
 
 

@@ -1,4 +1,5 @@
-"""Somebody who knows the way: one shortest walk over each training lake, as a conversation. Writes walks.jsonl.
+"""Somebody who knows the way: one shortest walk over each training lake, as a conversation. Writes
+walks.jsonl.
 
 python walks.py
 """
@@ -22,16 +23,24 @@ def walk(rows: list[str], draw: random.Random) -> list[dict[str, str]]:
     messages = [{"role": "system", "content": SYSTEM}]
     while True:
         move = draw.choice([m for m in MOVES if steps.get(lake.beside(m), 99) < steps[lake.at]])
-        messages += [{"role": "user", "content": lake.look()}, {"role": "assistant", "content": move}]
+        messages += [
+            {"role": "user", "content": lake.look()},
+            {"role": "assistant", "content": move},
+        ]
         if lake.go(move) == "goal":
             return messages
 
 
 def main() -> None:
     draw = random.Random(0)
-    tasks = map(json.loads, (HERE.parent / "example_frozenlake/train.jsonl").read_text(encoding="utf-8").splitlines())
+    tasks = map(
+        json.loads,
+        (HERE.parent / "example_frozenlake/train.jsonl").read_text(encoding="utf-8").splitlines(),
+    )
     rows = [{**task, "messages": walk(task["lake"], draw)} for task in tasks]
-    (HERE / "walks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (HERE / "walks.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""The calculator agent in service, observed by `ajet.trace`: it answers the questions that its users ask.
+"""The calculator agent in service, observed by `ajet.trace`: it answers the questions that its
+users ask.
 
     OPENAI_BASE_URL=http://127.0.0.1:8000/v1 python service.py TRACES [--questions 400] [--seed 1]
 
-The agent is that of ../example_math_agent, unchanged; whatever model serves at OPENAI_BASE_URL answers it.
+The agent is that of ../example_math_agent, unchanged; whatever model serves at OPENAI_BASE_URL
+answers it.
 """
 
 import argparse
@@ -24,7 +26,8 @@ AT_ONCE = 32
 
 
 def asked(count: int, seed: int) -> list[str]:
-    """What users ask: the same question is asked more than once, and never one that is held out for validation."""
+    """What users ask: the same question is asked more than once, and never one that is held out for
+    validation."""
     draw = random.Random(seed)
     known = distinct(draw, max(1, count * 3 // 4), val=False)
     return [question(draw.choice(known)) for _ in range(count)]
@@ -41,7 +44,9 @@ async def answer_all(questions: list[str]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("traces", type=Path)
     parser.add_argument("--questions", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)

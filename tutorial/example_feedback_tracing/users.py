@@ -1,10 +1,11 @@
-"""SIMULATED users: nobody real was asked. They look at the answers in a trace and give thumbs and corrected answers.
+"""SIMULATED users: nobody real was asked. They look at the answers in a trace and give thumbs and
+corrected answers.
 
     python users.py TRACES [--seed 1]
 
-A user knows the right result. Of ten, four say nothing. One who is content gives a thumb up; one who is not gives a
-thumb down, and in seven of ten cases writes the right answer as well. One in fifty is mistaken, and corrects to a
-wrong one.
+A user knows the right result. Of ten, four say nothing. One who is content gives a thumb up; one
+who is not gives a thumb down, and in seven of ten cases writes the right answer as well. One in
+fifty is mistaken, and corrects to a wrong one.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from ajet_sdk.types import Feedback
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "example_math_agent"))
 
-os.environ.setdefault("OPENAI_API_KEY", "none")  # the agent makes its client as it is imported; nobody is asked here
+os.environ.setdefault(
+    "OPENAI_API_KEY", "none"
+)  # the agent makes its client as it is imported; nobody is asked here
 
 from agent import calc, right
 
@@ -39,7 +42,10 @@ def opinion(episode_id: str, question: str, output: str, draw: random.Random) ->
     if silent < SILENT:
         return None
     answer = calc(re.sub(r"[^\d+*-]", "", question))
-    said: dict[str, object] = {"episode_id": episode_id, "author": f"simulated user {draw.randint(1, 50)}"}
+    said: dict[str, object] = {
+        "episode_id": episode_id,
+        "author": f"simulated user {draw.randint(1, 50)}",
+    }
     if mistaken < MISTAKEN:
         return Feedback(**said, score=0.0, correction=str(int(answer) + 1 + int(9 * slip)))
     if right(output, answer):
@@ -48,21 +54,25 @@ def opinion(episode_id: str, question: str, output: str, draw: random.Random) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("traces", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     reader, draw = open_trace(given.traces), random.Random(given.seed)
     answers = reader.query(NEW).to_pylist()
     reader.close()
-    said = [opinion(row["episode_id"], row["question"], row["output"] or "", draw) for row in answers]
+    said = [
+        opinion(row["episode_id"], row["question"], row["output"] or "", draw) for row in answers
+    ]
     feedback = [one for one in said if one is not None]
     give(given.traces, *feedback)
     counts = Counter("up" if one.score else "down" for one in feedback)
     corrected = sum(one.correction is not None for one in feedback)
     print(
-        f"simulated users on {len(answers)} answers: {counts['up']} thumbs up, {counts['down']} down "
-        f"({corrected} with a corrected answer), {len(answers) - len(feedback)} said nothing"
+        f"simulated users on {len(answers)} answers: {counts['up']} thumbs up, {counts['down']}"
+        f" down ({corrected} with a corrected answer), {len(answers) - len(feedback)} said nothing"
     )
     print(f"content, of those who spoke: {counts['up'] / max(1, len(feedback)):.2f}")
 

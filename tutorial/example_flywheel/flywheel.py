@@ -1,12 +1,13 @@
-"""Serve a model, collect what its users say, train on it, compare, and promote what is better; round after round.
+"""Serve a model, collect what its users say, train on it, compare, and promote what is better;
+round after round.
 
     python tutorial/example_flywheel/flywheel.py [--rounds 2] [--walks 512] [--held-out 256] [--seed 0]
 
-The users are SIMULATED. Of ten, four say nothing; the others give a thumb up where the goal was reached and a thumb
-down where it was not, and one in fifty is mistaken.
+The users are SIMULATED. Of ten, four say nothing; the others give a thumb up where the goal was
+reached and a thumb down where it was not, and one in fifty is mistaken.
 
-Called again it goes on from the model that is in service, with the next round. A round that was killed is continued,
-and its walks are not walked again.
+Called again it goes on from the model that is in service, with the next round. A round that was
+killed is continued, and its walks are not walked again.
 """
 
 import argparse
@@ -34,7 +35,9 @@ SILENT, MISTAKEN = 0.4, 0.02
 
 
 def config(seed: int, *overrides: str) -> ajet.Config:
-    return ajet.load_config(HERE / "flywheel.yaml", [f"ajet.trainer_common.seed={seed}", *overrides])
+    return ajet.load_config(
+        HERE / "flywheel.yaml", [f"ajet.trainer_common.seed={seed}", *overrides]
+    )
 
 
 def model(checkpoint: Path) -> list[str]:
@@ -44,7 +47,17 @@ def model(checkpoint: Path) -> list[str]:
 @contextmanager
 def serving(checkpoint: Path) -> Iterator[str]:
     """`ajet serve` in a process of its own, as users meet it."""
-    command = [sys.executable, "-m", "ajet", "serve", str(checkpoint), "--port", "0", "--name", "walker"]
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "serve",
+        str(checkpoint),
+        "--port",
+        "0",
+        "--name",
+        "walker",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         for line in server.stdout or ():
@@ -57,9 +70,15 @@ def serving(checkpoint: Path) -> Iterator[str]:
         server.wait()
 
 
-def collect(seed: int, url: str, lakes: list[dict[str, Any]], place: Path, draw: random.Random) -> tuple[int, int]:
+def collect(
+    seed: int, url: str, lakes: list[dict[str, Any]], place: Path, draw: random.Random
+) -> tuple[int, int]:
     """Let users walk, and store what they say. Returns thumbs up and down."""
-    served = [f"ajet.model.base_url={url}", "ajet.model.name=walker", f"ajet.experiment_dir={place}"]
+    served = [
+        f"ajet.model.base_url={url}",
+        "ajet.model.name=walker",
+        f"ajet.experiment_dir={place}",
+    ]
     report = ajet.run(config(seed, *served), tasks=lakes)
     said = []
     for score in report.tasks:
@@ -67,7 +86,11 @@ def collect(seed: int, url: str, lakes: list[dict[str, Any]], place: Path, draw:
             silent, mistaken = draw.random() < SILENT, draw.random() < MISTAKEN
             if episode.status == "succeeded" and not silent:
                 up = (episode.output == "goal") != mistaken
-                said.append(Feedback(episode_id=episode.episode_id, author="simulated user", score=float(up)))
+                said.append(
+                    Feedback(
+                        episode_id=episode.episode_id, author="simulated user", score=float(up)
+                    )
+                )
     give(place, *said)
     return sum(bool(one.score) for one in said), sum(not one.score for one in said)
 
@@ -75,13 +98,24 @@ def collect(seed: int, url: str, lakes: list[dict[str, Any]], place: Path, draw:
 def build(place: Path) -> Path:
     """The conversations with a thumb up, as rows of `messages`."""
     rows = place / "liked.jsonl"
-    command = ["trace", "export", str(place), "--format", "messages", "--filter", "feedback>=1", "--out", str(rows)]
+    command = [
+        "trace",
+        "export",
+        str(place),
+        "--format",
+        "messages",
+        "--filter",
+        "feedback>=1",
+        "--out",
+        str(rows),
+    ]
     subprocess.run([sys.executable, "-m", "ajet", *command], check=True, stdout=subprocess.DEVNULL)
     return rows
 
 
 def rewards(seed: int, checkpoint: Path, lakes: list[dict[str, Any]], place: Path) -> list[float]:
-    """What a checkpoint does on held-out lakes, lake by lake. A walk that failed is no 0: it ends the comparison."""
+    """What a checkpoint does on held-out lakes, lake by lake. A walk that failed is no 0: it ends
+    the comparison."""
     report = ajet.run(config(seed, *model(checkpoint), f"ajet.experiment_dir={place}"), tasks=lakes)
     if report.failures:
         raise RuntimeError(f"walks failed: {report.failures}")
@@ -93,7 +127,9 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--walks", type=int, default=512, help="Walks of users in a round.")
     parser.add_argument("--held-out", type=int, default=256)
@@ -104,11 +140,17 @@ def main() -> None:
     lakes, held_out = rows_of("train.jsonl"), rows_of("val.jsonl")[: given.held_out]
     draw.shuffle(lakes)
     state = home / "state.json"
-    done = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {"round": 0, "model": given.model}
+    done = (
+        json.loads(state.read_text(encoding="utf-8"))
+        if state.exists()
+        else {"round": 0, "model": given.model}
+    )
     current = Path(done["model"] or asyncio.run(build_recipe(config(given.seed)))).resolve()
     known = done.get("rewards") or rewards(given.seed, current, held_out, home / "before")
     if len(known) != len(held_out):
-        raise SystemExit(f"{state} was measured on {len(known)} lakes; pass --held-out {len(known)}")
+        raise SystemExit(
+            f"{state} was measured on {len(known)} lakes; pass --held-out {len(known)}"
+        )
     lines = [f"round {done['round']}: held-out reward {sum(known) / len(known):.3f}"]
     for number in range(done["round"] + 1, done["round"] + given.rounds + 1):
         place = home / f"round-{number}"
@@ -116,11 +158,15 @@ def main() -> None:
         if not said.exists():
             with serving(current) as url:
                 start = (number - 1) * given.walks % len(lakes)
-                thumbs = collect(given.seed, url, lakes[start : start + given.walks], place / "served", draw)
+                thumbs = collect(
+                    given.seed, url, lakes[start : start + given.walks], place / "served", draw
+                )
             write_whole(said, json.dumps(thumbs))
         up, down = json.loads(said.read_text(encoding="utf-8"))
         if not up:
-            lines.append(f"round {number}: no thumb up, {down} down; there is nothing to learn from")
+            lines.append(
+                f"round {number}: no thumb up, {down} down; there is nothing to learn from"
+            )
             break
         data, training = build(place / "served"), place / "trained"
         trained = ajet.train(config(given.seed, *model(current), f"ajet.trainer_common.algorithm.data={data}",
@@ -130,10 +176,13 @@ def main() -> None:
         now = rewards(given.seed, trained.path.resolve(), held_out, place / "compared")
         gain = paired([b - a for a, b in zip(known, now, strict=True)])
         better = gain.low is not None and gain.low > 0
-        interval = "" if gain.low is None else f" ({gain.low:+.3f} to {gain.high:+.3f})"  # none where no lake changed
+        interval = (
+            "" if gain.low is None else f" ({gain.low:+.3f} to {gain.high:+.3f})"
+        )  # none where no lake changed
         lines.append(
-            f"round {number}: {up} thumbs up, {down} down; held-out reward {sum(now) / len(now):.3f}, gain "
-            f"{gain.mean:+.3f}{interval}: {'promoted' if better else 'not promoted'}"
+            f"round {number}: {up} thumbs up, {down} down; held-out reward"
+            f" {sum(now) / len(now):.3f}, gain {gain.mean:+.3f}{interval}:"
+            f" {'promoted' if better else 'not promoted'}"
         )
         if better:
             current, known = trained.path.resolve(), now

@@ -1,4 +1,5 @@
-"""The agent of `lake_agent.py` where the lake is elsewhere: it acts through `env`, in a service's process."""
+"""The agent of `lake_agent.py` where the lake is elsewhere: it acts through `env`, in a service's
+process."""
 
 import asyncio
 

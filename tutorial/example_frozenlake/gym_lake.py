@@ -1,6 +1,8 @@
-"""The lakes of train.jsonl and val.jsonl as gymnasium's FrozenLake, for `ajet env serve gym_lake.py:GymLake`.
+"""The lakes of train.jsonl and val.jsonl as gymnasium's FrozenLake, for
+`ajet env serve gym_lake.py:GymLake`.
 
-A task id is a map. What the agent sees of a lake is what `Lake.look` says of it; the game is gymnasium's.
+A task id is a map. What the agent sees of a lake is what `Lake.look` says of it; the game is
+gymnasium's.
 """
 
 import json
@@ -23,12 +25,17 @@ class GymLake:
     def __init__(self, task_id: str) -> None:
         self.lake = Lake.of(task_id.split("/"))
         rows = [row.translate(LETTERS) for row in self.lake.rows]
-        self.env = gymnasium.make("FrozenLake-v1", desc=rows, is_slippery=False, max_episode_steps=12)
+        self.env = gymnasium.make(
+            "FrozenLake-v1", desc=rows, is_slippery=False, max_episode_steps=12
+        )
         self.reward = 0.0
 
     def reset(self) -> list[dict[str, str]]:
         self.env.reset()
-        return [{"role": "system", "content": "Reach the goal."}, {"role": "user", "content": self.lake.look()}]
+        return [
+            {"role": "system", "content": "Reach the goal."},
+            {"role": "user", "content": self.lake.look()},
+        ]
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, str]]:
         move = action.strip()
@@ -38,7 +45,12 @@ class GymLake:
         self.lake.at = divmod(int(place), len(self.lake.rows[0]))
         self.reward = float(reward)
         if terminated or truncated:
-            return "The end.", self.reward, True, {"end": "goal" if reward else "hole" if terminated else "lost"}
+            return (
+                "The end.",
+                self.reward,
+                True,
+                {"end": "goal" if reward else "hole" if terminated else "lost"},
+            )
         return self.lake.look(), self.reward, False, {}
 
     def evaluate(self) -> float:

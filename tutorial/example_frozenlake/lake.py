@@ -1,6 +1,8 @@
-"""A frozen lake of 4 × 4: from A to G past the holes (#). `python lake.py` writes train.jsonl and val.jsonl.
+"""A frozen lake of 4 × 4: from A to G past the holes (#). `python lake.py` writes train.jsonl and
+val.jsonl.
 
-A lake is held out by a stable hash of its map, so that warm-up and training never see one of validation.
+A lake is held out by a stable hash of its map, so that warm-up and training never see one of
+validation.
 """
 
 import hashlib
@@ -91,7 +93,10 @@ def main() -> None:
         while len(lakes) < count:
             rows = draw_lake(draw, val=val)
             lakes["/".join(rows)] = rows
-        text = "".join(json.dumps({"main_query": "Reach the goal.", "lake": rows}) + "\n" for rows in lakes.values())
+        text = "".join(
+            json.dumps({"main_query": "Reach the goal.", "lake": rows}) + "\n"
+            for rows in lakes.values()
+        )
         Path(__file__).with_name(f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 

@@ -10,7 +10,8 @@ TURNS = 12
 
 @ajet.workflow
 async def cross(model: ajet.Model, lake: list[str]) -> str:
-    """How it ended: `goal`, `hole`, `lost` (turns used up), or `nonsense` (a reply that is no move)."""
+    """How it ended: `goal`, `hole`, `lost` (turns used up), or `nonsense` (a reply that is no
+    move)."""
     world = Lake.of(lake)
     messages = [{"role": "system", "content": SYSTEM}]
     for _ in range(TURNS):

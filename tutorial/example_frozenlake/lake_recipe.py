@@ -1,4 +1,5 @@
-"""A model of a hundred thousand parameters that has seen somebody walk: seven steps in ten at random.
+"""A model of a hundred thousand parameters that has seen somebody walk: seven steps in ten at
+random.
 
 To begin from a real model instead, name one of the hub as `model.path`.
 """
@@ -20,7 +21,10 @@ def demonstrate(draw: random.Random) -> Demonstration:
     for _ in range(TURNS):
         nearer = [m for m in MOVES if steps.get(lake.beside(m), 99) < steps[lake.at]]
         move = draw.choice(list(MOVES) if draw.random() < STUMBLES else nearer)
-        messages += [{"role": "user", "content": lake.look()}, {"role": "assistant", "content": move}]
+        messages += [
+            {"role": "user", "content": lake.look()},
+            {"role": "assistant", "content": move},
+        ]
         if lake.go(move):
             break
     return Demonstration(messages)

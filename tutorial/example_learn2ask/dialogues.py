@@ -1,8 +1,9 @@
-"""Logged consultations: what patients said, what the doctor asked. Writes `train.jsonl` and `val.jsonl`.
+"""Logged consultations: what patients said, what the doctor asked. Writes `train.jsonl` and
+`val.jsonl`.
 
-A task is a consultation up to the doctor's turn; its `answer` is what the doctor asked then. A patient tells a story of
-three parts. Any two stories share at most one part, and a story is in one file only: no validation task nearly repeats
-a training task.
+A task is a consultation up to the doctor's turn; its `answer` is what the doctor asked then. A
+patient tells a story of three parts. Any two stories share at most one part, and a story is in one
+file only: no validation task nearly repeats a training task.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ AROUND = [
 
 
 def next_topic(complaint: str, told: dict[str, str]) -> str:
-    """What the doctor asks: in order, but a fever's days before all else, and nothing more where blood is seen."""
+    """What the doctor asks: in order, but a fever's days before all else, and nothing more where
+    blood is seen."""
     if told.get("blood") == "yes":
         return "enough"
     if told.get("fever") == "yes" and "days" not in told:
@@ -86,7 +88,10 @@ def consultation(draw: random.Random) -> tuple[list[dict[str, str]], str]:
         if topic == "enough":
             break
         told[topic] = draw.choice(ANSWERS[topic])
-        messages += [{"role": "assistant", "content": ASK[topic]}, {"role": "user", "content": told[topic]}]
+        messages += [
+            {"role": "assistant", "content": ASK[topic]},
+            {"role": "user", "content": told[topic]},
+        ]
     return messages, next_topic(complaint, told)
 
 

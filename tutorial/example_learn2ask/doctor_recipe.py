@@ -1,4 +1,5 @@
-"""A model of a hundred thousand parameters that has read consultations whose doctor asked at random six times in ten.
+"""A model of a hundred thousand parameters that has read consultations whose doctor asked at random
+six times in ten.
 
 To begin from a real model instead, name one of the hub as `model.path`.
 """

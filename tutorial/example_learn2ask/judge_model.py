@@ -1,6 +1,7 @@
 """The judge's model as a program: the stand-in for a real one.
 
-By the rubric in `rubric.txt` it compares what was asked with what the doctor asked and with what is known already.
+By the rubric in `rubric.txt` it compares what was asked with what the doctor asked and with what is
+known already.
 """
 
 from __future__ import annotations

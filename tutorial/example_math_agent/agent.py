@@ -1,4 +1,5 @@
-"""An arithmetic agent as its author wrote it against the OpenAI SDK; the two decorators are all that ajet adds."""
+"""An arithmetic agent as its author wrote it against the OpenAI SDK; the two decorators are all
+that ajet adds."""
 
 import json
 import re

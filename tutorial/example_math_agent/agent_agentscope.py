@@ -1,6 +1,7 @@
 """The agent of AgentScope 2 with the calculator as its tool (pip install "ajet[agentscope]").
 
-ajet --conf tutorial/example_math_agent/math_agent.yaml ajet.rollout.user_workflow=agent_agentscope.py:solve
+ajet --conf tutorial/example_math_agent/math_agent.yaml
+ajet.rollout.user_workflow=agent_agentscope.py:solve
 """
 
 from agent import SYSTEM

@@ -1,6 +1,7 @@
 """The agent without any SDK: JSON over HTTP, as any language would send it.
 
-ajet --conf tutorial/example_math_agent/math_agent.yaml ajet.rollout.user_workflow=agent_http.py:solve
+ajet --conf tutorial/example_math_agent/math_agent.yaml
+ajet.rollout.user_workflow=agent_http.py:solve
 """
 
 import os

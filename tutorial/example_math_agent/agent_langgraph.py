@@ -23,7 +23,12 @@ async def ask(state: MessagesState) -> dict[str, list]:
 
 def calculate(state: MessagesState) -> dict[str, list]:
     calls = state["messages"][-1].tool_calls
-    return {"messages": [ToolMessage(use_tool(json.dumps(call["args"])), tool_call_id=call["id"]) for call in calls]}
+    return {
+        "messages": [
+            ToolMessage(use_tool(json.dumps(call["args"])), tool_call_id=call["id"])
+            for call in calls
+        ]
+    }
 
 
 def wants_tool(state: MessagesState) -> str:

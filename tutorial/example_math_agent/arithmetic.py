@@ -1,6 +1,8 @@
-"""The problems: `What is 57+38?`, operands 10 to 99. `python arithmetic.py` writes train.jsonl and val.jsonl.
+"""The problems: `What is 57+38?`, operands 10 to 99. `python arithmetic.py` writes train.jsonl and
+val.jsonl.
 
-A problem is held out by a stable hash of its text, so that warm-up and training never see one of validation.
+A problem is held out by a stable hash of its text, so that warm-up and training never see one of
+validation.
 """
 
 import hashlib
@@ -43,7 +45,10 @@ def distinct(draw: random.Random, count: int, *, val: bool) -> list[Problem]:
 def main() -> None:
     draw = random.Random(0)
     for name, count, val in (("train", 1024, False), ("val", 256, True)):
-        rows = [{"question": question(p), "answer": str(answer(p))} for p in distinct(draw, count, val=val)]
+        rows = [
+            {"question": question(p), "answer": str(answer(p))}
+            for p in distinct(draw, count, val=val)
+        ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         Path(__file__).with_name(f"{name}.jsonl").write_text(text, encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """A model of a hundred thousand parameters that has an idea of the task: how to call the tool.
 
-Its demonstrator gives up on every second problem and mistakes the operator now and then. To begin from a real
-model instead, name one of the hub as `model.path`.
+Its demonstrator gives up on every second problem and mistakes the operator now and then. To begin
+from a real model instead, name one of the hub as `model.path`.
 """
 
 import json
@@ -32,7 +32,10 @@ def demonstrate(draw: random.Random) -> Demonstration:
     call = {
         "id": "call_1",
         "type": "function",
-        "function": {"name": "calc", "arguments": json.dumps({"expression": "{}{}{}".format(*asked)})},
+        "function": {
+            "name": "calc",
+            "arguments": json.dumps({"expression": "{}{}{}".format(*asked)}),
+        },
     }
     messages += [
         {"role": "assistant", "content": None, "tool_calls": [call]},

@@ -1,7 +1,8 @@
-"""A model of a hundred thousand parameters that has an idea of the task: to write the sum of a question down.
+"""A model of a hundred thousand parameters that has an idea of the task: to write the sum of a
+question down.
 
-Its demonstrator gives up on every second question, and mistakes the operator now and then. To begin from a real model
-instead, name one of the hub as `model.path`, and leave `model.recipe` out.
+Its demonstrator gives up on every second question, and mistakes the operator now and then. To begin
+from a real model instead, name one of the hub as `model.path`, and leave `model.recipe` out.
 """
 
 import random

@@ -1,4 +1,5 @@
-"""Asks a model which number a sentence names, with one example; the judge wants the number and nothing else."""
+"""Asks a model which number a sentence names, with one example; the judge wants the number and
+nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ client = AsyncOpenAI()
 EXAMPLE = [
     {
         "role": "user",
-        "content": 'Which number is in this sentence? "The tower has 52 steps." Answer with the number only.',
+        "content": (
+            'Which number is in this sentence? "The tower has 52 steps." Answer with the number'
+            " only."
+        ),
     },
     {"role": "assistant", "content": "52"},
 ]
@@ -26,5 +30,6 @@ async def solve(question: str) -> str:
 
 @ajet.judge
 def exact(output: str, answer: str) -> float:
-    """1 where the output is the number alone: one that repeats the sentence, or names two numbers, gets nothing."""
+    """1 where the output is the number alone: one that repeats the sentence, or names two numbers,
+    gets nothing."""
     return float(output.strip() == answer)

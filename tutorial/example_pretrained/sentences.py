@@ -29,11 +29,14 @@ def rows(count: int) -> list[dict[str, str]]:
     numbers = draw.sample(range(2, 1000), count)
     asked = 'Which number is in this sentence? "{}" Answer with the number only.'
     return [
-        {"question": asked.format(draw.choice(SENTENCES).format(number)), "answer": str(number)} for number in numbers
+        {"question": asked.format(draw.choice(SENTENCES).format(number)), "answer": str(number)}
+        for number in numbers
     ]
 
 
 if __name__ == "__main__":
     made = rows(TRAIN + HELD_OUT)
     for name, part in (("train", made[:TRAIN]), ("val", made[TRAIN:])):
-        Path(__file__).with_name(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        Path(__file__).with_name(f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in part)
+        )

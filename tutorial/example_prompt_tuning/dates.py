@@ -1,4 +1,5 @@
-"""Dates as people write them. `python dates.py` writes train.jsonl and val.jsonl, which share no date."""
+"""Dates as people write them. `python dates.py` writes train.jsonl and val.jsonl, which share no
+date."""
 
 import datetime
 import json
@@ -20,10 +21,17 @@ def write(day: datetime.date, style: int) -> str:
 
 def main() -> None:
     draw = random.Random(0)
-    days = draw.sample([datetime.date(2001, 1, 1) + datetime.timedelta(i) for i in range(9000)], 120)
-    rows = [{"question": f"Which day is {write(day, i % 3)}?", "answer": day.isoformat()} for i, day in enumerate(days)]
+    days = draw.sample(
+        [datetime.date(2001, 1, 1) + datetime.timedelta(i) for i in range(9000)], 120
+    )
+    rows = [
+        {"question": f"Which day is {write(day, i % 3)}?", "answer": day.isoformat()}
+        for i, day in enumerate(days)
+    ]
     for name, part in (("train", rows[:60]), ("val", rows[60:])):
-        Path(__file__).with_name(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        Path(__file__).with_name(f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in part)
+        )
 
 
 if __name__ == "__main__":

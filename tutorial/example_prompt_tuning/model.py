@@ -2,9 +2,9 @@
 
     python tutorial/example_prompt_tuning/model.py [--port 8123]
 
-`clerk` writes dates as its system prompt tells it, as far as it knows the words. `writer` is what reflects: it reads
-the examples that went wrong and adds a sentence to the prompt. Real models take their place by --base-url and
---reflect-url.
+`clerk` writes dates as its system prompt tells it, as far as it knows the words. `writer` is what
+reflects: it reads the examples that went wrong and adds a sentence to the prompt. Real models take
+their place by --base-url and --reflect-url.
 """
 
 import argparse
@@ -45,12 +45,20 @@ def failures(examples: str) -> Iterator[str]:
         if "Reward 0." in example:
             asked = re.search(r"Which day is (\S+)", example)
             form = asked[1].rstrip("?") if asked else ""
-            yield "words" if "." not in form else "dots" if len(form.rpartition(".")[2]) == 4 else "short"
+            yield (
+                "words"
+                if "." not in form
+                else "dots"
+                if len(form.rpartition(".")[2]) == 4
+                else "short"
+            )
 
 
 def writer(text: str) -> str:
     prompt = text.split("```")[1].strip()
-    missing = [RULES[form] for form in RULES if form in set(failures(text)) and RULES[form] not in prompt]
+    missing = [
+        RULES[form] for form in RULES if form in set(failures(text)) and RULES[form] not in prompt
+    ]
     # The first thing to say is the form of the answer; nothing else shows before.
     missing = [RULES["words"]] if missing and RULES["words"] not in prompt else missing[:1]
     return f"What they got wrong, the prompt should say.\n```\n{' '.join([prompt, *missing])}\n```"
@@ -73,7 +81,9 @@ app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--port", type=int, default=8123)
     uvicorn.run(app, host="127.0.0.1", port=parser.parse_args().port, log_level="warning")
 

@@ -1,8 +1,9 @@
 """A judge's model that is a program: the stand-in for a real one.
 
-It sees five things in a reply, by patterns. Without a rubric it has the taste that is known of LLM judges: it likes
-kind words and length. By a rubric it scores the share of the points that hold. Asked for a rubric, it compares the
-scored examples with and without each thing, and writes down those that make a difference.
+It sees five things in a reply, by patterns. Without a rubric it has the taste that is known of LLM
+judges: it likes kind words and length. By a rubric it scores the share of the points that hold.
+Asked for a rubric, it compares the scored examples with and without each thing, and writes down
+those that make a difference.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def grade(reply: str, rubric: str) -> tuple[float, str]:
         held = [point for point in points if holds(point, reply)]
         return len(held) / len(points), " ".join(held) or "No point holds."
     kind, long = holds("It has kind words.", reply), min(1.0, len(reply.split()) / 50)
-    return round(0.5 * kind + 0.5 * long, 2), "Kind and thorough." if kind else "Could be warmer and say more."
+    return round(0.5 * kind + 0.5 * long, 2), (
+        "Kind and thorough." if kind else "Could be warmer and say more."
+    )
 
 
 def write_rubric(examples: list[tuple[float, str]]) -> list[str]:

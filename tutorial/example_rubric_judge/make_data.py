@@ -1,7 +1,8 @@
-"""Writes `scored.jsonl` (10 answers) and `held_out.jsonl` (60): a shop's replies to customers, scored as by its owner.
+"""Writes `scored.jsonl` (10 answers) and `held_out.jsonl` (60): a shop's replies to customers,
+scored as by its owner.
 
-The owner gives half of the score for a day on which something happens, and half for who does what next. Kind words and
-length earn nothing. One score in ten is off by a half, as people's are.
+The owner gives half of the score for a day on which something happens, and half for who does what
+next. Kind words and length earn nothing. One score in ten is off by a half, as people's are.
 """
 
 from __future__ import annotations
@@ -15,14 +16,25 @@ QUESTIONS = [
     "My parcel has not come.", "The lamp arrived broken.", "Can I have the red one instead?", "Where is my refund?",
     "The shoes are too small.", "I was charged twice.",
 ]  # fmt: skip
-KIND = ["Thank you so much for writing to us!", "We are terribly sorry to hear that.", "We value you as a customer."]
+KIND = [
+    "Thank you so much for writing to us!",
+    "We are terribly sorry to hear that.",
+    "We value you as a customer.",
+]
 FILLER = [
     "We take every message seriously and look into each of them with care.",
     "Our team works hard to make shopping with us as pleasant as it can be.",
     "Please rest assured that this matters to us.",
 ]
-DAY = ["It arrives on Friday.", "The money is back on your card by Tuesday.", "You hear from us on Monday."]
-NEXT = ["Put the label in the box and hand it to the courier.", "I send you the new one; you need do nothing."]
+DAY = [
+    "It arrives on Friday.",
+    "The money is back on your card by Tuesday.",
+    "You hear from us on Monday.",
+]
+NEXT = [
+    "Put the label in the box and hand it to the courier.",
+    "I send you the new one; you need do nothing.",
+]
 
 
 def reply(draw: random.Random) -> tuple[str, float]:

@@ -1,4 +1,5 @@
-"""The families of questions that are demonstrated: query, wordings to train on, to tune on, and held out."""
+"""The families of questions that are demonstrated: query, wordings to train on, to tune on, and
+held out."""
 
 from __future__ import annotations
 
@@ -178,7 +179,8 @@ SEEN = {
         Break down the customers beyond age {age} by city.""",
     ),
     "city_year": family(
-        f"select count(*) from orders {_CUSTOMER} where customers.city = '{{city}}' and orders.year = {{year}}",
+        f"select count(*) from orders {_CUSTOMER} where customers.city = '{{city}}' and orders.year"
+        " = {year}",
         """<many> orders [came|come|did we get] from customers in {city} in {year}?
         Count the {year} orders of [people who live in|customers in|customers from] {city}.
         <ask> the <number> of orders [from {city} customers|by customers in {city}] in {year}.
@@ -336,8 +338,8 @@ SEEN = {
         Show me how old the {k} youngest of the {city} customers are, lowest age first.""",
     ),
     "name_stars": family(
-        "select avg(reviews.stars) from reviews join customers on customers.id = reviews.customer_id "
-        "where customers.name = '{name}'",
+        "select avg(reviews.stars) from reviews join customers on customers.id ="
+        " reviews.customer_id where customers.name = '{name}'",
         """How many stars does [the customer |]{name} give on average?
         <ask> the <mean> rating [by|of|from] the customer {name}?
         <mean> [stars|number of stars] in the reviews [that {name} wrote|by {name}|written by {name}].

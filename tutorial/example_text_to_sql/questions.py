@@ -1,7 +1,8 @@
-"""What is asked of the shop: families of questions, each with its query, wordings for training and held-out wordings.
+"""What is asked of the shop: families of questions, each with its query, wordings for training and
+held-out wordings.
 
-`SEEN` are learnt from demonstrations, `NEW` by rewards alone, `UNSEEN` never. Held-out questions have other wordings,
-and other values where there are enough.
+`SEEN` are learnt from demonstrations, `NEW` by rewards alone, `UNSEEN` never. Held-out questions
+have other wordings, and other values where there are enough.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ __all__ = ["FAMILIES", "NEW", "SEEN", "UNSEEN", "Family", "draw_values"]
 
 NEW = {
     "city_stars": family(
-        "select avg(reviews.stars) from reviews join customers on customers.id = reviews.customer_id "
-        "where customers.city = '{city}' and customers.age > {age}",
+        "select avg(reviews.stars) from reviews join customers on customers.id ="
+        " reviews.customer_id where customers.city = '{city}' and customers.age > {age}",
         """How many stars do {city} customers <over> {age} give on average?
         <ask> the <mean> stars in reviews by customers <from> {city} [who are|that are] <over> {age}.
         Customers in {city} <over> {age}: <ask> the <mean> of the stars in their reviews?
@@ -110,8 +111,8 @@ NEW = {
 }
 UNSEEN = {
     "country_avg": family(
-        "select avg(products.price) from products join suppliers on suppliers.id = products.supplier_id "
-        "where suppliers.country = '{country}' and products.price > {price}",
+        "select avg(products.price) from products join suppliers on suppliers.id ="
+        " products.supplier_id where suppliers.country = '{country}' and products.price > {price}",
         "What is the average price of products over {price} from suppliers in {country}?",
         "",
         """What do products above {price} cost on average, if their supplier is from {country}?
@@ -128,8 +129,9 @@ UNSEEN = {
         Count what the {city} store handled in {year}, in orders.""",
     ),
     "per_method": family(
-        "select payments.method, count(*) from payments join orders on orders.id = payments.order_id "
-        "where orders.year = {year} and payments.amount > {amount} group by payments.method",
+        "select payments.method, count(*) from payments join orders on orders.id ="
+        " payments.order_id where orders.year = {year} and payments.amount > {amount} group by"
+        " payments.method",
         "How many payments over {amount} per method for orders of {year}?",
         "",
         """For each method, how many payments above {amount} belong to orders of {year}?

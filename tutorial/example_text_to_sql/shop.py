@@ -1,8 +1,9 @@
-"""A shop of ten tables, made from a seed: `shop-0.duckdb` for the agent, `shop-1` and `shop-2` for the judge alone.
+"""A shop of ten tables, made from a seed: `shop-0.duckdb` for the agent, `shop-1` and `shop-2` for
+the judge alone.
 
-All have the same customers, products and places, and other figures: a query that is right is right in each, a constant
-that was looked up in one is wrong in the others. Ages differ within a city, prices and salaries everywhere, so that
-"the three oldest" has one answer.
+All have the same customers, products and places, and other figures: a query that is right is right
+in each, a constant that was looked up in one is wrong in the others. Ages differ within a city,
+prices and salaries everywhere, so that "the three oldest" has one answer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ FOLDER = Path(__file__).resolve().parent / "databases"
 SEEDS = 3
 CITIES = "Paris London Rome Berlin Madrid Vienna Dublin Athens Oslo Lisbon Prague Warsaw".split()  # noqa: SIM905
 _FIRST = (
-    "Ada Ben Carl Dora Eva Finn Gus Hana Ivan Jana Karl Lena Max Nora Omar Pia Quinn Rosa Sam Tess Uma Vera Will Yara "
-    "Zoe Adam Bella Chloe Dean Emil"
+    "Ada Ben Carl Dora Eva Finn Gus Hana Ivan Jana Karl Lena Max Nora Omar Pia Quinn Rosa Sam Tess"
+    " Uma Vera Will Yara Zoe Adam Bella Chloe Dean Emil"
 )
 FIRST = _FIRST.split()
 LAST = "Adler Brown Costa Diaz Engel Fischer Gray Hill Ito Jones Khan Lopez Meyer Novak Olsen Price".split()  # noqa: SIM905
@@ -48,7 +49,9 @@ _NAMES = random.Random(5)
 PEOPLE = _NAMES.sample([f"{a} {b}" for a in FIRST for b in LAST], 300)
 CUSTOMERS, EMPLOYEES = PEOPLE[:180], PEOPLE[180:]
 PRODUCTS = [
-    (f"{adjective} {category[:-1]}", category) for category in CATEGORIES for adjective in _NAMES.sample(ADJECTIVES, 10)
+    (f"{adjective} {category[:-1]}", category)
+    for category in CATEGORIES
+    for adjective in _NAMES.sample(ADJECTIVES, 10)
 ]
 
 
@@ -60,28 +63,43 @@ def rows_of(seed: int) -> dict[str, list[tuple[object, ...]]]:
     made: dict[str, list[tuple[object, ...]]] = {
         "stores": [(n + 1, city, draw.choice(YEARS)) for n, city in enumerate(CITIES)],
         "employees": [
-            (n + 1, name, n % len(CITIES) + 1, draw.choice(ROLES), salaries[n]) for n, name in enumerate(EMPLOYEES)
+            (n + 1, name, n % len(CITIES) + 1, draw.choice(ROLES), salaries[n])
+            for n, name in enumerate(EMPLOYEES)
         ],
         "customers": [
-            (n + 1, name, CITIES[n // 15], ages[CITIES[n // 15]][n % 15]) for n, name in enumerate(CUSTOMERS)
+            (n + 1, name, CITIES[n // 15], ages[CITIES[n // 15]][n % 15])
+            for n, name in enumerate(CUSTOMERS)
         ],
         "suppliers": [(n + 1, f"{LAST[n]} Ltd", COUNTRIES[n % len(COUNTRIES)]) for n in range(12)],
         "products": [
-            (n + 1, name, category, prices[n] / 100, draw.randint(1, 12)) for n, (name, category) in enumerate(PRODUCTS)
+            (n + 1, name, category, prices[n] / 100, draw.randint(1, 12))
+            for n, (name, category) in enumerate(PRODUCTS)
         ],
         "orders": [
-            (n, draw.randint(1, 180), draw.randint(1, 12), draw.choice(YEARS), draw.choice(STATUSES))
+            (
+                n,
+                draw.randint(1, 180),
+                draw.randint(1, 12),
+                draw.choice(YEARS),
+                draw.choice(STATUSES),
+            )
             for n in range(1, 1501)
         ],
-        "reviews": [(draw.randint(1, 90), draw.randint(1, 180), draw.randint(1, 5)) for _ in range(900)],
+        "reviews": [
+            (draw.randint(1, 90), draw.randint(1, 180), draw.randint(1, 5)) for _ in range(900)
+        ],
     }
-    made["stock"] = [(store, product, draw.randint(0, 40)) for store in range(1, 13) for product in range(1, 91)]
+    made["stock"] = [
+        (store, product, draw.randint(0, 40)) for store in range(1, 13) for product in range(1, 91)
+    ]
     made["items"] = [
         (order, product, draw.randint(1, 9))
         for order in range(1, 1501)
         for product in draw.sample(range(1, 91), draw.randint(1, 3))
     ]
-    made["payments"] = [(order, draw.choice(METHODS), draw.randrange(500, 90_000) / 100) for order in range(1, 1501)]
+    made["payments"] = [
+        (order, draw.choice(METHODS), draw.randrange(500, 90_000) / 100) for order in range(1, 1501)
+    ]
     return made
 
 
@@ -118,4 +136,7 @@ def databases() -> list[Database]:
 
 if __name__ == "__main__":
     for one in databases():
-        print(one.path.name, {table: one.query(f"select count(*) from {table}")[0][0] for table in one.tables()})
+        print(
+            one.path.name,
+            {table: one.query(f"select count(*) from {table}")[0][0] for table in one.tables()},
+        )

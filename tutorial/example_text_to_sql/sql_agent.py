@@ -1,4 +1,5 @@
-"""An agent that answers questions to a database with SQL, as its author wrote it against the OpenAI SDK."""
+"""An agent that answers questions to a database with SQL, as its author wrote it against the OpenAI
+SDK."""
 
 import json
 import re
@@ -17,7 +18,11 @@ WORDS = 3
 
 
 def tool(name: str, parameter: str) -> dict:
-    schema = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
+    schema = {
+        "type": "object",
+        "properties": {parameter: {"type": "string"}},
+        "required": [parameter],
+    }
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
@@ -28,7 +33,10 @@ def schema(database: Database, tables: str) -> str:
     """`orders(id, year) items(order_id, quantity)`, of the tables named."""
     known = database.tables()
     named = [name.strip() for name in tables.split(",")]
-    return " ".join(f"{name}({', '.join(known[name])})" for name in named if name in known) or "no such table"
+    return (
+        " ".join(f"{name}({', '.join(known[name])})" for name in named if name in known)
+        or "no such table"
+    )
 
 
 def query(database: Database, sql: str) -> str:
@@ -38,7 +46,10 @@ def query(database: Database, sql: str) -> str:
     except QueryError as error:
         return f"error: {str(error)[:200]}"
     more = [f"... {len(rows)} rows"] if len(rows) > SHOWN else []
-    return "\n".join([*(", ".join(str(value)[:80] for value in row) for row in rows[:SHOWN]), *more]) or "no rows"
+    return (
+        "\n".join([*(", ".join(str(value)[:80] for value in row) for row in rows[:SHOWN]), *more])
+        or "no rows"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -95,14 +106,18 @@ def answer(question: str, database: str = "") -> str:
 
 @ajet.workflow
 def answer_at_once(question: str, database: str = "") -> str:
-    """As `answer`, for a model too small for tools: all tables are in the prompt, and the first reply is the query.
+    """As `answer`, for a model too small for tools: all tables are in the prompt, and the first
+    reply is the query.
 
-    Values that the question has are repeated as a query has them: `'Dublin'` is two tokens, ` Dublin` another.
+    Values that the question has are repeated as a query has them: `'Dublin'` is two tokens,
+    ` Dublin` another.
     """
     data = opened(database) if database else databases()[0]
     tables = schema(data, ", ".join(data.tables()))
     messages = [{"role": "system", "content": f"Answer with one SQL query. Tables: {tables}"}]
     values = ", ".join(f"'{text}'" for text in mentioned(data, question))
-    messages.append({"role": "user", "content": f"{question}\nValues: {values}" if values else question})
+    messages.append(
+        {"role": "user", "content": f"{question}\nValues: {values}" if values else question}
+    )
     reply = OpenAI().chat.completions.create(model="gpt-4o-mini", messages=messages)
     return reply.choices[0].message.content or ""

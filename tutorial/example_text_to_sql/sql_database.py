@@ -1,7 +1,9 @@
-"""A database that SQL of a model may read: one SELECT at a time, in a process with limits, of DuckDB or SQLite.
+"""A database that SQL of a model may read: one SELECT at a time, in a process with limits, of
+DuckDB or SQLite.
 
-A model's SQL may ask for gigabytes, for other files, for another connection's memory. So it runs in a process that has
-the file open for reading and nothing else: no other file, no setting, no second statement, no table of its own.
+A model's SQL may ask for gigabytes, for other files, for another connection's memory. So it runs in
+a process that has the file open for reading and nothing else: no other file, no setting, no second
+statement, no table of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class QueryError(Exception):
 
 
 class Database:
-    """A file of DuckDB (`.duckdb`) or SQLite; the process starts with the first query and ends with this one."""
+    """A file of DuckDB (`.duckdb`) or SQLite; the process starts with the first query and ends with
+    this one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -51,7 +54,9 @@ class Database:
     def query(self, sql: str) -> list[Row]:
         """The rows of one SELECT. Raises QueryError."""
         with self._lock:
-            reply = self._ask(sql) or self._ask(sql)  # a process that was ended from outside is started again
+            reply = self._ask(sql) or self._ask(
+                sql
+            )  # a process that was ended from outside is started again
         if reply is None:
             raise QueryError("the query needs too much memory or time")
         if "error" in reply:
@@ -70,7 +75,10 @@ class Database:
             raise FileNotFoundError(f"there is no database {self.path}")
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(self.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, __file__, str(self.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         process = self._process
         timer = threading.Timer(PATIENCE, process.kill)
@@ -122,12 +130,20 @@ def answer(run: Run, sql: str, deadline: Deadline) -> dict[str, object]:
                 rows.append([plain(value) for value in row])
                 size += sum(len(str(value)) for value in rows[-1])
                 if len(rows) > ROWS or size > CHARACTERS:
-                    raise QueryError(f"the result has more than {ROWS:,} rows or {CHARACTERS:,} characters")
+                    raise QueryError(
+                        f"the result has more than {ROWS:,} rows or {CHARACTERS:,} characters"
+                    )
     except MemoryError:
         return {"error": "the query needs too much memory"}
     except Exception as error:  # noqa: BLE001  # whatever the query does, it is the query's
         late = f"the query took more than {SECONDS:g} s"
-        return {"error": late if deadline.passed else str(error).strip().partition("\n")[0] or type(error).__name__}
+        return {
+            "error": (
+                late
+                if deadline.passed
+                else str(error).strip().partition("\n")[0] or type(error).__name__
+            )
+        }
     return {"rows": rows}
 
 
@@ -158,7 +174,8 @@ def open_duckdb(path: str) -> tuple[Run, Callable[[], None], dict[str, list[str]
     limits = {"threads": 1, "memory_limit": "256MB", "max_temp_directory_size": "0KB"}
     database = duckdb.connect(path, read_only=True, config=limits)
     columns = database.execute(
-        "SELECT table_name, column_name FROM information_schema.columns ORDER BY table_name, ordinal_position"
+        "SELECT table_name, column_name FROM information_schema.columns ORDER BY table_name,"
+        " ordinal_position"
     ).fetchall()
     database.execute("SET enable_external_access = false; SET lock_configuration = true")
 
@@ -177,10 +194,18 @@ def open_sqlite(path: str) -> tuple[Run, Callable[[], None], dict[str, list[str]
     database = sqlite3.connect(f"file:{quote(os.path.abspath(path))}?mode=ro", uri=True)  # noqa: PTH100
     database.text_factory = lambda data: data.decode(errors="replace")
     columns = database.execute(
-        "SELECT t.name, c.name FROM sqlite_master t JOIN pragma_table_info(t.name) c WHERE t.type IN ('table', 'view')"
+        "SELECT t.name, c.name FROM sqlite_master t JOIN pragma_table_info(t.name) c WHERE t.type"
+        " IN ('table', 'view')"
     ).fetchall()
-    reads = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
-    database.set_authorizer(lambda action, *what: sqlite3.SQLITE_OK if action in reads else sqlite3.SQLITE_DENY)
+    reads = (
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+    )
+    database.set_authorizer(
+        lambda action, *what: sqlite3.SQLITE_OK if action in reads else sqlite3.SQLITE_DENY
+    )
     if sys.version_info >= (3, 11):
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, CHARACTERS)
     return database.execute, database.interrupt, grouped(columns)

@@ -1,4 +1,5 @@
-"""A scripted model that knows the reference queries: it plays the agent, so that its calls can be learnt from."""
+"""A scripted model that knows the reference queries: it plays the agent, so that its calls can be
+learnt from."""
 
 import json
 import re
@@ -22,6 +23,9 @@ def reply(ask):
     tables = ", ".join(dict.fromkeys(TABLE.findall(query)))
     return {
         "tool_calls": [
-            {"type": "function", "function": {"name": "schema", "arguments": json.dumps({"tables": tables})}}
+            {
+                "type": "function",
+                "function": {"name": "schema", "arguments": json.dumps({"tables": tables})},
+            }
         ]
     }

@@ -1,8 +1,9 @@
-"""The reward of a query: 1 where it gives the rows of the reference query, in databases that the agent never saw too.
+"""The reward of a query: 1 where it gives the rows of the reference query, in databases that the
+agent never saw too.
 
-Rows are compared as a multiset, and in order where the reference query is ordered; numbers to nine digits, and never
-with texts. A query that fails, is none, gives too much or is no single SELECT earns 0. A reference query that fails or
-says nothing is an error of the task, and no reward.
+Rows are compared as a multiset, and in order where the reference query is ordered; numbers to nine
+digits, and never with texts. A query that fails, is none, gives too much or is no single SELECT
+earns 0. A reference query that fails or says nothing is an error of the task, and no reward.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ def query_of(output: str) -> str:
 
 @lru_cache(maxsize=4096)
 def reference(database: Database, sql: str) -> list[Row]:
-    """Raises ValueError where the reference query says nothing: an empty result is too easy to give."""
+    """Raises ValueError where the reference query says nothing: an empty result is too easy to
+    give."""
     try:
         rows = database.query(sql)
     except QueryError as error:
-        raise ValueError(f"the reference query fails in {Path(database.path).name}: {error}") from error
+        raise ValueError(
+            f"the reference query fails in {Path(database.path).name}: {error}"
+        ) from error
     if all(value is None for row in rows for value in row):
         raise ValueError(f"the reference query gives nothing in {Path(database.path).name}: {sql}")
     return rows
@@ -67,7 +71,11 @@ def is_ordered(sql: str) -> bool:
 def same(rows: list[Row], expected: list[Row], *, ordered: bool) -> bool:
     if [len(row) for row in rows] != [len(row) for row in expected]:
         return False
-    pairs = zip(rows, expected, strict=True) if ordered else zip(in_order(rows), in_order(expected), strict=True)
+    pairs = (
+        zip(rows, expected, strict=True)
+        if ordered
+        else zip(in_order(rows), in_order(expected), strict=True)
+    )
     return all(equal(a, b) for row, other in pairs for a, b in zip(row, other, strict=True))
 
 

@@ -1,7 +1,9 @@
-"""A scripted writer of questions with queries: it stands in for a large model, the same on every machine.
+"""A scripted writer of questions with queries: it stands in for a large model, the same on every
+machine.
 
-It does what `ajet dataset expand` asks a model for: it writes questions of the family that the prompt names, and
-answers questions with SQL. One query in ten is wrong, as a model's may be, and one reply in fifty is prose.
+It does what `ajet dataset expand` asks a model for: it writes questions of the family that the
+prompt names, and answers questions with SQL. One query in ten is wrong, as a model's may be, and
+one reply in fifty is prose.
 """
 
 from __future__ import annotations
@@ -84,6 +86,10 @@ def answer_to(prompt: str) -> str:
     for line in reversed(prompt.splitlines()):
         for form, family in patterns():
             if match := form.fullmatch(line.strip()):
-                values = {name.rpartition("_")[0]: value for name, value in match.groupdict().items() if value}
+                values = {
+                    name.rpartition("_")[0]: value
+                    for name, value in match.groupdict().items()
+                    if value
+                }
                 return family.query.format(**values)
     return "select 1"

@@ -1,4 +1,5 @@
-"""A family of questions: one query, and wordings with alternatives: `[Count|Please count] the customers in {city}.`"""
+"""A family of questions: one query, and wordings with alternatives:
+`[Count|Please count] the customers in {city}.`"""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ WORDS = {
     "at": "of|in|at",
     "best": "best paid|highest paid",
     "buyers": "clients|shoppers|buyers|customers",
-    "down": "|, highest first|, from the top|, in descending order|, starting with the highest|, from high to low",
+    "down": (
+        "|, highest first|, from the top|, in descending order|, starting with the highest|, from"
+        " high to low"
+    ),
     "eldest": "oldest|eldest",
     "fetch": "look up|fetch|work out",
     "from": "in|of|from",
@@ -34,7 +38,10 @@ WORDS = {
     "staff": "employees|people|workers",
     "take": "take|consider|look at",
     "under": "below|under|less than",
-    "up": "|, lowest first|, from the bottom|, in ascending order|, starting with the lowest|, from low to high",
+    "up": (
+        "|, lowest first|, from the bottom|, in ascending order|, starting with the lowest|, from"
+        " low to high"
+    ),
     "worst": "worst paid|lowest paid",
 }
 
@@ -64,7 +71,9 @@ def family(query: str, training: str, tuning: str, held_out: str) -> Family:
 def worded(wording: str, draw: random.Random) -> str:
     """One of each alternatives."""
     while "[" in wording:
-        wording = re.sub(r"\[([^\[\]]*)\]", lambda choice: draw.choice(choice[1].split("|")), wording)
+        wording = re.sub(
+            r"\[([^\[\]]*)\]", lambda choice: draw.choice(choice[1].split("|")), wording
+        )
     return wording[0].upper() + wording[1:]
 
 

@@ -1,7 +1,9 @@
-"""Werewolves: for nine, three werewolves against a village with a seer, a witch, a hunter and a guard; or for six.
+"""Werewolves: for nine, three werewolves against a village with a seer, a witch, a hunter and a
+guard; or for six.
 
-The game knows no model: `ask(player, text)` says what a player answers. `python wolf_game.py` writes train.jsonl and
-val.jsonl: a task is a seed, which decides who has which role and in what order they speak.
+The game knows no model: `ask(player, text)` says what a player answers. `python wolf_game.py`
+writes train.jsonl and val.jsonl: a task is a seed, which decides who has which role and in what
+order they speak.
 """
 
 import json
@@ -23,14 +25,17 @@ def side(role: str) -> str:
 
 @dataclass
 class Game:
-    """One game: who is who, who lives, and what each player has been told since it was last asked."""
+    """One game: who is who, who lives, and what each player has been told since it was last
+    asked."""
 
     seed: int
     deck: tuple[str, ...] = NINE
     brief: bool = False
-    """Players see only their choices, not what was said and who died: for a model that reads little."""
+    """Players see only their choices, not what was said and who died: for a model that reads
+    little."""
     kinds: bool = False
-    """Players see only their role and name a kind of player, such as `ally`; which of that kind is drawn."""
+    """Players see only their role and name a kind of player, such as `ally`; which of that kind is
+    drawn."""
     roles: dict[int, str] = field(init=False)
     alive: list[int] = field(init=False)
     news: dict[int, list[str]] = field(init=False)
@@ -43,7 +48,8 @@ class Game:
     nonsense: int = 0
     """Answers that were no choice; they count as `none`."""
     choices: dict[int, list[float]] = field(init=False)
-    """What each answer of a player did at once: 1 against the other side, 0 against its own or no choice, else 0.5."""
+    """What each answer of a player did at once: 1 against the other side, 0 against its own or no
+    choice, else 0.5."""
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
@@ -52,7 +58,9 @@ class Game:
         self.news = {player: [] for player in self.roles}
         self.choices = {player: [] for player in self.roles}
         pack = self.living("werewolf")
-        self.known = {one: dict.fromkeys(pack if one in pack else [one], "ally") for one in self.roles}
+        self.known = {
+            one: dict.fromkeys(pack if one in pack else [one], "ally") for one in self.roles
+        }
 
     def living(self, role: str) -> list[int]:
         return [player for player in self.alive if self.roles[player] == role]
@@ -67,16 +75,27 @@ class Game:
         """What a player knows of itself; werewolves know each other."""
         if self.kinds:
             return self.roles[player]
-        mates = [p for p in self.living("werewolf") if p != player] if self.roles[player] == "werewolf" else []
+        mates = (
+            [p for p in self.living("werewolf") if p != player]
+            if self.roles[player] == "werewolf"
+            else []
+        )
         return f"{player} {self.roles[player]}" + "".join(f" {mate}" for mate in mates)
 
-    async def choose(self, ask: Ask, player: int, what: str, options: list[str], claim: str = "") -> str:
-        """The player's choice, which may have a claim behind it; `none` where it says something else."""
+    async def choose(
+        self, ask: Ask, player: int, what: str, options: list[str], claim: str = ""
+    ) -> str:
+        """The player's choice, which may have a claim behind it; `none` where it says something
+        else."""
         offered: dict[str, list[str]] = {}
         for option in options if self.kinds else ():
             kind = self.kind(player, option, "other") if option.isdigit() else option
             offered.setdefault(kind, []).append(option)
-        own = [" ".join([what, *sorted(offered)])] if self.kinds else self.listed(player, what, options)
+        own = (
+            [" ".join([what, *sorted(offered)])]
+            if self.kinds
+            else self.listed(player, what, options)
+        )
         lines = [*(() if self.brief or self.kinds else self.news[player]), *own]
         self.news[player] = []
         answer = (await ask(player, "\n".join(lines))).strip()
@@ -102,7 +121,8 @@ class Game:
         return self.known[player].get(number, "named" if number in self.named else unknown)
 
     def listed(self, player: int, what: str, options: list[str]) -> list[str]:
-        """The choices as the player sees them: those it knows something of in lines of their own, the others last."""
+        """The choices as the player sees them: those it knows something of in lines of their own,
+        the others last."""
         lines: dict[str, list[str]] = {"ally": [], "wolf": [], "named": [], what: []}
         for option in options:
             lines[self.kind(player, option, what)].append(option)
@@ -124,7 +144,9 @@ class Game:
         prey = await self.choose(ask, wolves[day % len(wolves)], "kill", numbers)
         dying = {int(prey)} if prey != "none" else set[int]()
         for guard in self.living("guard"):
-            choice = await self.choose(ask, guard, "guard", [n for n in numbers if int(n) != self.guarded])
+            choice = await self.choose(
+                ask, guard, "guard", [n for n in numbers if int(n) != self.guarded]
+            )
             self.guarded = int(choice) if choice != "none" else 0
         for seer in self.living("seer"):
             choice = await self.choose(ask, seer, "check", [n for n in numbers if int(n) != seer])
@@ -154,7 +176,8 @@ class Game:
                 await self.die(ask, player)
 
     async def day(self, ask: Ask) -> None:
-        """Everybody votes in turn, heard by all; `3 seer` is a vote for 3 and a claim to be the seer, true or not."""
+        """Everybody votes in turn, heard by all; `3 seer` is a vote for 3 and a claim to be the
+        seer, true or not."""
         votes: Counter[int] = Counter()
         for player in self.draw.sample(self.alive, len(self.alive)):
             others = [str(p) for p in self.alive if p != player]
@@ -183,7 +206,9 @@ class Game:
 
 def main() -> None:
     for name, seeds in (("train", range(512)), ("val", range(10_000, 10_128))):
-        text = "".join(json.dumps({"question": f"Game {seed}.", "seed": seed}) + "\n" for seed in seeds)
+        text = "".join(
+            json.dumps({"question": f"Game {seed}.", "seed": seed}) + "\n" for seed in seeds
+        )
         Path(__file__).with_name(f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,5 @@
-"""Models of a hundred thousand parameters that have seen players who choose with sense four times in ten.
+"""Models of a hundred thousand parameters that have seen players who choose with sense four times
+in ten.
 
 To begin from a real model instead, name one of the hub as `model.path`.
 """
@@ -17,11 +18,18 @@ LISTS = ("ally", "wolf", "named")
 
 
 def choices(text: str) -> tuple[str, dict[str, list[str]]]:
-    """What a player is asked, and the choices by list; `other` are those that it knows nothing of."""
+    """What a player is asked, and the choices by list; `other` are those that it knows nothing
+    of."""
     *before, last = [line.split() for line in text.splitlines()]
-    found = {name: list[str]() for name in LISTS} | {line[0]: line[1:] for line in before if line[0] in LISTS}
+    found = {name: list[str]() for name in LISTS} | {
+        line[0]: line[1:] for line in before if line[0] in LISTS
+    }
     kinds = {name: [name] for name in LISTS if name in last}
-    return last[0], {**found, **kinds, "other": [option for option in last[1:] if option not in kinds]}
+    return last[0], {
+        **found,
+        **kinds,
+        "other": [option for option in last[1:] if option not in kinds],
+    }
 
 
 def every(lists: dict[str, list[str]]) -> list[str]:
@@ -45,7 +53,9 @@ def sensible(draw: random.Random, role: str, text: str) -> str:
     if lists["wolf"] and what == "vote":
         return f"{lists['wolf'][0]} seer"
     follows = role != "werewolf" and what != "check"
-    return draw.choice((follows and lists["named"]) or lists["other"] or lists["named"] or every(lists))
+    return draw.choice(
+        (follows and lists["named"]) or lists["other"] or lists["named"] or every(lists)
+    )
 
 
 def demonstrate(draw: random.Random, deck: tuple[str, ...] = NINE) -> Demonstration:
@@ -56,11 +66,22 @@ def demonstrate(draw: random.Random, deck: tuple[str, ...] = NINE) -> Demonstrat
         messages = [{"role": "system", "content": game.introduction(watched)}]
 
         async def ask(
-            player: int, text: str, game: Game = game, watched: int = watched, messages: list[dict[str, str]] = messages
+            player: int,
+            text: str,
+            game: Game = game,
+            watched: int = watched,
+            messages: list[dict[str, str]] = messages,
         ) -> str:
-            answer = sensible(draw, game.roles[player], text) if draw.random() < SENSE else guess(draw, text)
+            answer = (
+                sensible(draw, game.roles[player], text)
+                if draw.random() < SENSE
+                else guess(draw, text)
+            )
             if player == watched:
-                messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+                messages += [
+                    {"role": "user", "content": text},
+                    {"role": "assistant", "content": answer},
+                ]
             return answer
 
         with suppress(StopIteration):
@@ -68,8 +89,14 @@ def demonstrate(draw: random.Random, deck: tuple[str, ...] = NINE) -> Demonstrat
         turns = len(messages) // 2
         if turns:
             first = 1 + 2 * draw.randrange(turns)
-            return Demonstration(messages if deck is SIX else [messages[0], *messages[first : first + 2]])
+            return Demonstration(
+                messages if deck is SIX else [messages[0], *messages[first : first + 2]]
+            )
 
 
-nine = Recipe(demonstrate, enough=0.3, min_steps=100, max_steps=300, batch=64, shape=Shape(rope_theta=1000.0))
-six = replace(nine, demonstrate=partial(demonstrate, deck=SIX), min_steps=250, max_steps=500, batch=16)
+nine = Recipe(
+    demonstrate, enough=0.3, min_steps=100, max_steps=300, batch=64, shape=Shape(rope_theta=1000.0)
+)
+six = replace(
+    nine, demonstrate=partial(demonstrate, deck=SIX), min_steps=250, max_steps=500, batch=16
+)

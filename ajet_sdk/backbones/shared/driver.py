@@ -47,7 +47,8 @@ P = TypeVar("P", bound=Place)
 
 @contextmanager
 def open_run(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]]:
-    """Open the loggers of a job; yields the job with the cluster's machines, the loggers and the number of steps.
+    """Open the loggers of a job; yields the job with the cluster's machines, the loggers and the
+    number of steps.
 
     Raises ConfigError.
     """
@@ -68,11 +69,12 @@ class ClusterRun:
         base = job.config.trainer_common.checkpoint_base_dir
         self.store = (Path(base) if base else job.directory / "checkpoint").resolve()
         self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
-        """The directory of the nodes' trace files: in the checkpoint store, if configured, as every node reaches it."""
+        """The directory of the nodes' trace files: in the checkpoint store, if configured, as every
+        node reaches it."""
 
     async def place(self, kind: type[P], *, lora: bool = False, **more: object) -> P:
-        """The run's paths, model and learning rate (the default for an adapter with `lora`). A recipe's model is built
-        first."""
+        """The run's paths, model and learning rate (the default for an adapter with `lora`). A
+        recipe's model is built first."""
         model = await model_to_train(self.job, self.loggers.say)
         return kind(
             run_id=self.job.run_id,
@@ -87,10 +89,13 @@ class ClusterRun:
     def result(self, path: Path | None) -> TunedModel:
         """The exported model, if any, with the newest metrics."""
         start = self.config.model.path
-        return self.loggers.tuned(path, self.job.directory, {0: Path(first_model(self.config))} if start else {})
+        return self.loggers.tuned(
+            path, self.job.directory, {0: Path(first_model(self.config))} if start else {}
+        )
 
     def cluster(self, hook: str = INSTALL) -> AbstractContextManager[RayCluster]:
-        """Join the job's Ray cluster, or start one here; workers call the function `hook` when they start."""
+        """Join the job's Ray cluster, or start one here; workers call the function `hook` when they
+        start."""
         source = self.config.source
         package = package_code(
             self.job.workflow,
@@ -100,17 +105,24 @@ class ClusterRun:
         )
         address = self.job.ray or LOCAL
         self.loggers.say(
-            "starting Ray on this machine" if address == LOCAL else f"joining the Ray cluster at {address}"
+            "starting Ray on this machine"
+            if address == LOCAL
+            else f"joining the Ray cluster at {address}"
         )
-        return cluster(address, package=package, namespace=namespace_of(self.job.run_id), quiet=True, hook=hook)
+        return cluster(
+            address, package=package, namespace=namespace_of(self.job.run_id), quiet=True, hook=hook
+        )
 
     def keep(self, mapping: Mapping[str, object], name: str) -> None:
         """Write the trainer's config as a YAML file next to ajet's."""
         shown = masked(json.loads(json.dumps(mapping, default=str)), "***")
-        (self.job.directory / name).write_text(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+        (self.job.directory / name).write_text(
+            yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+        )
 
     def roll_back(self, step: int) -> None:
-        """Resume at a checkpoint: later samples are marked superseded, in the trace files of the driver and the nodes.
+        """Resume at a checkpoint: later samples are marked superseded, in the trace files of the
+        driver and the nodes.
 
         The nodes' processes have ended. Calls that the driver booked are not booked again.
         """
@@ -121,7 +133,9 @@ class ClusterRun:
             self.loggers.say("no checkpoint found; starting at step 0")
         step, run_id = step or -1, self.job.run_id
         self.writer.supersede(run_id, step)
-        rows = self.writer.query("SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step])
+        rows = self.writer.query(
+            "SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step]
+        )
         booked = rows["call_id"].to_pylist()
         for path in trace_files(self.traces) if any(self.traces.glob("*.duckdb")) else ():
             if path.resolve() != self.writer.path.resolve():
@@ -167,10 +181,15 @@ class ClusterRun:
         target, last = self.store / self.job.run_id / "model", self.total
         with open_trace(self.job.directory) as trace:
             validated = episodes(trace, self.job.run_id, last, split="val")
-        calls = [call for episode in validated for call in episode.calls if call.policy_version == last]
+        calls = [
+            call for episode in validated for call in episode.calls if call.policy_version == last
+        ]
         gap = export(checkpoint, target, calls)
         if gap is not None:
-            self.loggers.say(f"reloaded model reproduces the sampler's log-probabilities; mean difference {gap:.1g}")
+            self.loggers.say(
+                "reloaded model reproduces the sampler's log-probabilities; mean difference"
+                f" {gap:.1g}"
+            )
         return target
 
 
@@ -182,11 +201,13 @@ def check_installed(*packages: str) -> None:
 
 
 async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
-    """The absolute directory of the model, or its name on the hub. A recipe's model is built first."""
+    """The absolute directory of the model, or its name on the hub. A recipe's model is built
+    first."""
     config = job.config
     if not config.model.path:
         raise ConfigError(
-            f"model.path is not set: backbone {config.backbone} needs a local directory or a Hugging Face name"
+            f"model.path is not set: backbone {config.backbone} needs a local directory or a"
+            " Hugging Face name"
         )
     if wants_recipe(config):
         path = await build_recipe(config, Probe(config, job.workflow, job.judge, job.train), say)
@@ -194,13 +215,16 @@ async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
         path = config.resolve(config.model.path)
     if adapter_values(path) is not None:
         raise ConfigError(
-            f"model.path: {path} is a LoRA adapter, which backbone {config.backbone} can't start from; name a model "
-            "with the adapter merged (a finished run exports one as `model/`), or use backbone local"
+            f"model.path: {path} is a LoRA adapter, which backbone {config.backbone} can't start"
+            " from; name a model with the adapter merged (a finished run exports one as `model/`),"
+            " or use backbone local"
         )
     return str(path.resolve()) if path.exists() else str(path)
 
 
-def learning_rate(config: Config, model: str, say: Callable[[str], None], *, lora: bool = False) -> float:
+def learning_rate(
+    config: Config, model: str, say: Callable[[str], None], *, lora: bool = False
+) -> float:
     """The configured learning rate, or the default for a model of this size."""
     parameters = _parameters(model)
     lr = config.trainer_common.optim.lr
@@ -244,7 +268,8 @@ def export(checkpoint: Path, target: Path, calls: Sequence[Call] = ()) -> float 
 
 
 def _parameters(model: str) -> int:
-    """Number of parameters of a model. Raises ConfigError if the tensors in its directory do not fit.
+    """Number of parameters of a model. Raises ConfigError if the tensors in its directory do not
+    fit.
 
     A name on the hub is not downloaded here, so only its shape is read.
     """
@@ -257,13 +282,18 @@ def _parameters(model: str) -> int:
         else:
             mismatch = Mismatch()
             with torch.device("meta"):
-                whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))
+                whole = AutoModelForCausalLM.from_config(
+                    AutoConfig.from_pretrained(model, trust_remote_code=False)
+                )
     except LOAD_ERRORS as error:
         raise ConfigError(
             f"model.path: {model} cannot be loaded as a causal language model: {first_line(error)}"
         ) from error
     if mismatch:
-        raise ConfigError(f"model.path: the weights in {model} do not match the model of its config.json: {mismatch}")
+        raise ConfigError(
+            f"model.path: the weights in {model} do not match the model of its config.json:"
+            f" {mismatch}"
+        )
     return sum(p.numel() for p in whole.parameters())
 
 
@@ -285,9 +315,9 @@ _UNBOOKED = f"""
 def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
     """Complete the ledger and check that every sampled token is in it once.
 
-    Sound episodes that did not reach the trainer (explored ahead of the last step, or lost with a node) become
-    `superseded`, interrupted ones `failed`. Waits up to a minute for processes with open trace files. Raises
-    TrainingError if a call is booked twice.
+    Sound episodes that did not reach the trainer (explored ahead of the last step, or lost with a
+    node) become `superseded`, interrupted ones `failed`. Waits up to a minute for processes with
+    open trace files. Raises TrainingError if a call is booked twice.
     """
     deadline = time.monotonic() + _ENDING
     while True:
@@ -307,4 +337,6 @@ def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
         writer.flush()
         wrong = ledger_balance(trace, run_id)
     if wrong:
-        raise TrainingError(f"the ledger of run {run_id} does not balance:\n  " + "\n  ".join(wrong[:10]))
+        raise TrainingError(
+            f"the ledger of run {run_id} does not balance:\n  " + "\n  ".join(wrong[:10])
+        )

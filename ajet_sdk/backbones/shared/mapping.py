@@ -1,7 +1,7 @@
 """Shared parts of the mappings from ajet's config to those of Trinity and verl.
 
-A key that a trainer does not support is an error if it would change the result, else a warning. The config file's root
-named after the backbone takes precedence.
+A key that a trainer does not support is an error if it would change the result, else a warning. The
+config file's root named after the backbone takes precedence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ log = logging.getLogger("ajet")
 MICRO_BATCH_TOKENS = 8192
 """Tokens per GPU and pass if the config sets no number."""
 DUAL_CLIP_OFF = 1e9
-"""Trinity and verl clip the loss of tokens with a negative advantage at this multiple; the local loss does not."""
+"""Trinity and verl clip the loss of tokens with a negative advantage at this multiple; the local
+loss does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,8 @@ class Place:
     lr: float | None
     """None if it depends on the model's size, which is not known yet."""
     checkpoints: Path
-    """The checkpoint store, which every node can reach; the trainer's directory is `{checkpoints}/{run_id}/{name}`."""
+    """The checkpoint store, which every node can reach; the trainer's directory is
+    `{checkpoints}/{run_id}/{name}`."""
     val_tasks: int = 0
     """Number of validation tasks."""
 
@@ -56,25 +58,34 @@ def merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, 
     result = dict(base)
     for name, value in over.items():
         below = result.get(name)
-        result[name] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        result[name] = (
+            merged(below, value)
+            if isinstance(below, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return result
 
 
-def merge_root(computed: Mapping[str, object], config: Config, name: str, ours: Mapping[str, str]) -> dict[str, object]:
+def merge_root(
+    computed: Mapping[str, object], config: Config, name: str, ours: Mapping[str, str]
+) -> dict[str, object]:
     """Merge the root `name:` of the config file over the computed mapping.
 
-    `ours` lists trainer keys that ajet relies on, each with the ajet key it comes from ("" if ajet sets it itself).
-    Raises ConfigError if the root is not a mapping or contradicts one of them.
+    `ours` lists trainer keys that ajet relies on, each with the ajet key it comes from ("" if ajet
+    sets it itself). Raises ConfigError if the root is not a mapping or contradicts one of them.
     """
     root = config.roots.plain().get(name) or {}
     if not isinstance(root, Mapping):
-        raise ConfigError(f"the top-level key {name}: must be a mapping (got {type(root).__name__})")
+        raise ConfigError(
+            f"the top-level key {name}: must be a mapping (got {type(root).__name__})"
+        )
     whole, wrong = merged(computed, root), []
     for path, key in ours.items():
         before, after = value_at(computed, path), value_at(whole, path)
         if before != after:
             wrong.append(
-                f"{name}.{path}: {after} contradicts {key} ({before}), which ajet uses as well; set {key} alone"
+                f"{name}.{path}: {after} contradicts {key} ({before}), which ajet uses as well; set"
+                f" {key} alone"
                 if key
                 else f"{name}.{path}: ajet sets this itself; leave it out"
             )
@@ -91,35 +102,53 @@ def value_at(mapping: Mapping[str, object], path: str) -> Any:
 
 
 def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> list[str]:
-    """Errors for keys that neither Trinity nor verl supports, for messages on `trainer`. `lora`: it trains adapters."""
+    """Errors for keys that neither Trinity nor verl supports, for messages on `trainer`. `lora`: it
+    trains adapters."""
     model, wrong = config.model, []
     if config.trainer_common.algorithm.use_kl_in_reward:
-        wrong.append("trainer_common.algorithm.use_kl_in_reward: use use_kl_loss with kl_loss_coef, or backbone local")
+        wrong.append(
+            "trainer_common.algorithm.use_kl_in_reward: use use_kl_loss with kl_loss_coef, or"
+            " backbone local"
+        )
     if not config.trainer_common.algorithm.by_reward:
         name = config.trainer_common.algorithm.adv_estimator
         wrong.append(
-            f"trainer_common.algorithm: {name}; {trainer} learns from sampled attempts and their advantages only, "
-            "not from demonstrations, pairs or teachers; use backbone local"
+            f"trainer_common.algorithm: {name}; {trainer} learns from sampled attempts and their"
+            " advantages only, not from demonstrations, pairs or teachers; use backbone local"
         )
     for key in OBJECTIVE:
         value = getattr(config.trainer_common, key)
-        if value != getattr(TrainerCommon(), key) and key not in ("clip_ratio_low", "clip_ratio_high"):
+        if value != getattr(TrainerCommon(), key) and key not in (
+            "clip_ratio_low",
+            "clip_ratio_high",
+        ):
             wrong.append(
-                f"trainer_common.{key}: {value}; {trainer} gets the clipped loss per token only; leave it out, or use "
-                "backbone local"
+                f"trainer_common.{key}: {value}; {trainer} gets the clipped loss per token only;"
+                " leave it out, or use backbone local"
             )
     if not config.validation_attempts:
-        wrong.append(f"trainer_common.val_pass_n: 0; {trainer} samples validation tasks; set 1, or use backbone local")
+        wrong.append(
+            f"trainer_common.val_pass_n: 0; {trainer} samples validation tasks; set 1, or use"
+            " backbone local"
+        )
     if model.trust_remote_code:
-        wrong.append(f"model.trust_remote_code: {trainer} runs no code of a checkpoint; leave it out")
+        wrong.append(
+            f"model.trust_remote_code: {trainer} runs no code of a checkpoint; leave it out"
+        )
     if config.rollout.sampling == "request":
         wrong.append(
-            f"rollout.sampling: request; {trainer} trains all calls at one temperature; set rollout.sampling: run"
+            f"rollout.sampling: request; {trainer} trains all calls at one temperature; set"
+            " rollout.sampling: run"
         )
     if model.base_url or model.scripted:
-        wrong.append(f"model.base_url and model.scripted: {trainer} trains model weights; set model.path")
+        wrong.append(
+            f"model.base_url and model.scripted: {trainer} trains model weights; set model.path"
+        )
     if model.lora.enabled and not lora:
-        wrong.append(f"model.lora: {_NO_LORA.format(trainer)}; set model.lora.enabled: false, or use backbone local")
+        wrong.append(
+            f"model.lora: {_NO_LORA.format(trainer)}; set model.lora.enabled: false, or use"
+            " backbone local"
+        )
     return wrong
 
 
@@ -131,7 +160,8 @@ def refuse_lora(mapping: Mapping[str, object], trainer: str, *paths: str) -> Non
     for path in paths:
         if value_at(mapping, path):
             raise ConfigError(
-                f"{trainer.lower()}.{path}: {_NO_LORA.format(trainer)}; leave it out, or use backbone local"
+                f"{trainer.lower()}.{path}: {_NO_LORA.format(trainer)}; leave it out, or use"
+                " backbone local"
             )
 
 
@@ -149,21 +179,33 @@ def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> No
         for name, read_by in READ_BY.items()
         if not {*read_by} & {*of_rewards}
     }
-    only_local = ("rollout.resample_groups", "trainer_common.stop_when", "trainer_common.algorithm.replay")
+    only_local = (
+        "rollout.resample_groups",
+        "trainer_common.stop_when",
+        "trainer_common.algorithm.replay",
+    )
     local = dict.fromkeys(only_local, "only backbone local has it")
-    for path, why in {"rollout.name": "clusters sample with vllm", **local, **conditional, **without_effect}.items():
+    for path, why in {
+        "rollout.name": "clusters sample with vllm",
+        **local,
+        **conditional,
+        **without_effect,
+    }.items():
         if config.is_set(path):
             log.warning("%s has no effect with backbone %s: %s", path, backbone, why)
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:
         log.warning(
-            "rollout.top_p and top_k restrict sampling, but backbone %s scores tokens under the unrestricted "
-            "distribution: policy ratios are below 1, and tokens with negative advantage may be clipped and get "
-            "no gradient. Set top_p: 1 and top_k: -1, or use backbone local, which scores them under the "
-            "restricted one",
+            "rollout.top_p and top_k restrict sampling, but backbone %s scores tokens under the"
+            " unrestricted distribution: policy ratios are below 1, and tokens with negative"
+            " advantage may be clipped and get no gradient. Set top_p: 1 and top_k: -1, or use"
+            " backbone local, which scores them under the restricted one",
             backbone,
         )
     if config.is_set("rollout.deterministic") and config.rollout.deterministic:
-        log.warning("rollout.deterministic: the order of calls on a cluster is not fixed, so runs are not reproducible")
+        log.warning(
+            "rollout.deterministic: the order of calls on a cluster is not fixed, so runs are not"
+            " reproducible"
+        )
 
 
 def dtype(config: Config) -> str:
@@ -171,7 +213,8 @@ def dtype(config: Config) -> str:
 
 
 def mixed_precision(config: Config) -> dict[str, str]:
-    """Mixed precision of verl's workers: passes in `model.dtype`, weights and gradient sums in float32."""
+    """Mixed precision of verl's workers: passes in `model.dtype`, weights and gradient sums in
+    float32."""
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return {"param_dtype": names[dtype(config)], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 

@@ -1,7 +1,8 @@
-"""Runs episodes on a node of a cluster, with its own gateway and trace file; serializes jobs for nodes.
+"""Runs episodes on a node of a cluster, with its own gateway and trace file; serializes jobs for
+nodes.
 
-Nodes record independently and send only ids, log-probabilities and rewards. The code of workflow and judge is sent as a
-`CodePackage`; a serialized job refers to it.
+Nodes record independently and send only ids, log-probabilities and rewards. The code of workflow
+and judge is sent as a `CodePackage`; a serialized job refers to it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,17 @@ S = TypeVar("S", bound=Sampler)
 class Node(Generic[S]):
     """The state of a process on a node, for the whole run.
 
-    `job` is the result of `serialize_job`, with the trace directory and the model added. `sampler` makes the sampler
-    over the trainer's model. `processes` processes share `rollout.max_env_worker` concurrent episodes.
+    `job` is the result of `serialize_job`, with the trace directory and the model added. `sampler`
+    makes the sampler over the trainer's model. `processes` processes share `rollout.max_env_worker`
+    concurrent episodes.
     """
 
-    def __init__(self, job: Mapping[str, Any], sampler: Callable[[Config, HFTokenizer], S], processes: int = 1) -> None:
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        sampler: Callable[[Config, HFTokenizer], S],
+        processes: int = 1,
+    ) -> None:
         self._stack = ExitStack()  # until the process ends
         self._stack.enter_context(placeholder_keys())
         self.run_id = str(job["run_id"])
@@ -60,26 +67,41 @@ class Node(Generic[S]):
         self.tokenizer = HFTokenizer(str(job["model"]))
         self.sampler = sampler(self.config, self.tokenizer)
         self._engine = TokenEngine(
-            self.sampler, self.tokenizer, tool_call_parser=self.config.model.tool_call_parser, rescored=False
+            self.sampler,
+            self.tokenizer,
+            tool_call_parser=self.config.model.tool_call_parser,
+            rescored=False,
         )
 
-    async def run(self, group: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
-        """Run a group of attempts; returns episodes in the same order. Validation is booked in the ledger at once."""
+    async def run(
+        self, group: Sequence[Attempt], sampling: SamplingOverride | None
+    ) -> list[Episode]:
+        """Run a group of attempts; returns episodes in the same order. Validation is booked in the
+        ledger at once."""
         token = current_workers.set(self._workers)
         try:
             episodes = await run_batch(
-                self._workflow, self._judge, group, engine=self._engine, gateway=self._gateway, config=self.config,
-                writer=self.writer, sampling=sampling,
-            )  # fmt: skip
+                self._workflow,
+                self._judge,
+                group,
+                engine=self._engine,
+                gateway=self._gateway,
+                config=self.config,
+                writer=self.writer,
+                sampling=sampling,
+            )
         finally:
             current_workers.reset(token)
         if group[0].split == "val":
-            self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
+            self.writer.put(
+                *(entry for episode in episodes for entry in untrained_entries(episode))
+            )
         return episodes
 
 
 def serialize_job(job: Job) -> dict[str, Any]:
-    """Convert a job to plain data for nodes. Raises ConfigError if the workflow or the judge cannot be pickled."""
+    """Convert a job to plain data for nodes. Raises ConfigError if the workflow or the judge cannot
+    be pickled."""
     from ray import cloudpickle
 
     code = {}
@@ -88,15 +110,18 @@ def serialize_job(job: Job) -> dict[str, Any]:
             code[name] = base64.b64encode(cloudpickle.dumps(thing)).decode()
         except Exception as error:  # pickling runs the object's own code
             raise ConfigError(
-                f"the {name} {getattr(thing, '__qualname__', thing)!r} can't be sent to other processes "
-                f"({type(error).__name__}: {error}); everything it refers to must be picklable: create open "
-                "files, locks and clients inside the function"
+                f"the {name} {getattr(thing, '__qualname__', thing)!r} can't be sent to other"
+                f" processes ({type(error).__name__}: {error}); everything it refers to must be"
+                " picklable: create open files, locks and clients inside the function"
             ) from error
     config = job.config
     return {
         "run_id": job.run_id,
         "directory": str(job.directory.resolve()),
-        "config": {"ajet": config.model_dump(mode="json", exclude_unset=True), **config.roots.plain()},
+        "config": {
+            "ajet": config.model_dump(mode="json", exclude_unset=True),
+            **config.roots.plain(),
+        },
         "source": str(config.source) if config.source else None,
         **code,
     }
@@ -111,5 +136,7 @@ def deserialize_job(job: Mapping[str, Any]) -> tuple[Config, Any, Any]:
         installed = installed_code()
         local = installed.local_path(job["source"]) if installed is not None else None
         config._source = local or Path(job["source"])
-    workflow, judge = (cloudpickle.loads(base64.b64decode(job[name])) for name in ("workflow", "judge"))
+    workflow, judge = (
+        cloudpickle.loads(base64.b64decode(job[name])) for name in ("workflow", "judge")
+    )
     return config, workflow, judge

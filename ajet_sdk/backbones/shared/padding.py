@@ -1,4 +1,5 @@
-"""verl removes padding with functions of flash-attn; this replaces them where it is not installed."""
+"""verl removes padding with functions of flash-attn; this replaces them where it is not
+installed."""
 
 from __future__ import annotations
 

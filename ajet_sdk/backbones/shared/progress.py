@@ -1,4 +1,5 @@
-"""Converts messages of the `Mailbox` to metrics, with the same names as in `local`, and log lines."""
+"""Converts messages of the `Mailbox` to metrics, with the same names as in `local`, and log
+lines."""
 
 from __future__ import annotations
 
@@ -43,14 +44,18 @@ class _Part:
                 if name.partition("/")[2].startswith(_SUMS):
                     sums[name] += value
             tokens += metrics.get("train/tokens_in_samples", 0.0)
-            apart += metrics.get("train/tokens_in_samples", 0.0) * metrics.get("train/merge_ratio", 1.0)
+            apart += metrics.get("train/tokens_in_samples", 0.0) * metrics.get(
+                "train/merge_ratio", 1.0
+            )
         return {**sums, **measured, **({"train/merge_ratio": apart / tokens} if tokens else {})}
 
 
 class Progress:
     """Logs the messages of a run; each backbone adds those of its trainer."""
 
-    def __init__(self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int) -> None:
+    def __init__(
+        self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int
+    ) -> None:
         self._loggers, self._writer, self._job, self._total = loggers, writer, job, total
         self._val = len(val)
         self._sets = validation_sets(job)
@@ -115,7 +120,10 @@ class Progress:
         if any(each is None or each.groups < self._val for each in both):
             return
         sampled, greedy = (each.episodes for each in both if each is not None)
-        self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats, self._sets, self._failure_reward))
+        self._loggers.log(
+            step,
+            validation_metrics(sampled, greedy, self._repeats, self._sets, self._failure_reward),
+        )
         self._loggers.held_out(step, self._sets)
 
     def _log_step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
 
 def total_steps(config: Config, tasks: int) -> int:
-    """Training steps of a run: `total_steps`, else by the number of epochs; at most `total_training_steps`."""
+    """Training steps of a run: `total_steps`, else by the number of epochs; at most
+    `total_training_steps`."""
     common = config.trainer_common
-    steps = common.total_steps or max(1, common.total_epochs * tasks // config.data.train_batch_size)
+    steps = common.total_steps or max(
+        1, common.total_epochs * tasks // config.data.train_batch_size
+    )
     return min(steps, common.total_training_steps or steps)
 
 
@@ -52,22 +55,30 @@ _NEWEST = "latest_checkpointed_iteration.txt"
 def saved_step(directory: Path) -> int:
     """The step of the newest checkpoint in a trainer's directory; 0 if there is none.
 
-    The file is empty if the trainer was killed while writing it; the checkpoint itself is then complete.
+    The file is empty if the trainer was killed while writing it; the checkpoint itself is then
+    complete.
     """
     newest = directory / _NEWEST
     if not newest.exists():
         return 0
     if text := newest.read_text().strip():
         return int(text)
-    whole = (c for c in directory.glob("global_step_*") if (c / "actor").is_dir() or (c / ".full_checkpoint").exists())
-    return max((int(checkpoint.name.removeprefix("global_step_")) for checkpoint in whole), default=0)
+    whole = (
+        c
+        for c in directory.glob("global_step_*")
+        if (c / "actor").is_dir() or (c / ".full_checkpoint").exists()
+    )
+    return max(
+        (int(checkpoint.name.removeprefix("global_step_")) for checkpoint in whole), default=0
+    )
 
 
 def resume_at(directory: Path) -> int:
     """Return `saved_step`, and set the trainer's files so that it begins there.
 
-    The file of Trinity's trainer with the newest weights for the samplers is removed: the weights may be newer than the
-    checkpoint, and the trainer would delete them when their steps are trained again.
+    The file of Trinity's trainer with the newest weights for the samplers is removed: the weights
+    may be newer than the checkpoint, and the trainer would delete them when their steps are trained
+    again.
     """
     step = saved_step(directory)
     if step:
@@ -87,7 +98,9 @@ def book_unfinished(writer: TraceWriter, run_id: str) -> None:
 
 def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> list[Task]:
     """The tasks of a step (from 1)."""
-    return [tasks[at] for at in order_of_tasks(len(tasks), range((step - 1) * size, step * size), seed)]
+    return [
+        tasks[at] for at in order_of_tasks(len(tasks), range((step - 1) * size, step * size), seed)
+    ]
 
 
 def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
@@ -103,14 +116,23 @@ def order_of_tasks(count: int, places: Iterable[int], seed: int) -> list[int]:
 
 
 def attempts_at(
-    task: Task, position: int, attempts: Iterable[int], *, run_id: str, step: int, purpose: str, seed: int
+    task: Task,
+    position: int,
+    attempts: Iterable[int],
+    *,
+    run_id: str,
+    step: int,
+    purpose: str,
+    seed: int,
 ) -> list[Attempt]:
     """The attempts of a group, at the task at `position` of a batch.
 
     `purpose` is "train" or the name of the validation; seeds differ by purpose and step.
     """
     group, part = new_id(), step if purpose == "train" else purpose
-    shared = seed_of(seed, part if purpose == "train" else "val", position)  # sampled and greedy: the same opponents
+    shared = seed_of(
+        seed, part if purpose == "train" else "val", position
+    )  # sampled and greedy: the same opponents
     return [
         Attempt(
             task=task,
@@ -128,7 +150,14 @@ def attempts_at(
 
 
 def attempts_of(
-    tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, purpose: str, seed: int, first: int = 0
+    tasks: Sequence[Task],
+    repeats: int,
+    *,
+    run_id: str,
+    step: int,
+    purpose: str,
+    seed: int,
+    first: int = 0,
 ) -> list[Attempt]:
     """`repeats` attempts at each task of a batch, grouped by task.
 
@@ -137,7 +166,9 @@ def attempts_of(
     return [
         attempt
         for position, task in enumerate(tasks, first)
-        for attempt in attempts_at(task, position, range(repeats), run_id=run_id, step=step, purpose=purpose, seed=seed)
+        for attempt in attempts_at(
+            task, position, range(repeats), run_id=run_id, step=step, purpose=purpose, seed=seed
+        )
     ]
 
 
@@ -154,11 +185,12 @@ def samples_of(
 ) -> Batch:
     """Build the training samples of a batch, and the outcome of each call.
 
-    Timelines have at most `max_tokens` tokens, by default the model's context. With a `policy_version`, calls older
-    than `rollout.max_staleness` are left out. With `masks` the trainer applies grammar masks; calls sampled under a
-    grammar are left out without it, or if the grammar does not accept the reply. With `plain_only`, and for `opd` with
-    a teacher at an endpoint, only calls sampled without limits, penalties and the like are used. `estimator` overrides
-    the config's.
+    Timelines have at most `max_tokens` tokens, by default the model's context. With a
+    `policy_version`, calls older than `rollout.max_staleness` are left out. With `masks` the
+    trainer applies grammar masks; calls sampled under a grammar are left out without it, or if the
+    grammar does not accept the reply. With `plain_only`, and for `opd` with a teacher at an
+    endpoint, only calls sampled without limits, penalties and the like are used. `estimator`
+    overrides the config's.
     """
     algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
     chosen = estimator or algorithm.adv_estimator
@@ -182,13 +214,18 @@ def samples_of(
 
 
 def _scorable(tokenizer: Tokenizer, masks: bool, plain_only: bool, call: Call) -> bool:
-    """Whether the trainer can score a call's tokens under the distribution that they were sampled from."""
+    """Whether the trainer can score a call's tokens under the distribution that they were sampled
+    from."""
     if plain_only and not Sampling.of(call.sampling).plain:
         return False
     grammar = call.sampling.get("grammar")
     if not grammar:
         return True
-    return masks and call.output_ids is not None and admits(grammar, tokenizer, call.output_ids.tolist())
+    return (
+        masks
+        and call.output_ids is not None
+        and admits(grammar, tokenizer, call.output_ids.tolist())
+    )
 
 
 def training_sampling(config: Config) -> SamplingOverride | None:
@@ -196,7 +233,9 @@ def training_sampling(config: Config) -> SamplingOverride | None:
     rollout = config.rollout
     if rollout.sampling == "request":
         return None
-    return SamplingOverride(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+    return SamplingOverride(
+        temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k
+    )
 
 
 @dataclass(frozen=True)
@@ -213,54 +252,89 @@ class Rollouts:
         config, seed = self.job.config, self.job.config.trainer_common.seed
         added = self.job.growth.tasks(step) if self.job.growth is not None else ()
         tasks = tasks_of_step([*self.job.train, *added], step, config.data.train_batch_size, seed)
-        return self.begin(tasks, config.rollout.num_repeat, training_sampling(config), "train", step)
+        return self.begin(
+            tasks, config.rollout.num_repeat, training_sampling(config), "train", step
+        )
 
     def begin_more(self, step: int, episodes: Sequence[Episode]) -> Rollout | None:
-        """Start attempts at other tasks to replace groups with equal rewards; None if there are none.
+        """Start attempts at other tasks to replace groups with equal rewards; None if there are
+        none.
 
-        `episodes` are those of the step so far, grouped by task. Tasks of the step are not repeated.
+        `episodes` are those of the step so far, grouped by task. Tasks of the step are not
+        repeated.
         """
         size = self.job.config.rollout.num_repeat
         groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
         missing = self.job.config.data.train_batch_size - sum(map(has_signal, groups))
-        had, seed = {episode.task.task_id for episode in episodes}, self.job.config.trainer_common.seed
+        had, seed = (
+            {episode.task.task_id for episode in episodes},
+            self.job.config.trainer_common.seed,
+        )
         unused = [task for task in self.job.train if task.task_id not in had]
-        chosen = random.Random(f"{seed}/more/{step}/{len(groups)}").sample(unused, min(missing, len(unused)))
+        chosen = random.Random(f"{seed}/more/{step}/{len(groups)}").sample(
+            unused, min(missing, len(unused))
+        )
         if not chosen:
             return None
-        return self.begin(chosen, size, training_sampling(self.job.config), "train", step, first=len(groups))
+        return self.begin(
+            chosen, size, training_sampling(self.job.config), "train", step, first=len(groups)
+        )
 
     def begin(
-        self, tasks: Sequence[Task], repeats: int, how: SamplingOverride | None, purpose: str, step: int, first: int = 0
+        self,
+        tasks: Sequence[Task],
+        repeats: int,
+        how: SamplingOverride | None,
+        purpose: str,
+        step: int,
+        first: int = 0,
     ) -> Rollout:
-        """Start `repeats` attempts at each task in or after a step, with sampling `how`; see `attempts_of`."""
+        """Start `repeats` attempts at each task in or after a step, with sampling `how`; see
+        `attempts_of`."""
         run_id, seed = self.job.run_id, self.job.config.trainer_common.seed
-        attempts = attempts_of(tasks, repeats, run_id=run_id, step=step, purpose=purpose, seed=seed, first=first)
+        attempts = attempts_of(
+            tasks, repeats, run_id=run_id, step=step, purpose=purpose, seed=seed, first=first
+        )
         return Rollout(self, attempts, how)
 
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Attempt candidate tasks after a step, without training. The episodes are on disk when it returns."""
+        """Attempt candidate tasks after a step, without training. The episodes are on disk when it
+        returns."""
         trials = [
-            replace(attempt, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{attempt.group_id}")
+            replace(
+                attempt,
+                run_id=self.job.run_id,
+                step=step,
+                split="trial",
+                group_id=f"{step}/{attempt.group_id}",
+            )
             for attempt in attempts
         ]
-        episodes = await Rollout(self, trials, training_sampling(self.job.config)).episodes(None, "trials")
+        episodes = await Rollout(self, trials, training_sampling(self.job.config)).episodes(
+            None, "trials"
+        )
         self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
-        await asyncio.to_thread(self.writer.flush)  # so that a resumed run repeats no finished trial
+        await asyncio.to_thread(
+            self.writer.flush
+        )  # so that a resumed run repeats no finished trial
         return episodes
 
 
 class Rollout:
     """A running batch; `episodes` waits for its end."""
 
-    def __init__(self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> None:
+    def __init__(
+        self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None
+    ) -> None:
         self.size, self.finished = len(attempts), 0
         self.started = time.perf_counter()
         self.ended: float | None = None
         self._display: Display | None = None
         self._task = asyncio.create_task(self._run(of, attempts, sampling))
 
-    async def _run(self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
+    async def _run(
+        self, of: Rollouts, attempts: Sequence[Attempt], sampling: SamplingOverride | None
+    ) -> list[Episode]:
         try:
             return await run_batch(
                 of.job.workflow,
@@ -282,7 +356,8 @@ class Rollout:
             self._display.advance()
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
-        """Wait for all episodes, in the order of the attempts; the display shows the number of finished ones."""
+        """Wait for all episodes, in the order of the attempts; the display shows the number of
+        finished ones."""
         if display is not None:
             display.begin(title, self.size)
             display.advance(self.finished)

@@ -1,8 +1,9 @@
 """Training on stored conversations: from a file, from the tasks, or from a trace.
 
-A step's conversations become episodes of the run, with new ids and tokenized by the run's tokenizer, so that they are
-merged, booked, shown and counted like sampled ones. Validation tasks of the job and of a trace's runs are left out. A
-file is refused if a row was made from a validation task or has the same question.
+A step's conversations become episodes of the run, with new ids and tokenized by the run's
+tokenizer, so that they are merged, booked, shown and counted like sampled ones. Validation tasks of
+the job and of a trace's runs are left out. A file is refused if a row was made from a validation
+task or has the same question.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Load:
-    """Loads the episodes of one item: a conversation to imitate, or the better and the worse attempt of a pair."""
+    """Loads the episodes of one item: a conversation to imitate, or the better and the worse
+    attempt of a pair."""
 
     where: str
     """Row, task or episode, for messages."""
@@ -61,8 +63,8 @@ _TASKS = "SELECT task_id, any_value(task) AS task FROM episodes GROUP BY task_id
 def open_stored(job: Job) -> StoredSteps | None:
     """Open the stored conversations that the run trains on or replays; None if it has none.
 
-    Raises ConfigError without conversations, TaskError for a row that is not a conversation, and the errors of
-    `open_trace`.
+    Raises ConfigError without conversations, TaskError for a row that is not a conversation, and
+    the errors of `open_trace`.
     """
     common = job.config.trainer_common
     algorithm, pairs = common.algorithm, common.algorithm.adv_estimator == "dpo"
@@ -71,13 +73,19 @@ def open_stored(job: Job) -> StoredSteps | None:
     size = job.config.data.train_batch_size if algorithm.stored else algorithm.replay
     held_out: list[Load] = []
     if algorithm.data is None:
-        loads = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train]
+        loads = [
+            _of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train
+        ]
         conversations = [] if pairs else [task for task in job.val if "messages" in task.metadata]
-        held_out = [_of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in conversations]
+        held_out = [
+            _of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in conversations
+        ]
         source = f"the messages of {len(loads):,} training tasks"
     elif (path := job.config.resolve(algorithm.data)).suffix in (".jsonl", ".json"):
         if not path.is_file():
-            raise MissingResource(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
+            raise MissingResource(
+                f"trainer_common.algorithm.data: there is no file {algorithm.data}"
+            )
         loads, held_out = _of_file(path, pairs, job.val)
         source = f"{len(loads):,} {'pairs' if pairs else 'conversations'} of {path}{_doubts(path)}"
     else:
@@ -86,8 +94,8 @@ def open_stored(job: Job) -> StoredSteps | None:
         raise ConfigError(f"trainer_common.algorithm.data: {source}; nothing to learn from")
     if "rise" in common.stop_when and not (held_out and algorithm.adv_estimator == "sft"):
         raise ConfigError(
-            "trainer_common.stop_when: rise needs sft, and conversations of validation tasks, by their task_id, in the "
-            "file of trainer_common.algorithm.data: their loss is what rises"
+            "trainer_common.stop_when: rise needs sft, and conversations of validation tasks, by"
+            " their task_id, in the file of trainer_common.algorithm.data: their loss is what rises"
         )
     return StoredSteps(job, loads, source, size, held_out)
 
@@ -120,7 +128,8 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
 
 
 def _doubts(path: Path) -> str:
-    """Returns how many rows of an export were cut at their limit or earned nothing, for the log line."""
+    """Returns how many rows of an export were cut at their limit or earned nothing, for the log
+    line."""
     cut = worthless = 0
     for row in json_rows(path):
         if not isinstance(row.values, Mapping):
@@ -136,27 +145,35 @@ def _doubts(path: Path) -> str:
 
 def _leak(where: str, how: str, task_id: str) -> TaskError:
     return TaskError(
-        f"{where} {how} validation task {task_id}; validation would measure memorization: remove such rows with "
-        "`ajet dataset decontaminate`, or validate on other tasks"
+        f"{where} {how} validation task {task_id}; validation would measure memorization: remove"
+        " such rows with `ajet dataset decontaminate`, or validate on other tasks"
     )
 
 
 def _row_of(task: Task) -> Mapping[str, object]:
     if not {"messages", "completion"} & task.metadata.keys():
         raise ConfigError(
-            f"trainer_common.algorithm: sft needs messages, and task {task.task_id} has none; set "
-            "trainer_common.algorithm.data to a trace or a file of conversations, or give each task `messages`"
+            f"trainer_common.algorithm: sft needs messages, and task {task.task_id} has none; set"
+            " trainer_common.algorithm.data to a trace or a file of conversations, or give each"
+            " task `messages`"
         )
     return task.metadata
 
 
-def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None) -> tuple[Task, Load]:
-    """Check a row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`.
+def _of_row(
+    where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None
+) -> tuple[Task, Load]:
+    """Check a row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and
+    `rejected`.
 
     Without `task`, the task is made from the row's prompt.
     """
-    names = ("chosen", "rejected") if pairs else ("messages",) if "messages" in row else ("completion",)
-    before = [] if names == ("messages",) else _messages(row.get("prompt") or [], f"{where}: prompt")
+    names = (
+        ("chosen", "rejected") if pairs else ("messages",) if "messages" in row else ("completion",)
+    )
+    before = (
+        [] if names == ("messages",) else _messages(row.get("prompt") or [], f"{where}: prompt")
+    )
     sides = [_messages(row.get(name), f"{where}: {name}") for name in names]
     for name, side in zip(names, sides, strict=True):
         if not any(message["role"] == "assistant" for message in side):
@@ -164,21 +181,32 @@ def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None =
     tools = row.get("tools") or None
     tools = json.loads(tools) if isinstance(tools, str) else tools
     if task is None:
-        prompt = before or sides[0][: next(i for i, m in enumerate(sides[0]) if m["role"] == "assistant")]
-        query = next((m["content"] for m in reversed(prompt) if isinstance(m.get("content"), str)), "")
+        prompt = (
+            before
+            or sides[0][: next(i for i, m in enumerate(sides[0]) if m["role"] == "assistant")]
+        )
+        query = next(
+            (m["content"] for m in reversed(prompt) if isinstance(m.get("content"), str)), ""
+        )
         task = Task(main_query=query, init_messages=prompt, task_id=str(row.get("task_id") or ""))
     worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
 
     def make() -> list[Episode]:
-        return [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
+        return [
+            _spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)
+        ]
 
     return task, Load(where, make)
 
 
 def _messages(value: object, where: str) -> list[Message]:
     value = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
-    if not isinstance(value, list) or not all(isinstance(m, Mapping) and "role" in m for m in value):
-        raise TaskError(f"{where} must be a list of messages with role and content (got {value!r:.80})")
+    if not isinstance(value, list) or not all(
+        isinstance(m, Mapping) and "role" in m for m in value
+    ):
+        raise TaskError(
+            f"{where} must be a list of messages with role and content (got {value!r:.80})"
+        )
     return [dict(message) for message in value]
 
 
@@ -201,17 +229,25 @@ def _spoken(
 
 
 def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
-    """Choose the best episodes of each task, or pairs of best and worst; ties are broken by the run's seed.
+    """Choose the best episodes of each task, or pairs of best and worst; ties are broken by the
+    run's seed.
 
     Episodes of validation tasks, by id or question, are left out.
     """
-    algorithm, draw = job.config.trainer_common.algorithm, random.Random(job.config.trainer_common.seed)
+    algorithm, draw = (
+        job.config.trainer_common.algorithm,
+        random.Random(job.config.trainer_common.seed),
+    )
     reader = open_trace(path)
     tasks = (
-        [Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()] if job.val else []
+        [Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()]
+        if job.val
+        else []
     )
     held_out = {tasks[index].task_id for index, _ in same_tasks(tasks, job.val)}
-    scored_rows = [row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out]
+    scored_rows = [
+        row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out
+    ]
     # a cut reply has no end; to imitate or to prefer it would teach one that was never sampled
     rows = [row for row in scored_rows if not row["is_cut"]]
     cut = len(scored_rows) - len(rows)
@@ -221,11 +257,24 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
     for row in sorted(rows, key=lambda row: -row["reward"]):
         by_task[row["task_id"]].append((row["reward"], row["episode_id"]))
     if pairs:
-        chosen = [pair for scored in by_task.values() for pair in _pairs(scored)[: algorithm.per_task]]
+        chosen = [
+            pair for scored in by_task.values() for pair in _pairs(scored)[: algorithm.per_task]
+        ]
         origin = f"{len(chosen):,} pairs of {len(rows):,} scored episodes of {path}{without}"
-        return [_from_trace(reader, path, [better[1], worse[1]]) for better, worse in chosen], origin
-    least = algorithm.min_reward if algorithm.min_reward is not None else _least_worth({row["reward"] for row in rows})
-    best = [pair for scored in by_task.values() for pair in scored[: algorithm.per_task] if pair[0] >= least]
+        return [
+            _from_trace(reader, path, [better[1], worse[1]]) for better, worse in chosen
+        ], origin
+    least = (
+        algorithm.min_reward
+        if algorithm.min_reward is not None
+        else _least_worth({row["reward"] for row in rows})
+    )
+    best = [
+        pair
+        for scored in by_task.values()
+        for pair in scored[: algorithm.per_task]
+        if pair[0] >= least
+    ]
     nothing = sum(row["reward"] <= 0 and row["reward"] < least for row in rows)
     without += f", without {nothing:,} that earned nothing" if nothing else ""
     solved = len({task for task, scored in by_task.items() if set(scored) & set(best)})
@@ -236,17 +285,23 @@ def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
 
 
 def _least_worth(rewards: Collection[float]) -> float:
-    """The second lowest reward, which is above that of a failure; the only one, if it is above 0."""
+    """The second lowest reward, which is above that of a failure; the only one, if it is above
+    0."""
     values = sorted(rewards)[:2]
     if not values:
         return 0.0
     return values[-1] if len(values) > 1 or values[0] > 0 else math.inf
 
 
-def _pairs(scored: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], tuple[float, str]]]:
-    """Pair the best with the worst, the second best with the second worst, as long as they differ."""
+def _pairs(
+    scored: Sequence[tuple[float, str]],
+) -> list[tuple[tuple[float, str], tuple[float, str]]]:
+    """Pair the best with the worst, the second best with the second worst, as long as they
+    differ."""
     both = zip(scored, reversed(scored), strict=True)
-    return [(better, worse) for better, worse in list(both)[: len(scored) // 2] if better[0] > worse[0]]
+    return [
+        (better, worse) for better, worse in list(both)[: len(scored) // 2] if better[0] > worse[0]
+    ]
 
 
 def _from_trace(reader: Trace, path: Path, episode_ids: Sequence[str]) -> Load:
@@ -278,7 +333,8 @@ class StoredSteps:
         return len(self.loads)
 
     def check(self, tokenizer: Tokenizer, steps: int, display: Display | None = None) -> list[str]:
-        """Tokenize what the run will learn. Returns messages about parts of it that are not learned.
+        """Tokenize what the run will learn. Returns messages about parts of it that are not
+        learned.
 
         Raises TaskError, with the row, for a reply that would teach something else than it is.
         """
@@ -309,10 +365,17 @@ class StoredSteps:
 
     def _of_step(self, step: int) -> list[Load]:
         places = range((step - 1) * self.size, step * self.size)
-        return [self.loads[at] for at in order_of_tasks(len(self), places, self.job.config.trainer_common.seed)]
+        return [
+            self.loads[at]
+            for at in order_of_tasks(len(self), places, self.job.config.trainer_common.seed)
+        ]
 
     def _samples(self, loads: Iterable[Load], tokenizer: Tokenizer) -> Sequence[Sample]:
-        episodes = [_retold(episode, new_id(), 0, self.job.run_id, 0, tokenizer) for of in loads for episode in of()]
+        episodes = [
+            _retold(episode, new_id(), 0, self.job.run_id, 0, tokenizer)
+            for of in loads
+            for episode in of()
+        ]
         return samples_of(self.job.config, episodes, tokenizer, estimator="sft").samples
 
 
@@ -320,14 +383,20 @@ class StoredBatch:
     """The stored episodes of one step, with the interface of `steps.Rollout`."""
 
     def __init__(
-        self, loads: Iterable[Load], run_id: str, step: int, tokenizer: Tokenizer, writer: TraceWriter
+        self,
+        loads: Iterable[Load],
+        run_id: str,
+        step: int,
+        tokenizer: Tokenizer,
+        writer: TraceWriter,
     ) -> None:
         self.seconds = 0.0
         self._loads, self._run_id, self._step = list(loads), run_id, step
         self._tokenizer, self._writer = tokenizer, writer
 
     async def episodes(self, display: Display | None, title: str) -> list[Episode]:
-        """Add the episodes to the trace and return them, grouped by conversation or pair. Raises TrainingError."""
+        """Add the episodes to the trace and return them, grouped by conversation or pair. Raises
+        TrainingError."""
         if display is not None:
             display.begin(title, len(self._loads))
         began = time.perf_counter()
@@ -377,20 +446,22 @@ class _Losses:
 
     def messages(self) -> list[str]:
         texts = [
-            f"{count:,} {'reply has' if count == 1 else 'replies have'} {loss}, so it is not learned "
-            f"(first: {self.first[loss]})"
+            f"{count:,} {'reply has' if count == 1 else 'replies have'} {loss}, so it is not"
+            f" learned (first: {self.first[loss]})"
             for loss, count in self.replies.items()
         ]
         if self.hermes:
             texts.append(
-                "the chat template does not render tools or their calls: they are learned in the Hermes form (<tools>, "
-                f"<tool_call>, <tool_response>), as text, as they will be sampled (first: {self.hermes})"
+                "the chat template does not render tools or their calls: they are learned in the"
+                " Hermes form (<tools>, <tool_call>, <tool_response>), as text, as they will be"
+                f" sampled (first: {self.hermes})"
             )
         return texts
 
 
 def _findings(where: str, episode: Episode, tokenizer: Tokenizer) -> Findings:
-    """What the replies of an episode lose. Raises TaskError if nothing, or something else, can be learned from it."""
+    """What the replies of an episode lose. Raises TaskError if nothing, or something else, can be
+    learned from it."""
     findings = Findings()
     try:
         calls = retokenise(episode.calls, tokenizer, findings)
@@ -403,14 +474,18 @@ def _findings(where: str, episode: Episode, tokenizer: Tokenizer) -> Findings:
     return findings
 
 
-def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer) -> Episode:
+def _retold(
+    episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer
+) -> Episode:
     """Copy an episode into this run, its calls tokenized by the run's tokenizer."""
     episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
     fresh: dict[str, object] = {
         "episode_id": episode_id, "policy_version": None, "sampling": {},
         "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
     }  # fmt: skip
-    calls = [call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls]
+    calls = [
+        call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls
+    ]
     findings = Findings()
     try:
         anew = retokenise(calls, tokenizer, findings)
@@ -418,7 +493,9 @@ def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, 
     except RequestRefused as error:
         anew, why = [], str(error)
     if not anew or findings.faults:
-        raise TrainingError(f"nothing can be learned from the episode of task {episode.task.task_id}: {why}")
+        raise TrainingError(
+            f"nothing can be learned from the episode of task {episode.task.task_id}: {why}"
+        )
     began = now()
     fresh_ids = {
         "episode_id": episode_id, "run_id": run_id, "group_id": group, "attempt": attempt,

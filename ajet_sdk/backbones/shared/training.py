@@ -1,4 +1,5 @@
-"""The training loop of the backbones `local` and `tinker`, which sample, train and validate from this process."""
+"""The training loop of the backbones `local` and `tinker`, which sample, train and validate from
+this process."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ajet_sdk.backbones.shared.garbage import freeze_gc
-from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, samples_of, total_steps
+from ajet_sdk.backbones.shared.steps import (
+    Rollout,
+    Rollouts,
+    book_unfinished,
+    samples_of,
+    total_steps,
+)
 from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
@@ -47,7 +54,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")
-OpenModel = Callable[[int, Callable[[str], None]], Awaitable["tuple[Learner | TinkerLearner, PreTrainedModel | None]"]]
+OpenModel = Callable[
+    [int, Callable[[str], None]],
+    Awaitable["tuple[Learner | TinkerLearner, PreTrainedModel | None]"],
+]
 """Opens the model for a number of steps; returns also the module if it is in this process."""
 
 _SOLVED_STEPS = 3
@@ -57,13 +67,17 @@ _CALLS_AT_ONCE = 1024
 """Rows of `trained` in memory before the step waits for the disk."""
 
 
-async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: OpenModel) -> TunedModel:
+async def train(
+    job: Job, gateway: Gateway, writer: TraceWriter, open_model: OpenModel
+) -> TunedModel:
     """Open the model and its teacher, train, and close them. Raises ConfigError."""
     config = job.config
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
     stored_steps = open_stored(job)
-    stored, replay = (stored_steps, None) if config.trainer_common.algorithm.stored else (None, stored_steps)
+    stored, replay = (
+        (stored_steps, None) if config.trainer_common.algorithm.stored else (None, stored_steps)
+    )
     total = total_steps(config, len(job.train if stored is None else stored))
     with Loggers.of(job, writer, total) as loggers:
         learner, student = await open_model(total, loggers.say)
@@ -75,7 +89,9 @@ async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: Ope
                     loggers.say(line)
             teacher = await open_teacher(config, learner.tokenizer, student)
             with freeze_gc():
-                return await TrainingRun(job, gateway, writer, learner, loggers, total, stored, replay, teacher).run()
+                return await TrainingRun(
+                    job, gateway, writer, learner, loggers, total, stored, replay, teacher
+                ).run()
         finally:
             await learner.engine.aclose()
             if teacher is not None:
@@ -100,7 +116,11 @@ class TrainingRun:
         self.config = job.config
         self.common = job.config.trainer_common
         self.learner = learner
-        self.sampler, self.trainer, self.tokenizer = learner.sampler, learner.trainer, learner.tokenizer
+        self.sampler, self.trainer, self.tokenizer = (
+            learner.sampler,
+            learner.trainer,
+            learner.tokenizer,
+        )
         self._thread = ThreadPoolExecutor(1, "trainer")
         self.rollouts = Rollouts(job, gateway, writer, learner.engine)
         self.validation = Validation(self.rollouts, loggers, total)
@@ -135,7 +155,12 @@ class TrainingRun:
                 if validates:
                     await self.validation.run(self.done)
                 why = self._reason_to_stop()
-                if last or why or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
+                if (
+                    last
+                    or why
+                    or due(self.done, self.common.save_freq)
+                    or self.loggers.best_step() == self.done
+                ):
                     await _complete(asyncio.to_thread(self._write_checkpoint))
                 if why:
                     self.loggers.say(f"stopped after step {self.done} of {self.total}: {why}")
@@ -151,7 +176,9 @@ class TrainingRun:
         async with self.sampler.exclusive():
             path = await _complete(asyncio.to_thread(self.learner.export, self.checkpoints))
         return self.loggers.tuned(
-            path, self.job.directory, {0: Path(first_model(self.config)), **saved_steps(self.checkpoints)}
+            path,
+            self.job.directory,
+            {0: Path(first_model(self.config)), **saved_steps(self.checkpoints)},
         )
 
     async def _resume(self) -> None:
@@ -160,8 +187,12 @@ class TrainingRun:
             self.loggers.say("no checkpoint to resume from; starting at step 0")
         else:
             async with self.sampler.exclusive():  # the sampler takes over the weights at its end
-                wanted = checkpoint.shared_settings(self.config, self.trainer.settings, self.job.train)
-                progress = await asyncio.to_thread(checkpoint.restore, newest, self.learner.read, wanted)
+                wanted = checkpoint.shared_settings(
+                    self.config, self.trainer.settings, self.job.train
+                )
+                progress = await asyncio.to_thread(
+                    checkpoint.restore, newest, self.learner.read, wanted
+                )
                 self.sampler.policy_version = self.trainer.updates
             self.done = self.saved = progress.step
             self.loggers.last |= progress.metrics
@@ -182,7 +213,9 @@ class TrainingRun:
         if notice:
             self.loggers.say(notice)
         steps = self.total - self.done
-        validations = validations_left(self.config, self.done, self.total) * self.validation.episodes
+        validations = (
+            validations_left(self.config, self.done, self.total) * self.validation.episodes
+        )
         guess = self.learner.estimate(self.config, steps=steps, val_episodes=validations)
         self.loggers.say(f"{steps} {'step' if steps == 1 else 'steps'}: {guess}")
 
@@ -198,7 +231,9 @@ class TrainingRun:
         growth = self.job.growth
         if growth is not None and growth.due(self.done):
             self.writer.flush()
-            message, metrics = await growth.grow(self.done, partial(self.rollouts.make_trials, self.done))
+            message, metrics = await growth.grow(
+                self.done, partial(self.rollouts.make_trials, self.done)
+            )
             self.loggers.say(message)
             self.loggers.log(self.done, metrics)
 
@@ -210,7 +245,10 @@ class TrainingRun:
         for _ in range(self.config.rollout.resample_groups if self.common.algorithm.grouped else 0):
             if (more := self.rollouts.begin_more(step, episodes)) is None:
                 break
-            episodes = [*episodes, *await more.episodes(self.loggers.display, f"step {step}/{self.total} more tasks")]
+            episodes = [
+                *episodes,
+                *await more.episodes(self.loggers.display, f"step {step}/{self.total} more tasks"),
+            ]
             seconds += more.seconds
         for line in failure_messages(episodes):
             self.loggers.say(f"step {step}: {line}")
@@ -222,9 +260,15 @@ class TrainingRun:
             return self.stored.begin_step(step, self.tokenizer, self.writer)
         return self.rollouts.begin_step(step)
 
-    async def _learn(self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float) -> None:
+    async def _learn(
+        self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float
+    ) -> None:
         """Update the weights and book the step; the run can stop only before or after it."""
-        rewarded, kl = await self._less_kl(episodes) if self.common.algorithm.has_kl_in_reward else (episodes, {})
+        rewarded, kl = (
+            await self._less_kl(episodes)
+            if self.common.algorithm.has_kl_in_reward
+            else (episodes, {})
+        )
         batch = self._samples(rewarded)
         metrics = (
             episode_metrics("train", episodes, self.config.rollout.failure_reward)
@@ -232,14 +276,26 @@ class TrainingRun:
             | kl
         )
         metrics |= staleness(episodes, self.trainer.updates)
-        samples: Sequence[Sample] = in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
+        samples: Sequence[Sample] = (
+            in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
+        )
         if samples:
             scores, begun = TokenScores(), time.perf_counter()
             if self.teacher is not None:
-                async with self.sampler.exclusive():  # the student's weights determine which tokens could be drawn
-                    samples, teacher_metrics = await distill(samples, self.teacher, self._sampling(episodes))
-                metrics |= add_prefix("train", teacher_metrics) | {"time/teacher": time.perf_counter() - begun}
-            replay = () if self.replay is None else await asyncio.to_thread(self.replay.replayed, step, self.tokenizer)
+                async with (
+                    self.sampler.exclusive()
+                ):  # the student's weights determine which tokens could be drawn
+                    samples, teacher_metrics = await distill(
+                        samples, self.teacher, self._sampling(episodes)
+                    )
+                metrics |= add_prefix("train", teacher_metrics) | {
+                    "time/teacher": time.perf_counter() - begun
+                }
+            replay = (
+                ()
+                if self.replay is None
+                else await asyncio.to_thread(self.replay.replayed, step, self.tokenizer)
+            )
             learnt = await self._update(step, samples, self._sampling(episodes), scores, replay)
             ended = time.perf_counter()
             await asyncio.to_thread(self._record_scores, step, samples, episodes, scores)
@@ -249,13 +305,17 @@ class TrainingRun:
             if learnt.get("logprob_gap_mean", 0.0) > LARGE_GAP:
                 self.writer.flush()
                 rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
-                self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows), self.learner.service_name)}")
+                self.loggers.say(
+                    f"step {step}: {gap_message(gap_by_cause(rows), self.learner.service_name)}"
+                )
         else:
             self._begin_next_batch(step + 1, 0)
             if self.has_samples:  # of successive steps without samples, only the first is explained
                 earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
                 estimator = self.common.algorithm.adv_estimator
-                why = reason_for_no_samples(batch, episodes, estimator, self.config.rollout.failure_reward, earlier)
+                why = reason_for_no_samples(
+                    batch, episodes, estimator, self.config.rollout.failure_reward, earlier
+                )
                 self.loggers.say(f"step {step}: {why}")
         self.has_samples = bool(samples)
         self.solved = self.solved + 1 if episodes and all(map(solved, episodes)) else 0
@@ -270,14 +330,21 @@ class TrainingRun:
         self.done = step
 
     async def _less_kl(self, episodes: Sequence[Episode]) -> tuple[list[Episode], dict[str, float]]:
-        """Subtract the KL divergence from the rewards; returns also the metrics of the original rewards."""
+        """Subtract the KL divergence from the rewards; returns also the metrics of the original
+        rewards."""
         whole = self._build(episodes, estimator="opd")  # everything the policy sampled
         async with self.sampler.exclusive():
             score = self.trainer.reference_logprobs
             reference = await self._train(score, whole.samples, self._sampling(episodes))
-        equal = without_signal(episodes, self._build(episodes).ledger) if self.common.algorithm.divides else ()
+        equal = (
+            without_signal(episodes, self._build(episodes).ledger)
+            if self.common.algorithm.divides
+            else ()
+        )
         rewarded, kl = less_kl(episodes, whole.samples, reference, self.common.kl_loss_coef, equal)
-        metrics = {name: value for name, value in whole.metrics.items() if name.startswith("train/reward")}
+        metrics = {
+            name: value for name, value in whole.metrics.items() if name.startswith("train/reward")
+        }
         return rewarded, metrics | {"train/reward_kl": kl}
 
     async def _update(
@@ -288,10 +355,13 @@ class TrainingRun:
         scores: TokenScores,
         replay: Sequence[Sample],
     ) -> dict[str, float]:
-        """Run a trainer step, with exclusive use of the model or while the next batch is sampled."""
+        """Run a trainer step, with exclusive use of the model or while the next batch is
+        sampled."""
         if not self.config.rollout.max_staleness:
             async with self.sampler.exclusive():
-                learnt = await self._train(self.trainer.step, samples, sampling, scores, None, replay)
+                learnt = await self._train(
+                    self.trainer.step, samples, sampling, scores, None, replay
+                )
                 self.sampler.policy_version = self.trainer.updates
             return learnt
         loop, updates_left = asyncio.get_running_loop(), self.trainer.settings.updates_of(samples)
@@ -310,7 +380,8 @@ class TrainingRun:
         return await self._train(self.trainer.step, samples, sampling, scores, on_update, replay)
 
     async def _train(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a method of the trainer, always in the same thread, as glibc keeps freed memory per thread."""
+        """Call a method of the trainer, always in the same thread, as glibc keeps freed memory per
+        thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def _measure_loss(self) -> None:
@@ -321,7 +392,8 @@ class TrainingRun:
             self.loggers.log(self.done, {"val/loss": loss})
 
     def _begin_next_batch(self, step: int, updates_left: int) -> None:
-        """Begin the next batch once the remaining updates keep its tokens within `max_staleness`."""
+        """Begin the next batch once the remaining updates keep its tokens within
+        `max_staleness`."""
         bound = self.config.rollout.max_staleness
         if bound and updates_left <= bound and self.ahead is None and step <= self.total:
             self.ahead = self._begin_step(step)
@@ -329,8 +401,11 @@ class TrainingRun:
     def _record_scores(
         self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores
     ) -> None:
-        """Write the scores of each trained token to the trace, in chunks of calls to bound memory."""
-        rows = trained_calls(self.job.run_id, step, samples, episodes, scores.logprobs, scores.entropy)
+        """Write the scores of each trained token to the trace, in chunks of calls to bound
+        memory."""
+        rows = trained_calls(
+            self.job.run_id, step, samples, episodes, scores.logprobs, scores.entropy
+        )
         while chunk := list(itertools.islice(rows, _CALLS_AT_ONCE)):
             self.writer.put(*chunk)
             if len(chunk) == _CALLS_AT_ONCE:
@@ -354,12 +429,15 @@ class TrainingRun:
         wrong = balance(batch.ledger, [c for e in episodes for c in e.calls])
         if wrong:
             raise TrainingError("the ledger does not balance: " + "; ".join(wrong[:5]))
-        if not self.loggers.history["train/tokens_unmaskable"] and (line := unscored(self.common.algorithm, batch)):
+        if not self.loggers.history["train/tokens_unmaskable"] and (
+            line := unscored(self.common.algorithm, batch)
+        ):
             self.loggers.say(line)
         return batch
 
     def _sampling(self, episodes: Sequence[Episode]) -> Mapping[str, Sampling]:
-        """The sampling parameters of each call, under which it is scored; none for imitation and preference."""
+        """The sampling parameters of each call, under which it is scored; none for imitation and
+        preference."""
         if self.common.algorithm.adv_estimator in ("sft", "dpo"):
             return {}
         return {c.call_id: Sampling.of(c.sampling) for e in episodes for c in e.calls}
@@ -379,7 +457,9 @@ class TrainingRun:
         if reason := self.learner.reason_to_stop():
             return reason
         if self._is_solved():
-            return f"solved, every attempt of {_SOLVED_STEPS} steps (trainer_common.stop_when: solved)"
+            return (
+                f"solved, every attempt of {_SOLVED_STEPS} steps (trainer_common.stop_when: solved)"
+            )
         return ""
 
     # Checkpoints

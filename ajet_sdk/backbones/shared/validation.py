@@ -49,7 +49,8 @@ def validation_metrics(
     sets: Mapping[str, set[str]],
     failure_reward: float | None,
 ) -> dict[str, float]:
-    """Metrics of a validation: `repeats` sampled attempts per task, and greedy ones, which replace them if it is 0."""
+    """Metrics of a validation: `repeats` sampled attempts per task, and greedy ones, which replace
+    them if it is 0."""
     chosen = sampled if repeats else greedy
     metrics = episode_metrics("val", chosen, failure_reward)
     if counted_rewards(greedy, failure_reward):
@@ -66,7 +67,8 @@ def due(step: int, frequency: int) -> bool:
 
 
 def validations_left(config: Config, done: int, total: int) -> int:
-    """Validations that remain after `done` steps: at the start, every `test_freq` steps, and at the end."""
+    """Validations that remain after `done` steps: at the start, every `test_freq` steps, and at the
+    end."""
     common = config.trainer_common
     after = sum(step == total or due(step, common.test_freq) for step in range(done + 1, total + 1))
     return after + int(done == 0 and common.val_before_train)
@@ -90,7 +92,8 @@ class Validation:
         return len(self.tasks) * (self.rollouts.job.config.validation_attempts + 1)
 
     async def run(self, step: int) -> None:
-        """Sample each task `val_pass_n` times at temperature 1 (or that of `val_kwargs`), and once greedily."""
+        """Sample each task `val_pass_n` times at temperature 1 (or that of `val_kwargs`), and once
+        greedily."""
         if not self.tasks:
             return
         config = self.rollouts.job.config
@@ -99,15 +102,23 @@ class Validation:
             episodes = await self._sample(step, repeats, validation_sampling(config), "val")
         greedy = await self._sample(step, 1, GREEDY, "val, greedy")
         sets = validation_sets(self.rollouts.job)
-        measured = validation_metrics(episodes, greedy, repeats, sets, config.rollout.failure_reward)
+        measured = validation_metrics(
+            episodes, greedy, repeats, sets, config.rollout.failure_reward
+        )
         self.loggers.log(step, measured)
         self.rollouts.writer.flush()
         self.dropped = self.loggers.held_out(step, sets, greedy=not repeats)
 
-    async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, purpose: str) -> list[Episode]:
+    async def _sample(
+        self, step: int, repeats: int, sampling: SamplingOverride, purpose: str
+    ) -> list[Episode]:
         rollout = self.rollouts.begin(self.tasks, repeats, sampling, purpose, step)
-        episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} {purpose}")
-        self.rollouts.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
+        episodes = await rollout.episodes(
+            self.loggers.display, f"step {step}/{self.total} {purpose}"
+        )
+        self.rollouts.writer.put(
+            *(entry for episode in episodes for entry in untrained_entries(episode))
+        )
         for line in failures_by_cause(episodes):
             self.loggers.say(f"{purpose}: {line}")
         return episodes

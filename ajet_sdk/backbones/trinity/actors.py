@@ -1,4 +1,5 @@
-"""Trinity's explorer, changed to repeat tasks of dead runners, and its trainer, changed to update by whole batches.
+"""Trinity's explorer, changed to repeat tasks of dead runners, and its trainer, changed to update
+by whole batches.
 
 Trinity's own scheduler replaces a dead runner, but loses its task and waits until it times out.
 """
@@ -49,12 +50,15 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
     async def benchmark(self) -> bool:
         """Evaluate the newest checkpoint if configured, else all, as Trinity does.
 
-        Trinity asks its synchronizer for the newest checkpoint, which always returns 0 in this mode.
+        Trinity asks its synchronizer for the newest checkpoint, which always returns 0 in this
+        mode.
         """
         if not self.config.explorer.bench_on_latest_checkpoint:
             return bool(await super().benchmark())
         newest = Path(self.config.checkpoint_job_dir) / "latest_checkpointed_iteration.txt"
-        self.explore_step_num = await self._checkpoint_weights_update(step_num=int(newest.read_text()))
+        self.explore_step_num = await self._checkpoint_weights_update(
+            step_num=int(newest.read_text())
+        )
         await self.eval()
         await self._finish_eval_step(prefix="bench")
         return True
@@ -82,7 +86,9 @@ class _Scheduler(Scheduler):  # type: ignore[misc]
         runner = _Runner(
             runner_id=runner_id,
             rollout_model_id=runner_id % explorer.rollout_model.engine_num,
-            auxiliary_model_ids=[runner_id % model.engine_num for model in explorer.auxiliary_models],
+            auxiliary_model_ids=[
+                runner_id % model.engine_num for model in explorer.auxiliary_models
+            ],
             config=self.config,
         )
         await runner.prepare()
@@ -109,14 +115,18 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
                 lost = str(failure_of(str(error)))
                 await asyncio.sleep(_PAUSE)
         if result is None:
-            raise RuntimeError(f"a task crashed {_LIVES} runner processes; the last failure: {lost}")
+            raise RuntimeError(
+                f"a task crashed {_LIVES} runner processes; the last failure: {lost}"
+            )
         return result
 
 
 class _LateDeletion:
-    """Deletes weights at a Tinker API service `later` updates after Trinity requests it, and by their correct name.
+    """Deletes weights at a Tinker API service `later` updates after Trinity requests it, and by
+    their correct name.
 
-    Trinity requests it as soon as the trainer has newer ones, while samplers may still start with the old ones.
+    Trinity requests it as soon as the trainer has newer ones, while samplers may still start with
+    the old ones.
     """
 
     def __init__(self, client: RestClient, later: int) -> None:
@@ -138,7 +148,9 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
         await super().prepare()
         if self.config.trainer.trainer_type == "tinker":
             oldest = self.config.algorithm.sample_strategy_args["max_staleness"]
-            self.engine.checkpoint_manager = _LateDeletion(self.engine.checkpoint_manager, oldest + 1)
+            self.engine.checkpoint_manager = _LateDeletion(
+                self.engine.checkpoint_manager, oldest + 1
+            )
 
     async def train(self) -> str:
         """Run Trinity's loop; returns once the driver has all messages."""

@@ -1,7 +1,8 @@
-"""The driver of the `trinity` backbone: prepares the job, runs Trinity, collects results, completes the ledger.
+"""The driver of the `trinity` backbone: prepares the job, runs Trinity, collects results, completes
+the ledger.
 
-It writes the tasks and Trinity's config to the checkpoint store, starts Trinity, reads the `Mailbox`, and writes the
-run's metrics and the ledger's rows of trained tokens.
+It writes the tasks and Trinity's config to the checkpoint store, starts Trinity, reads the
+`Mailbox`, and writes the run's metrics and the ledger's rows of trained tokens.
 """
 
 from __future__ import annotations
@@ -51,14 +52,17 @@ if TYPE_CHECKING:
 async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Train with Trinity-RFT on the Ray cluster of `job.ray`, or on a new one on this machine.
 
-    Raises ConfigError before anything starts, and TrainingError with the first cause and its log if a part of Trinity
-    fails or the ledger does not balance.
+    Raises ConfigError before anything starts, and TrainingError with the first cause and its log if
+    a part of Trinity fails or the ledger does not balance.
     """
     check_installed("ray", "trinity")
     with open_run(job, writer) as (sized, loggers, total):
         if is_on_cpu(sized.config):
             check_installed("tinker")
-            loggers.say("no GPU: a LoRA adapter is trained and sampled on this machine's CPU with ajet's own learner")
+            loggers.say(
+                "no GPU: a LoRA adapter is trained and sampled on this machine's CPU with ajet's"
+                " own learner"
+            )
             install()
         else:
             check_installed("vllm", "verl")
@@ -66,7 +70,9 @@ async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel
 
 
 class _Run(ClusterRun):
-    def __init__(self, job: Job, gateway: Gateway, writer: TraceWriter, loggers: Loggers, total: int) -> None:
+    def __init__(
+        self, job: Job, gateway: Gateway, writer: TraceWriter, loggers: Loggers, total: int
+    ) -> None:
         super().__init__(job, writer, loggers, total)
         self.gateway, self.cpu = gateway, is_on_cpu(job.config)
 
@@ -90,7 +96,10 @@ class _Run(ClusterRun):
                 return self.result(None)
         self.close_books()
         if val and not self.cpu and not self.is_validated():
-            self.loggers.say(f"the trained model was not validated; see Trinity's logs in {place.directory / 'log'}")
+            self.loggers.say(
+                "the trained model was not validated; see Trinity's logs in"
+                f" {place.directory / 'log'}"
+            )
         path = self.export(_newest_model(place, self.cpu))
         if self.cpu and not self.is_validated():
             await self._validate(path)
@@ -101,9 +110,18 @@ class _Run(ClusterRun):
         with environment(TRINITY_LOG_DIR=str(place.directory / "log")):
             if not self.cpu:
                 return await self._on_cluster(place, val, trained)
-            log, rollout = self.job.directory / "logs" / f"{self.job.run_id}-learner.log", self.config.rollout
-            heat, length, seed = rollout.temperature, rollout.max_model_len, self.config.trainer_common.seed
-            running = run_learner(place.model, _state(place), log, temperature=heat, max_model_len=length, seed=seed)
+            log, rollout = (
+                self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
+                self.config.rollout,
+            )
+            heat, length, seed = (
+                rollout.temperature,
+                rollout.max_model_len,
+                self.config.trainer_common.seed,
+            )
+            running = run_learner(
+                place.model, _state(place), log, temperature=heat, max_model_len=length, seed=seed
+            )
             async with running as learner:
                 return await learner.beside(self._on_cluster(place, val, trained))
 
@@ -129,7 +147,8 @@ class _Run(ClusterRun):
         return config
 
     async def _validate(self, model: Path) -> None:
-        """Validate the trained model in this process, as Trinity can't evaluate the last checkpoint without GPUs."""
+        """Validate the trained model in this process, as Trinity can't evaluate the last checkpoint
+        without GPUs."""
         changed = self.config.model.model_copy(update={"path": str(model), "recipe": None})
         engine = local_engine(self.config.model_copy(update={"model": changed}))
         try:
@@ -175,20 +194,27 @@ def _state(place: TrinityPlace) -> Path:
 
 
 def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
-    """The newest checkpoint in transformers format, with the learner's adapter merged. Raises TrainingError if there
-    is none."""
+    """The newest checkpoint in transformers format, with the learner's adapter merged. Raises
+    TrainingError if there is none."""
 
     def step(path: Path) -> int:
         return int(path.name.removeprefix("global_step_"))
 
     for checkpoint in sorted(place.directory.glob("global_step_*"), key=step, reverse=True):
-        model, pointer = checkpoint / "actor" / "huggingface", checkpoint / "remote_checkpoint_path.txt"
+        model, pointer = (
+            checkpoint / "actor" / "huggingface",
+            checkpoint / "remote_checkpoint_path.txt",
+        )
         if cpu and pointer.exists():
-            adapter = load_model(Checkpoints(_state(place)).find(pointer.read_text().strip()), device="cpu")
+            adapter = load_model(
+                Checkpoints(_state(place)).find(pointer.read_text().strip()), device="cpu"
+            )
             return export(place.directory / "merged", adapter, HFTokenizer(place.model).hf)
         if (model / "config.json").exists() and any(model.glob("*.safetensors")):
             return model
-    raise TrainingError(f"Trinity wrote no model to {place.directory}; see its logs in {place.directory / 'log'}")
+    raise TrainingError(
+        f"Trinity wrote no model to {place.directory}; see its logs in {place.directory / 'log'}"
+    )
 
 
 class TrinityProgress(Progress):
@@ -199,6 +225,12 @@ class TrinityProgress(Progress):
         log(int(message["step"]), message["metrics"])
 
     def _trained(self, message: TrainedMessage) -> None:
-        at, names = {"run_id": self._job.run_id, "step": int(message["step"])}, LedgerEntry.model_fields
-        rows = ({name: value for name, value in row.items() if name in names} for row in message["calls"])
+        at, names = (
+            {"run_id": self._job.run_id, "step": int(message["step"])},
+            LedgerEntry.model_fields,
+        )
+        rows = (
+            {name: value for name, value in row.items() if name in names}
+            for row in message["calls"]
+        )
         self._writer.put(*(LedgerEntry(**{**row, **at}) for row in rows))

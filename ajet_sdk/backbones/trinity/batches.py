@@ -1,8 +1,9 @@
-"""Plug-ins for Trinity's pipeline between explorer and trainer: order of tasks, advantages, whole steps.
+"""Plug-ins for Trinity's pipeline between explorer and trainer: order of tasks, advantages, whole
+steps.
 
-Trinity passes a fixed number of experiences to its trainer, while the number of an episode's timelines varies. So the
-experiences of a step have their number (`info["step_size"]`), and `WholeSteps` reads exactly as many: a training step
-has the experiences of one explored step.
+Trinity passes a fixed number of experiences to its trainer, while the number of an episode's
+timelines varies. So the experiences of a step have their number (`info["step_size"]`), and
+`WholeSteps` reads exactly as many: a training step has the experiences of one explored step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class WithReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
 
 
 class WithoutReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
-    """Trinity's multi-step GRPO without the forward pass of a reference model, which only KL needs."""
+    """Trinity's multi-step GRPO without the forward pass of a reference model, which only KL
+    needs."""
 
     use_reference = False
 
@@ -67,7 +69,9 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
     def __init__(self, multiple_of: int = 1) -> None:
         self.multiple_of = multiple_of
 
-    def __call__(self, exps: list[Experience], **_: object) -> tuple[list[Experience], dict[str, float]]:
+    def __call__(
+        self, exps: list[Experience], **_: object
+    ) -> tuple[list[Experience], dict[str, float]]:
         return self.process(exps)
 
     def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
@@ -79,7 +83,9 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         template = real[0]
         while len(real) % self.multiple_of:
             filler = blank(EID(batch=template.eid.batch, task=template.eid.task))
-            filler.info |= {name: template.info[name] for name in ("model_version",) if name in template.info}
+            filler.info |= {
+                name: template.info[name] for name in ("model_version",) if name in template.info
+            }
             real.append(filler)
         for experience in real:
             experience.info["step_size"] = len(real)
@@ -101,7 +107,8 @@ def _share(experiences: Sequence[Experience], ranks: int) -> None:
 
 
 class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
-    """Reads exactly one explored step, masks stale experiences, and reports the trained calls to the driver.
+    """Reads exactly one explored step, masks stale experiences, and reports the trained calls to
+    the driver.
 
     Args (in `algorithm.sample_strategy_args`):
         max_staleness: maximum age of a sampled token, in updates.
@@ -114,7 +121,9 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
         self.ranks = int(arguments.get("ranks", 1))
 
-    async def sample(self, step: int, **_: object) -> tuple[list[Experience], dict[str, object], list[object]]:
+    async def sample(
+        self, step: int, **_: object
+    ) -> tuple[list[Experience], dict[str, object], list[object]]:
         first = (await self.exp_buffer.read(batch_size=1))[0]
         size = int(first.info.get("step_size", 1))
         batch = [first, *(await self.exp_buffer.read(batch_size=size - 1) if size > 1 else [])]
@@ -134,10 +143,15 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
             rows += [{**call, "outcome": outcome} for call in trained]
         _share(batch, self.ranks)
         await mailbox_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
-        metrics: dict[str, object] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
+        metrics: dict[str, object] = {
+            "train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))
+        }
         metrics |= token_metrics((row["outcome"], row["tokens"]) for row in rows)
         if lags:
-            metrics |= {"train/staleness": sum(lags) / len(lags), "train/timelines_stale": float(stale)}
+            metrics |= {
+                "train/staleness": sum(lags) / len(lags),
+                "train/timelines_stale": float(stale),
+            }
         self.set_model_version_metric(batch, metrics)
         return batch, metrics, []
 

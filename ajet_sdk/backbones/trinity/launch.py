@@ -1,7 +1,8 @@
 """Starts, watches and stops Trinity's explorer and trainer.
 
-Trinity's own launcher reports success when a stage fails, as its loops log the error and return. Here the end of each
-stage is checked against the expected number of steps, and the first error in the logs becomes the message.
+Trinity's own launcher reports success when a stage fails, as its loops log the error and return.
+Here the end of each stage is checked against the expected number of steps, and the first error in
+the logs becomes the message.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ _ACTORS = "ajet_sdk.backbones.trinity.actors"
 _POLL_SECONDS = 2.0
 """Seconds between two checks of the logs while both run."""
 _ERROR_SECONDS = 40.0
-"""Time limit for the trainer's next step after the explorer has ended, if the logs have an error."""
+"""Time limit for the trainer's next step after the explorer has ended, if the logs have an
+error."""
 _STEP_SECONDS = 3600.0
 """The same if the logs have no error, as a step of a large model takes long."""
 _ENDING = 30.0
 
 
 def parse_config(mapping: dict[str, object]) -> TrinityConfig:
-    """Make Trinity's Config from the mapping. Raises ConfigError for an unknown key or a wrong type."""
+    """Make Trinity's Config from the mapping. Raises ConfigError for an unknown key or a wrong
+    type."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from trinity.common.config import Config
@@ -54,29 +57,44 @@ def parse_config(mapping: dict[str, object]) -> TrinityConfig:
         config: TrinityConfig = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         text = str(error).partition("\n")[0]
-        raise ConfigError(f"trinity: {text} (at {getattr(error, 'full_key', None) or 'its root'})") from error
-    auxiliary = {f"auxiliary_models[{at}]": model for at, model in enumerate(config.explorer.auxiliary_models)}
+        raise ConfigError(
+            f"trinity: {text} (at {getattr(error, 'full_key', None) or 'its root'})"
+        ) from error
+    auxiliary = {
+        f"auxiliary_models[{at}]": model
+        for at, model in enumerate(config.explorer.auxiliary_models)
+    }
     for role, model in {"rollout_model": config.explorer.rollout_model, **auxiliary}.items():
         _check_engine_arguments(model, f"trinity: explorer.{role}")
     return config
 
 
 _PASSED_BY_TRINITY = (
-    "model", "worker_cls", "distributed_executor_backend", "override_generation_config", "disable_log_stats",
-    "logprobs_mode", "async_scheduling", "weight_transfer_config",
-)  # fmt: skip
+    "model",
+    "worker_cls",
+    "distributed_executor_backend",
+    "override_generation_config",
+    "disable_log_stats",
+    "logprobs_mode",
+    "async_scheduling",
+    "weight_transfer_config",
+)
 """Arguments of vLLM's engine that Trinity sets itself, besides keys of its rollout model."""
 
 
 def _check_engine_arguments(model: InferenceModelConfig, prefix: str) -> None:
-    """Raise ConfigError for an extra argument that Trinity passes to vLLM itself, which would be a TypeError there."""
+    """Raise ConfigError for an extra argument that Trinity passes to vLLM itself, which would be a
+    TypeError there."""
     for name in model.extra_engine_args:
         if hasattr(model, name):
             raise ConfigError(
-                f"{prefix}.extra_engine_args.{name}: Trinity sets this itself; set {name} beside extra_engine_args"
+                f"{prefix}.extra_engine_args.{name}: Trinity sets this itself; set {name} beside"
+                " extra_engine_args"
             )
         if name in _PASSED_BY_TRINITY:
-            raise ConfigError(f"{prefix}.extra_engine_args.{name}: Trinity sets this itself; remove it")
+            raise ConfigError(
+                f"{prefix}.extra_engine_args.{name}: Trinity sets this itself; remove it"
+            )
 
 
 @contextmanager
@@ -95,14 +113,17 @@ def environment(**added: str) -> Iterator[None]:
 
 
 def validate_config(mapping: dict[str, object]) -> TrinityConfig:
-    """Parse the mapping, validate and complete it by Trinity's own validators, and set the number of ranks.
+    """Parse the mapping, validate and complete it by Trinity's own validators, and set the number
+    of ranks.
 
     Raises ConfigError with the validators' message.
     """
     config = parse_config(mapping)
     try:
         with environment(TRINITY_LOG_LEVEL="ERROR"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "DEPRECATED", FutureWarning)  # of the Tinker SDK for Trinity
+            warnings.filterwarnings(
+                "ignore", "DEPRECATED", FutureWarning
+            )  # of the Tinker SDK for Trinity
             config = config.check_and_update()
     except (ValueError, AssertionError, RuntimeError, ImportError, OSError) as error:
         raise ConfigError(f"Trinity rejected the config: {error}") from error
@@ -113,7 +134,8 @@ def validate_config(mapping: dict[str, object]) -> TrinityConfig:
 
 
 def _ranks(config: TrinityConfig) -> int:
-    """Number of GPUs, or groups of GPUs that share a sequence or the model, over which the trainer splits a batch.
+    """Number of GPUs, or groups of GPUs that share a sequence or the model, over which the trainer
+    splits a batch.
 
     It follows from Trinity's validated config, including the root `trinity:`.
     """
@@ -122,20 +144,28 @@ def _ranks(config: TrinityConfig) -> int:
         return 1
     sizes = {"ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size}
     if trainer.trainer_strategy.startswith("megatron"):
-        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        names = (
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "context_parallel_size",
+        )
         sizes = {f"megatron.{name}": getattr(trainer.megatron, name) for name in names}
     together = math.prod(sizes.values())
     if gpus % together:
         setting = ", ".join(f"trinity.trainer.{name}: {size}" for name, size in sizes.items())
-        raise ConfigError(f"{setting} does not divide the {gpus} GPUs that train beside the engines")
+        raise ConfigError(
+            f"{setting} does not divide the {gpus} GPUs that train beside the engines"
+        )
     return int(gpus // together)
 
 
 async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -> None:
-    """Run explorer and trainer to their end. `updates()` is the number of training steps reported to the driver.
+    """Run explorer and trainer to their end. `updates()` is the number of training steps reported
+    to the driver.
 
-    The trainer's last checkpoint tells its final step, as messages may be delayed. Raises TrainingError with the first
-    cause and its log if one of them dies, stops early, or makes no progress.
+    The trainer's last checkpoint tells its final step, as messages may be delayed. Raises
+    TrainingError with the first cause and its log if one of them dies, stops early, or makes no
+    progress.
     """
     from trinity.common.constants import SyncMethod
     from trinity.manager.synchronizer import Synchronizer
@@ -147,7 +177,9 @@ async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -
             await _all(explorer.prepare.remote(), trainer.prepare.remote())
             nccl = config.synchronizer.sync_method == SyncMethod.NCCL
             if nccl:
-                await Synchronizer.get_actor(namespace=config.ray_namespace).coordinate_weight_sync_setup.remote()
+                await Synchronizer.get_actor(
+                    namespace=config.ray_namespace
+                ).coordinate_weight_sync_setup.remote()
                 await _all(explorer.sync_weight.remote(), trainer.sync_weight.remote())
             else:  # in this order: the explorer of a resumed run would take the initial weights at once
                 await trainer.sync_weight.remote()
@@ -165,7 +197,8 @@ async def explore_and_train(config: TrinityConfig, updates: Callable[[], int]) -
 
 
 async def explore_only(config: TrinityConfig) -> None:
-    """Explore (mode `explore`) or evaluate checkpoints (mode `bench`) without training. Raises TrainingError."""
+    """Explore (mode `explore`) or evaluate checkpoints (mode `bench`) without training. Raises
+    TrainingError."""
     logs = Path(config.log.save_dir)
     async with _actors(config, import_module(_ACTORS).SteadyExplorer) as (explorer,):
         with _raise_ray_errors(logs):
@@ -195,10 +228,11 @@ def last_checkpoint(config: TrinityConfig) -> TrinityConfig:
 
 
 async def _with_engines(exploring: Awaitable[object], config: TrinityConfig) -> None:
-    """Wait for the explorer. Raises Ray's error if one of its engines dies and the explorer does not end.
+    """Wait for the explorer. Raises Ray's error if one of its engines dies and the explorer does
+    not end.
 
-    Trinity does not restart engines: each episode that uses the dead one fails, and the trainer waits for samples. An
-    explorer that ends shuts its engines down shortly before its call returns.
+    Trinity does not restart engines: each episode that uses the dead one fails, and the trainer
+    waits for samples. An explorer that ends shuts its engines down shortly before its call returns.
     """
     explored = asyncio.ensure_future(_wait_for(exploring))
     watching = asyncio.ensure_future(_until_dead(_engines(config)))
@@ -219,11 +253,14 @@ def _engines(config: TrinityConfig) -> list[ActorHandle]:
 
     actors = list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == config.ray_namespace]
-    return [ray.get_actor(name, namespace=config.ray_namespace) for name in names if "_model_" in name]
+    return [
+        ray.get_actor(name, namespace=config.ray_namespace) for name in names if "_model_" in name
+    ]
 
 
 async def _until_dead(engines: Sequence[ActorHandle]) -> None:
-    """Raise Ray's error of the first engine that dies; temporarily unavailable ones are checked again."""
+    """Raise Ray's error of the first engine that dies; temporarily unavailable ones are checked
+    again."""
     import ray
 
     while True:
@@ -233,12 +270,18 @@ async def _until_dead(engines: Sequence[ActorHandle]) -> None:
 
 
 async def _until_ended(
-    exploring: asyncio.Future[None], training: asyncio.Future[None], updates: Callable[[], int], total: int, logs: Path
+    exploring: asyncio.Future[None],
+    training: asyncio.Future[None],
+    updates: Callable[[], int],
+    total: int,
+    logs: Path,
 ) -> None:
     done_at, seen = None, -1
     clock = asyncio.get_running_loop().time
     while not training.done():
-        await asyncio.wait({training, exploring} if not exploring.done() else {training}, timeout=_POLL_SECONDS)
+        await asyncio.wait(
+            {training, exploring} if not exploring.done() else {training}, timeout=_POLL_SECONDS
+        )
         heard = updates()
         if exploring.done() and not training.done():
             exploring.result()
@@ -252,12 +295,16 @@ async def _until_ended(
 
 def _stop_message(who: str, steps: int, total: int, logs: Path) -> str:
     message = first_error(logs)
-    return f"Trinity's {who} stopped after {steps} of {total} steps: {message or f'its logs in {logs} show no error'}"
+    return (
+        f"Trinity's {who} stopped after {steps} of {total} steps:"
+        f" {message or f'its logs in {logs} show no error'}"
+    )
 
 
 @contextlib.contextmanager
 def _raise_ray_errors(logs: Path) -> Iterator[None]:
-    """Convert Ray's errors to TrainingError, with the first cause: a dead process, else an error in the logs."""
+    """Convert Ray's errors to TrainingError, with the first cause: a dead process, else an error in
+    the logs."""
     import ray
 
     try:
@@ -265,7 +312,9 @@ def _raise_ray_errors(logs: Path) -> Iterator[None]:
     except ray.exceptions.RayError as error:
         failure = failure_of(str(error))
         message = None if failure.died else first_error(logs)
-        raise TrainingError(f"Trinity failed: {message or f'{failure} (Trinity logs to {logs})'}") from error
+        raise TrainingError(
+            f"Trinity failed: {message or f'{failure} (Trinity logs to {logs})'}"
+        ) from error
 
 
 @asynccontextmanager
@@ -276,7 +325,9 @@ async def _actors(
     import ray
 
     before = _placement_groups()
-    for leftover in _synchronizer(config):  # of a killed driver; it would end with that driver's actors
+    for leftover in _synchronizer(
+        config
+    ):  # of a killed driver; it would end with that driver's actors
         ray.kill(leftover)
     actors = tuple(kind.get_actor(config) for kind in kinds)
     try:
@@ -296,7 +347,8 @@ async def _actors(
 
 
 def _synchronizer(config: TrinityConfig) -> tuple[ActorHandle, ...]:
-    """The actor that transfers weights, which no process owns; empty without one or without a cluster."""
+    """The actor that transfers weights, which no process owns; empty without one or without a
+    cluster."""
     import ray
 
     try:
@@ -311,7 +363,9 @@ def _placement_groups() -> set[str]:
     from ray.util.placement_group import placement_group_table
 
     job = ray.get_runtime_context().get_job_id()
-    present = (name for name, group in placement_group_table().items() if group["state"] != "REMOVED")
+    present = (
+        name for name, group in placement_group_table().items() if group["state"] != "REMOVED"
+    )
     return {name for name in present if name.endswith(job)}
 
 
@@ -328,7 +382,8 @@ async def _wait_for(reference: Awaitable[T]) -> T:
 
 
 async def _all(*references: Awaitable[object]) -> None:
-    """Wait for all; the first error is raised at once, since the others may wait for the failed one."""
+    """Wait for all; the first error is raised at once, since the others may wait for the failed
+    one."""
     waiting = [asyncio.ensure_future(_wait_for(reference)) for reference in references]
     try:
         await asyncio.gather(*waiting)
@@ -341,7 +396,8 @@ _ERROR = re.compile(r"^ERROR (\d\d-\d\d \d\d:\d\d:\d\d) \[(.*?)\] ?(.*)$")
 
 
 def first_error(logs: Path) -> str | None:
-    """The earliest error in Trinity's logs: its message, the exception, and the log's path. None without errors."""
+    """The earliest error in Trinity's logs: its message, the exception, and the log's path. None
+    without errors."""
     earliest: tuple[str, str] | None = None
     for log in sorted(logs.rglob("*.log")) if logs.is_dir() else ():
         with log.open(encoding="utf-8", errors="replace") as lines:
@@ -361,7 +417,9 @@ def first_error(logs: Path) -> str | None:
 
 def _summary(block: list[str]) -> str:
     """The message of an error, and the cause in its traceback."""
-    doing, traceback, report = "\n".join(block).strip().partition("Traceback (most recent call last):")
+    doing, traceback, report = (
+        "\n".join(block).strip().partition("Traceback (most recent call last):")
+    )
     doing = " ".join(doing.split()).rstrip(": ")
     if not traceback:
         return doing

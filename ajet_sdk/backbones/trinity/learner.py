@@ -1,6 +1,8 @@
-"""Runs the learner of a run without GPUs: `ajet trainer serve` as a child process of the driver, on loopback.
+"""Runs the learner of a run without GPUs: `ajet trainer serve` as a child process of the driver, on
+loopback.
 
-Trinity's Tinker trainer and model use it through the official SDK, by TINKER_BASE_URL and TINKER_API_KEY.
+Trinity's Tinker trainer and model use it through the official SDK, by TINKER_BASE_URL and
+TINKER_API_KEY.
 """
 
 from __future__ import annotations
@@ -43,13 +45,15 @@ class Learner:
     process: subprocess.Popen[bytes]
 
     async def beside(self, work: Awaitable[T]) -> T:
-        """Wait for `work`. Raises TrainingError if the learner ends before, as clients would retry for minutes."""
+        """Wait for `work`. Raises TrainingError if the learner ends before, as clients would retry
+        for minutes."""
         working = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({working}, timeout=_PAUSE))[0]:
                 if (code := self.process.poll()) is not None:
                     raise TrainingError(
-                        f"the learner ended with exit code {code}; log file: {self.log}. Continue with --resume"
+                        f"the learner ended with exit code {code}; log file: {self.log}. Continue"
+                        " with --resume"
                     )
             return await working
         finally:
@@ -62,31 +66,54 @@ class Learner:
 async def run_learner(
     model: str, state: Path, log: Path, *, temperature: float, max_model_len: int, seed: int = 0
 ) -> AsyncIterator[Learner]:
-    """Run a learner for `model`, a directory or a Hugging Face name; clients of the SDK in the block use it.
+    """Run a learner for `model`, a directory or a Hugging Face name; clients of the SDK in the
+    block use it.
 
-    It stores adapters and optimizers in `state`, and continues from existing ones. Tokens are sampled and scored at
-    `temperature`. Raises ConfigError without a model, EngineUnavailable with the end of the log if it does not start.
+    It stores adapters and optimizers in `state`, and continues from existing ones. Tokens are
+    sampled and scored at `temperature`. Raises ConfigError without a model, EngineUnavailable with
+    the end of the log if it does not start.
     """
     if Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"model.path: {model} is not a model directory (it has no config.json)")
-    options = {"model": model, "temperature": temperature, "max_model_len": max_model_len, "seed": seed}
+    options = {
+        "model": model,
+        "temperature": temperature,
+        "max_model_len": max_model_len,
+        "seed": seed,
+    }
     key = {"TINKER_API_KEY": f"tml-{secrets.token_hex(16)}"}
     learner, begin = _start(options, state, log, key)
     try:
         await asyncio.to_thread(_reach, learner, begin)
-        direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
-        with environment(TINKER_BASE_URL=learner.url, TINKER_TELEMETRY="0", no_proxy=direct, NO_PROXY=direct, **key):
+        direct = ",".join(
+            filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"])
+        )
+        with environment(
+            TINKER_BASE_URL=learner.url,
+            TINKER_TELEMETRY="0",
+            no_proxy=direct,
+            NO_PROXY=direct,
+            **key,
+        ):
             yield learner
     finally:
         await asyncio.to_thread(_end, learner.process)
 
 
-def _start(options: dict[str, object], state: Path, log: Path, key: dict[str, str]) -> tuple[Learner, int]:
+def _start(
+    options: dict[str, object], state: Path, log: Path, key: dict[str, str]
+) -> tuple[Learner, int]:
     """Start the process; returns also the position in the log where its output begins."""
-    path = os.pathsep.join(filter(None, [str(Path(ajet_sdk.__file__).parent.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(
+        filter(None, [str(Path(ajet_sdk.__file__).parent.parent), os.environ.get("PYTHONPATH")])
+    )
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream, listening_socket("127.0.0.1", 0) as listener:
-        handed = {"state": str(state.resolve()), "listener": listener.fileno(), "parent": os.getpid()}
+        handed = {
+            "state": str(state.resolve()),
+            "listener": listener.fileno(),
+            "parent": os.getpid(),
+        }
         begin, port = stream.tell(), listener.getsockname()[1]
         process = subprocess.Popen(
             [sys.executable, "-m", _PROCESS, json.dumps({**options, **handed})],
@@ -105,7 +132,12 @@ def _reach(learner: Learner, begin: int) -> None:
     deadline, failure = time.monotonic() + _START, ""
     while not failure:
         try:
-            httpx.get(f"{learner.url}/api/v1/healthz", timeout=1.0, trust_env=False, verify=without_certificates())
+            httpx.get(
+                f"{learner.url}/api/v1/healthz",
+                timeout=1.0,
+                trust_env=False,
+                verify=without_certificates(),
+            )
             return
         except httpx.TransportError:
             time.sleep(_PAUSE)
@@ -114,7 +146,9 @@ def _reach(learner: Learner, begin: int) -> None:
         elif time.monotonic() > deadline:
             failure = f"the learner did not start within {_START:.0f} s"
     lines = learner.log.read_bytes()[begin:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
-    raise EngineUnavailable(f"{failure}; log file: {learner.log}" + "".join(f"\n  {line}" for line in lines))
+    raise EngineUnavailable(
+        f"{failure}; log file: {learner.log}" + "".join(f"\n  {line}" for line in lines)
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,5 @@
-"""The process of `learner.run_learner`: `python -m ajet_sdk.backbones.trinity.learner_process OPTIONS`."""
+"""The process of `learner.run_learner`:
+`python -m ajet_sdk.backbones.trinity.learner_process OPTIONS`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def main() -> None:
     listener = socket.socket(fileno=options.pop("listener"))
     state = Path(options.pop("state"))
     try:
-        run_to_end(serve(listener, state=state, api_key=os.environ["TINKER_API_KEY"], device="cpu", **options))
+        run_to_end(
+            serve(
+                listener, state=state, api_key=os.environ["TINKER_API_KEY"], device="cpu", **options
+            )
+        )
     except AjetError as error:
         echo(f"ajet: {error}", err=True)
         raise SystemExit(1) from None

@@ -1,6 +1,7 @@
 """`to_trinity`: converts ajet's config to a Trinity-RFT config (0.6), with a function per section.
 
-`is_on_cpu` chooses between Trinity's trainers: `tinker`, served by `ajet trainer serve` on a CPU, and verl with vLLM.
+`is_on_cpu` chooses between Trinity's trainers: `tinker`, served by `ajet trainer serve` on a CPU,
+and verl with vLLM.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 ALTERNATING = "rehearsal"
-"""The root of a config that replaces the judge's rewards by 0 and 1 in turn, so that there is something to learn."""
+"""The root of a config that replaces the judge's rewards by 0 and 1 in turn, so that there is
+something to learn."""
 _HERE = "ajet_sdk.backbones.trinity"
 _NEVER = 1_000_000_000
 _RUNNERS_WITHOUT_GPU = 2
@@ -59,7 +61,8 @@ def is_on_cpu(config: Config) -> bool:
 
 
 def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
-    """The Trinity config of a run of `config` at `place`; the root `trinity:` of the file takes precedence.
+    """The Trinity config of a run of `config` at `place`; the root `trinity:` of the file takes
+    precedence.
 
     Raises ConfigError that lists all unsupported keys.
     """
@@ -91,7 +94,10 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
             "sync_interval": 1,
             "sync_timeout": 3600,
         },
-        "monitor": {"monitor_type": f"{_HERE}.plugins.DriverMonitor", "monitor_args": {"run_id": place.run_id}},
+        "monitor": {
+            "monitor_type": f"{_HERE}.plugins.DriverMonitor",
+            "monitor_args": {"run_id": place.run_id},
+        },
     }
     whole = merge_root(computed, config, "trinity", _OURS)
     _bound_staleness(whole, config)
@@ -124,14 +130,17 @@ _OURS = {
 def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
     """Limit the explorer's lead by `rollout.max_staleness`, or derive the limit from `trinity:`.
 
-    If weights are synchronized every I steps and the explorer is K steps ahead, a token is at most K + I - 1 updates
-    old. Raises ConfigError if both are set and tokens would be too old for training.
+    If weights are synchronized every I steps and the explorer is K steps ahead, a token is at most
+    K + I - 1 updates old. Raises ConfigError if both are set and tokens would be too old for
+    training.
     """
     synchronizer, rollout = whole["synchronizer"], config.rollout
     if not isinstance(synchronizer, dict):
         return  # Trinity's types refuse it later
     interval, style = synchronizer["sync_interval"], str(synchronizer["sync_style"])
-    intervals = [synchronizer.get(f"{who}_sync_interval") or interval for who in ("explorer", "trainer")]
+    intervals = [
+        synchronizer.get(f"{who}_sync_interval") or interval for who in ("explorer", "trainer")
+    ]
     offset = value_at(config.roots.plain(), "trinity.synchronizer.sync_offset")
     bound = rollout.max_staleness if config.is_set("rollout.max_staleness") else None
     if not all(isinstance(number, int) for number in (*intervals, offset or 0)):
@@ -145,8 +154,9 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
         age = bound
     elif intervals[0] != intervals[1]:
         raise ConfigError(
-            f"trinity.synchronizer.explorer_sync_interval: {intervals[0]} contradicts trainer_sync_interval: "
-            f"{intervals[1]}; with sync_style fixed explorer and trainer wait for each other: set sync_interval alone"
+            f"trinity.synchronizer.explorer_sync_interval: {intervals[0]} contradicts"
+            f" trainer_sync_interval: {intervals[1]}; with sync_style fixed explorer and trainer"
+            " wait for each other: set sync_interval alone"
         )
     else:
         ahead = intervals[0] - 1
@@ -155,20 +165,24 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
         age = offset + ahead
         if bound is not None and age > bound:
             raise ConfigError(
-                f"trinity.synchronizer.sync_interval: {intervals[0]} with sync_offset: {offset} contradicts "
-                f"rollout.max_staleness: {bound}: tokens are up to {age} updates old, and those older than {bound} "
-                f"are not trained; set rollout.max_staleness: {age}, or leave it out"
+                f"trinity.synchronizer.sync_interval: {intervals[0]} with sync_offset: {offset}"
+                f" contradicts rollout.max_staleness: {bound}: tokens are up to {age} updates old,"
+                f" and those older than {bound} are not trained; set rollout.max_staleness: {age},"
+                " or leave it out"
             )
     synchronizer["sync_offset"] = offset or 0
     whole["algorithm"]["sample_strategy_args"]["max_staleness"] = age if bound is None else bound
 
 
 def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
-    """Unchanged advantages, whole steps, and the loss. `launch.validate_config` adds the number of ranks."""
+    """Unchanged advantages, whole steps, and the loss. `launch.validate_config` adds the number of
+    ranks."""
     # The trainer without GPUs always reads the reference's log-probabilities.
     reference = config.trainer_common.use_kl_loss or is_on_cpu(config)
     return {
-        "algorithm_type": f"{_HERE}.batches.WithReference" if reference else f"{_HERE}.batches.WithoutReference",
+        "algorithm_type": (
+            f"{_HERE}.batches.WithReference" if reference else f"{_HERE}.batches.WithoutReference"
+        ),
         "repeat_times": config.rollout.num_repeat,
         "advantage_fn": f"{_HERE}.batches.GivenAdvantages",
         "sample_strategy": f"{_HERE}.batches.WholeSteps",
@@ -181,7 +195,8 @@ def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def _loss(config: Config) -> dict[str, object]:
-    """The clipped loss, the KL term and the entropy bonus of `plugins`, as means over the batch's tokens."""
+    """The clipped loss, the KL term and the entropy bonus of `plugins`, as means over the batch's
+    tokens."""
     common = config.trainer_common
     kl, entropy = common.use_kl_loss, common.entropy_coef
     ours = f"{_HERE}.plugins.BatchLossWithKL" if kl else f"{_HERE}.plugins.BatchLoss"
@@ -205,7 +220,12 @@ def _model(config: Config, place: TrinityPlace) -> dict[str, object]:
     rollout = config.rollout
     reply, prompt = reply_and_prompt(config)
     # Without the output layer, whose adapter could not be merged if it is tied to the embeddings.
-    adapter = {"enable": True, "rank": config.model.lora.r, "seed": config.trainer_common.seed, "train_unembed": False}
+    adapter = {
+        "enable": True,
+        "rank": config.model.lora.r,
+        "seed": config.trainer_common.seed,
+        "train_unembed": False,
+    }
     return {
         "model_path": place.model,
         "temperature": rollout.temperature,
@@ -253,7 +273,12 @@ def _tasks(config: Config, place: TrinityPlace) -> dict[str, object]:
     evaluation = []
     if place.val_tasks:
         evaluation = [
-            taskset("val", "val", repeat_times=max(1, config.validation_attempts), workflow_args=arguments),
+            taskset(
+                "val",
+                "val",
+                repeat_times=max(1, config.validation_attempts),
+                workflow_args=arguments,
+            ),
             taskset("greedy", "val", repeat_times=1, workflow_args={**arguments, "greedy": True}),
         ]
     order = {"selector_type": f"{_HERE}.batches.OrderOfLocal", "seed": common.seed}
@@ -268,7 +293,9 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
     common, rollout, runners = config.trainer_common, config.rollout, _runners(config)
     return {
         "runner_per_model": min(runners, _RUNNERS_WITHOUT_GPU) if is_on_cpu(config) else runners,
-        "max_timeout": math.ceil((rollout.timeout + rollout.judge_timeout) * (rollout.max_retries + 1)),
+        "max_timeout": math.ceil(
+            (rollout.timeout + rollout.judge_timeout) * (rollout.max_retries + 1)
+        ),
         "max_retry_times": 1,
         "eval_interval": common.test_freq if common.test_freq > 0 else place.steps + 1,
         "eval_on_startup": common.val_before_train and place.val_tasks > 0,
@@ -303,12 +330,17 @@ def _trainer(config: Config, place: TrinityPlace) -> dict[str, object]:
         "save_hf_checkpoint": "last",
         "grad_clip": common.optim.grad_clip,
         "max_checkpoints_to_keep": common.keep_checkpoints,
-        "max_token_len_per_gpu": max(config.rollout.max_model_len, common.micro_batch_tokens or MICRO_BATCH_TOKENS),
+        "max_token_len_per_gpu": max(
+            config.rollout.max_model_len, common.micro_batch_tokens or MICRO_BATCH_TOKENS
+        ),
         "ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
         "param_offload": common.fsdp_config.param_offload,
         "optimizer_offload": common.fsdp_config.optimizer_offload,
-        # The losses are scaled to the batch; Trinity's trainer without GPUs would average over sequences.
-        **({"fix_actor_microbatch_loss_scale": True} if is_on_cpu(config) else _verl(config, place)),
+        # The losses are scaled to the batch; Trinity's trainer without GPUs would average over
+        # sequences.
+        **(
+            {"fix_actor_microbatch_loss_scale": True} if is_on_cpu(config) else _verl(config, place)
+        ),
     }
 
 
@@ -331,25 +363,29 @@ def check(config: Config) -> None:
     wrong = unsupported_keys(config, "Trinity", lora=cpu)
     if common.algorithm.adv_estimator == "reinforce_plus_plus":
         wrong.append(
-            "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalizes over the whole batch, whose "
-            "groups are on different nodes with Trinity; use grpo or rloo"
+            "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalizes over the whole"
+            " batch, whose groups are on different nodes with Trinity; use grpo or rloo"
         )
     schedule = value_at(config.roots.plain(), "trinity.algorithm.optimizer.lr_scheduler_type")
     if common.optim.lr_scheduler_type == "linear" and schedule is None:
         wrong.append(
-            "trainer_common.optim.lr_scheduler_type: linear; Trinity supports constant and cosine, or set "
-            "trinity.algorithm.optimizer.lr_scheduler_type, which takes precedence"
+            "trainer_common.optim.lr_scheduler_type: linear; Trinity supports constant and cosine,"
+            " or set trinity.algorithm.optimizer.lr_scheduler_type, which takes precedence"
         )
     if common.mini_batch_num > 1 or common.ppo_epochs > 1:
         wrong.append(
-            "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is a single update with the "
-            "whole batch"
+            "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is a single"
+            " update with the whole batch"
         )
     if cpu and common.entropy_coef:
-        wrong.append("trainer_common.entropy_coef: without GPUs Trinity's trainer sees no distribution; set it to 0")
+        wrong.append(
+            "trainer_common.entropy_coef: without GPUs Trinity's trainer sees no distribution; set"
+            " it to 0"
+        )
     if cpu and not config.rollout.temperature:
         wrong.append(
-            "rollout.temperature: 0; tokens are scored at the temperature that they are sampled at; set it above 0"
+            "rollout.temperature: 0; tokens are scored at the temperature that they are sampled at;"
+            " set it above 0"
         )
     if not cpu and (trouble := misplaced(config)) is not None:
         wrong.append(trouble)

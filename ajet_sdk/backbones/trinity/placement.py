@@ -21,8 +21,13 @@ def trainer_gpus(config: Config, count: int | None = None) -> int:
 
 
 def misplaced(config: Config) -> str | None:
-    """An error message if engines, GPUs and machines do not fit, with numbers that do; None if they fit."""
-    common, size, fitting = config.trainer_common, config.rollout.tensor_parallel_size, _fitting(config)
+    """An error message if engines, GPUs and machines do not fit, with numbers that do; None if they
+    fit."""
+    common, size, fitting = (
+        config.trainer_common,
+        config.rollout.tensor_parallel_size,
+        _fitting(config),
+    )
     count, training = engines(config), trainer_gpus(config)
     if count in fitting:
         return None
@@ -31,9 +36,10 @@ def misplaced(config: Config) -> str | None:
         return f"no GPU is left for training: {machines}; with one GPU use backbone local or verl"
     if not fitting:
         return (
-            f"rollout.tensor_parallel_size: {size} of {machines} per engine leaves the trainer no whole machines "
-            "divisible into groups of trainer_common.ulysses_sequence_parallel_size "
-            f"({common.ulysses_sequence_parallel_size}), for any number of engines"
+            f"rollout.tensor_parallel_size: {size} of {machines} per engine leaves the trainer no"
+            " whole machines divisible into groups of"
+            " trainer_common.ulysses_sequence_parallel_size"
+            f" ({common.ulysses_sequence_parallel_size}), for any number of engines"
         )
     if training < 1:
         trouble = "no GPU is left for training"
@@ -48,10 +54,11 @@ def misplaced(config: Config) -> str | None:
 
 
 def _fitting(config: Config) -> list[int]:
-    """Numbers of engines that leave the trainer whole machines, or a part of a single one; empty on a CPU.
+    """Numbers of engines that leave the trainer whole machines, or a part of a single one; empty on
+    a CPU.
 
-    An engine must fit on one machine or take whole machines; otherwise it would leave GPUs idle, which Trinity counts
-    as the trainer's.
+    An engine must fit on one machine or take whole machines; otherwise it would leave GPUs idle,
+    which Trinity counts as the trainer's.
     """
     common, size = config.trainer_common, config.rollout.tensor_parallel_size
     machine = common.n_gpus_per_node

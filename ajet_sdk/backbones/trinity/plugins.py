@@ -1,9 +1,11 @@
-"""Plug-ins for Trinity: the loss, a mean over the tokens of the whole batch as in `local`, and the monitor.
+"""Plug-ins for Trinity: the loss, a mean over the tokens of the whole batch as in `local`, and the
+monitor.
 
-verl sums the losses of a rank's micro-batches and averages over ranks; Trinity's Tinker trainer sums over sequences.
-The loss itself must therefore be scaled to the batch. Trinity's own losses average over each micro-batch: the gradient
-would grow with the number of micro-batches, and tokens in short ones would count more. Here `returns`, which is
-otherwise unused, has the weight of each token: ranks / tokens of the batch (see `WholeSteps`).
+verl sums the losses of a rank's micro-batches and averages over ranks; Trinity's Tinker trainer
+sums over sequences. The loss itself must therefore be scaled to the batch. Trinity's own losses
+average over each micro-batch: the gradient would grow with the number of micro-batches, and tokens
+in short ones would count more. Here `returns`, which is otherwise unused, has the weight of each
+token: ranks / tokens of the batch (see `WholeSteps`).
 
 The monitor sends the metrics of Trinity's explorer and trainer to the driver through the `Mailbox`.
 """
@@ -69,7 +71,11 @@ class BatchLossWithKL(BatchLoss):
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length), or of one sequence (response length)."""
         loss, metrics = super().__call__(
-            logprob=logprob, old_logprob=old_logprob, action_mask=action_mask, advantages=advantages, returns=returns
+            logprob=logprob,
+            old_logprob=old_logprob,
+            action_mask=action_mask,
+            advantages=advantages,
+            returns=returns,
         )
         kl = (kl_estimate(logprob, ref_logprob, self.kl_type) * action_mask * returns).sum()
         return loss + self.kl_coef * kl, {**metrics, "kl_loss": float(kl.detach())}
@@ -90,15 +96,23 @@ class BatchEntropy(EntropyLossFn):  # type: ignore[misc]
 class DriverMonitor(Monitor):  # type: ignore[misc]
     """Sends the metrics of the explorer and the trainer to the driver."""
 
-    def __init__(self, project: str, group: str, name: str, role: str, config: TrinityConfig | None = None) -> None:
+    def __init__(
+        self, project: str, group: str, name: str, role: str, config: TrinityConfig | None = None
+    ) -> None:
         self.role = role
         arguments = (config.monitor.monitor_args if config is not None else None) or {}
         self._mailbox = mailbox_of(arguments["run_id"])
         self._last: Awaitable[None] | None = None
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
-        numbers = {name: float(v) for name, v in data.items() if isinstance(v, (int, float)) or hasattr(v, "item")}
-        self._last = self._mailbox.put.remote("metrics", {"role": self.role, "step": int(step), "metrics": numbers})
+        numbers = {
+            name: float(v)
+            for name, v in data.items()
+            if isinstance(v, (int, float)) or hasattr(v, "item")
+        }
+        self._last = self._mailbox.put.remote(
+            "metrics", {"role": self.role, "step": int(step), "metrics": numbers}
+        )
 
     async def flush(self) -> None:
         """Wait until the `Mailbox` has all logged metrics, which it receives in order."""

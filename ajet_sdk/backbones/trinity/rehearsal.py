@@ -1,7 +1,9 @@
-"""A rehearsal of a cluster run on this machine: the real Trinity, Ray and buffers with a tiny model and a few tasks.
+"""A rehearsal of a cluster run on this machine: the real Trinity, Ray and buffers with a tiny model
+and a few tasks.
 
-It finds errors that would stop a run on GPUs minutes after its start: unknown keys of Trinity, an agent or a judge that
-cannot be imported in another process or sent to it, tasks without fields that the workflow needs.
+It finds errors that would stop a run on GPUs minutes after its start: unknown keys of Trinity, an
+agent or a judge that cannot be imported in another process or sent to it, tasks without fields that
+the workflow needs.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ _WARM_UP = "ajet_sdk.learn.warm_up"
 
 
 async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
-    """Validate the Trinity config of the real run by all of Trinity's validators, which need no GPU, and return it.
+    """Validate the Trinity config of the real run by all of Trinity's validators, which need no
+    GPU, and return it.
 
-    They write to `directory`. In a config without GPUs one of them asks the service for the model, which is `model`
-    here. Raises ConfigError for keys that are unsupported, unknown to Trinity, or refused by its validators.
+    They write to `directory`. In a config without GPUs one of them asks the service for the model,
+    which is `model` here. Raises ConfigError for keys that are unsupported, unknown to Trinity, or
+    refused by its validators.
     """
     place = TrinityPlace(
         run_id="rehearsal",
@@ -56,7 +60,8 @@ async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
 
 
 def rehearse(config: Config, directory: Path, model: Path) -> Config:
-    """The config of a small run: two steps of two tasks with two attempts each, on a CPU, under `directory`."""
+    """The config of a small run: two steps of two tasks with two attempts each, on a CPU, under
+    `directory`."""
     settings = config.model_dump(mode="json", exclude_unset=True)
     longest = min(config.rollout.max_model_len, _TURNS)
     small = {
@@ -80,14 +85,21 @@ def rehearse(config: Config, directory: Path, model: Path) -> Config:
             "optim": {"lr_scheduler_type": "constant"}, "checkpoint_base_dir": None, "logger": [],
         },
     }  # fmt: skip
-    roots = {name: value for name, value in config.roots.plain().items() if name not in ("trinity", "verl")}
-    rehearsal = load_config(values={"ajet": merged(settings, small), **roots, ALTERNATING: {"rewards": "alternating"}})
+    roots = {
+        name: value
+        for name, value in config.roots.plain().items()
+        if name not in ("trinity", "verl")
+    }
+    rehearsal = load_config(
+        values={"ajet": merged(settings, small), **roots, ALTERNATING: {"rewards": "alternating"}}
+    )
     rehearsal._source = config.source
     return rehearsal
 
 
 def tiny_model(config: Config, directory: Path) -> tuple[Path, str]:
-    """Make a model with a few hundred thousand random weights; returns its directory and the origin of its tokenizer.
+    """Make a model with a few hundred thousand random weights; returns its directory and the origin
+    of its tokenizer.
 
     The tokenizer and chat template are those of `model.path`, if they are on this machine.
     """
@@ -95,10 +107,19 @@ def tiny_model(config: Config, directory: Path) -> tuple[Path, str]:
 
     learn = import_module(_WARM_UP)
     tokenizer, whose = _own_tokenizer(config)
-    words = [Demonstration([{"role": "user", "content": "a b c"}, {"role": "assistant", "content": "1 2 3"}])]
-    recipe = Recipe(demonstrate=lambda _: words[0], shape=Shape(hidden=32, heads=2, kv_heads=1, intermediate=64))
+    words = [
+        Demonstration(
+            [{"role": "user", "content": "a b c"}, {"role": "assistant", "content": "1 2 3"}]
+        )
+    ]
+    recipe = Recipe(
+        demonstrate=lambda _: words[0], shape=Shape(hidden=32, heads=2, kv_heads=1, intermediate=64)
+    )
     if tokenizer is None:
-        tokenizer, whose = learn.train_tokenizer(recipe, words), "a byte-level tokenizer with a ChatML template"
+        tokenizer, whose = (
+            learn.train_tokenizer(recipe, words),
+            "a byte-level tokenizer with a ChatML template",
+        )
     torch.manual_seed(0)
     learn.save_model(learn.new_model(recipe, tokenizer), directory)
     tokenizer.save_pretrained(directory)
@@ -113,14 +134,21 @@ def _own_tokenizer(config: Config) -> tuple[Any, str]:
     if not name:
         return None, ""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError):
         return None, ""
-    return (tokenizer, f"the tokenizer of {config.model.path}") if tokenizer.chat_template else (None, "")
+    return (
+        (tokenizer, f"the tokenizer of {config.model.path}")
+        if tokenizer.chat_template
+        else (None, "")
+    )
 
 
 def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
-    """Counts of episodes, calls, model versions and tokens in a rehearsal's traces, and a line per cause of failure."""
+    """Counts of episodes, calls, model versions and tokens in a rehearsal's traces, and a line per
+    cause of failure."""
     try:
         trace = open_trace(directory)
     except TraceError as error:
@@ -147,6 +175,10 @@ class Stopwatch:
 
     def done(self, stage: str, details: Mapping[str, object] | str = "") -> None:
         now = time.perf_counter()
-        text = details if isinstance(details, str) else ", ".join(f"{value} {name}" for name, value in details.items())
+        text = (
+            details
+            if isinstance(details, str)
+            else ", ".join(f"{value} {name}" for name, value in details.items())
+        )
         self._say(f"ok  {stage}{': ' if text else ''}{text}  ({now - self._at:.1f} s)")
         self._at = now

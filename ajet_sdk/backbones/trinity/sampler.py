@@ -1,4 +1,5 @@
-"""Samplers over the model that Trinity serves: by vLLM's completions route, or by the Tinker API."""
+"""Samplers over the model that Trinity serves: by vLLM's completions route, or by the Tinker
+API."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _VERSION = re.compile(r"-sampler-(\d+)$")
 class ServiceSampler:
     """A `Sampler` over Trinity's model of the Tinker API, with its current weights.
 
-    It samples by the SDK directly, as Trinity's model accepts texts only and sends the same seed with every request.
+    It samples by the SDK directly, as Trinity's model accepts texts only and sends the same seed
+    with every request.
     """
 
     def __init__(self, wrapper: ModelWrapper, config: Config, tokenizer: Tokenizer) -> None:
@@ -50,7 +52,9 @@ class ServiceSampler:
         """Updates behind the weights that the engine has now."""
         return max(0, int(await self._wrapper.model_version_async))
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable."""
         path = str(await self._wrapper.model.get_model_path.remote())
         if self._opened is None or self._opened[0] != path:
@@ -73,8 +77,9 @@ class ServiceSampler:
         version = _VERSION.search(path)
         if at_service and version is None:
             raise EngineError(
-                f"the step of the weights at {path} is unknown: Trinity's names for them end in -sampler-N. This "
-                "release of trinity-rft uses other names; install the release that ajet[trinity] pins"
+                f"the step of the weights at {path} is unknown: Trinity's names for them end in"
+                " -sampler-N. This release of trinity-rft uses other names; install the release"
+                " that ajet[trinity] pins"
             )
         longest = self._session.served(self._session.model)[1] or self.max_model_len
         return TinkerSampler(
@@ -97,25 +102,31 @@ class ServiceSampler:
 class ServerSampler:
     """A `Sampler` over a Trinity `ModelWrapper` of vLLM's server.
 
-    Prompts and replies are token ids, with log-probabilities of the distribution sampled from, as Trinity starts vLLM
-    with `logprobs_mode: processed_logprobs`. The version is that of the engine before the request, which is never newer
-    than the version that sampled.
+    Prompts and replies are token ids, with log-probabilities of the distribution sampled from, as
+    Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is that of the engine
+    before the request, which is never newer than the version that sampled.
     """
 
-    def __init__(self, wrapper: ModelWrapper, model: str, max_model_len: int, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, wrapper: ModelWrapper, model: str, max_model_len: int, eos_ids: frozenset[int]
+    ) -> None:
         self._wrapper, self.model, self.max_model_len = wrapper, model, max_model_len
         self._eos_ids = eos_ids
         self._ordinal = count()
 
     @cached_property
     def _endpoint(self) -> Endpoint:
-        return Endpoint(f"{self._wrapper.api_address.rstrip('/')}/v1", self._wrapper.api_key, timeout=_TIMEOUT)
+        return Endpoint(
+            f"{self._wrapper.api_address.rstrip('/')}/v1", self._wrapper.api_key, timeout=_TIMEOUT
+        )
 
     async def version(self) -> int:
         """Updates behind the weights that the engine has now."""
         return max(0, int(await self._wrapper.model_version_async))
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
         before = await self.version()
         body = request_body(

@@ -1,4 +1,5 @@
-"""Lets Trinity-RFT 0.6 run without vLLM, which one of its modules, for images and videos, always imports.
+"""Lets Trinity-RFT 0.6 run without vLLM, which one of its modules, for images and videos, always
+imports.
 
 Without vLLM, that module is replaced by functions that raise. Ray's workers call `install`, too.
 """
@@ -16,15 +17,19 @@ HOOK = f"{__name__}.install"
 """The function that Ray's workers call when they start."""
 _MODULE = "trinity.common.models.mm_utils"
 _FUNCTIONS = (
-    "should_use_processor", "vLLMMultiModalRender", "combine_output_token_ids", "build_mm_message",
+    "should_use_processor",
+    "vLLMMultiModalRender",
+    "combine_output_token_ids",
+    "build_mm_message",
     "processor_or_tokenizer_cls",
-)  # fmt: skip
+)
 """Names that Trinity's other modules import from it."""
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
     raise RuntimeError(
-        "Trinity handles images and videos with vLLM, which is not installed: ajet install trinity --cuda"
+        "Trinity handles images and videos with vLLM, which is not installed: ajet install trinity"
+        " --cuda"
     )
 
 

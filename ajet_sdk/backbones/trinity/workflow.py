@@ -1,6 +1,8 @@
-"""The workflow that Trinity runs in its runner processes: a group of attempts, returned as experiences.
+"""The workflow that Trinity runs in its runner processes: a group of attempts, returned as
+experiences.
 
-A runner process has one `Node` per run. The trainer decides which calls are trained, by `info["trained"]`.
+A runner process has one `Node` per run. The trainer decides which calls are trained, by
+`info["trained"]`.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ AnySampler = ServerSampler | ServiceSampler
 
 
 def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
-    """Convert a training sample to Trinity's experience, with its exact ids, mask, log-probabilities and advantages.
+    """Convert a training sample to Trinity's experience, with its exact ids, mask,
+    log-probabilities and advantages.
 
-    Shapes: `tokens` T; the others T - prompt_length, where the prompt is everything before the first trained token.
-    `step` numbers the timelines of an episode; `eid.run` is the attempt.
+    Shapes: `tokens` T; the others T - prompt_length, where the prompt is everything before the
+    first trained token. `step` numbers the timelines of an episode; `eid.run` is the attempt.
     """
     line = sample.timeline
     start = max(1, int(np.flatnonzero(line.loss_mask)[0]))
@@ -78,7 +81,11 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
     can_reset = True
 
     def __init__(
-        self, *, task: TrinityTask, model: ModelWrapper, auxiliary_models: list[ModelWrapper] | None = None
+        self,
+        *,
+        task: TrinityTask,
+        model: ModelWrapper,
+        auxiliary_models: list[ModelWrapper] | None = None,
     ) -> None:
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
         self._repeats, self._first = 1, 0
@@ -122,9 +129,12 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
 
 
 def _batch(node: Node[AnySampler], episodes: Sequence[Episode]) -> Batch:
-    """Build the group's samples; tokens that are not for training are booked in the ledger at once."""
+    """Build the group's samples; tokens that are not for training are booked in the ledger at
+    once."""
     if ALTERNATING in node.config.roots:
-        episodes = [e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes]
+        episodes = [
+            e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes
+        ]
     batch = samples_of(node.config, episodes, node.tokenizer)
     node.writer.put(*(row for row in batch.ledger if row.outcome != "trained" or not row.tokens))
     return batch
@@ -137,7 +147,9 @@ def _node(job: Mapping[str, object], model: ModelWrapper) -> Node[AnySampler]:
     def sampler(config: Config, tokenizer: HFTokenizer) -> AnySampler:
         if is_on_cpu(config):
             return ServiceSampler(model, config, tokenizer)
-        return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids)
+        return ServerSampler(
+            model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids
+        )
 
     run_id = str(job["run_id"])
     if run_id not in _nodes:
@@ -149,6 +161,8 @@ def _experiences(batch: Batch, episodes: Sequence[Episode]) -> list[Experience]:
     by_id = {episode.episode_id: episode for episode in episodes}
     experiences, steps = [], dict.fromkeys(by_id, 0)
     for sample in batch.samples:
-        experiences.append(to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id]))
+        experiences.append(
+            to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id])
+        )
         steps[sample.episode_id] += 1
     return experiences

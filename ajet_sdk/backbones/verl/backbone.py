@@ -1,7 +1,8 @@
-"""The driver of the `verl` backbone: prepares the job, runs verl, collects results, completes the ledger.
+"""The driver of the `verl` backbone: prepares the job, runs verl, collects results, completes the
+ledger.
 
-It writes the job to the checkpoint store, starts verl's trainer, reads the `Mailbox` and verl's metrics file, and
-writes the run's metrics and the ledger's rows of trained tokens.
+It writes the job to the checkpoint store, starts verl's trainer, reads the `Mailbox` and verl's
+metrics file, and writes the run's metrics and the ledger's rows of trained tokens.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ if TYPE_CHECKING:
 async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Train with verl on the Ray cluster of `job.ray`, or on a new one on this machine.
 
-    Raises ConfigError before anything starts, and TrainingError with the first cause if verl fails or stops early, or
-    the ledger does not balance.
+    Raises ConfigError before anything starts, and TrainingError with the first cause if verl fails
+    or stops early, or the ledger does not balance.
     """
     check_installed("ray", "verl", "vllm")
     if find_spec("flash_attn") is None:
         raise ConfigError(
-            "flash-attn is not installed, and verl 0.8 needs it to remove padding, whatever the attention. "
-            "Install it with: pip install flash-attn --no-build-isolation"
+            "flash-attn is not installed, and verl 0.8 needs it to remove padding, whatever the"
+            " attention. Install it with: pip install flash-attn --no-build-isolation"
         )
     with open_run(job, writer) as (sized, loggers, total):
         return await _Run(sized, writer, loggers, total).run()
@@ -69,7 +70,9 @@ class _Run(ClusterRun):
         self.close_books()
         done = saved_step(place.directory)
         if done < self.total:
-            raise TrainingError(f"verl stopped after {done} of {self.total} steps and reported no error")
+            raise TrainingError(
+                f"verl stopped after {done} of {self.total} steps and reported no error"
+            )
         return self.result(self.export(_newest_model(place)))
 
     async def _with_verl(self, config: DictConfig, place: VerlPlace, val: Sequence[Task]) -> None:
@@ -82,7 +85,9 @@ class _Run(ClusterRun):
             progress = VerlProgress(self.loggers, self.writer, job, val, self.total)
             directory = place.directory / "metrics"
             directory.mkdir(parents=True, exist_ok=True)
-            metrics = directory / f"{len(list(directory.glob('*.jsonl')))}.jsonl"  # verl's logger truncates its file
+            metrics = (
+                directory / f"{len(list(directory.glob('*.jsonl')))}.jsonl"
+            )  # verl's logger truncates its file
             listening = asyncio.create_task(progress.listen(open_mailbox(job.run_id)))
             following = asyncio.create_task(progress.follow(metrics))
             try:
@@ -122,7 +127,9 @@ _OTHERS = ("actor/", "perf/", "timing_s/", "response_length/", "prompt_length/")
 class VerlProgress(Progress):
     """Handles messages, and reads the file to which verl's `file` logger writes a line per step."""
 
-    def __init__(self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int) -> None:
+    def __init__(
+        self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int
+    ) -> None:
         super().__init__(loggers, writer, job, val, total)
         self._batches: dict[int, BatchMessage] = {}
 
@@ -153,7 +160,9 @@ class VerlProgress(Progress):
         metrics |= {
             str(_NAMES.get(name, name)): float(value)
             for name, value in values.items()
-            if isinstance(value, (int, float)) and math.isfinite(value) and name.startswith((*_OTHERS, *_NAMES))
+            if isinstance(value, (int, float))
+            and math.isfinite(value)
+            and name.startswith((*_OTHERS, *_NAMES))
         }
         self._log_step(step, metrics)
 
@@ -179,12 +188,15 @@ def compose_config(mapping: Mapping[str, object]) -> DictConfig:
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+    with initialize_config_dir(
+        str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None
+    ):
         base = compose("ppo_trainer")
     unknown = list(_unknown(mapping, OmegaConf.to_container(base)))
     if unknown:
         raise ConfigError(
-            f"verl: unknown keys: {', '.join(unknown)} (to add a key that verl does not list, write +name)"
+            f"verl: unknown keys: {', '.join(unknown)} (to add a key that verl does not list, write"
+            " +name)"
         )
     try:
         with open_dict(base):
@@ -219,7 +231,8 @@ def _without_plus(mapping: Mapping[str, object]) -> dict[str, object]:
 
 
 def validate_config(mapping: Mapping[str, object]) -> DictConfig:
-    """Compose verl's config and validate it by verl's own checks. Raises ConfigError with their message."""
+    """Compose verl's config and validate it by verl's own checks. Raises ConfigError with their
+    message."""
     from hydra.errors import InstantiationException
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -229,7 +242,13 @@ def validate_config(mapping: Mapping[str, object]) -> DictConfig:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(config, need_reference_policy(config), need_critic(config))
-    except (ValueError, AssertionError, TypeError, NotImplementedError, InstantiationException) as error:
+    except (
+        ValueError,
+        AssertionError,
+        TypeError,
+        NotImplementedError,
+        InstantiationException,
+    ) as error:
         raise ConfigError(f"verl rejected the config: {error.__cause__ or error}") from error
     return config
 
@@ -244,11 +263,15 @@ async def fit(config: DictConfig, metrics: Path) -> None:
     from verl.trainer.main_ppo import TaskRunner
 
     variables = {**get_ppo_ray_runtime_env()["env_vars"], "VERL_FILE_LOGGER_PATH": str(metrics)}
-    runner = ray.remote(num_cpus=1)(TaskRunner).options(runtime_env={"env_vars": variables}).remote()
+    runner = (
+        ray.remote(num_cpus=1)(TaskRunner).options(runtime_env={"env_vars": variables}).remote()
+    )
     try:
         await runner.run.remote(config)
     except ray.exceptions.RayError as error:
-        raise TrainingError(f"verl's trainer failed: {cause_of(error)} (its output is in Ray's logs)") from error
+        raise TrainingError(
+            f"verl's trainer failed: {cause_of(error)} (its output is in Ray's logs)"
+        ) from error
     finally:
         with contextlib.suppress(Exception):
             ray.kill(runner)  # its actors end with it

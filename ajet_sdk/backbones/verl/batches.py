@@ -1,9 +1,11 @@
-"""Converts samples to rows of a verl batch, and truncates a batch with too many samples; the dataset of verl's loader.
+"""Converts samples to rows of a verl batch, and truncates a batch with too many samples; the
+dataset of verl's loader.
 
-Shapes: B rows, P the longest prompt, R the longest response. A row's prompt is everything before its first trained
-token; prompts are padded on the left, responses on the right.
+Shapes: B rows, P the longest prompt, R the longest response. A row's prompt is everything before
+its first trained token; prompts are padded on the left, responses on the right.
 
-The dataset has positions in a batch instead of tasks, as the tasks follow from step and seed, as in `local`.
+The dataset has positions in a batch instead of tasks, as the tasks follow from step and seed, as in
+`local`.
 """
 
 from __future__ import annotations
@@ -24,12 +26,16 @@ from ajet_sdk.types import Ids, LedgerEntry, Sample
 def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataProto:
     """Make `count` rows: the samples, and blank rows without trained tokens.
 
-    `rm_scores` has the advantage of each token, which verl's estimator `ajet_given` uses unchanged, and
-    `rollout_log_probs` the sampler's log-probabilities of trained tokens. `padding` is the padding id.
+    `rm_scores` has the advantage of each token, which verl's estimator `ajet_given` uses unchanged,
+    and `rollout_log_probs` the sampler's log-probabilities of trained tokens. `padding` is the
+    padding id.
     """
     starts = [max(1, int(np.flatnonzero(sample.timeline.loss_mask)[0])) for sample in samples]
     wide = max(starts, default=1)
-    long = max((len(s.timeline.token_ids) - start for s, start in zip(samples, starts, strict=True)), default=1)
+    long = max(
+        (len(s.timeline.token_ids) - start for s, start in zip(samples, starts, strict=True)),
+        default=1,
+    )
     arrays = _Arrays(count, wide, long, padding)
     turns = np.zeros(count, np.int32)
     for row, (sample, start) in enumerate(zip(samples, starts, strict=True)):
@@ -46,7 +52,8 @@ def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataPr
 
 
 def reward_rows(rewards: Sequence[float], padding: int) -> DataProto:
-    """Make a row per validation task, with its reward only; verl computes its own metrics of them."""
+    """Make a row per validation task, with its reward only; verl computes its own metrics of
+    them."""
     arrays = _Arrays(len(rewards), 1, 1, padding)
     for row, reward in enumerate(rewards):
         arrays.put(row, [padding], [padding])
@@ -57,8 +64,8 @@ def reward_rows(rewards: Sequence[float], padding: int) -> DataProto:
 def truncate(batch: Batch, most: int) -> tuple[list[Sample], list[LedgerEntry]]:
     """Return at most `most` samples, and the ledger with the tokens of the others as `truncated`.
 
-    The first timelines of all episodes are kept before any second ones, so that no group loses an attempt while another
-    attempt has two rows.
+    The first timelines of all episodes are kept before any second ones, so that no group loses an
+    attempt while another attempt has two rows.
     """
     if len(batch.samples) <= most:
         return list(batch.samples), list(batch.ledger)
@@ -74,13 +81,17 @@ def truncate(batch: Batch, most: int) -> tuple[list[Sample], list[LedgerEntry]]:
 
 
 def _book_truncated(ledger: Sequence[LedgerEntry], trained: set[str]) -> list[LedgerEntry]:
-    """Change trained tokens of calls outside of `trained` to `truncated`, with one row per call and outcome."""
+    """Change trained tokens of calls outside of `trained` to `truncated`, with one row per call and
+    outcome."""
     rows: dict[tuple[str, str], list[LedgerEntry]] = defaultdict(list)
     for entry in ledger:
         if entry.outcome == "trained" and entry.tokens and entry.call_id not in trained:
             entry = entry.model_copy(update={"outcome": "truncated"})
         rows[entry.call_id, entry.outcome].append(entry)
-    return [same[0].model_copy(update={"tokens": sum(entry.tokens for entry in same)}) for same in rows.values()]
+    return [
+        same[0].model_copy(update={"tokens": sum(entry.tokens for entry in same)})
+        for same in rows.values()
+    ]
 
 
 class _Arrays:
@@ -116,7 +127,9 @@ class _Arrays:
         none = np.empty(count, dtype=object)
         none[:] = [{} for _ in range(count)]
         return DataProto(
-            batch=TensorDict({name: torch.from_numpy(array) for name, array in tensors.items()}, batch_size=count),
+            batch=TensorDict(
+                {name: torch.from_numpy(array) for name, array in tensors.items()}, batch_size=count
+            ),
             non_tensor_batch={"__num_turns__": turns, "multi_modal_inputs": none},
             meta_info={"timing": {}, "reward_extra_keys": []},
         )

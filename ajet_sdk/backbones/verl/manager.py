@@ -1,7 +1,8 @@
-"""`AjetManager` replaces the agent loop of verl's trainer and returns ajet's samples as the rows of a step.
+"""`AjetManager` replaces the agent loop of verl's trainer and returns ajet's samples as the rows of
+a step.
 
-verl requires as many rows as it sent; the tasks follow from step and seed, in the same order as in `local`. Importing
-this module registers the advantage estimator `ajet_given`.
+verl requires as many rows as it sent; the tasks follow from step and seed, in the same order as in
+`local`. Importing this module registers the advantage estimator `ajet_given`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.node import deserialize_job
-from ajet_sdk.backbones.shared.steps import attempts_of, samples_of, tasks_of_step, training_sampling
+from ajet_sdk.backbones.shared.steps import (
+    attempts_of,
+    samples_of,
+    tasks_of_step,
+    training_sampling,
+)
 from ajet_sdk.backbones.shared.validation import GREEDY, validation_sampling
 from ajet_sdk.backbones.verl.batches import reward_rows, training_rows, truncate
 from ajet_sdk.backbones.verl.mapping import ESTIMATOR
@@ -56,14 +62,19 @@ def recorded_advantages(
 
 
 class AjetManager:
-    """Implements the part of `AgentLoopManager` that verl calls: `create` and `generate_sequences`."""
+    """Implements the part of `AgentLoopManager` that verl calls: `create` and
+    `generate_sequences`."""
 
-    def __init__(self, config: DictConfig, llm_client: LLMServerClient, *_: object, **__: object) -> None:
+    def __init__(
+        self, config: DictConfig, llm_client: LLMServerClient, *_: object, **__: object
+    ) -> None:
         self._job = read_job(Path(config.ajet.job))
         self.config, _workflow, _judge = deserialize_job(self._job)
         self.run_id = str(self._job["run_id"])
         self._client = llm_client
-        self._train, self._val = ([Task.model_validate(task) for task in self._job[part]] for part in ("train", "val"))
+        self._train, self._val = (
+            [Task.model_validate(task) for task in self._job[part]] for part in ("train", "val")
+        )
         self._tokenizer = HFTokenizer(str(self._job["model"]))
         self._padding = min(self._tokenizer.eos_ids, default=0)
         self._mailbox = mailbox_of(self.run_id)
@@ -86,7 +97,9 @@ class AjetManager:
     def _learn(self, step: int, count: int) -> DataProto:
         started = time.perf_counter()
         config = self.config
-        tasks = tasks_of_step(self._train, step, config.data.train_batch_size, config.trainer_common.seed)
+        tasks = tasks_of_step(
+            self._train, step, config.data.train_batch_size, config.trainer_common.seed
+        )
         attempts = self._attempts(tasks, config.rollout.num_repeat, step, "train")
         episodes = self._run(attempts, "train", training_sampling(config))
         check_sound(episodes, config.rollout.min_sound_share)
@@ -98,12 +111,15 @@ class AjetManager:
         words = []
         if len(batch.samples) > count:
             words.append(
-                f"{len(batch.samples)} timelines, and a batch of verl holds {count}: the tokens of "
-                f"{len(batch.samples) - count} are left out as truncated; raise rollout.multi_turn.expected_steps"
+                f"{len(batch.samples)} timelines, and a batch of verl holds {count}: the tokens of"
+                f" {len(batch.samples) - count} are left out as truncated; raise"
+                " rollout.multi_turn.expected_steps"
             )
         if not batch.samples:
             estimator = config.trainer_common.algorithm.adv_estimator
-            words.append(reason_for_no_samples(batch, episodes, estimator, config.rollout.failure_reward))
+            words.append(
+                reason_for_no_samples(batch, episodes, estimator, config.rollout.failure_reward)
+            )
         message = {
             "step": step,
             "metrics": {
@@ -121,13 +137,19 @@ class AjetManager:
         return training_rows(samples, count, self._padding)
 
     def _validate(self, step: int, count: int) -> DataProto:
-        """Return the mean reward of each task to verl; the driver computes metrics from the episodes."""
+        """Return the mean reward of each task to verl; the driver computes metrics from the
+        episodes."""
         config = self.config
         if count != len(self._val):
-            raise TrainingError(f"verl validates on {count} rows, but there are {len(self._val)} validation tasks")
+            raise TrainingError(
+                f"verl validates on {count} rows, but there are {len(self._val)} validation tasks"
+            )
         repeats = max(1, config.validation_attempts)
         sampled: list[Episode] = []
-        for purpose, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
+        for purpose, times, sampling in (
+            ("val", repeats, validation_sampling(config)),
+            ("val, greedy", 1, GREEDY),
+        ):
             episodes = self._run(self._attempts(self._val, times, step, purpose), purpose, sampling)
             sampled = sampled or episodes
         means = []
@@ -139,11 +161,17 @@ class AjetManager:
 
     # Episodes on nodes
 
-    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, purpose: str) -> list[Attempt]:
+    def _attempts(
+        self, tasks: Sequence[Task], repeats: int, step: int, purpose: str
+    ) -> list[Attempt]:
         seed = self.config.trainer_common.seed
-        return attempts_of(tasks, repeats, run_id=self.run_id, step=step, purpose=purpose, seed=seed)
+        return attempts_of(
+            tasks, repeats, run_id=self.run_id, step=step, purpose=purpose, seed=seed
+        )
 
-    def _run(self, attempts: Sequence[Attempt], purpose: str, sampling: SamplingOverride | None) -> list[Episode]:
+    def _run(
+        self, attempts: Sequence[Attempt], purpose: str, sampling: SamplingOverride | None
+    ) -> list[Episode]:
         """Run all groups on the nodes, in order; groups whose process is lost are repeated."""
         groups: dict[str, list[Attempt]] = {}
         for attempt in attempts:
@@ -160,18 +188,27 @@ class AjetManager:
                 break
             if not losses_left:
                 raise TrainingError(
-                    f"processes that run episodes died {_LOSSES + 1} times in one step: {failure_of(str(lost[0]))}"
+                    f"processes that run episodes died {_LOSSES + 1} times in one step:"
+                    f" {failure_of(str(lost[0]))}"
                 )
             losses_left -= 1
             why = failure_of(str(lost[0]))
-            text = f"a process that ran episodes died: {why}; repeating {len(lost)} groups of attempts"
-            ray.get(self._mailbox.put.remote("notice", {"text": f"step {attempts[0].step}: {text}"}))
+            text = (
+                f"a process that ran episodes died: {why}; repeating {len(lost)} groups of attempts"
+            )
+            ray.get(
+                self._mailbox.put.remote("notice", {"text": f"step {attempts[0].step}: {text}"})
+            )
         return [episode for name in groups for episode in done[name]]
 
     def _gather(
-        self, running: dict[ObjectRef, tuple[str, ActorHandle]], done: dict[str, list[Episode]], purpose: str
+        self,
+        running: dict[ObjectRef, tuple[str, ActorHandle]],
+        done: dict[str, list[Episode]],
+        purpose: str,
     ) -> list[RayActorError]:
-        """Wait for all groups and send each to the driver. Returns the errors of lost runners, which are replaced."""
+        """Wait for all groups and send each to the driver. Returns the errors of lost runners,
+        which are replaced."""
         lost = []
         while running:
             (reference,), _ = ray.wait(list(running), num_returns=1)
@@ -182,20 +219,27 @@ class AjetManager:
                 lost.append(error)
                 self._replace(runner)
                 continue
-            self._mailbox.put.remote("group", group_message(done[name], done[name][0].step, purpose, {}))
+            self._mailbox.put.remote(
+                "group", group_message(done[name], done[name][0].step, purpose, {})
+            )
         return lost
 
     def _start(self, node: str) -> ActorHandle:
         affinity = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
-        actor = ray.remote(Runner).options(num_cpus=0, max_concurrency=1024, scheduling_strategy=affinity)
-        job = {name: value for name, value in self._job.items() if name not in ("train", "val")}  # sent with attempts
+        actor = ray.remote(Runner).options(
+            num_cpus=0, max_concurrency=1024, scheduling_strategy=affinity
+        )
+        job = {
+            name: value for name, value in self._job.items() if name not in ("train", "val")
+        }  # sent with attempts
         return actor.remote(job, self._client, max(1, len(_nodes())))
 
     def _replace(self, runner: ActorHandle) -> None:
         """Replace a dead runner by a new one on a live node."""
         nodes = _nodes()
         self._runners = [
-            self._start(nodes[at % len(nodes)]) if old is runner else old for at, old in enumerate(self._runners)
+            self._start(nodes[at % len(nodes)]) if old is runner else old
+            for at, old in enumerate(self._runners)
         ]
 
 

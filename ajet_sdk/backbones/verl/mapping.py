@@ -46,8 +46,9 @@ class VerlPlace(Place):
 def rows_of(config: Config) -> int:
     """Rows of a training batch, whose number verl requires to be constant.
 
-    One per expected timeline, `train_batch_size * num_repeat * expected_steps`, rounded up to a multiple of the GPUs. A
-    step with fewer timelines is filled with blank rows, one with more is truncated.
+    One per expected timeline, `train_batch_size * num_repeat * expected_steps`, rounded up to a
+    multiple of the GPUs. A step with fewer timelines is filled with blank rows, one with more is
+    truncated.
     """
     gpus = max(1, config.trainer_common.nnodes * config.trainer_common.n_gpus_per_node)
     rollout = config.rollout
@@ -56,7 +57,8 @@ def rows_of(config: Config) -> int:
 
 
 def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
-    """The changes to verl's defaults for a run of `config` at `place`; the root `verl:` of the file takes precedence.
+    """The changes to verl's defaults for a run of `config` at `place`; the root `verl:` of the file
+    takes precedence.
 
     Raises ConfigError that lists all unsupported keys.
     """
@@ -66,7 +68,8 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
     computed: dict[str, object] = {
         "ajet": {"job": str(place.job)},
         "data": {
-            # Positions instead of tasks, which follow from the step, as in `local`; see `batches` and `manager`.
+            # Positions instead of tasks, which follow from the step, as in `local`; see `batches`
+            # and `manager`.
             "custom_cls": {"path": f"pkg://{_HERE}.batches", "name": "BatchPositions"},
             "train_files": place.steps * rows,
             "val_files": max(1, place.val_tasks),
@@ -115,7 +118,10 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, object]:
     refuse_lora(
         whole,
         "verl",
-        *(f"actor_rollout_ref.model.{name}" for name in ("lora_rank", "lora.rank", "lora_adapter_path")),
+        *(
+            f"actor_rollout_ref.model.{name}"
+            for name in ("lora_rank", "lora.rank", "lora_adapter_path")
+        ),
     )
     return whole
 
@@ -143,7 +149,8 @@ def _model(config: Config, place: VerlPlace) -> dict[str, object]:
     settings: dict[str, object] = {
         "path": place.model,
         "use_remove_padding": True,
-        # verl's default is to recompute, unlike ajet's; large models need it, so only an explicit value is passed on.
+        # verl's default is to recompute, unlike ajet's; large models need it, so only an explicit
+        # value is passed on.
         "enable_gradient_checkpointing": (
             model.gradient_checkpointing if config.is_set("model.gradient_checkpointing") else True
         ),
@@ -179,7 +186,10 @@ def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, object]:
         "kl_loss_type": common.kl_loss_type,
         "grad_clip": optim.grad_clip,
         "optim": optimizer(config, place),
-        "fsdp_config": {**_engine(config), "optimizer_offload": common.fsdp_config.optimizer_offload},
+        "fsdp_config": {
+            **_engine(config),
+            "optimizer_offload": common.fsdp_config.optimizer_offload,
+        },
         "checkpoint": {
             "save_contents": ["model", "optimizer", "extra", "hf_model"],
             "load_contents": ["model", "optimizer", "extra"],
@@ -234,7 +244,8 @@ def check(config: Config) -> None:
     wrong = unsupported_keys(config, "verl")
     if not gpus:
         wrong.append(
-            "trainer_common.n_gpus_per_node: 0; verl trains on GPUs only; on a CPU use backbone local or trinity"
+            "trainer_common.n_gpus_per_node: 0; verl trains on GPUs only; on a CPU use backbone"
+            " local or trinity"
         )
     for key, share in (
         ("rollout.tensor_parallel_size", config.rollout.tensor_parallel_size),
@@ -243,11 +254,13 @@ def check(config: Config) -> None:
         if gpus % share:
             wrong.append(f"{key}: {share} does not divide the run's {gpus} GPUs")
     if common.optim.lr_scheduler_type == "linear":
-        wrong.append("trainer_common.optim.lr_scheduler_type: linear; verl supports constant and cosine")
+        wrong.append(
+            "trainer_common.optim.lr_scheduler_type: linear; verl supports constant and cosine"
+        )
     if common.mini_batch_num > 1 or common.ppo_epochs > 1:
         wrong.append(
-            "trainer_common.mini_batch_num and ppo_epochs must be 1: verl pads batches with rows that would "
-            "change the size of each update"
+            "trainer_common.mini_batch_num and ppo_epochs must be 1: verl pads batches with rows"
+            " that would change the size of each update"
         )
     refuse("verl", wrong)
 
@@ -256,8 +269,8 @@ def _warn(config: Config) -> None:
     warn(config, "verl", _WITHOUT_EFFECT)
     if config.trainer_common.optim.warmup_steps:
         log.warning(
-            "trainer_common.optim.warmup_steps: verl's learning rate starts at 0, one step behind that of local, "
-            "so the first step changes no weights"
+            "trainer_common.optim.warmup_steps: verl's learning rate starts at 0, one step behind"
+            " that of local, so the first step changes no weights"
         )
 
 

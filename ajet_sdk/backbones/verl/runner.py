@@ -1,4 +1,5 @@
-"""Runs groups of attempts for `manager` in a process on each node; the job file; and a sampler over verl's engines."""
+"""Runs groups of attempts for `manager` in a process on each node; the job file; and a sampler over
+verl's engines."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _BARE: dict[str, object] = {"request": {}, "response": {}}
 
 
 def write_job(path: Path, job: Job, val: Sequence[Task], model: str, traces: Path) -> None:
-    """Write a job for other processes to a private file. `traces` is the directory of the nodes' trace files."""
+    """Write a job for other processes to a private file. `traces` is the directory of the nodes'
+    trace files."""
     content = {
         **serialize_job(job),
         "directory": str(traces),
@@ -48,7 +50,8 @@ def read_job(path: Path) -> dict[str, Any]:
 
 
 class Runner:
-    """Runs groups of attempts over verl's client; `rollout.max_env_worker` is split among the runners."""
+    """Runs groups of attempts over verl's client; `rollout.max_env_worker` is split among the
+    runners."""
 
     def __init__(self, job: Mapping[str, object], client: LLMServerClient, runners: int) -> None:
         def sampler(config: Config, tokenizer: HFTokenizer) -> ClientSampler:
@@ -57,7 +60,9 @@ class Runner:
         self._node = Node(job, sampler, runners)
         self._rooms: dict[int, asyncio.Semaphore] = {}
 
-    async def run(self, group: Sequence[Attempt], sampling: SamplingOverride | None) -> list[Episode]:
+    async def run(
+        self, group: Sequence[Attempt], sampling: SamplingOverride | None
+    ) -> list[Episode]:
         """Run a group; the returned episodes have no requests, responses and outputs."""
         # As many groups at once as the node's share of episodes allows.
         room = asyncio.Semaphore(max(1, self._node.at_once // max(1, len(group))))
@@ -65,7 +70,12 @@ class Runner:
             episodes = await self._node.run(group, sampling)
         self._node.writer.flush()
         return [
-            e.model_copy(update={"calls": tuple(call.model_copy(update=_BARE) for call in e.calls), "output": None})
+            e.model_copy(
+                update={
+                    "calls": tuple(call.model_copy(update=_BARE) for call in e.calls),
+                    "output": None,
+                }
+            )
             for e in episodes
         ]
 
@@ -73,23 +83,32 @@ class Runner:
 class ClientSampler:
     """A `Sampler` over verl's `LLMServerClient`.
 
-    Calls of a session go to the same engine, for its prefix cache. The version is the training step of the engine's
-    weights, which is the number of updates.
+    Calls of a session go to the same engine, for its prefix cache. The version is the training step
+    of the engine's weights, which is the number of updates.
     """
 
-    def __init__(self, client: LLMServerClient, tokenizer: Tokenizer, model: str, max_model_len: int) -> None:
+    def __init__(
+        self, client: LLMServerClient, tokenizer: Tokenizer, model: str, max_model_len: int
+    ) -> None:
         self._client, self._tokenizer = client, tokenizer
         self.model, self.max_model_len = model, max_model_len
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """Raises EngineUnavailable if the engine fails or aborts, EngineError for an incomplete response."""
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
+        """Raises EngineUnavailable if the engine fails or aborts, EngineError for an incomplete
+        response."""
         each = [
             replace(sampling, n=1, seed=None if sampling.seed is None else sampling.seed + index)
             for index in range(sampling.n)
         ]
-        return list(await asyncio.gather(*(self._generate(prompt_ids, single, session) for single in each)))
+        return list(
+            await asyncio.gather(*(self._generate(prompt_ids, single, session) for single in each))
+        )
 
-    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Sampled:
+    async def _generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> Sampled:
         limit = min(sampling.max_tokens or self.max_model_len, self.max_model_len - len(prompt_ids))
         parameters: dict[str, object] = {
             "temperature": sampling.temperature,
@@ -106,7 +125,9 @@ class ClientSampler:
             )
         except Exception as error:  # Ray wraps any error of the engine
             cause = first_line(getattr(error, "cause", None) or error)
-            raise EngineUnavailable(f"verl's engine failed: {type(error).__name__}: {cause}") from error
+            raise EngineUnavailable(
+                f"verl's engine failed: {type(error).__name__}: {cause}"
+            ) from error
         if output.stop_reason is not None and finish_of(output.stop_reason) is None:
             raise EngineUnavailable(f"verl's engine ended the call for {output.stop_reason!r}")
         ids = [int(i) for i in output.token_ids]
@@ -117,8 +138,11 @@ class ClientSampler:
             )
         return self._sampled(ids, output, sampling, limit)
 
-    def _sampled(self, ids: list[int], output: TokenOutput, sampling: Sampling, limit: int) -> Sampled:
-        """Make the sample; verl does not report whether an end-of-turn token, a stop string or the limit ended it."""
+    def _sampled(
+        self, ids: list[int], output: TokenOutput, sampling: Sampling, limit: int
+    ) -> Sampled:
+        """Make the sample; verl does not report whether an end-of-turn token, a stop string or the
+        limit ended it."""
         ended = bool(ids) and ids[-1] in self._tokenizer.eos_ids
         text = None if ended or not sampling.stop else self._before(ids, sampling.stop)
         version = (output.extra_fields or {}).get("global_steps")

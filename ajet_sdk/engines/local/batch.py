@@ -1,8 +1,10 @@
-"""The running batch: conversations in the rows of a key-value block, all advanced by one forward pass per token.
+"""The running batch: conversations in the rows of a key-value block, all advanced by one forward
+pass per token.
 
-New requests are prefilled in groups of similar length and join the running rows at the next token. A prompt that shares
-a prefix with a row, of its own session or another, computes only the rest. This module is independent of threads and
-event loops. Shapes: B rows of a pass, T tokens each, V the vocabulary.
+New requests are prefilled in groups of similar length and join the running rows at the next token.
+A prompt that shares a prefix with a row, of its own session or another, computes only the rest.
+This module is independent of threads and event loops. Shapes: B rows of a pass, T tokens each, V
+the vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import torch
 from ajet_sdk.engines.local.cache import RESTING, RUNNING, CacheRows, RowCache
 from ajet_sdk.engines.local.forward import causal_mask, forward_of
 from ajet_sdk.engines.local.logits import process
-from ajet_sdk.engines.local.requests import Continuation, StopWatch, TokenDraw, draw, most_likely, uniform
+from ajet_sdk.engines.local.requests import (
+    Continuation,
+    StopWatch,
+    TokenDraw,
+    draw,
+    most_likely,
+    uniform,
+)
 from ajet_sdk.errors import EngineError
 from ajet_sdk.memory import return_freed
 
@@ -60,7 +69,9 @@ class RunningBatch:
         self._eos[[i for i in eos_ids if i < vocabulary]] = True
         self._cache = RowCache()
         self._forward = forward_of(model, self._cache)
-        self._table = CacheRows(self._cache, at_least=max_batch, kv_bytes=kv_bytes, share=self._share)
+        self._table = CacheRows(
+            self._cache, at_least=max_batch, kv_bytes=kv_bytes, share=self._share
+        )
         self._changed()
 
     def clear(self) -> None:
@@ -81,7 +92,9 @@ class RunningBatch:
         return int((self._table.state == RESTING).sum())
 
     def continuations(self) -> list[Continuation]:
-        return [continuation for continuation in self._table.continuations if continuation is not None]
+        return [
+            continuation for continuation in self._table.continuations if continuation is not None
+        ]
 
     def _changed(self) -> None:
         """Prepare per-step data after the running rows have changed."""
@@ -100,17 +113,27 @@ class RunningBatch:
 
     def _token_draw(self, rows: _Places) -> TokenDraw:
         table = self._table
-        return TokenDraw(table.temperature[rows], table.top_k[rows], table.top_p[rows], table.min_p[rows], self._device)
+        return TokenDraw(
+            table.temperature[rows],
+            table.top_k[rows],
+            table.top_p[rows],
+            table.min_p[rows],
+            self._device,
+        )
 
     # Joining and leaving
 
     def admit(self, continuations: Sequence[Continuation]) -> list[Continuation]:
-        """Prefill the prompts and sample the first token of each; returns finished continuations."""
+        """Prefill the prompts and sample the first token of each; returns finished
+        continuations."""
         known: set[tuple[str, bytes]] = set()
         first: list[Continuation] = []
         later: list[Continuation] = []
         for continuation in continuations:
-            key = ("" if self._share else continuation.request.session, continuation.request.prompt.tobytes())
+            key = (
+                "" if self._share else continuation.request.session,
+                continuation.request.prompt.tobytes(),
+            )
             (later if key in known else first).append(continuation)
             known.add(key)
         done: list[Continuation] = []
@@ -119,7 +142,9 @@ class RunningBatch:
         return done
 
     def _join(self, continuations: Sequence[Continuation]) -> list[Continuation]:
-        self._table.reserve(max(len(continuation.request.prompt) for continuation in continuations) + 1)
+        self._table.reserve(
+            max(len(continuation.request.prompt) for continuation in continuations) + 1
+        )
         joiners = []
         copies: list[tuple[int, int, int]] = []
         for continuation in continuations:
@@ -128,22 +153,32 @@ class RunningBatch:
             if source >= 0:
                 copies.append((source, row, shared))
         if copies:
-            source_B, target_B, shared_B = (np.array(column) for column in zip(*copies, strict=True))
-            self._cache.copy_rows(self._tensor(source_B), self._tensor(target_B), int(shared_B.max()))
+            source_B, target_B, shared_B = (
+                np.array(column) for column in zip(*copies, strict=True)
+            )
+            self._cache.copy_rows(
+                self._tensor(source_B), self._tensor(target_B), int(shared_B.max())
+            )
             self._table.length[target_B] = shared_B
         rows = np.array([joiner.row for joiner in joiners])
         tokens, logprobs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32)
         for group in _groups(joiners):
             logits = self._prefill([joiners[i] for i in group])
-            tokens[group], logprobs[group] = self._sample(rows[group], self._token_draw(rows[group]), logits)
+            tokens[group], logprobs[group] = self._sample(
+                rows[group], self._token_draw(rows[group]), logits
+            )
         done = self._take(rows, tokens, logprobs, self._stop_watches(rows))
         self._changed()
         return done
 
     def cancel(self, continuations: Iterable[Continuation]) -> None:
-        """Stop running continuations, with the tokens sampled so far; computed tokens stay cached for the session."""
+        """Stop running continuations, with the tokens sampled so far; computed tokens stay cached
+        for the session."""
         for continuation in continuations:
-            if continuation.row is not None and self._table.continuations[continuation.row] is continuation:
+            if (
+                continuation.row is not None
+                and self._table.continuations[continuation.row] is continuation
+            ):
                 self._finish(continuation.row, stopped=False)
         self._changed()
 
@@ -158,7 +193,8 @@ class RunningBatch:
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
 
     def _prefill(self, joiners: Sequence[_Joiner]) -> torch.Tensor:
-        """Compute the prompts' missing tokens; returns the logits after the last token of each, [B, V]."""
+        """Compute the prompts' missing tokens; returns the logits after the last token of each, [B,
+        V]."""
         table = self._table
         rows = np.array([joiner.row for joiner in joiners])
         begin = np.array([joiner.begin for joiner in joiners])
@@ -182,7 +218,8 @@ class RunningBatch:
         return logits
 
     def _decode(self) -> torch.Tensor:
-        """Advance every running row by the token sampled last; returns the logits after it, [B, V]."""
+        """Advance every running row by the token sampled last; returns the logits after it, [B,
+        V]."""
         table, rows = self._table, self._rows
         window = int(table.length[rows].max()) + 1
         table.reserve(window + 1)
@@ -195,7 +232,9 @@ class RunningBatch:
         # If dense, idle rows in between are computed, too, and ignored.
         self._cache.extend(write, slice(first, behind) if dense else self._tensor(rows), window)
         places_B1 = self._tensor(places[:, None])
-        logits = self._forward(self._tensor(ids), places_B1, causal_mask(places_B1, window, self._dtype), None)
+        logits = self._forward(
+            self._tensor(ids), places_B1, causal_mask(places_B1, window, self._dtype), None
+        )
         table.length[rows] += 1
         return logits[self._tensor(rows - first)] if len(rows) < len(batch) else logits
 
@@ -220,14 +259,20 @@ class RunningBatch:
         wanting = [
             (i, continuation)
             for i, row in enumerate(rows)
-            if (continuation := table.continuations[row]) is not None and continuation.request.sampling.top_logprobs
+            if (continuation := table.continuations[row]) is not None
+            and continuation.request.sampling.top_logprobs
         ]
         if wanting:
-            best, values = most_likely(logits, how, max(c.request.sampling.top_logprobs for _, c in wanting))
+            best, values = most_likely(
+                logits, how, max(c.request.sampling.top_logprobs for _, c in wanting)
+            )
             for i, continuation in wanting:
                 continuation.keep_top(best[i].tolist(), values[i].tolist())
         if np.isnan(sampled[1]).any():
-            raise EngineError("the model's logits are not finite: its weights are broken (learning rate too high?)")
+            raise EngineError(
+                "the model's logits are not finite: its weights are broken (learning rate too"
+                " high?)"
+            )
         return sampled
 
     def _processed(self, rows: _Places, logits: torch.Tensor) -> torch.Tensor:
@@ -237,7 +282,9 @@ class RunningBatch:
             if continuation is not None and continuation.processors:
                 start, end = int(self._table.start[row]), int(self._table.length[row])
                 output = self._table.ids[row, start:end].tolist()
-                logits_1V = process(logits[i : i + 1].float(), continuation.processors, output, [end - start])
+                logits_1V = process(
+                    logits[i : i + 1].float(), continuation.processors, output, [end - start]
+                )
                 changed.append((i, logits_1V))
         if changed:
             logits = logits.float().clone()
@@ -285,7 +332,9 @@ def _groups(joiners: Sequence[_Joiner]) -> list[list[int]]:
         joiner = joiners[i]
         if groups and (joiners[groups[-1][0]].begin > 0) == (joiner.begin > 0):
             padded = (len(groups[-1]) + 1) * joiner.todo
-            if padded <= _PREFILL_TOKENS and padded - real - joiner.todo <= max(_PADDING, real // 4):
+            if padded <= _PREFILL_TOKENS and padded - real - joiner.todo <= max(
+                _PADDING, real // 4
+            ):
                 groups[-1].append(i)
                 real += joiner.todo
                 continue

@@ -1,11 +1,12 @@
-"""The key-value cache of many conversations: a block of memory per layer, and the table of its rows.
+"""The key-value cache of many conversations: a block of memory per layer, and the table of its
+rows.
 
-A row is free, resting (a conversation between two turns) or running. The table has an array per property, so that a
-step over many rows takes a few numpy calls; it also sizes the block.
+A row is free, resting (a conversation between two turns) or running. The table has an array per
+property, so that a step over many rows takes a few numpy calls; it also sizes the block.
 
-The block has R rows, each for a conversation of up to C tokens at positions 0, 1, 2, ... without padding, so that rows
-can be extended, shortened or copied by indices alone. Keys and values of a layer are [R, C, H, D] (H key heads of size
-D); a model passes and gets [B, H, T, D].
+The block has R rows, each for a conversation of up to C tokens at positions 0, 1, 2, ... without
+padding, so that rows can be extended, shortened or copied by indices alone. Keys and values of a
+layer are [R, C, H, D] (H key heads of size D); a model passes and gets [B, H, T, D].
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _Index = npt.NDArray[np.int64] | slice
 class CacheRows:
     """The table of the rows of a `RowCache`, whose size it sets.
 
-    Without `share` a row is freed after its reply, for reproducible results: otherwise it depends on other requests
-    whether a prompt is computed whole or extended, which rounds differently.
+    Without `share` a row is freed after its reply, for reproducible results: otherwise it depends
+    on other requests whether a prompt is computed whole or extended, which rounds differently.
     """
 
     state: npt.NDArray[np.int8]
@@ -72,8 +73,8 @@ class CacheRows:
     # Joining and leaving
 
     def seat(self, continuation: Continuation) -> tuple[int, int, int]:
-        """Assign a row to a continuation. Returns (row, source, shared): copy the first `shared` tokens from the row
-        `source` (-1: nothing to copy)."""
+        """Assign a row to a continuation. Returns (row, source, shared): copy the first `shared`
+        tokens from the row `source` (-1: nothing to copy)."""
         request = continuation.request
         source, shared = self._find(request.prompt, request.session)
         stays = source >= 0 and shared == self.length[source] and self.state[source] == RESTING
@@ -87,9 +88,17 @@ class CacheRows:
         self.ids[row, :total] = request.prompt
         self.state[row] = RUNNING
         self.continuations[row], continuation.row = continuation, row
-        self.start[row], self.limit[row], self.seed[row] = total, total + request.max_new, continuation.seed
+        self.start[row], self.limit[row], self.seed[row] = (
+            total,
+            total + request.max_new,
+            continuation.seed,
+        )
         sampling = request.sampling
-        self.temperature[row], self.top_p[row], self.top_k[row] = sampling.temperature, sampling.top_p, sampling.top_k
+        self.temperature[row], self.top_p[row], self.top_k[row] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+        )
         self.min_p[row] = sampling.min_p
         return row, source, shared
 
@@ -124,10 +133,11 @@ class CacheRows:
     # Shared prefixes
 
     def _find(self, prompt: npt.NDArray[np.int32], session: str) -> tuple[int, int]:
-        """The row that shares most tokens with the prompt, and their number; (-1, 0) if none shares enough.
+        """The row that shares most tokens with the prompt, and their number; (-1, 0) if none shares
+        enough.
 
-        The prompt's last token is never shared, as its logits are needed. A row that the prompt extends completely is
-        preferred, since it can be used in place.
+        The prompt's last token is never shared, as its logits are needed. A row that the prompt
+        extends completely is preferred, since it can be used in place.
         """
         most = len(prompt) - 1
         rows = self._sessions.get(session, ())
@@ -140,7 +150,9 @@ class CacheRows:
         best, best_shared = -1, 0
         if len(session_rows):
             shared_B = self._shared_lengths(prompt[:most], session_rows)
-            whole_B = (shared_B == self.length[session_rows]) & (self.state[session_rows] == RESTING)
+            whole_B = (shared_B == self.length[session_rows]) & (
+                self.state[session_rows] == RESTING
+            )
             at = int((2 * shared_B + whole_B).argmax())
             best, best_shared = int(session_rows[at]), int(shared_B[at])
             if whole_B[at] and best_shared:
@@ -210,7 +222,9 @@ class CacheRows:
         self._owner = self._owner[:common] + [None] * (rows - common)
 
 
-_COLUMNS = {name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(CacheRows).items()}
+_COLUMNS = {
+    name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(CacheRows).items()
+}
 """The types of the arrays of `CacheRows` with one element per row."""
 
 
@@ -223,8 +237,9 @@ def _grow(array: npt.NDArray[D], rows: int, shape: tuple[int, ...]) -> npt.NDArr
 class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
     """A transformers cache whose batch is any selection of its rows.
 
-    `fresh` and `extend` set the rows of the next forward pass, and the positions it writes. It has no layers of
-    transformers, which therefore builds a plain causal mask for a fresh pass; other passes have their own mask.
+    `fresh` and `extend` set the rows of the next forward pass, and the positions it writes. It has
+    no layers of transformers, which therefore builds a plain causal mask for a fresh pass; other
+    passes have their own mask.
     """
 
     def __init__(self) -> None:
@@ -237,15 +252,22 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._window = 0
 
     def fresh(self, write: torch.Tensor) -> None:
-        """Set a pass whose tokens attend only to tokens of the same pass. `write`: flat positions, B * T."""
+        """Set a pass whose tokens attend only to tokens of the same pass. `write`: flat positions,
+        B * T."""
         self._write, self._read = write, None
 
     def extend(self, write: torch.Tensor, rows: torch.Tensor | slice, window: int) -> None:
-        """Set a pass that extends `rows` and attends to their first `window` positions; a slice is read in place."""
+        """Set a pass that extends `rows` and attends to their first `window` positions; a slice is
+        read in place."""
         self._write, self._read, self._window = write, rows, window
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         while len(self._keys) <= layer_idx:
             self._keys.append(self._block(key_states))
@@ -253,12 +275,18 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         self._store(keys, key_states)
         self._store(values, value_states)
-        return (key_states, value_states) if self._read is None else (self._seen(keys), self._seen(values))
+        return (
+            (key_states, value_states)
+            if self._read is None
+            else (self._seen(keys), self._seen(values))
+        )
 
     def _seen(self, block: torch.Tensor) -> torch.Tensor:
         """The rows and positions that the pass attends to."""
         read, block = self._read, block[:, : self._window]
-        return (block[read] if isinstance(read, slice) else block.index_select(0, read)).transpose(1, 2)
+        return (block[read] if isinstance(read, slice) else block.index_select(0, read)).transpose(
+            1, 2
+        )
 
     def _block(self, states: torch.Tensor) -> torch.Tensor:
         _, heads, _, size = states.shape
@@ -270,7 +298,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         block.view(-1, width).index_copy_(0, self._write, states.transpose(1, 2).reshape(-1, width))
 
     def resize(self, rows: int, capacity: int) -> None:
-        """Resize the block, keeping its content. New positions are zero, as masked positions must be finite."""
+        """Resize the block, keeping its content. New positions are zero, as masked positions must
+        be finite."""
         for blocks in (self._keys, self._values):
             for i, old in enumerate(blocks):
                 new = old.new_zeros(rows, capacity, *old.shape[2:])
@@ -280,7 +309,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         self.rows, self.capacity = rows, capacity
 
     def copy_rows(self, source: torch.Tensor, target: torch.Tensor, length: int) -> None:
-        """Copy the first `length` positions of each row of `source` to the corresponding row of `target`."""
+        """Copy the first `length` positions of each row of `source` to the corresponding row of
+        `target`."""
         for block in (*self._keys, *self._values):
             block[target, :length] = block[source, :length]
 

@@ -1,8 +1,10 @@
-"""Forward passes over rows of a `RowCache`: by the model itself, or for the Llama family with far fewer operations.
+"""Forward passes over rows of a `RowCache`: by the model itself, or for the Llama family with far
+fewer operations.
 
-For small models or small batches the time of a pass depends on the number of operations, of which transformers uses
-about four times as many as needed. `forward_of` chooses the fast pass only if it computes the same logits in a trial.
-Shapes: B rows, T tokens each, N = B * T, W visible positions, H heads of size D, V the vocabulary.
+For small models or small batches the time of a pass depends on the number of operations, of which
+transformers uses about four times as many as needed. `forward_of` chooses the fast pass only if it
+computes the same logits in a trial. Shapes: B rows, T tokens each, N = B * T, W visible positions,
+H heads of size D, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 _log = logging.getLogger(__name__)
-_FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+_FAMILY = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 _FUSE_BELOW = 20_000_000
 """Parameters up to which weights are concatenated into a copy, to be multiplied at once."""
@@ -35,8 +39,8 @@ class UnsupportedModel(Exception):
 
 
 class ModelForward:
-    """The model's own forward pass over the rows that `cache` was told of; the logits behind each row's token at
-    `last_B`, [B, V]. None: each row's last token is its T-th."""
+    """The model's own forward pass over the rows that `cache` was told of; the logits behind each
+    row's token at `last_B`, [B, V]. None: each row's last token is its T-th."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model, self._cache = model, {cache_name(model): cache}
@@ -45,7 +49,11 @@ class ModelForward:
         """There is no copy of the weights."""
 
     def __call__(
-        self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
+        self,
+        ids_BT: torch.Tensor,
+        places_BT: torch.Tensor,
+        mask: torch.Tensor | None,
+        last_B: torch.Tensor | None,
     ) -> torch.Tensor:
         keep: torch.Tensor | int = 1
         which_B = None
@@ -79,13 +87,20 @@ def vocabulary(model: PreTrainedModel) -> int:
 
 def cache_name(model: PreTrainedModel) -> str:
     """The name of the model's cache argument: `cache` in newer versions of transformers."""
-    return "cache" if "cache" in inspect.signature(inner_model(model).forward).parameters else "past_key_values"
+    return (
+        "cache"
+        if "cache" in inspect.signature(inner_model(model).forward).parameters
+        else "past_key_values"
+    )
 
 
 def causal_mask(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive causal mask over the first `window` positions: 0 if visible, else -inf; [B, 1, T, window]."""
+    """Additive causal mask over the first `window` positions: 0 if visible, else -inf; [B, 1, T,
+    window]."""
     hidden = torch.arange(window, device=places_BT.device) > places_BT[:, :, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+        hidden, -torch.inf
+    )[:, None]
 
 
 @dataclass(slots=True)
@@ -102,7 +117,8 @@ class _Layer:
 
 
 class LlamaForward:
-    """The arithmetic of Llama, Mistral, Qwen 2 and Qwen 3 over the model's own weights; called as `ModelForward`."""
+    """The arithmetic of Llama, Mistral, Qwen 2 and Qwen 3 over the model's own weights; called as
+    `ModelForward`."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model, self._cache = model, cache
@@ -127,7 +143,9 @@ class LlamaForward:
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        projections = [self._linear(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        projections = [
+            self._linear(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)
+        ]
         gates = [self._linear(mlp.gate_proj)[0], self._linear(mlp.up_proj)[0]]
         if self._fuse:
             biases = [bias for _, bias in projections if bias is not None]
@@ -136,7 +154,10 @@ class LlamaForward:
             gates = [torch.cat(gates)]
         head_norm = None
         if hasattr(attention, "q_norm"):
-            scales = [attention.q_norm.weight.expand(self._heads, -1), attention.k_norm.weight.expand(self._kv, -1)]
+            scales = [
+                attention.q_norm.weight.expand(self._heads, -1),
+                attention.k_norm.weight.expand(self._kv, -1),
+            ]
             head_norm = torch.cat(scales)
         return _Layer(
             norm=layer.input_layernorm.weight,
@@ -155,13 +176,19 @@ class LlamaForward:
     def _rotation(self, places_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._cache.capacity > len(self._cos):
             every = torch.arange(self._cache.capacity + 64, device=places_N.device)
-            cos, sin = self._model.model.rotary_emb(self._model.model.embed_tokens.weight[:1], every[None])
+            cos, sin = self._model.model.rotary_emb(
+                self._model.model.embed_tokens.weight[:1], every[None]
+            )
             half = self._size // 2
             self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
         return self._cos[places_N][:, None], self._sin[places_N][:, None]
 
     def __call__(
-        self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
+        self,
+        ids_BT: torch.Tensor,
+        places_BT: torch.Tensor,
+        mask: torch.Tensor | None,
+        last_B: torch.Tensor | None,
     ) -> torch.Tensor:
         if not self._layers:
             self._prepare()
@@ -174,7 +201,9 @@ class LlamaForward:
             mask = mask.repeat(1, 1, self._heads // self._kv, 1)
         for i, layer in enumerate(self._layers):
             h = F.rms_norm(x, width, layer.norm, self._eps)
-            x = _add(x, self._attend(i, layer, h.to(self._products), cos, sin, mask, shape), *layer.out)
+            x = _add(
+                x, self._attend(i, layer, h.to(self._products), cos, sin, mask, shape), *layer.out
+            )
             h = F.rms_norm(x, width, layer.mlp_norm, self._eps).to(self._products)
             if len(layer.gates) == 1:
                 gate, up = F.linear(h, layer.gates[0]).chunk(2, -1)
@@ -186,7 +215,9 @@ class LlamaForward:
             x = x[torch.arange(batch, device=x.device) * length + last_B]
         elif length > 1:
             x = x.view(batch, length, -1)[:, -1]
-        return F.linear(F.rms_norm(x, width, body.norm.weight, self._eps), self._model.lm_head.weight)
+        return F.linear(
+            F.rms_norm(x, width, body.norm.weight, self._eps), self._model.lm_head.weight
+        )
 
     def _attend(
         self,
@@ -199,7 +230,11 @@ class LlamaForward:
         shape: tuple[int, ...],
     ) -> torch.Tensor:
         parts = [F.linear(h, weight, bias) for weight, bias in layer.projections]
-        qkv = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(cos.dtype).view(h.shape[0], -1, self._size)
+        qkv = (
+            (parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+            .to(cos.dtype)
+            .view(h.shape[0], -1, self._size)
+        )
         both, half = self._heads + self._kv, self._size // 2
         qk = qkv[:, :both]
         if layer.head_norm is not None:
@@ -212,17 +247,23 @@ class LlamaForward:
         query = qk[:, : self._heads].view(batch, length, self._kv, group, self._size)
         if mask is not None:
             # Queries that share a key head are stacked, to avoid copies of the keys.
-            query = query.permute(0, 2, 3, 1, 4).reshape(batch, self._kv, group * length, self._size)
+            query = query.permute(0, 2, 3, 1, 4).reshape(
+                batch, self._kv, group * length, self._size
+            )
             out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
             out = out.view(batch, self._kv, group, length, self._size).permute(0, 3, 1, 2, 4)
         else:
             query = query.flatten(2, 3).transpose(1, 2)
-            key, value = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (key, value))
+            key, value = (
+                t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (key, value)
+            )
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
         return out.reshape(h.shape[0], -1).to(h.dtype)
 
 
-def _add(x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _add(
+    x: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """x + a linear layer of h, in the type of x."""
     if x.dtype != h.dtype:
         return x + F.linear(h, weight, bias)
@@ -256,8 +297,8 @@ def _is_llama_family(model: PreTrainedModel) -> bool:
         return False  # an adapter of the embedding or the head
     if all(type(m) is nn.Linear for m in linears):
         return True
-    # Adapters are merged into a copy of the weights, which `refresh` renews. Weights in bfloat16 would round away the
-    # changes of an adapter.
+    # Adapters are merged into a copy of the weights, which `refresh` renews. Weights in bfloat16
+    # would round away the changes of an adapter.
     mergeable = all(isinstance(m, nn.Linear) or hasattr(m, "get_delta_weight") for m in linears)
     return mergeable and bool(model.dtype == torch.float32)
 
@@ -267,7 +308,8 @@ def _small(model: PreTrainedModel) -> bool:
 
 
 def forward_of(model: PreTrainedModel, cache: RowCache) -> LlamaForward | ModelForward:
-    """The fastest forward pass with the model's logits. Raises UnsupportedModel if masks cannot separate rows."""
+    """The fastest forward pass with the model's logits. Raises UnsupportedModel if masks cannot
+    separate rows."""
     bare = inner_model(model)
     if reason := unsupported_reason(model.config.get_text_config()):
         raise UnsupportedModel(f"{type(bare).__name__} has {reason}.")
@@ -276,14 +318,22 @@ def forward_of(model: PreTrainedModel, cache: RowCache) -> LlamaForward | ModelF
         gap = _gap(model, short, cache)
         if gap <= tolerance(model):
             return short
-        _log.warning("The fast forward pass differs by %.2g for %s; using the model's own.", gap, type(bare).__name__)
+        _log.warning(
+            "The fast forward pass differs by %.2g for %s; using the model's own.",
+            gap,
+            type(bare).__name__,
+        )
     fast = ModelForward(model, cache)
     try:
         gap = _gap(model, fast, cache)
     except Exception as error:  # a model may fail in any way
-        raise UnsupportedModel(f"{type(bare).__name__} does not support batches ({error}).") from error
+        raise UnsupportedModel(
+            f"{type(bare).__name__} does not support batches ({error})."
+        ) from error
     if not gap <= tolerance(model):
-        raise UnsupportedModel(f"{type(bare).__name__} computes different results in a batch (by {gap:.2g}).")
+        raise UnsupportedModel(
+            f"{type(bare).__name__} computes different results in a batch (by {gap:.2g})."
+        )
     return fast
 
 
@@ -305,10 +355,11 @@ def rope_kinds(text_config: PretrainedConfig) -> list[tuple[str, dict[str, objec
 
 
 def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
-    """Refuse lengths at which a model changes the angles of its rotary embedding. Raises ConfigError.
+    """Refuse lengths at which a model changes the angles of its rotary embedding. Raises
+    ConfigError.
 
-    Dynamic NTK and LongRoPE choose the angles by the longest conversation of a pass, which would make earlier keys and
-    those of other conversations in the batch wrong.
+    Dynamic NTK and LongRoPE choose the angles by the longest conversation of a pass, which would
+    make earlier keys and those of other conversations in the batch wrong.
     """
     text = config.get_text_config()
     for kind, rope in rope_kinds(text):
@@ -317,17 +368,17 @@ def check_rope(config: PretrainedConfig, max_model_len: int) -> None:
             steady = rope.get("original_max_position_embeddings") or text.max_position_embeddings
         if steady is not None and max_model_len > steady:
             raise ConfigError(
-                f"rollout.max_model_len {max_model_len}: beyond {steady} tokens the model's rotary embedding "
-                f"({kind}) depends on the longest conversation, which makes cached keys wrong. Set it to {steady} "
-                "or less"
+                f"rollout.max_model_len {max_model_len}: beyond {steady} tokens the model's rotary"
+                f" embedding ({kind}) depends on the longest conversation, which makes cached keys"
+                f" wrong. Set it to {steady} or less"
             )
 
 
 def tolerance(model: PreTrainedModel) -> float:
     """Largest `distance` of logits due to another order of computation.
 
-    Rounding accumulates over 24 layers to 1.5 % in bfloat16 and to 1e-6 in float32. A wrongly masked token changes them
-    by tens of percent.
+    Rounding accumulates over 24 layers to 1.5 % in bfloat16 and to 1e-6 in float32. A wrongly
+    masked token changes them by tens of percent.
     """
     return {torch.float32: 5e-3, torch.float16: 2e-2}.get(model.dtype, 0.1)
 
@@ -335,16 +386,20 @@ def tolerance(model: PreTrainedModel) -> float:
 def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """The root mean square of the difference, relative to the spread of the expected logits.
 
-    An absolute difference would depend on the scale of the logits: at 20, rounding alone causes 0.5.
+    An absolute difference would depend on the scale of the logits: at 20, rounding alone causes
+    0.5.
     """
     off, spread = (logits - expected).float(), expected.float().std()
     return float(off.square().mean().sqrt() / spread.clamp_min(1e-12))
 
 
 def _gap(model: PreTrainedModel, forward: LlamaForward | ModelForward, cache: RowCache) -> float:
-    """The largest distance of the logits from the model's own, over a fresh pass, an extension and one token."""
+    """The largest distance of the logits from the model's own, over a fresh pass, an extension and
+    one token."""
     device, length = model.device, 7
-    ids = (torch.arange(2 * length, device=device).view(2, length) * 7919 + 13) % model.config.vocab_size
+    ids = (
+        torch.arange(2 * length, device=device).view(2, length) * 7919 + 13
+    ) % model.config.vocab_size
     cache.resize(2, length)
     rows, places = torch.arange(2, device=device), torch.arange(length, device=device).expand(2, -1)
     was_training = model.training
@@ -361,7 +416,12 @@ def _gap(model: PreTrainedModel, forward: LlamaForward | ModelForward, cache: Ro
                     cache.extend(write, rows, end)
                 else:
                     cache.fresh(write)
-                logits = forward(ids[:, begin:end], at, causal_mask(at, end, model.dtype) if begin else None, None)
+                logits = forward(
+                    ids[:, begin:end],
+                    at,
+                    causal_mask(at, end, model.dtype) if begin else None,
+                    None,
+                )
                 gap = max(gap, distance(logits, expected[:, end - 1]))
         return gap
     finally:

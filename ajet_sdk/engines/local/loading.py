@@ -44,20 +44,27 @@ def load_model(
 ) -> PreTrainedModel:
     """Load the model at `path`, ready to sample.
 
-    dtype `auto` is float32 on a CPU and bfloat16 on a GPU; `bfloat16` on a CPU keeps the weights in float32 and
-    multiplies in bfloat16. For a directory with a LoRA adapter, the base model is loaded with the adapter; `lora` (r,
-    alpha, target_modules) adds a new adapter to train. Raises ConfigError.
+    dtype `auto` is float32 on a CPU and bfloat16 on a GPU; `bfloat16` on a CPU keeps the weights in
+    float32 and multiplies in bfloat16. For a directory with a LoRA adapter, the base model is
+    loaded with the adapter; `lora` (r, alpha, target_modules) adds a new adapter to train. Raises
+    ConfigError.
     """
-    target = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    kind = (torch.bfloat16 if target.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
+    target = torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    )
+    kind = (
+        (torch.bfloat16 if target.type == "cuda" else torch.float32)
+        if dtype == "auto"
+        else _dtype(dtype)
+    )
     products = kind
     if target.type == "cpu" and kind == torch.bfloat16:
         kind = torch.float32
     if attn_implementation.startswith("flash") and (target.type != "cuda" or kind == torch.float32):
         raise ConfigError(
-            f"model.attn_implementation: {attn_implementation} needs bfloat16 on a GPU, but the model is "
-            f"{str(kind).removeprefix('torch.')} on {target.type}; set model.dtype: bfloat16, or "
-            "attn_implementation: sdpa"
+            f"model.attn_implementation: {attn_implementation} needs bfloat16 on a GPU, but the"
+            f" model is {str(kind).removeprefix('torch.')} on {target.type}; set model.dtype:"
+            " bfloat16, or attn_implementation: sdpa"
         )
     adapter_on = adapter_base(path)
     base = adapter_on or path
@@ -66,37 +73,55 @@ def load_model(
     except ConfigError as error:
         if adapter_on is None:
             raise
-        raise ConfigError(f"{error} (it is the base of the adapter in {path}, by its {ADAPTER})") from error
+        raise ConfigError(
+            f"{error} (it is the base of the adapter in {path}, by its {ADAPTER})"
+        ) from error
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
-        model, mismatch = read_causal_lm(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
+        model, mismatch = read_causal_lm(
+            base, dtype=kind, trust_remote_code=trust_remote_code, **extra
+        )
     except LOAD_ERRORS as error:
         refuse_code(base, error)
-        raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
+        raise ConfigError(
+            f"model.path: {base} cannot be loaded as a causal language model: {error}"
+        ) from error
     if mismatch:
         raise ConfigError(
-            f"model.path: the weights in {base} do not match the model of its config.json: {mismatch}. Untrained "
-            "tensors in their place would make another model; use a complete checkpoint"
+            f"model.path: the weights in {base} do not match the model of its config.json:"
+            f" {mismatch}. Untrained tensors in their place would make another model; use a"
+            " complete checkpoint"
         )
     if adapter_on is not None:
         model = _with_adapter(model, Path(path), base, trainable=lora is not None)
     elif lora is not None and lora.enabled:
         targets = lora.target_modules
-        model = add_adapter(model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets))
+        model = add_adapter(
+            model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets)
+        )
     _untie_adapted(model)
-    if target.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
+    if (
+        target.type == "cpu"
+        and "OMP_NUM_THREADS" not in os.environ
+        and model.num_parameters() < _SMALL
+    ):
         torch.set_num_threads(1)
     if products != kind:
         multiply_in(model, products)  # pyright: ignore[reportArgumentType]
     return model.to(target).eval()  # pyright: ignore[reportArgumentType]  # a decorator hides the signature
 
 
-def _with_adapter(model: PreTrainedModel, adapter: Path, base: str | Path, *, trainable: bool) -> PreTrainedModel:
-    """The model with an adapter. Raises ConfigError if the adapter isn't complete, or is one of another model."""
+def _with_adapter(
+    model: PreTrainedModel, adapter: Path, base: str | Path, *, trainable: bool
+) -> PreTrainedModel:
+    """The model with an adapter. Raises ConfigError if the adapter isn't complete, or is one of
+    another model."""
     try:
         adapted, mismatch = read_adapter(model, adapter, trainable=trainable)
     except LOAD_ERRORS as error:
-        raise ConfigError(f"model.path: the adapter in {adapter} does not fit {base}: {error}") from error
+        raise ConfigError(
+            f"model.path: the adapter in {adapter} does not fit {base}: {error}"
+        ) from error
     if mismatch:
         raise ConfigError(f"model.path: the adapter in {adapter} does not fit {base}: {mismatch}")
     return adapted
@@ -105,14 +130,18 @@ def _with_adapter(model: PreTrainedModel, adapter: Path, base: str | Path, *, tr
 def _dtype(name: str) -> torch.dtype:
     torch_dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(torch_dtype, torch.dtype):
-        raise ConfigError(f"model.dtype: {name} is not supported; use auto, float32, bfloat16 or float16")
+        raise ConfigError(
+            f"model.dtype: {name} is not supported; use auto, float32, bfloat16 or float16"
+        )
     return torch_dtype
 
 
 def _untie_adapted(model: PreTrainedModel) -> None:
-    """Give the output embedding its own weights if an adapter changes it or the tied input embedding.
+    """Give the output embedding its own weights if an adapter changes it or the tied input
+    embedding.
 
-    The adapter of one of the two changes this one alone. Merged into the common tensor it would change both.
+    The adapter of one of the two changes this one alone. Merged into the common tensor it would
+    change both.
     """
     inner: Any = inner_model(model)
     head, embedding = inner.get_output_embeddings(), inner.get_input_embeddings()
@@ -125,10 +154,14 @@ def _untie_adapted(model: PreTrainedModel) -> None:
     mark_untied(inner)
 
 
-def add_adapter(model: PreTrainedModel, rank: int, alpha: float, targets: str | list[str]) -> PreTrainedModel:
+def add_adapter(
+    model: PreTrainedModel, rank: int, alpha: float, targets: str | list[str]
+) -> PreTrainedModel:
     """The model with a new LoRA adapter to train. Raises ConfigError, MissingExtra."""
     peft = peft_package()
-    config = peft.LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets
+    )
     with quiet_peft():
         try:
             return peft.get_peft_model(model, config)
@@ -140,14 +173,22 @@ def local_engine(config: Config) -> TokenEngine:
     """Return an engine over `config.model` in this process, for sampling only."""
     spec = config.model
     if spec.path is None:
-        raise ConfigError("model.path is not set: the local engine needs a local directory or a Hugging Face name")
+        raise ConfigError(
+            "model.path is not set: the local engine needs a local directory or a Hugging Face name"
+        )
     path = str(config.resolve(spec.path)) if config.resolve(spec.path).exists() else spec.path
     tokenizer = HFTokenizer(path, trust_remote_code=spec.trust_remote_code)
     model = load_model(
-        path, dtype=spec.dtype, attn_implementation=spec.attn_implementation, device=spec.device,
+        path,
+        dtype=spec.dtype,
+        attn_implementation=spec.attn_implementation,
+        device=spec.device,
         trust_remote_code=spec.trust_remote_code,
-    )  # fmt: skip
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.rollout.max_model_len
+    )
+    longest = (
+        getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        or config.rollout.max_model_len
+    )
     sampler = LocalSampler(
         model,
         tokenizer,

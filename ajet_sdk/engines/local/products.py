@@ -1,8 +1,9 @@
 """Computes matrix products in bfloat16 over weights in float32, on CPUs with instructions for them.
 
-Weights in bfloat16 would also round the sums over the layers. Here only the products of the layers are rounded, as
-under PyTorch's autocast; weights, sums, attention and the head stay in float32. Rounding of the head causes most of the
-difference between sampler and trainer (MiniMax-M1, arXiv:2506.13585, section 3.2).
+Weights in bfloat16 would also round the sums over the layers. Here only the products of the layers
+are rounded, as under PyTorch's autocast; weights, sums, attention and the head stay in float32.
+Rounding of the head causes most of the difference between sampler and trainer (MiniMax-M1,
+arXiv:2506.13585, section 3.2).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
 
 
 def instructions() -> str | None:
-    """PyTorch's name of the processor's instructions for products in bfloat16; None without them."""
+    """PyTorch's name of the processor's instructions for products in bfloat16; None without
+    them."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return next((name for name in _INSTRUCTIONS if capabilities.get(name)), None)
 
@@ -53,7 +55,8 @@ def products_of(model: PreTrainedModel) -> torch.dtype:
 
 @contextmanager
 def exact_products(model: PreTrainedModel) -> Iterator[None]:
-    """Compute products in the type of the weights, to compare two computations without their rounding."""
+    """Compute products in the type of the weights, to compare two computations without their
+    rounding."""
     products = products_of(model)
     if products == model.dtype:
         yield

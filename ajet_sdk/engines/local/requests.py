@@ -1,7 +1,7 @@
 """Draws tokens from logits: temperature, top-k, top-p, and noise that depends only on the request.
 
-B is the number of rows, V the size of the vocabulary. The noise of a token is a hash of the request's seed and the
-token's position, so a reply does not depend on other requests in the batch.
+B is the number of rows, V the size of the vocabulary. The noise of a token is a hash of the
+request's seed and the token's position, so a reply does not depend on other requests in the batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def mix(*parts: int) -> int:
     return state
 
 
-def uniform(seeds_B: npt.NDArray[np.uint64], places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def uniform(
+    seeds_B: npt.NDArray[np.uint64], places_B: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
     """A number in [0, 1) per row, a function of the row's seed and the token's position."""
     bits = _scramble(seeds_B + (places_B.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -75,11 +77,14 @@ class TokenDraw:
             self.top_p, self.min_p = tensor(top_p_B[limited]), tensor(min_p_B[limited])
 
 
-def limit(logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor, min_p_B: torch.Tensor) -> torch.Tensor:
+def limit(
+    logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor, min_p_B: torch.Tensor
+) -> torch.Tensor:
     """Mask of the tokens that can be drawn, of shape (B, V).
 
-    These are the `top_k` most likely tokens with at least `min_p` of the highest probability, and of them the smallest
-    set of most likely tokens whose probability reaches `top_p`. It has no gradient.
+    These are the `top_k` most likely tokens with at least `min_p` of the highest probability, and
+    of them the smallest set of most likely tokens whose probability reaches `top_p`. It has no
+    gradient.
     """
     ordered, order = logits_BV.detach().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
@@ -102,17 +107,24 @@ def _drawn_from(logits_BV: torch.Tensor, how: TokenDraw) -> torch.Tensor:
     return logits
 
 
-def most_likely(logits_BV: torch.Tensor, how: TokenDraw, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` most likely tokens of the distribution drawn from and their log-probabilities, each (B, count)."""
+def most_likely(
+    logits_BV: torch.Tensor, how: TokenDraw, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` most likely tokens of the distribution drawn from and their log-probabilities,
+    each (B, count)."""
     logprobs_BV = torch.log_softmax(_drawn_from(logits_BV, how), -1)
     best = logprobs_BV.topk(min(count, logprobs_BV.shape[-1]), dim=-1)
     return best.indices, best.values
 
 
-def draw(logits_BV: torch.Tensor, how: TokenDraw, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens; returns them and their log-probabilities under the distribution drawn from, each of shape B.
+def draw(
+    logits_BV: torch.Tensor, how: TokenDraw, uniform_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw tokens; returns them and their log-probabilities under the distribution drawn from, each
+    of shape B.
 
-    Greedy rows (temperature 0) report the log-probability at temperature 1, as that of a point mass would be 0.
+    Greedy rows (temperature 0) report the log-probability at temperature 1, as that of a point mass
+    would be 0.
     """
     logits = _drawn_from(logits_BV, how)
     logprobs = torch.log_softmax(logits, -1)
@@ -121,17 +133,20 @@ def draw(logits_BV: torch.Tensor, how: TokenDraw, uniform_B: torch.Tensor) -> tu
     else:
         cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
         tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0]
-        tokens = tokens.clamp(max=cdf.shape[-1] - 1)  # exceeded only if logits are NaN, which the caller detects
+        tokens = tokens.clamp(
+            max=cdf.shape[-1] - 1
+        )  # exceeded only if logits are NaN, which the caller detects
         if how.greedy_B is not None:
             tokens = torch.where(how.greedy_B, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
 
 
 class StopWatch:
-    """Finds the first stop string in a growing reply, regardless of token boundaries, or an id that ends it.
+    """Finds the first stop string in a growing reply, regardless of token boundaries, or an id that
+    ends it.
 
-    It compares bytes, so that a stop string may span parts of tokens, and decodes each token once. Stop strings within
-    the first `least` tokens are ignored.
+    It compares bytes, so that a stop string may span parts of tokens, and decodes each token once.
+    Stop strings within the first `least` tokens are ignored.
     """
 
     def __init__(
@@ -209,4 +224,6 @@ class Continuation:
     def keep_top(self, tokens: list[int], logprobs: list[float]) -> None:
         """Store the most likely tokens at a position, without those that could not be drawn."""
         wanted = self.request.sampling.top_logprobs
-        self.top.append([(t, p) for t, p in zip(tokens[:wanted], logprobs, strict=False) if p > -math.inf])
+        self.top.append(
+            [(t, p) for t, p in zip(tokens[:wanted], logprobs, strict=False) if p > -math.inf]
+        )

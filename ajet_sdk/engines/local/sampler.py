@@ -1,7 +1,8 @@
-"""`LocalSampler`: a worker thread that samples with a model in this process; and a copy of a model under training.
+"""`LocalSampler`: a worker thread that samples with a model in this process; and a copy of a model
+under training.
 
-Requests come from any event loop. The worker drains its queue into the running batch before every token, so a new
-request waits for one token of the others, not for the end of a reply.
+Requests come from any event loop. The worker drains its queue into the running batch before every
+token, so a new request waits for one token of the others, not for the end of a reply.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _log = logging.getLogger(__name__)
 class LocalSampler:
     """Implements `protocols.Sampler` over a transformers model in this process.
 
-    Every reply has the `policy_version`; a trainer changes it, and the weights, inside `exclusive()`. With `apart` the
-    weights are a copy, so that a trainer may use and change the model at any time; the copy is updated when
-    `exclusive()` ends.
+    Every reply has the `policy_version`; a trainer changes it, and the weights, inside
+    `exclusive()`. With `apart` the weights are a copy, so that a trainer may use and change the
+    model at any time; the copy is updated when `exclusive()` ends.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class LocalSampler:
         self._thread = threading.Thread(target=self._work, name="ajet-sampler", daemon=True)
         self._thread.start()
 
-    def _make_batch(self, kv_bytes: int | None, deterministic: bool) -> RunningBatch | SingleConversation:
+    def _make_batch(
+        self, kv_bytes: int | None, deterministic: bool
+    ) -> RunningBatch | SingleConversation:
         eos = self._tokenizer.eos_ids
         device = next(self.module.parameters()).device
         try:
@@ -92,12 +95,17 @@ class LocalSampler:
             )
         except UnsupportedModel as reason:
             _log.warning("%s Sampling one conversation at a time, which is slow.", reason)
-            return SingleConversation(self.module, eos_ids=eos, keep=0 if deterministic else self._max_batch)
+            return SingleConversation(
+                self.module, eos_ids=eos, keep=0 if deterministic else self._max_batch
+            )
 
     # The asyncio side
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused, EngineUnavailable.
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
+        """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused,
+        EngineUnavailable.
 
         If cancelled, it ends after the current token with SamplingCancelled.
         """
@@ -113,27 +121,46 @@ class LocalSampler:
             self._order(lambda: self._cancel(request))
             with suppress(EngineUnavailable):
                 await request.future
-            raise SamplingCancelled(sum(len(each.output) for each in request.continuations)) from None
+            raise SamplingCancelled(
+                sum(len(each.output) for each in request.continuations)
+            ) from None
 
-    def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> SamplingRequest:
+    def _request(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> SamplingRequest:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         max_new = room_for_reply(prompt_ids, sampling, self.model, self.max_model_len)
         if prompt.view(np.uint32).max() >= self._vocabulary:  # negative ids are large as unsigned
-            raise RequestRefused(f"token ids of the prompt must be less than the model's {self._vocabulary}", "prompt")
+            raise RequestRefused(
+                f"token ids of the prompt must be less than the model's {self._vocabulary}",
+                "prompt",
+            )
         if any(not 0 <= token < self._vocabulary for token, _ in sampling.logit_bias):
             raise RequestRefused(
-                f"token ids in logit_bias must be less than the model's {self._vocabulary}", "logit_bias"
+                f"token ids in logit_bias must be less than the model's {self._vocabulary}",
+                "logit_bias",
             )
         seed = mix(self._seed, next(self._ordinal)) if sampling.seed is None else sampling.seed
         loop = asyncio.get_running_loop()
-        request = SamplingRequest(prompt, sampling, session, seed, max_new, loop, loop.create_future())
+        request = SamplingRequest(
+            prompt, sampling, session, seed, max_new, loop, loop.create_future()
+        )
         for i in range(sampling.n):
             watched = sampling.stop or sampling.stop_token_ids or sampling.ignore_eos
-            stop = StopWatch(
-                sampling.stop, self._tokenizer.token_bytes, sampling.stop_token_ids, sampling.min_tokens,
-                sampling.ignore_eos,
-            ) if watched else None  # fmt: skip
-            changes = processors(sampling, prompt_ids, self._tokenizer) if sampling.processed else ()
+            stop = (
+                StopWatch(
+                    sampling.stop,
+                    self._tokenizer.token_bytes,
+                    sampling.stop_token_ids,
+                    sampling.min_tokens,
+                    sampling.ignore_eos,
+                )
+                if watched
+                else None
+            )
+            changes = (
+                processors(sampling, prompt_ids, self._tokenizer) if sampling.processed else ()
+            )
             request.continuations.append(Continuation(request, mix(seed, i), stop, changes))
         request.unfinished = sampling.n
         return request
@@ -143,7 +170,8 @@ class LocalSampler:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Use the model exclusively: running calls finish first, new ones wait, and the KV cache is dropped."""
+        """Use the model exclusively: running calls finish first, new ones wait, and the KV cache is
+        dropped."""
         gate = _Gate()
         with self._condition:
             if self._closed:
@@ -181,12 +209,14 @@ class LocalSampler:
                     self._advance()
                 except Exception as error:  # noqa: BLE001  (raised to every affected caller)
                     _log.exception(
-                        "Sampling failed; running calls get the error, and all cached keys and values are dropped."
+                        "Sampling failed; running calls get the error, and all cached keys and"
+                        " values are dropped."
                     )
                     self._fail([*self._batch.continuations(), *self._joining], error)
                     self._batch.clear()
         self._fail(
-            [*self._batch.continuations(), *self._waiting], EngineUnavailable(f"the sampler of {self.model} was closed")
+            [*self._batch.continuations(), *self._waiting],
+            EngineUnavailable(f"the sampler of {self.model} was closed"),
         )
 
     def _next(self) -> bool:
@@ -213,7 +243,11 @@ class LocalSampler:
             return
         room = self._max_batch - self._batch.running
         continuations: list[Continuation] = []
-        while self._waiting and len(continuations) < room and (not self._gates or self._half_started()):
+        while (
+            self._waiting
+            and len(continuations) < room
+            and (not self._gates or self._half_started())
+        ):
             continuations.append(self._waiting.popleft())
             continuations[-1].request.started = True
         if continuations:
@@ -221,7 +255,8 @@ class LocalSampler:
         self._deliver(self._batch.step())
 
     def _half_started(self) -> bool:
-        """Whether the next continuation's request is already running, so that it needs the current weights."""
+        """Whether the next continuation's request is already running, so that it needs the current
+        weights."""
         return bool(self._waiting) and self._waiting[0].request.started
 
     def _admit(self, continuations: list[Continuation]) -> None:
@@ -259,16 +294,22 @@ class LocalSampler:
 
     def _cancel(self, request: SamplingRequest) -> None:
         self._batch.cancel(request.continuations)
-        self._waiting = deque(continuation for continuation in self._waiting if continuation.request is not request)
+        self._waiting = deque(
+            continuation for continuation in self._waiting if continuation.request is not request
+        )
         _call(request.loop, _resolve, [request])
 
     def _fail(self, continuations: Iterable[Continuation], error: Exception) -> None:
         if not isinstance(error, EngineUnavailable):
             cause = error
-            error = EngineUnavailable(f"{self.model} could not sample: {type(cause).__name__}: {cause}")
+            error = EngineUnavailable(
+                f"{self.model} could not sample: {type(cause).__name__}: {cause}"
+            )
             error.__cause__ = cause
         failed = {id(continuation.request): continuation.request for continuation in continuations}
-        self._waiting = deque(continuation for continuation in self._waiting if id(continuation.request) not in failed)
+        self._waiting = deque(
+            continuation for continuation in self._waiting if id(continuation.request) not in failed
+        )
         self._joining = []
         for request in failed.values():
             request.unfinished = 0
@@ -299,7 +340,9 @@ def _settle(future: asyncio.Future[Any], value: object) -> None:
         future.set_result(value)
 
 
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+def _call(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object
+) -> None:
     try:
         LoopCalls.for_loop(loop).call(function, *arguments)
     except RuntimeError:
@@ -314,10 +357,11 @@ def kv_budget(device: torch.device) -> int:
 
 
 class SamplingCopy:
-    """A second model that shares the frozen weights, with a copy of the trained ones that `catch_up` updates.
+    """A second model that shares the frozen weights, with a copy of the trained ones that
+    `catch_up` updates.
 
-    Two threads cannot use one module at once, as both would see its training mode, hooks and disabled adapters. Only
-    trained weights are in memory twice: of a LoRA model, the adapter.
+    Two threads cannot use one module at once, as both would see its training mode, hooks and
+    disabled adapters. Only trained weights are in memory twice: of a LoRA model, the adapter.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -1,7 +1,7 @@
 """Samples one conversation at a time with the model's own cache.
 
-For models with layers other than full attention (sliding windows, state spaces, ...). It works with all models and is
-much slower than `batch`.
+For models with layers other than full attention (sliding windows, state spaces, ...). It works with
+all models and is much slower than `batch`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class _Conversation:
 
 
 class SingleConversation:
-    """`RunningBatch` for one conversation at a time; the cache of a session is kept for its next turn."""
+    """`RunningBatch` for one conversation at a time; the cache of a session is kept for its next
+    turn."""
 
     def __init__(self, model: PreTrainedModel, *, eos_ids: Iterable[int], keep: int) -> None:
         self.model, self._eos, self._keep = model, frozenset(eos_ids), keep
@@ -69,7 +70,11 @@ class SingleConversation:
         return []
 
     def step(self) -> list[Continuation]:
-        return [running for running, conversation in [*self._running.values()] if self._advance(running, conversation)]
+        return [
+            running
+            for running, conversation in [*self._running.values()]
+            if self._advance(running, conversation)
+        ]
 
     def _logits(self, conversation: _Conversation, known: list[int]) -> torch.Tensor:
         """The logits after the last id, [1, V]."""
@@ -86,18 +91,24 @@ class SingleConversation:
         self._cached = True
         self.model.eval()
         with torch.inference_mode():
-            expected = self.model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[:, -1]
+            expected = self.model(
+                input_ids=torch.tensor([ids], device=self._device), use_cache=False
+            ).logits[:, -1]
             try:
                 conversation = _Conversation(DynamicCache(config=self.model.config))
                 self._logits(conversation, ids[:3])
                 gap = distance(self._logits(conversation, ids), expected)
             except Exception as error:  # noqa: BLE001  (a model may refuse such a cache in any way)
-                _log.warning("%s does not support DynamicCache: %s", type(self.model).__name__, error)
+                _log.warning(
+                    "%s does not support DynamicCache: %s", type(self.model).__name__, error
+                )
                 return False
         return gap <= tolerance(self.model)
 
     def _advance(self, continuation: Continuation, conversation: _Conversation) -> bool:
-        logits = self._logits(conversation, continuation.request.prompt.tolist() + continuation.output)
+        logits = self._logits(
+            conversation, continuation.request.prompt.tolist() + continuation.output
+        )
         sampling = continuation.request.sampling
         how = TokenDraw(
             np.array([sampling.temperature], np.float32),
@@ -106,7 +117,9 @@ class SingleConversation:
             np.array([sampling.min_p], np.float32),
             self._device,
         )
-        noise = uniform(np.array([continuation.seed], np.uint64), np.array([len(continuation.output)]))
+        noise = uniform(
+            np.array([continuation.seed], np.uint64), np.array([len(continuation.output)])
+        )
         if continuation.processors:
             output = continuation.output
             logits = process(logits.float(), continuation.processors, output, [len(output)])

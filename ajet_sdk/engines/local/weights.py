@@ -1,7 +1,7 @@
 """Reads the tensors of a checkpoint into a model, and says which of them do not fit.
 
-transformers and peft fill a tensor that a checkpoint lacks with random numbers and warn at most. A model that was read
-in part samples noise, and training it looks like training.
+transformers and peft fill a tensor that a checkpoint lacks with random numbers and warn at most. A
+model that was read in part samples noise, and training it looks like training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _NAMED = 3
 """Number of tensors that a message names."""
 
 _OTHER_PARTS = re.compile(r"(^|[._])(vision|visual|image|audio|speech|multi_?modal|mm)[._]")
-"""Tensors of the parts for images and sound, which a checkpoint of several modalities has and its text model lacks."""
+"""Tensors of the parts for images and sound, which a checkpoint of several modalities has and its
+text model lacks."""
 _OTHER_CONFIGS = ("vision_config", "audio_config", "image_config", "speech_config")
 _DRAFT_HEADS = re.compile(r"(^|\.)mtp[._]")
 """Heads of multi-token prediction, which most classes of transformers leave out."""
@@ -70,12 +71,16 @@ class Mismatch:
         return "; ".join([*texts, *self._hint()])
 
     def _hint(self) -> list[str]:
-        """What to do if all names have a prefix that a wrapper of the model added when it was saved."""
+        """What to do if all names have a prefix that a wrapper of the model added when it was
+        saved."""
         prefix = _common_prefix(self.missing, self.unexpected)
         if prefix is None:
             return []
         if "base_model.model." in prefix:
-            return ["these are peft's names: save the model after merge_and_unload(), or save the adapter alone"]
+            return [
+                "these are peft's names: save the model after merge_and_unload(), or save the"
+                " adapter alone"
+            ]
         return [f"its names begin with {prefix!r}: save the model inside the wrapper that adds it"]
 
 
@@ -97,11 +102,14 @@ def _common_prefix(missing: Collection[str], unexpected: Collection[str]) -> str
     return prefixes.pop() if len(prefixes) == 1 else None
 
 
-def read_causal_lm(path: str | Path, *, trust_remote_code: bool, **options: Any) -> tuple[PreTrainedModel, Mismatch]:
+def read_causal_lm(
+    path: str | Path, *, trust_remote_code: bool, **options: Any
+) -> tuple[PreTrainedModel, Mismatch]:
     """The causal language model at `path`, and its tensors that do not fit.
 
-    Tied tensors may be missing, as may buffers that the model computes; tensors that its class ignores and parts for
-    other modalities do not count as unexpected. Raises the errors of transformers.
+    Tied tensors may be missing, as may buffers that the model computes; tensors that its class
+    ignores and parts for other modalities do not count as unexpected. Raises the errors of
+    transformers.
     """
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # its table of tensors that do not fit, which a message here replaces
@@ -119,7 +127,10 @@ def read_causal_lm(path: str | Path, *, trust_remote_code: bool, **options: Any)
     unexpected = [name for name in report["unexpected_keys"] if not _DRAFT_HEADS.search(name)]
     if unexpected and _has_other_parts(path, options.get("gguf_file")):
         unexpected = [name for name in unexpected if not _OTHER_PARTS.search(name)]
-    reshaped = [f"{name} {tuple(there)} for {tuple(here)}" for name, there, here in report["mismatched_keys"]]
+    reshaped = [
+        f"{name} {tuple(there)} for {tuple(here)}"
+        for name, there, here in report["mismatched_keys"]
+    ]
     mark_untied(model)
     mismatch = Mismatch(
         missing=tuple(sorted(report["missing_keys"])),
@@ -132,8 +143,8 @@ def read_causal_lm(path: str | Path, *, trust_remote_code: bool, **options: Any)
 def mark_untied(model: PreTrainedModel) -> None:
     """Say in the config that the output embedding is separate, if it is.
 
-    transformers keeps such a tensor of a checkpoint anyway; others read the config and tie it, and then compute another
-    model.
+    transformers keeps such a tensor of a checkpoint anyway; others read the config and tie it, and
+    then compute another model.
     """
     head: Any = model.get_output_embeddings()
     embedding: Any = model.get_input_embeddings()
@@ -145,7 +156,8 @@ def mark_untied(model: PreTrainedModel) -> None:
 
 
 def _stored_weight(layer: Any) -> object:
-    """The parameter of an embedding; an adapter of single tokens computes its `weight` anew at each access."""
+    """The parameter of an embedding; an adapter of single tokens computes its `weight` anew at each
+    access."""
     tokens = getattr(layer, "token_adapter", None)
     return layer.weight if tokens is None else tokens.base_layer.weight
 
@@ -157,7 +169,9 @@ def _has_other_parts(path: str | Path, gguf_file: str | None) -> bool:
     return any(values.get(name) for name in _OTHER_CONFIGS)
 
 
-def read_adapter(model: PreTrainedModel, path: Path, *, trainable: bool) -> tuple[PreTrainedModel, Mismatch]:
+def read_adapter(
+    model: PreTrainedModel, path: Path, *, trainable: bool
+) -> tuple[PreTrainedModel, Mismatch]:
     """The model with the adapter of a directory, and the adapter's tensors that do not fit.
 
     Raises MissingExtra, and the errors of peft.
@@ -169,7 +183,8 @@ def read_adapter(model: PreTrainedModel, path: Path, *, trainable: bool) -> tupl
 
 
 def read_adapter_weights(model: PreTrainedModel, path: Path) -> Mismatch:
-    """Replace the weights of a model's adapter by those of a directory; returns the tensors that do not fit.
+    """Replace the weights of a model's adapter by those of a directory; returns the tensors that do
+    not fit.
 
     Raises RuntimeError for tensors of another shape.
     """
@@ -190,8 +205,11 @@ def read_adapter_weights(model: PreTrainedModel, path: Path) -> Mismatch:
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
-    """A frozen copy of a model that shares the weights that aren't trained: of a LoRA model, all but the adapter."""
-    frozen = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
+    """A frozen copy of a model that shares the weights that aren't trained: of a LoRA model, all
+    but the adapter."""
+    frozen = {
+        id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad
+    }
     return copy.deepcopy(model, dict[int, Any](frozen)).eval().requires_grad_(False)
 
 

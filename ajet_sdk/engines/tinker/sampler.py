@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class TinkerSampler:
     """Implements `protocols.Sampler` over weights at a service.
 
-    A trainer sets `policy_version` inside `exclusive()`; at its end, `publish` returns the weights of that version.
-    Calls in flight keep their weights and version.
+    A trainer sets `policy_version` inside `exclusive()`; at its end, `publish` returns the weights
+    of that version. Calls in flight keep their weights and version.
     """
 
     def __init__(
@@ -52,28 +52,48 @@ class TinkerSampler:
         if self._publish is not None and self._current[1] != self.policy_version:
             self._current = (await asyncio.to_thread(self._publish), self.policy_version)
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
         """`sampling.n` continuations. Raises ContextOverflow, RequestRefused, EngineUnavailable."""
         room = self.max_model_len - len(prompt_ids)
         if not len(prompt_ids) or room < 1:
             raise ContextOverflow(
-                f"the prompt has {len(prompt_ids)} tokens, and {self.model} takes {self.max_model_len} with the reply; "
-                "shorten the conversation or raise rollout.max_model_len"
+                f"the prompt has {len(prompt_ids)} tokens, and {self.model} takes"
+                f" {self.max_model_len} with the reply; shorten the conversation or raise"
+                " rollout.max_model_len"
             )
         _refuse(sampling)
-        ids = [*([] if sampling.ignore_eos else sorted(self._tokenizer.eos_ids)), *sampling.stop_token_ids]
+        ids = [
+            *([] if sampling.ignore_eos else sorted(self._tokenizer.eos_ids)),
+            *sampling.stop_token_ids,
+        ]
         # The API takes either ids or strings; with strings, ends of turn are given as text.
-        stop = [*sampling.stop, *(self._tokenizer.decode([token]) for token in ids)] if sampling.stop else ids
+        stop = (
+            [*sampling.stop, *(self._tokenizer.decode([token]) for token in ids)]
+            if sampling.stop
+            else ids
+        )
         weights, version = self._current
         replies = await weights.sample(
-            prompt_ids, sampling.n, max_tokens=min(room, sampling.max_tokens or room),
-            temperature=max(0.0, sampling.temperature), top_p=sampling.top_p, top_k=sampling.top_k,
-            seed=sampling.seed, stop=stop, vocabulary=self._vocabulary,
-        )  # fmt: skip
-        self._costs.sampled(len(prompt_ids), [len(reply.output_ids) for reply in replies], replies[0].cached)
+            prompt_ids,
+            sampling.n,
+            max_tokens=min(room, sampling.max_tokens or room),
+            temperature=max(0.0, sampling.temperature),
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            stop=stop,
+            vocabulary=self._vocabulary,
+        )
+        self._costs.sampled(
+            len(prompt_ids), [len(reply.output_ids) for reply in replies], replies[0].cached
+        )
         return [self._cut(reply, sampling, frozenset(ids), version) for reply in replies]
 
-    def _cut(self, reply: Continued, sampling: Sampling, ends: frozenset[int], version: int | None) -> Sampled:
+    def _cut(
+        self, reply: Continued, sampling: Sampling, ends: frozenset[int], version: int | None
+    ) -> Sampled:
         """Cut the reply at its first stop, whether or not the service ended it there."""
         watch = StopWatch(sampling.stop, self._tokenizer.token_bytes)
         for count, token in enumerate(map(int, reply.output_ids), 1):
@@ -81,7 +101,9 @@ class TinkerSampler:
                 ids, logprobs = list(reply.output_ids[:count]), list(reply.logprobs[:count])
                 return Sampled(ids, logprobs, "stop", version, watch.text)
         text = self._tokenizer.decode(reply.output_ids) if reply.stopped and sampling.stop else None
-        return Sampled(reply.output_ids, reply.logprobs, "stop" if reply.stopped else "length", version, text)
+        return Sampled(
+            reply.output_ids, reply.logprobs, "stop" if reply.stopped else "length", version, text
+        )
 
     def forget(self, session: str) -> None:
         """Does nothing: the service manages its prefix cache."""
@@ -97,7 +119,9 @@ def _refuse(sampling: Sampling) -> None:
     for name in ("min_p", "grammar", "top_logprobs"):
         if getattr(sampling, name) != getattr(plain, name):
             feature = "A structured output or a forced tool call" if name == "grammar" else name
-            raise RequestRefused(f"{feature} is not supported by a service of the Tinker API; leave it out", name)
+            raise RequestRefused(
+                f"{feature} is not supported by a service of the Tinker API; leave it out", name
+            )
 
 
 def tinker_engine(config: Config) -> TokenEngine:
@@ -116,7 +140,11 @@ def tinker_engine(config: Config) -> TokenEngine:
         tokenizer,
         Costs(config.tinker.prices),
         model_name=config.model.name or base,
-        max_model_len=min(config.rollout.max_model_len, session.served(base)[1] or config.rollout.max_model_len),
+        max_model_len=min(
+            config.rollout.max_model_len, session.served(base)[1] or config.rollout.max_model_len
+        ),
         close=session.close,
     )
-    return TokenEngine(sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False)
+    return TokenEngine(
+        sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False
+    )

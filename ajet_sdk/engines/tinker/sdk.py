@@ -1,7 +1,8 @@
-"""Uses a training service through the official SDK of the Tinker API (the package `tinker`, 0.22 and later).
+"""Uses a training service through the official SDK of the Tinker API (the package `tinker`, 0.22
+and later).
 
-The SDK retries lost requests (429, 5xx, broken connections) under the same number, so that the service applies them
-once. Its telemetry is off unless the config enables it.
+The SDK retries lost requests (429, 5xx, broken connections) under the same number, so that the
+service applies them once. Its telemetry is off unless the config enables it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,14 @@ U = TypeVar("U")
 
 _PAUSE = 0.25
 """Seconds between two attempts to reach a service that has not started yet."""
-_OF_THE_MODEL = ("forward", "forward_backward", "optim_step", "save_state", "save_weights_for_sampler", "sampling")
+_OF_THE_MODEL = (
+    "forward",
+    "forward_backward",
+    "optim_step",
+    "save_state",
+    "save_weights_for_sampler",
+    "sampling",
+)
 """Requests for which a 404 means that the service no longer has the model."""
 _BILLED = {"sampling_prefill": "prefill", "sampling_sample": "sample", "training": "train"}
 """Prices by the kind of a billed event."""
@@ -61,22 +69,34 @@ class Session:
     def __init__(self, config: Config) -> None:
         if sys.version_info < (3, 11):
             raise ConfigError(
-                f"backbone tinker needs Python 3.11 or later, as does the package tinker (this is "
+                "backbone tinker needs Python 3.11 or later, as does the package tinker (this is "
                 f"{sys.version_info.major}.{sys.version_info.minor})"
             )
         settings = config.tinker
-        self.url, self.stall = settings.base_url or os.environ.get("TINKER_BASE_URL"), settings.stall_timeout
-        self.model, self.rank, self.seed = str(config.model.path), config.model.lora.r, config.trainer_common.seed
+        self.url, self.stall = (
+            settings.base_url or os.environ.get("TINKER_BASE_URL"),
+            settings.stall_timeout,
+        )
+        self.model, self.rank, self.seed = (
+            str(config.model.path),
+            config.model.lora.r,
+            config.trainer_common.seed,
+        )
         key = api_key(settings.api_key_env)
         if key is None and not (self.url and is_loopback(self.url)):
-            raise ConfigError(f"{settings.api_key_env} (tinker.api_key_env) is not set; it has the service's API key")
+            raise ConfigError(
+                f"{settings.api_key_env} (tinker.api_key_env) is not set; it has the service's"
+                " API key"
+            )
         os.environ["TINKER_TELEMETRY"] = str(int(settings.telemetry))  # read as the client is made
         try:
             import tinker
         except ModuleNotFoundError as error:
             raise MissingExtra(str(error.name), "tinker") from error
         self.tinker: ModuleType = tinker
-        logging.getLogger("tinker.lib.retry_handler").setLevel(logging.CRITICAL)  # its errors are raised, and reported
+        logging.getLogger("tinker.lib.retry_handler").setLevel(
+            logging.CRITICAL
+        )  # its errors are raised, and reported
         self._warnings = _Warnings()
         logging.getLogger("tinker").addHandler(self._warnings)
         self.lost = ""
@@ -85,26 +105,34 @@ class Session:
         where = self._where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
         self.client = self.call("opening a session", lambda: tinker.ServiceClient(**where))
         self.newer = hasattr(getattr(tinker, "RestClient", None), "get_server_capabilities")
-        """The SDK is 0.38 or later: a REST client needs no session, and adapters are downloaded file by file."""
-        connect = (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
+        """The SDK is 0.38 or later: a REST client needs no session, and adapters are downloaded
+        file by file."""
+        connect = (
+            (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
+        )
         self.rest = self.call("opening a connection", connect)
 
     def _reach(self) -> None:
-        """Wait until the service answers. The SDK would wait under a process-wide lock and block other sessions."""
+        """Wait until the service answers. The SDK would wait under a process-wide lock and block
+        other sessions."""
         if self.url is None:
             return
         deadline = time.monotonic() + self.stall
         while True:
             try:
-                contextvars.Context().run(httpx.get, f"{self.url.rstrip('/')}/api/v1/healthz", timeout=self.stall)
+                contextvars.Context().run(
+                    httpx.get, f"{self.url.rstrip('/')}/api/v1/healthz", timeout=self.stall
+                )
                 return
             except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-                raise ConfigError(f"tinker.base_url: {self.name} is no address of a service: {error}") from error
+                raise ConfigError(
+                    f"tinker.base_url: {self.name} is no address of a service: {error}"
+                ) from error
             except httpx.TransportError as error:
                 if time.monotonic() > deadline:
                     raise TrainingError(
-                        f"{self.name} has not answered for {self.stall:g} s (tinker.stall_timeout): {error}; start it, "
-                        "or correct tinker.base_url"
+                        f"{self.name} has not answered for {self.stall:g} s (tinker.stall_timeout):"
+                        f" {error}; start it, or correct tinker.base_url"
                     ) from error
             time.sleep(_PAUSE)
 
@@ -115,12 +143,16 @@ class Session:
 
     @property
     def reason(self) -> str:
-        """The newest warning of the SDK, which pauses for example while an account has a billing issue (402)."""
+        """The newest warning of the SDK, which pauses for example while an account has a billing
+        issue (402)."""
         return f": {self._warnings.newest}" if self._warnings.newest else ""
 
     def call(self, action: str, function: Callable[[], object]) -> Any:
-        """Call the SDK and wait, in a context without an episode, as its requests are not an agent's."""
-        started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}")
+        """Call the SDK and wait, in a context without an episode, as its requests are not an
+        agent's."""
+        started = in_thread(
+            lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {action}"
+        )
         try:
             return wait(started, self.stall, action, self)
         except TrainingError:
@@ -157,17 +189,26 @@ class Session:
         return message
 
     def served(self, model: str) -> tuple[str, int | None]:
-        """The service's name of a model, which may be another path of a directory, and its context length.
+        """The service's name of a model, which may be another path of a directory, and its context
+        length.
 
         Raises ConfigError if the service does not have the model.
         """
         client = self.rest if self.newer else self.client
-        models = self.call("get_server_capabilities", client.get_server_capabilities).supported_models
+        models = self.call(
+            "get_server_capabilities", client.get_server_capabilities
+        ).supported_models
         known = {str(each.model_name): each for each in models}
         here = Path(model).resolve() if Path(model).is_dir() else None
-        same = [model] if model in known else [name for name in known if here and Path(name).resolve() == here]
+        same = (
+            [model]
+            if model in known
+            else [name for name in known if here and Path(name).resolve() == here]
+        )
         if known and not same:
-            raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(known)}")
+            raise ConfigError(
+                f"model.path: {self.name} has no model {model}; it has {', '.join(known)}"
+            )
         name = same[0] if same else model
         self.trainable = getattr(known.get(name), "trainable", None) is not False
         return name, getattr(known.get(name), "max_context_length", None)
@@ -181,13 +222,21 @@ class Session:
             return Prices()
         now = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
         try:
-            admin = self.call("opening a connection", lambda: self.tinker.AdminClient(**self._where))
-            usage = self.call("get_billing_usage", lambda: admin.get_billing_usage(now - timedelta(days=14), now))
+            admin = self.call(
+                "opening a connection", lambda: self.tinker.AdminClient(**self._where)
+            )
+            usage = self.call(
+                "get_billing_usage", lambda: admin.get_billing_usage(now - timedelta(days=14), now)
+            )
         except TrainingError:
             return Prices()
         rates = {}
         for event in usage.data:
-            kind = "cached" if getattr(event.event_info, "cached", False) else _BILLED.get(event.event_info.type)
+            kind = (
+                "cached"
+                if getattr(event.event_info, "cached", False)
+                else _BILLED.get(event.event_info.type)
+            )
             rate = event.effective_rate_usd_per_million_tokens
             if event.base_model == model and kind and rate is not None:
                 rates[kind] = rate
@@ -196,7 +245,9 @@ class Session:
         return Prices(**{"cached": rates["prefill"], **rates})
 
     def base_of(self, path: str) -> str:
-        info = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
+        info = self.call(
+            f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path)
+        )
         return str(info.base_model)
 
     def weights(self, path: str | None = None) -> SdkWeights:
@@ -205,11 +256,15 @@ class Session:
 
     def sampling(self, path: str | None) -> SamplingClient:
         which = {"model_path": path} if path else {"base_model": self.model}
-        return self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
+        return self.call(
+            f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which)
+        )
 
     def renew(self) -> None:
         """Open a new session in place of a lost one."""
-        self.client = self.call("opening a session", lambda: self.tinker.ServiceClient(**self._where))
+        self.client = self.call(
+            "opening a session", lambda: self.tinker.ServiceClient(**self._where)
+        )
         self.lost = ""
 
     def close(self) -> None:
@@ -237,17 +292,24 @@ class _Warnings(logging.Handler):
 class SdkService:
     """A LoRA adapter in training. The service works in the order of the calls.
 
-    Methods that return a Future return at once, so that calls can be pipelined; others block. Do not call them from a
-    thread with a running event loop. All raise TrainingError if the service fails. `max_model_len` limits prompt and
-    reply together; None if unknown.
+    Methods that return a Future return at once, so that calls can be pipelined; others block. Do
+    not call them from a thread with a running event loop. All raise TrainingError if the service
+    fails. `max_model_len` limits prompt and reply together; None if unknown.
     """
 
     def __init__(self, session: Session) -> None:
         self._session, self._tinker = session, session.tinker
         session.model, self.max_model_len = session.served(session.model)
         if not session.trainable:
-            raise ConfigError(f"model.path: {session.name} samples from {session.model}, but does not train it")
-        adapter = {"base_model": session.model, "rank": session.rank, "seed": session.seed, "train_unembed": False}
+            raise ConfigError(
+                f"model.path: {session.name} samples from {session.model}, but does not train it"
+            )
+        adapter = {
+            "base_model": session.model,
+            "rank": session.rank,
+            "seed": session.seed,
+            "train_unembed": False,
+        }
         create = session.client.create_lora_training_client
         self._training: TrainingClient = session.call("create_model", lambda: create(**adapter))
 
@@ -265,15 +327,22 @@ class SdkService:
         """Compute the log-probabilities of each datum's targets."""
         batch = [self._datum(datum, "cross_entropy") for datum in data]
         read = partial(_logprobs, self.name, "forward", data)
-        return self._session.send("forward", lambda: self._training.forward(batch, "cross_entropy"), read)
+        return self._session.send(
+            "forward", lambda: self._training.forward(batch, "cross_entropy"), read
+        )
 
     def forward_backward(
         self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
     ) -> Future[list[Floats]]:
-        """As `forward`, and add the loss's gradient to the next `optim_step`; `bounds` are those of the ratio."""
+        """As `forward`, and add the loss's gradient to the next `optim_step`; `bounds` are those of
+        the ratio."""
         batch = [self._datum(datum, loss) for datum in data]
         settings: dict[str, float] | None
-        settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)) if bounds else None
+        settings = (
+            dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True))
+            if bounds
+            else None
+        )
         read = partial(_logprobs, self.name, "forward_backward", data)
         return self._session.send(
             "forward_backward", lambda: self._training.forward_backward(batch, loss, settings), read
@@ -282,16 +351,24 @@ class SdkService:
     def optim_step(self, adam: Adam) -> Future[Mapping[str, float]]:
         """Apply the gradient, clear it, and return the service's metrics."""
         parameters = self._tinker.AdamParams(
-            learning_rate=adam.lr, beta1=adam.betas[0], beta2=adam.betas[1], eps=1e-8,
-            weight_decay=adam.weight_decay, grad_clip_norm=adam.grad_clip,
-        )  # fmt: skip
+            learning_rate=adam.lr,
+            beta1=adam.betas[0],
+            beta2=adam.betas[1],
+            eps=1e-8,
+            weight_decay=adam.weight_decay,
+            grad_clip_norm=adam.grad_clip,
+        )
         return self._session.send(
-            "optim_step", lambda: self._training.optim_step(parameters), lambda answer: answer.metrics or {}
+            "optim_step",
+            lambda: self._training.optim_step(parameters),
+            lambda answer: answer.metrics or {},
         )
 
     def publish(self) -> SdkWeights:
         """Return the current weights, to sample from."""
-        sampling = self._session.call("save_weights_for_sampler", self._training.save_weights_and_get_sampling_client)
+        sampling = self._session.call(
+            "save_weights_for_sampler", self._training.save_weights_and_get_sampling_client
+        )
         return SdkWeights(self._session, sampling)
 
     def base(self) -> SdkWeights:
@@ -317,7 +394,9 @@ class SdkService:
 
     def keep_sampler(self, name: str) -> str:
         """Save the weights at the service for sampling; returns their path."""
-        answer = self._session.call("save_weights_for_sampler", lambda: self._training.save_weights_for_sampler(name))
+        answer = self._session.call(
+            "save_weights_for_sampler", lambda: self._training.save_weights_for_sampler(name)
+        )
         return str(answer.path)
 
     def download(self, name: str, directory: Path) -> str:
@@ -326,11 +405,15 @@ class SdkService:
             save = self._training.save_weights_external
             path = str(self._session.call("save_weights_external", lambda: save(name)).path)
             client = self._session.rest
-            links = self._session.call(f"looking up {path}", lambda: client.get_external_weights_urls(path)).urls
+            links = self._session.call(
+                f"looking up {path}", lambda: client.get_external_weights_urls(path)
+            ).urls
             for file, url in links.items():
                 target = (directory / file).resolve()
                 if not target.is_relative_to(directory.resolve()):
-                    raise self._session.failed(f"downloading {path}", ValueError(f"a file named {file}"))
+                    raise self._session.failed(
+                        f"downloading {path}", ValueError(f"a file named {file}")
+                    )
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(self._fetch(url, path))
             return path
@@ -344,22 +427,33 @@ class SdkService:
 
     def _archive(self, path: str) -> str:
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-        name, ask = checkpoint.removeprefix("sampler_weights/"), self._session.rest.get_checkpoint_archive_url
+        name, ask = (
+            checkpoint.removeprefix("sampler_weights/"),
+            self._session.rest.get_checkpoint_archive_url,
+        )
         try:
-            return str(self._session.call("the adapter", lambda: ask(run, f"sampler_weights/{name}")).url)
+            return str(
+                self._session.call("the adapter", lambda: ask(run, f"sampler_weights/{name}")).url
+            )
         except TrainingError:  # a server that names checkpoints without their kind
             return str(self._session.call("the adapter", lambda: ask(run, name)).url)
 
     def _fetch(self, url: str, path: str) -> bytes:
         try:
-            return httpx.get(url, timeout=self._session.stall, follow_redirects=True).raise_for_status().content
+            return (
+                httpx.get(url, timeout=self._session.stall, follow_redirects=True)
+                .raise_for_status()
+                .content
+            )
         except httpx.HTTPError as error:
             raise self._session.failed(f"downloading {path}", error) from error
 
     def delete(self, path: str) -> None:
         """Delete a checkpoint of `save`, `keep_sampler` or `download` at the service."""
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-        self._session.call(f"deleting {path}", lambda: self._session.rest.delete_checkpoint(run, checkpoint))
+        self._session.call(
+            f"deleting {path}", lambda: self._session.rest.delete_checkpoint(run, checkpoint)
+        )
 
     def close(self) -> None:
         self._session.close()
@@ -367,7 +461,10 @@ class SdkService:
     def _datum(self, datum: Datum, loss: str) -> tinker.Datum:
         ids = [int(i) for i in datum.token_ids]
         weights, policy = np.asarray(datum.weights, np.float32), loss != "cross_entropy"
-        inputs = {"target_tokens": np.array(ids[1:], np.int64), "advantages" if policy else "weights": weights}
+        inputs = {
+            "target_tokens": np.array(ids[1:], np.int64),
+            "advantages" if policy else "weights": weights,
+        }
         if policy and datum.logprobs is not None:
             inputs["logprobs"] = np.asarray(datum.logprobs, np.float32)
         tensor = self._tinker.TensorData.from_numpy
@@ -382,20 +479,38 @@ class SdkWeights:
 
     def __init__(self, session: Session, sampling: SamplingClient, path: str | None = None) -> None:
         """`path`: the weights' path at the service, for sampling in another session."""
-        self._session, self._sampling, self._tinker, self._path = session, sampling, session.tinker, path
+        self._session, self._sampling, self._tinker, self._path = (
+            session,
+            sampling,
+            session.tinker,
+            path,
+        )
         self._lost: SamplingClient | None = None
         self._renewing = threading.Lock()
 
     async def sample(
-        self, prompt_ids: Sequence[int], count: int, *, max_tokens: int, temperature: float, top_p: float, top_k: int,
-        seed: int | None, stop: Sequence[str] | Sequence[int], vocabulary: int | None = None,
-    ) -> list[Continued]:  # fmt: skip
+        self,
+        prompt_ids: Sequence[int],
+        count: int,
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int | None,
+        stop: Sequence[str] | Sequence[int],
+        vocabulary: int | None = None,
+    ) -> list[Continued]:
         """`count` continuations. Raises EngineUnavailable."""
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in prompt_ids])
         parameters = self._tinker.SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=list(stop),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            stop=list(stop),
             seed=None if seed is None else seed % 2**31,
-        )  # fmt: skip
+        )
         session, sampling = self._session, self._sampling
         try:
             if self._path is not None and self._lost is self._sampling:
@@ -417,13 +532,24 @@ class SdkWeights:
         if len(sequences) != count:
             raise EngineUnavailable(f"{session.name} sent {len(sequences)} samples of {count}")
         if odd := {sequence.stop_reason for sequence in sequences} - {"stop", "length"}:
-            raise EngineUnavailable(f"{session.name} ended a sample for {', '.join(map(repr, odd))}, which is no end")
+            raise EngineUnavailable(
+                f"{session.name} ended a sample for {', '.join(map(repr, odd))}, which is no end"
+            )
         try:
             for s in sequences:
-                check_sample(session.name, s.tokens, s.logprobs or (), longest=max_tokens, vocabulary=vocabulary)
+                check_sample(
+                    session.name,
+                    s.tokens,
+                    s.logprobs or (),
+                    longest=max_tokens,
+                    vocabulary=vocabulary,
+                )
         except WrongAnswer as error:
             raise EngineUnavailable(str(error)) from error
-        return [Continued(list(s.tokens), list(s.logprobs), s.stop_reason == "stop", cached) for s in sequences]
+        return [
+            Continued(list(s.tokens), list(s.logprobs), s.stop_reason == "stop", cached)
+            for s in sequences
+        ]
 
     def _renew(self) -> None:
         with self._renewing:
@@ -432,7 +558,8 @@ class SdkWeights:
                 self._sampling = self._session.sampling(self._path)
 
     def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
-        """Compute the log-probabilities of all tokens but the first, length T - 1, at temperature 1."""
+        """Compute the log-probabilities of all tokens but the first, length T - 1, at temperature
+        1."""
         prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
 
         size = len(token_ids) - 1
@@ -441,11 +568,15 @@ class SdkWeights:
             listed = list(values)
             if len(listed) == len(token_ids):  # some servers omit the first value, which is None
                 listed = listed[1:]
-            logprobs = np.array([np.nan if value is None else value for value in listed], np.float32)
+            logprobs = np.array(
+                [np.nan if value is None else value for value in listed], np.float32
+            )
             check_logprobs(self._session.name, "compute_logprobs", [logprobs], [size])
             return logprobs
 
-        return self._session.send("compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read)
+        return self._session.send(
+            "compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read
+        )
 
 
 def _future(value: Any) -> Future[Any]:
@@ -460,9 +591,13 @@ def _future(value: Any) -> Future[Any]:
     return outcome
 
 
-def _logprobs(service: str, action: str, data: Sequence[Datum], answer: tinker.ForwardBackwardOutput) -> list[Floats]:
+def _logprobs(
+    service: str, action: str, data: Sequence[Datum], answer: tinker.ForwardBackwardOutput
+) -> list[Floats]:
     """The log-probabilities of each datum's targets. Raises WrongAnswer."""
-    outputs = [getattr(output.get("logprobs"), "to_numpy", None) for output in answer.loss_fn_outputs]
+    outputs = [
+        getattr(output.get("logprobs"), "to_numpy", None) for output in answer.loss_fn_outputs
+    ]
     if None in outputs:
         raise WrongAnswer(f"{service} answered {action} without log-probabilities")
     values = [np.asarray(read(), np.float32) for read in outputs if read is not None]

@@ -1,4 +1,5 @@
-"""Types of requests to a training service and of its answers, and the cost of the tokens that it processes."""
+"""Types of requests to a training service and of its answers, and the cost of the tokens that it
+processes."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Loss = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]
-"""The losses of the Tinker API that ajet uses: -weight · new, -ratio · A, -min(ratio · A, clip(ratio) · A), and
--stop_gradient(clip(ratio)) · A · new, with ratio = exp(new - sampled), summed over the tokens of a request."""
+"""The losses of the Tinker API that ajet uses: -weight · new, -ratio · A, -min(ratio · A,
+clip(ratio) · A), and -stop_gradient(clip(ratio)) · A · new, with ratio = exp(new - sampled), summed
+over the tokens of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,11 @@ class Datum:
 
     token_ids: Sequence[int]
     weights: Floats
-    """Factor of each target's loss, length T - 1: advantages of policy losses, weights of cross_entropy."""
+    """Factor of each target's loss, length T - 1: advantages of policy losses, weights of
+    cross_entropy."""
     logprobs: Floats | None = None
-    """Log-probability of each target under the weights that sampled it, length T - 1; None for cross_entropy."""
+    """Log-probability of each target under the weights that sampled it, length T - 1; None for
+    cross_entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +69,23 @@ class NamedService(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it may not answer, as far as its SDK says: empty, or a text that begins with a colon."""
+        """Why it may not answer, as far as its SDK says: empty, or a text that begins with a
+        colon."""
         ...
 
 
 def wait(future: Future[T], seconds: float, action: str, service: NamedService) -> T:
-    """Wait for a future's result. Raises TrainingError that names `service` and `action` after `seconds`."""
+    """Wait for a future's result. Raises TrainingError that names `service` and `action` after
+    `seconds`."""
     try:
         return future.result(seconds)
     except FutureTimeout as error:
         if future.done():  # a time-out of the service
             raise TrainingError(f"{service.name} failed at {action}: {error}") from error
         raise TrainingError(
-            f"{service.name} has not answered {action} for {seconds:g} s (tinker.stall_timeout){service.reason}; look "
-            "at its status, and continue with --resume: the run goes on from its newest checkpoint"
+            f"{service.name} has not answered {action} for {seconds:g} s"
+            f" (tinker.stall_timeout){service.reason}; look at its status, and continue with"
+            " --resume: the run goes on from its newest checkpoint"
         ) from error
 
 
@@ -94,11 +101,13 @@ class Costs:
         self._lock = threading.Lock()
 
     def sampled(self, prompt: int, replies: Sequence[int], cached: int = 0) -> None:
-        """Count a request with a prompt of `prompt` tokens, `cached` of them from the prefix cache."""
+        """Count a request with a prompt of `prompt` tokens, `cached` of them from the prefix
+        cache."""
         self.add(prefilled=max(0, prompt - cached), cached=cached, sampled=sum(replies))
 
     def add(self, **tokens: int) -> None:
-        """Count tokens by kind: those of forward passes are `prefilled`, with a backward pass `trained`."""
+        """Count tokens by kind: those of forward passes are `prefilled`, with a backward pass
+        `trained`."""
         with self._lock:
             for name, count in tokens.items():
                 self.tokens[name] += count
@@ -112,7 +121,10 @@ class Costs:
     def dollars(self) -> float:
         """The cost by the prices; 0 without prices."""
         prices = (self.prices.prefill, self.prices.cached, self.prices.sample, self.prices.train)
-        return sum(tokens * price for tokens, price in zip(self.tokens.values(), prices, strict=True)) / 1e6
+        return (
+            sum(tokens * price for tokens, price in zip(self.tokens.values(), prices, strict=True))
+            / 1e6
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the run so far; called once after each step."""

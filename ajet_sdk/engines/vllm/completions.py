@@ -26,13 +26,14 @@ def request_body(
 ) -> dict[str, object]:
     """Return the request as JSON with every parameter, as the server chooses the omitted ones.
 
-    The seed is derived from `drawn_from` if `sampling` has none. A greedy request has one choice, regardless of
-    `sampling.n`. Raises ContextOverflow, RequestRefused.
+    The seed is derived from `drawn_from` if `sampling` has none. A greedy request has one choice,
+    regardless of `sampling.n`. Raises ContextOverflow, RequestRefused.
     """
     prompt = [int(i) for i in prompt_ids]
     room = room_for_reply(prompt, sampling, model, max_model_len)
     greedy = sampling.temperature == 0
-    # Scrambled: vLLM seeds choice i of a request with seed + i, so successive seeds would repeat choices.
+    # Scrambled: vLLM seeds choice i of a request with seed + i, so successive seeds would repeat
+    # choices.
     seed = random.Random(drawn_from if sampling.seed is None else sampling.seed).getrandbits(62)
     return {
         "model": model,
@@ -51,7 +52,9 @@ def request_body(
         "n": 1 if greedy else sampling.n,
         "seed": seed,
         "stop": list(sampling.stop),
-        "stop_token_ids": sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}),
+        "stop_token_ids": sorted(
+            {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_ids)}
+        ),
         "ignore_eos": True,  # only the ids above end a turn
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
@@ -63,14 +66,19 @@ def request_body(
 
 
 def choices_of(reply: Mapping[str, object], version: int | None, n: int) -> list[Sampled]:
-    """Return `n` continuations; a greedy request's choice is repeated. Raises EngineError, EngineUnavailable."""
-    sampled = [_sampled(choice, version) for choice in read_reply(reply, "completions", "vLLM").choices]
+    """Return `n` continuations; a greedy request's choice is repeated. Raises EngineError,
+    EngineUnavailable."""
+    sampled = [
+        _sampled(choice, version) for choice in read_reply(reply, "completions", "vLLM").choices
+    ]
     return sampled * n if len(sampled) == 1 else sampled
 
 
 def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
     if choice.token_ids is None or choice.logprobs is None:
-        raise EngineError("vLLM returned no token ids with log-probabilities; upgrade to 0.11 or later")
+        raise EngineError(
+            "vLLM returned no token ids with log-probabilities; upgrade to 0.11 or later"
+        )
     finish = finish_of(choice.finish_reason)
     if finish not in ("stop", "length"):
         raise EngineUnavailable(f"vLLM ended a reply for {choice.finish_reason!r}")
@@ -82,13 +90,20 @@ def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
 
 
 def _alternatives(choice: ReplyChoice) -> list[list[tuple[int, float]]] | None:
-    """The most likely tokens at each position, most likely first; None if the server sends no ids."""
+    """The most likely tokens at each position, most likely first; None if the server sends no
+    ids."""
     places = choice.logprobs.top_logprobs if choice.logprobs is not None else None
-    if not places or not all(token.startswith(_ID) for alternatives in places for token in alternatives or ()):
+    if not places or not all(
+        token.startswith(_ID) for alternatives in places for token in alternatives or ()
+    ):
         return None
     return [
         sorted(
-            ((int(token[len(_ID) :]), value) for token, value in (alternatives or {}).items() if value > -math.inf),
+            (
+                (int(token[len(_ID) :]), value)
+                for token, value in (alternatives or {}).items()
+                if value > -math.inf
+            ),
             key=lambda pair: -pair[1],
         )
         for alternatives in places

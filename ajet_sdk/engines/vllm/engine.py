@@ -1,4 +1,5 @@
-"""vLLM as the sampler of backbones `local` and `debug`: its settings, and an engine for sampling only."""
+"""vLLM as the sampler of backbones `local` and `debug`: its settings, and an engine for sampling
+only."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ALONE, SHARED = 0.85, 0.5
 
 
 def samples_with_vllm(config: Config) -> bool:
-    """Whether vLLM samples, by `rollout.name`. Raises ConfigError if it is required and not installed."""
+    """Whether vLLM samples, by `rollout.name`. Raises ConfigError if it is required and not
+    installed."""
     engine = config.rollout.name
     if engine == "transformers":
         return False
@@ -30,8 +32,8 @@ def samples_with_vllm(config: Config) -> bool:
     if engine == "vllm":
         if not installed:
             raise ConfigError(
-                "rollout.name is vllm, but vLLM is not installed: run `ajet install vllm`, or set rollout.name: "
-                "transformers"
+                "rollout.name is vllm, but vLLM is not installed: run `ajet install vllm`, or set"
+                " rollout.name: transformers"
             )
         return True
     if not installed or config.model.device == "cpu":
@@ -55,7 +57,13 @@ def gpus_for(wanted: int, count: int, trainer: int | None) -> tuple[int, ...]:
 
 
 def settings_of(
-    config: Config, model: str | Path, *, dtype: str, max_model_len: int, lora_rank: int | None, trained: bool
+    config: Config,
+    model: str | Path,
+    *,
+    dtype: str,
+    max_model_len: int,
+    lora_rank: int | None,
+    trained: bool,
 ) -> Settings:
     """The settings of a server for this run. `trained`: a trainer changes the weights."""
     import torch
@@ -65,18 +73,29 @@ def settings_of(
     parallel = rollout.tensor_parallel_size
     if debugging:
         parallel = max(1, min(config.debug.debug_tensor_parallel_size, count))
-    trainer = (torch.device(config.model.device).index or 0) if trained and config.model.device != "auto" else 0
+    trainer = (
+        (torch.device(config.model.device).index or 0)
+        if trained and config.model.device != "auto"
+        else 0
+    )
     gpus = gpus_for(parallel, count, trainer if trained else None)
     share = rollout.gpu_memory_utilization or (SHARED if trained and trainer in gpus else ALONE)
     path, at_once = Path(model), config.is_set("rollout.max_num_seqs")
     return Settings(
-        model=_adapter(path).get("base_model_name_or_path") or str(path.resolve() if path.exists() else path),
+        model=_adapter(path).get("base_model_name_or_path")
+        or str(path.resolve() if path.exists() else path),
         tokenizer=_absolute(tokenizer_source(path) if path.exists() else str(model)),
         name=config.model_name,
         log=config.directory / "logs" / "vllm.log",
         dtype=dtype,
         max_model_len=max_model_len,
-        max_num_seqs=1 if rollout.deterministic else rollout.max_num_seqs if at_once else rollout.max_env_worker,
+        max_num_seqs=(
+            1
+            if rollout.deterministic
+            else rollout.max_num_seqs
+            if at_once
+            else rollout.max_env_worker
+        ),
         seed=config.trainer_common.seed,
         tensor_parallel_size=parallel,
         memory_share=share,
@@ -108,7 +127,9 @@ def vllm_engine(config: Config) -> TokenEngine:
 
     spec = config.model
     if spec.path is None:
-        raise ConfigError("model.path is not set: vLLM needs a local directory or a Hugging Face name")
+        raise ConfigError(
+            "model.path is not set: vLLM needs a local directory or a Hugging Face name"
+        )
     local = config.resolve(spec.path)
     path = str(local) if local.exists() else spec.path
     tokenizer, adapter = HFTokenizer(path), _adapter(Path(path))
@@ -119,7 +140,9 @@ def vllm_engine(config: Config) -> TokenEngine:
         raise ConfigError(f"model.path: {path} cannot be loaded: {error}") from error
     longest = getattr(shape, "max_position_embeddings", None) or config.rollout.max_model_len
     length, rank = min(config.rollout.max_model_len, longest), adapter.get("r")
-    settings = settings_of(config, path, dtype=spec.dtype, max_model_len=length, lora_rank=rank, trained=False)
+    settings = settings_of(
+        config, path, dtype=spec.dtype, max_model_len=length, lora_rank=rank, trained=False
+    )
     sampler = VllmSampler(
         settings,
         eos_ids=tokenizer.eos_ids,

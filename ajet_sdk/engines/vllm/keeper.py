@@ -1,9 +1,11 @@
-"""Runs a server as its only child and ends it, with all its processes, when the parent process is gone.
+"""Runs a server as its only child and ends it, with all its processes, when the parent process is
+gone.
 
     python keeper.py PARENT DIRECTORY... -- COMMAND...
 
-A separate program of the standard library only, as it has to survive a `kill -9` of the run. It exits with the server's
-exit code; on SIGTERM it ends the server first. The directories are removed when the parent is gone.
+A separate program of the standard library only, as it has to survive a `kill -9` of the run. It
+exits with the server's exit code; on SIGTERM it ends the server first. The directories are removed
+when the parent is gone.
 """
 
 from __future__ import annotations

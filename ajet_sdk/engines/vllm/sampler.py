@@ -1,7 +1,7 @@
 """`VllmSampler`: samples with a vLLM server that it starts, restarts, and updates with new weights.
 
-The server is controlled in a thread with its own event loop; `sample` may be awaited in any other. A call uses one
-version of the weights, which change only between calls.
+The server is controlled in a thread with its own event loop; `sample` may be awaited in any other.
+A call uses one version of the weights, which change only between calls.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ T = TypeVar("T")
 
 RESTARTS = 3
 """Maximum restarts of a dead server per run."""
-_NOT_LOADED = re.compile(r"were not loaded from checkpoint|(?<!RotaryEmbedding): Failed to load weights")
-"""vLLM's log lines on weights that it did not load. Rotary embeddings are computed and are in no file."""
+_NOT_LOADED = re.compile(
+    r"were not loaded from checkpoint|(?<!RotaryEmbedding): Failed to load weights"
+)
+"""vLLM's log lines on weights that it did not load. Rotary embeddings are computed and are in no
+file."""
 _DYING = 5.0
 """Seconds to check for a dead server after a broken connection."""
 
@@ -37,11 +40,11 @@ _DYING = 5.0
 class VllmSampler:
     """Implements `protocols.Sampler` over a vLLM server.
 
-    `write` writes the trainer's weights to a directory: all of them, or with `adapter` those of a LoRA adapter, which
-    the server loads beside its base model. A trainer changes the weights inside `exclusive()` and sets
-    `policy_version`; the server uses the old ones until the block ends. It starts with `settings.model`, or with
-    `written` with the weights of a first `write`. `first` is an adapter that is not trained; `policy_version` is then
-    None.
+    `write` writes the trainer's weights to a directory: all of them, or with `adapter` those of a
+    LoRA adapter, which the server loads beside its base model. A trainer changes the weights inside
+    `exclusive()` and sets `policy_version`; the server uses the old ones until the block ends. It
+    starts with `settings.model`, or with `written` with the weights of a first `write`. `first` is
+    an adapter that is not trained; `policy_version` is then None.
     """
 
     def __init__(
@@ -56,7 +59,8 @@ class VllmSampler:
         first: Path | None = None,
         policy_version: int | None = 0,
     ) -> None:
-        # Imported before agents run: openai looks for httpx in sys.modules and fails on a half-imported one.
+        # Imported before agents run: openai looks for httpx in sys.modules and fails on a
+        # half-imported one.
         import httpx  # noqa: F401
 
         self.model = settings.name
@@ -67,7 +71,8 @@ class VllmSampler:
         self._write, self._adapter, self._written = write, adapter, written
         directory.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
-        """The directory of the versions of the weights. The server's keeper removes it if this process cannot."""
+        """The directory of the versions of the weights. The server's keeper removes it if this
+        process cannot."""
         self._weights_path, self._served = first, policy_version
         self._ordinal = count()
         self._restarts = self._running = 0
@@ -77,7 +82,9 @@ class VllmSampler:
         self._loop = asyncio.new_event_loop()
         self._open, self._idle, self._changing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
         self._idle.set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-vllm", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="ajet-vllm", daemon=True
+        )
         self._thread.start()
         self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
 
@@ -91,8 +98,11 @@ class VllmSampler:
         """Wait until the server answers. Raises EngineError if it does not start."""
         await self._there(self._until_open())
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
-        """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused, EngineUnavailable.
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
+        """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused,
+        EngineUnavailable.
 
         If the server dies, the call waits for its restart and is retried once.
         """
@@ -112,8 +122,9 @@ class VllmSampler:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Change the weights within the block. If `policy_version` changed, at its end running calls finish, new ones
-        wait, and the server loads the weights and clears its prefix cache. Raises EngineError if that fails.
+        """Change the weights within the block. If `policy_version` changed, at its end running
+        calls finish, new ones wait, and the server loads the weights and clears its prefix cache.
+        Raises EngineError if that fails.
         """
         yield
         if self._write is None or self.policy_version == self._served:
@@ -123,7 +134,8 @@ class VllmSampler:
         await self._there(self._change(directory, version))
 
     def _write_version(self, version: int | None) -> Path:
-        """Write the trainer's weights to a directory, which is complete or absent. Raises EngineError."""
+        """Write the trainer's weights to a directory, which is complete or absent. Raises
+        EngineError."""
         assert self._write is not None
         directory = self._scratch / f"version_{version}"
         fresh = directory.with_name(f".{directory.name}")
@@ -131,7 +143,9 @@ class VllmSampler:
             self._write(fresh)
             fresh.rename(directory)
         except OSError as error:
-            raise EngineError(f"the weights of version {version} could not be written for vLLM: {error}") from error
+            raise EngineError(
+                f"the weights of version {version} could not be written for vLLM: {error}"
+            ) from error
         return directory
 
     async def aclose(self) -> None:
@@ -176,7 +190,9 @@ class VllmSampler:
         self._running += 1
         self._idle.clear()
         try:
-            reply = await self._server.endpoint.post("v1/completions", {**body, "model": self._name(version)})
+            reply = await self._server.endpoint.post(
+                "v1/completions", {**body, "model": self._name(version)}
+            )
         except EngineUnavailable as error:
             if self._closed:
                 raise EngineUnavailable(f"the sampler of {self.model} was closed") from error
@@ -207,11 +223,17 @@ class VllmSampler:
         except EngineError as error:
             await self._fail(error)
         except Exception as error:  # noqa: BLE001  (stored, and raised to every caller)
-            await self._fail(EngineError(f"vLLM could not be restarted: {type(error).__name__}: {error}"))
+            await self._fail(
+                EngineError(f"vLLM could not be restarted: {type(error).__name__}: {error}")
+            )
 
     async def _start(self) -> None:
         """Start a server with the newest weights and wait until it is ready. Raises EngineError."""
-        model = self.settings.model if self._adapter or self._weights_path is None else str(self._weights_path)
+        model = (
+            self.settings.model
+            if self._adapter or self._weights_path is None
+            else str(self._weights_path)
+        )
         log.info("Starting vLLM with %s; log file: %s", model, self.settings.log)
         server = self._server = Server(self.settings, model, self._scratch)
         await server.ready()
@@ -235,7 +257,8 @@ class VllmSampler:
             await self._server.stop()
 
     async def _revive(self, dead: Server) -> None:
-        """Restart a dead server unless another task did; after too many restarts, fail. Raises EngineUnavailable."""
+        """Restart a dead server unless another task did; after too many restarts, fail. Raises
+        EngineUnavailable."""
         async with self._changing:
             if self._server is dead and self._failure is None and not self._closed:
                 await self._start_again(dead)
@@ -246,7 +269,9 @@ class VllmSampler:
         await dead.stop()
         self._restarts += 1
         if self._restarts > RESTARTS:
-            await self._fail(EngineUnavailable(f"vLLM crashed {self._restarts} times, most recently: {cause}"))
+            await self._fail(
+                EngineUnavailable(f"vLLM crashed {self._restarts} times, most recently: {cause}")
+            )
             return
         log.warning("vLLM crashed (%s). Restarting it (%d of %d).", cause, self._restarts, RESTARTS)
         try:
@@ -269,7 +294,9 @@ class VllmSampler:
             try:
                 if self._adapter:
                     await self._load_adapter(server, directory, version)
-                    await server.control("v1/unload_lora_adapter", {"lora_name": self._name(before)})
+                    await server.control(
+                        "v1/unload_lora_adapter", {"lora_name": self._name(before)}
+                    )
                 else:
                     await _reload(server, directory)
                 self._open.set()
@@ -285,7 +312,9 @@ class VllmSampler:
             await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
 
     async def _load_adapter(self, server: Server, directory: Path, version: int | None) -> None:
-        await server.control("v1/load_lora_adapter", {"lora_name": self._name(version), "lora_path": str(directory)})
+        await server.control(
+            "v1/load_lora_adapter", {"lora_name": self._name(version), "lora_path": str(directory)}
+        )
 
     async def _end(self) -> None:
         self._life.cancel()
@@ -303,7 +332,9 @@ async def _reload(server: Server, directory: Path) -> None:
     """Load other weights in place. Raises EngineError if one of them was not loaded."""
     begun = server.logged()
     await server.control("pause?mode=wait")
-    await server.control("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
+    await server.control(
+        "collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+    )
     unloaded = [line for line in server.log_text(begun).splitlines() if _NOT_LOADED.search(line)]
     if unloaded:
         raise EngineError(f"it kept some of the old ones: {unloaded[0][-500:]}")

@@ -1,4 +1,5 @@
-"""A vLLM server process: its command and environment, its start and end, and the errors in its log."""
+"""A vLLM server process: its command and environment, its start and end, and the errors in its
+log."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 START_SECONDS = 1800.0
 """Time limit of a start, in which large weights are read or downloaded."""
 _REPLY_SECONDS = 24 * 3600.0
-"""Time limit of a reply. Episodes have their own limits, and a dead server closes its connections."""
+"""Time limit of a reply. Episodes have their own limits, and a dead server closes its
+connections."""
 _CONTROL_SECONDS = 600.0
 _TICK = 0.2
 _LEAST_BATCH = 2048
@@ -35,7 +37,12 @@ _LEAST_BATCH = 2048
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Maximum LoRA ranks that vLLM supports."""
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|\.error): \S")
-_HOLLOW = ("See root cause above", "Engine core initialization failed", "Worker failed", "WorkerProc init")
+_HOLLOW = (
+    "See root cause above",
+    "Engine core initialization failed",
+    "Worker failed",
+    "WorkerProc init",
+)
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) (?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]*\] )?")
 
 
@@ -74,25 +81,42 @@ class Server:
             _refuse_taken(settings.port)
         self.settings = settings
         self._room = Path(tempfile.mkdtemp(prefix="ajet-"))
-        """The working directory, with the socket. Its path is short, as a socket's path has at most 107 bytes."""
+        """The working directory, with the socket. Its path is short, as a socket's path has at most
+        107 bytes."""
         self._socket = self._room / "vllm.sock"
         self._url = f"http://127.0.0.1:{settings.port}" if settings.port else "http://localhost"
         settings.log.parent.mkdir(parents=True, exist_ok=True)
         with settings.log.open("ab") as into:
             self._log_from = into.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(Path(__file__).with_name("keeper.py")), str(os.getpid()), str(scratch),
-                 str(self._room), "--", *command(settings, model, self._socket)],
-                stdin=subprocess.DEVNULL, stdout=into, stderr=subprocess.STDOUT, cwd=self._room,
-                env=environment(settings, os.environ), start_new_session=True,
-            )  # fmt: skip
-        self.endpoint = Endpoint(self._url, "none", timeout=_REPLY_SECONDS, retries=0, transport=self._transport())
+                [
+                    sys.executable,
+                    "-I",
+                    str(Path(__file__).with_name("keeper.py")),
+                    str(os.getpid()),
+                    str(scratch),
+                    str(self._room),
+                    "--",
+                    *command(settings, model, self._socket),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=into,
+                stderr=subprocess.STDOUT,
+                cwd=self._room,
+                env=environment(settings, os.environ),
+                start_new_session=True,
+            )
+        self.endpoint = Endpoint(
+            self._url, "none", timeout=_REPLY_SECONDS, retries=0, transport=self._transport()
+        )
 
     def _transport(self) -> httpx.AsyncHTTPTransport:
         import httpx
 
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        return httpx.AsyncHTTPTransport(uds=None if self.settings.port else str(self._socket), limits=limits)
+        return httpx.AsyncHTTPTransport(
+            uds=None if self.settings.port else str(self._socket), limits=limits
+        )
 
     @property
     def pid(self) -> int:
@@ -104,7 +128,8 @@ class Server:
         return self._process.poll() is None
 
     async def ready(self) -> None:
-        """Wait until it answers. Raises EngineError with the cause in its log if it ends instead."""
+        """Wait until it answers. Raises EngineError with the cause in its log if it ends
+        instead."""
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if not self.alive:
@@ -135,7 +160,9 @@ class Server:
         import httpx
 
         try:
-            async with httpx.AsyncClient(transport=self._transport(), timeout=_CONTROL_SECONDS) as client:
+            async with httpx.AsyncClient(
+                transport=self._transport(), timeout=_CONTROL_SECONDS
+            ) as client:
                 response = await client.post(f"{self._url}/{route}", json=dict(body or {}))
         except httpx.HTTPError as error:
             raise EngineError(f"{route}: {type(error).__name__}: {error}".rstrip(": ")) from error
@@ -155,7 +182,13 @@ class Server:
     def cause(self) -> str:
         """Why it ended, by exit code and log, with the path of the log."""
         code = self._process.poll()
-        ended = "" if code is None else f"exit code {code}; " if code < 128 else f"killed by signal {code - 128}; "
+        ended = (
+            ""
+            if code is None
+            else f"exit code {code}; "
+            if code < 128
+            else f"killed by signal {code - 128}; "
+        )
         return f"{ended}{cause_in(self.log_text())}\nLog file: {self.settings.log}"
 
     async def stop(self) -> None:
@@ -192,7 +225,12 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
     if settings.gpus == ():
         # Chunked prefill crashes the CPU build, which cannot rewind a request's generator.
         whole = max(settings.max_model_len, settings.max_num_seqs, _LEAST_BATCH)
-        arguments += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(whole)]
+        arguments += [
+            "--enforce-eager",
+            "--no-enable-chunked-prefill",
+            "--max-num-batched-tokens",
+            str(whole),
+        ]
     else:
         arguments += ["--gpu-memory-utilization", str(settings.memory_share)]
     if settings.lora_rank is not None:
@@ -202,19 +240,30 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
 
 
 def environment(settings: Settings, variables: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment: the run's, with variables for vLLM; some of them the user may override."""
+    """The server's environment: the run's, with variables for vLLM; some of them the user may
+    override."""
     needed = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",  # else a connection may be closed while a request is on its way
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": (
+            "3600"
+        ),  # else a connection may be closed while a request is on its way
         "VLLM_SERVER_DEV_MODE": str(int(settings.changing and settings.lora_rank is None)),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": str(int(settings.lora_rank is not None)),
     }
     usual = {}
     if settings.gpus == ():
-        usual = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        usual = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+        }
     elif settings.gpus is not None:
-        visible = [device for device in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
-        needed["CUDA_VISIBLE_DEVICES"] = ",".join(visible[i] if visible else str(i) for i in settings.gpus)
+        visible = [
+            device for device in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
+        ]
+        needed["CUDA_VISIBLE_DEVICES"] = ",".join(
+            visible[i] if visible else str(i) for i in settings.gpus
+        )
     # Trinity-RFT's plug-in needs the vLLM version that it was made for.
     groups = [group for group in entry_points().groups if group.startswith("vllm.")]
     plugins = [plugin for group in groups for plugin in entry_points(group=group)]
@@ -231,7 +280,8 @@ def _refuse_taken(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise EngineError(
-                f"vLLM cannot listen at 127.0.0.1:{port} ({error.strerror}); set debug.debug_vllm_port to a free port"
+                f"vLLM cannot listen at 127.0.0.1:{port} ({error.strerror}); set"
+                " debug.debug_vllm_port to a free port"
             ) from error
 
 
@@ -242,4 +292,8 @@ def cause_in(text: str) -> str:
     errors = [line for line in lines if _ERROR.match(line) and not any(h in line for h in _HOLLOW)]
     if errors:
         return errors[0][:500]
-    return "its last output:\n  " + "\n  ".join(line[:200] for line in lines[-8:]) if lines else "it printed nothing"
+    return (
+        "its last output:\n  " + "\n  ".join(line[:200] for line in lines[-8:])
+        if lines
+        else "it printed nothing"
+    )

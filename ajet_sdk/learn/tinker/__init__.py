@@ -1,1 +1,2 @@
-"""Training at a service that speaks the Tinker API: how it scales gradients, the trainer, the learner."""
+"""Training at a service that speaks the Tinker API: how it scales gradients, the trainer, the
+learner."""

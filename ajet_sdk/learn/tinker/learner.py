@@ -1,4 +1,5 @@
-"""`TinkerLearner`: a model at a service with its sampler, trainer, checkpoints and exported adapter."""
+"""`TinkerLearner`: a model at a service with its sampler, trainer, checkpoints and exported
+adapter."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 _LR = 1e-4
-"""Default learning rate: a service's models are large, and an adapter's best rate hardly depends on the size
-(Schulman et al. 2025, "LoRA Without Regret")."""
+"""Default learning rate: a service's models are large, and an adapter's best rate hardly depends on
+the size (Schulman et al. 2025, "LoRA Without Regret")."""
 _STATE = "tinker.json"
 _TEXTS = (
     "The quick brown fox jumps over the lazy dog. 12 + 30 = 42.",
@@ -69,7 +70,10 @@ class TinkerLearner:
         """Number of episodes; their cost is known after the first step."""
         stored = config.trainer_common.algorithm.stored
         per_step = 0 if stored else config.data.train_batch_size * config.rollout.num_repeat
-        return f"{steps * per_step + val_episodes:,} episodes; time and cost are known after the first step"
+        return (
+            f"{steps * per_step + val_episodes:,} episodes; time and cost are known after the first"
+            " step"
+        )
 
     def write(self, directory: Path) -> None:
         """Save weights and optimizer at the service, and their path in `directory`."""
@@ -78,7 +82,8 @@ class TinkerLearner:
         (directory / _STATE).write_text(json.dumps(record, indent=1))
 
     def read(self, directory: Path) -> None:
-        """Restore the state that `write` saved at the service. Raises CheckpointError, TrainingError."""
+        """Restore the state that `write` saved at the service. Raises CheckpointError,
+        TrainingError."""
         path, self.trainer.updates, tokens = _kept(directory, "state")
         self.costs.resume(tokens)
         self.service.load(path)
@@ -97,7 +102,8 @@ class TinkerLearner:
             self.say(f"{error}; the service keeps it")
 
     def export(self, run: Path) -> Path:
-        """Download the adapter to `adapter/` in peft's format and check it; if the service refuses, write its path."""
+        """Download the adapter to `adapter/` in peft's format and check it; if the service refuses,
+        write its path."""
         path = self.service.keep_sampler(f"final-{new_id()[:8]}")
         self.say(f"the service keeps the adapter at {path}")
         fresh = run / f".adapter.{new_id()[:8]}"
@@ -111,14 +117,17 @@ class TinkerLearner:
             self.tokenizer.hf.save_pretrained(fresh)
             self.say(f"adapter of {', '.join(modules)}: {self._compare(fresh)}")
             self._delete(copy)
-        (fresh / _STATE).write_text(json.dumps({"sampler": path, "updates": self.trainer.updates}, indent=1))
+        (fresh / _STATE).write_text(
+            json.dumps({"sampler": path, "updates": self.trainer.updates}, indent=1)
+        )
         with suppress(CheckpointError):  # an earlier adapter exists if a shorter run was resumed
             self._delete(_kept(run / "adapter", "sampler")[0])
         checkpoint.replace(fresh, run / "adapter")
         return run / "adapter"
 
     def _compare(self, adapter: Path) -> str:
-        """Compare the adapter's log-probabilities with the service's, if the base model is on this machine.
+        """Compare the adapter's log-probabilities with the service's, if the base model is on this
+        machine.
 
         Raises CheckpointError if they differ too much.
         """
@@ -130,16 +139,20 @@ class TinkerLearner:
         model = load_model(adapter, device="cpu", dtype="float32")
         gaps = []
         for ids, future in zip(texts, futures, strict=True):
-            theirs = torch.from_numpy(wait(future, self.trainer.seconds, "log-probabilities", self.service))
+            theirs = torch.from_numpy(
+                wait(future, self.trainer.seconds, "log-probabilities", self.service)
+            )
             with torch.no_grad():
                 logits = model(torch.tensor([ids])).logits[0, :-1].float()
-            gaps.append(torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[1:, None])[:, 0] - theirs)
+            gaps.append(
+                torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[1:, None])[:, 0] - theirs
+            )
         off = torch.cat(gaps).abs()
         gap = float(off.mean())
         if gap > _FAR:
             raise CheckpointError(
-                f"the adapter in {adapter} is not the one that the service samples from: log-probabilities differ by "
-                f"{gap:.2f} in the mean"
+                f"the adapter in {adapter} is not the one that the service samples from:"
+                f" log-probabilities differ by {gap:.2f} in the mean"
             )
         return f"loaded, log-probabilities within {float(off.max()):.1e} of the service's"
 
@@ -147,7 +160,8 @@ class TinkerLearner:
         return self.costs.metrics()
 
     def reason_to_stop(self) -> str:
-        """A message if another step at the highest cost so far would exceed `max_cost`, else empty."""
+        """A message if another step at the highest cost so far would exceed `max_cost`, else
+        empty."""
         limit = self.config.tinker.max_cost
         if limit is None or self.costs.dollars + self.costs.step <= limit:
             return ""
@@ -158,7 +172,8 @@ class TinkerLearner:
 
 
 def _kept(directory: Path, kind: str) -> tuple[str, int, dict[str, int]]:
-    """Reads a path at the service (`state` or `sampler`), with its updates and tokens. Raises CheckpointError."""
+    """Reads a path at the service (`state` or `sampler`), with its updates and tokens. Raises
+    CheckpointError."""
     try:
         record = json.loads((directory / _STATE).read_text())
         return str(record[kind]), int(record["updates"]), record.get("tokens", {})
@@ -166,8 +181,11 @@ def _kept(directory: Path, kind: str) -> tuple[str, int, dict[str, int]]:
         raise CheckpointError(f"{directory / _STATE} is incomplete or damaged: {error}") from error
 
 
-async def open_tinker_learner(config: Config, steps: int, say: Callable[[str], None], costs: Costs) -> TinkerLearner:
-    """Open a session, create an adapter and measure the service's scaling. Raises ConfigError, TrainingError."""
+async def open_tinker_learner(
+    config: Config, steps: int, say: Callable[[str], None], costs: Costs
+) -> TinkerLearner:
+    """Open a session, create an adapter and measure the service's scaling. Raises ConfigError,
+    TrainingError."""
     _check(config)
     return await asyncio.to_thread(_open, config, steps, say, costs)
 
@@ -186,23 +204,43 @@ def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) 
         say(f"{session.name}: {config.model.path}, LoRA of rank {config.model.lora.r}; {scaling}")
         _price(costs, session, config.tinker.max_cost, say)
         trainer = TinkerTrainer(service, settings, scaling, costs, session.stall)
-        advice = "; without trainer_common.use_kl_loss the reference is not asked" if settings.loss.kl_coef else ""
-        computed = f"no such loss: its gradient is computed here, at about 1.5 times the compute{advice}"
-        say(f"the service has {computed}" if trainer.loss is None else f"the loss is the service's {trainer.loss[0]}")
-        limit = min(config.rollout.max_model_len, service.max_model_len or config.rollout.max_model_len)
+        advice = (
+            "; without trainer_common.use_kl_loss the reference is not asked"
+            if settings.loss.kl_coef
+            else ""
+        )
+        computed = (
+            f"no such loss: its gradient is computed here, at about 1.5 times the compute{advice}"
+        )
+        say(
+            f"the service has {computed}"
+            if trainer.loss is None
+            else f"the loss is the service's {trainer.loss[0]}"
+        )
+        limit = min(
+            config.rollout.max_model_len, service.max_model_len or config.rollout.max_model_len
+        )
         sampler = TinkerSampler(
-            service.publish(), tokenizer, costs,
-            model_name=config.model_name, max_model_len=limit, publish=service.publish, close=session.close,
-        )  # fmt: skip
+            service.publish(),
+            tokenizer,
+            costs,
+            model_name=config.model_name,
+            max_model_len=limit,
+            publish=service.publish,
+            close=session.close,
+        )
     except BaseException:
         session.close()
         raise
-    engine = TokenEngine(sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False)
+    engine = TokenEngine(
+        sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False
+    )
     return TinkerLearner(config, session, service, engine, sampler, trainer, tokenizer, costs, say)
 
 
 def _price(costs: Costs, session: Session, limit: float | None, say: Callable[[str], None]) -> None:
-    """Take prices from the service's bills if the config has none. Raises ConfigError for a limit without prices."""
+    """Take prices from the service's bills if the config has none. Raises ConfigError for a limit
+    without prices."""
     if costs.prices.known:
         return
     costs.prices = session.billed_rates(session.model)
@@ -211,8 +249,8 @@ def _price(costs: Costs, session: Session, limit: float | None, say: Callable[[s
         say(f"dollars per million tokens, by the service's bills of the last 14 days: {rates}")
     elif limit is not None:
         raise ConfigError(
-            f"tinker.max_cost needs tinker.prices: {session.name} has no bills of {session.model} in the last 14 days "
-            "that this API key may read"
+            f"tinker.max_cost needs tinker.prices: {session.name} has no bills of {session.model}"
+            " in the last 14 days that this API key may read"
         )
 
 
@@ -221,16 +259,24 @@ def _check(config: Config) -> None:
     common, model = config.trainer_common, config.model
     algorithm = common.algorithm
     refused = {
-        "model.path is not set: backbone tinker needs the service's name of the model": not model.path,
+        "model.path is not set: backbone tinker needs the service's name of the model": (
+            not model.path
+        ),
         "model.path is a LoRA adapter: a service starts from a whole model that it has": bool(
             model.path and adapter_values(config.resolve(model.path)) is not None
         ),
-        "model.base_url: backbone tinker samples from the service that trains": bool(model.base_url),
-        "model.scripted: backbone tinker samples from the service that trains": bool(model.scripted),
+        "model.base_url: backbone tinker samples from the service that trains": bool(
+            model.base_url
+        ),
+        "model.scripted: backbone tinker samples from the service that trains": bool(
+            model.scripted
+        ),
         "model.recipe: a service trains models that it has; set it to null (ajet.model.recipe=null)": bool(
             model.recipe
         ),
-        "trainer_common.entropy_coef: a service gives no entropy; set it to 0": bool(common.entropy_coef),
+        "trainer_common.entropy_coef: a service gives no entropy; set it to 0": bool(
+            common.entropy_coef
+        ),
         "trainer_common.algorithm.teacher: with backbone tinker it must be an endpoint's URL": (
             algorithm.adv_estimator == "opd" and not algorithm.remote_teacher
         ),
@@ -251,17 +297,24 @@ def _base(config: Config) -> str:
 def complete_adapter(directory: Path, base: str) -> list[str]:
     """Complete an adapter's config for peft; returns the modules that the adapter changes.
 
-    Some servers leave `target_modules` empty, and peft then silently loads a part. Raises CheckpointError.
+    Some servers leave `target_modules` empty, and peft then silently loads a part. Raises
+    CheckpointError.
     """
     try:
         with safe_open(directory / "adapter_model.safetensors", framework="pt") as file:
             keys = list(file.keys())
         known: dict[str, object] = json.loads((directory / "adapter_config.json").read_text())
     except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"the adapter that the service gave cannot be read: {error}") from error
-    modules = sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key})
+        raise CheckpointError(
+            f"the adapter that the service gave cannot be read: {error}"
+        ) from error
+    modules = sorted(
+        {key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key}
+    )
     if not modules:
-        raise CheckpointError(f"the adapter that the service gave has no LoRA weights: {', '.join(keys[:3])}")
+        raise CheckpointError(
+            f"the adapter that the service gave has no LoRA weights: {', '.join(keys[:3])}"
+        )
     fixed = {**known, "target_modules": modules, "base_model_name_or_path": base}
     (directory / "adapter_config.json").write_text(json.dumps(fixed, indent=1))
     return modules

@@ -1,8 +1,9 @@
 """`TinkerTrainer`: applies the config's objective at a service.
 
-A loss that the service has takes one pass. Others are expressed by advantages: a forward pass gives log-probabilities,
-our objective their gradient g, and importance sampling at a ratio of 1 with the advantage -g has that gradient. This
-takes about 1.5 times the compute. Entropy, which needs more than log-probabilities, is not supported.
+A loss that the service has takes one pass. Others are expressed by advantages: a forward pass gives
+log-probabilities, our objective their gradient g, and importance sampling at a ratio of 1 with the
+advantage -g has that gradient. This takes about 1.5 times the compute. Entropy, which needs more
+than log-probabilities, is not supported.
 """
 
 from __future__ import annotations
@@ -34,14 +35,20 @@ if TYPE_CHECKING:
     from ajet_sdk.engines.tinker.sdk import SdkService, SdkWeights
 
 
-def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tuple[float, float] | None] | None:
+def loss_of_service(
+    settings: LossSettings, scaling: Scaling
+) -> tuple[Loss, tuple[float, float] | None] | None:
     """The service's equivalent loss with its ratio bounds; None if it has none."""
     if settings.objective == "imitation":  # an average by weights cannot be rescaled by weights
         return None if scaling.by_tokens else ("cross_entropy", None)
     odd = (
-        settings.objective != "policy", settings.ratio_level != "token", settings.ratio_base != "sampler",
-        settings.importance_weights != "none", settings.kl_coef, settings.clip_ratio_max is not None,
-    )  # fmt: skip
+        settings.objective != "policy",
+        settings.ratio_level != "token",
+        settings.ratio_base != "sampler",
+        settings.importance_weights != "none",
+        settings.kl_coef,
+        settings.clip_ratio_max is not None,
+    )
     if any(odd):
         return None
     bounds = (1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
@@ -52,7 +59,8 @@ def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tup
 
 
 def forward_passes(config: Config, steps: int) -> int:
-    """Number of passes over a step's samples besides training: for an unsupported loss, and for the reference."""
+    """Number of passes over a step's samples besides training: for an unsupported loss, and for the
+    reference."""
     loss = TrainerSettings.of(config, 0.0, steps).loss
     return (loss_of_service(loss, Scaling()) is None) + loss.has_reference
 
@@ -68,7 +76,8 @@ class _Share:
     """Weights of each sample's trained tokens in the loss; None for pairs."""
 
     def datum(self, i: int, values: Floats, logprobs: Floats | None = None) -> Datum:
-        """Builds a datum of sample `i` up to its last trained token; `values` and `logprobs` are of trained tokens."""
+        """Builds a datum of sample `i` up to its last trained token; `values` and `logprobs` are of
+        trained tokens."""
         ids, at = self.samples[i].timeline.token_ids, self.at[i]
         size = int(at[-1])
         places = [np.zeros(size, np.float32) for _ in range(2)]
@@ -89,7 +98,12 @@ class TinkerTrainer:
     parameters: Sequence[torch.Tensor] = ()
 
     def __init__(
-        self, service: SdkService, settings: TrainerSettings, scaling: Scaling, costs: Costs, seconds: float
+        self,
+        service: SdkService,
+        settings: TrainerSettings,
+        scaling: Scaling,
+        costs: Costs,
+        seconds: float,
     ) -> None:
         self.service, self.settings, self.scaling, self.costs = service, settings, scaling, costs
         self.updates = 0
@@ -105,7 +119,8 @@ class TinkerTrainer:
         updated: Callable[[], None] | None = None,
         replay: Sequence[Sample] = (),
     ) -> dict[str, float]:
-        """Train on samples drawn at temperature 1 without limits, as `Trainer.step` does without `replay`.
+        """Train on samples drawn at temperature 1 without limits, as `Trainer.step` does without
+        `replay`.
 
         Raises TrainingError if the service fails or the loss is not finite.
         """
@@ -117,9 +132,11 @@ class TinkerTrainer:
                 chosen = [i for i in members if len(trained_positions(samples[i]))]
                 lr = self.settings.lr_after(self.updates)
                 seen = self._update(
-                    self._share([samples[i] for i in chosen]), None if old is None else [old[i] for i in chosen],
-                    tally, first=first,
-                )  # fmt: skip
+                    self._share([samples[i] for i in chosen]),
+                    None if old is None else [old[i] for i in chosen],
+                    tally,
+                    first=first,
+                )
                 if scores is not None and first:
                     scores.record(samples, chosen, [(range(len(chosen)), Scored(seen, None))])
                 if updated is not None:
@@ -133,7 +150,9 @@ class TinkerTrainer:
         share = self._share([sample for sample in samples if len(trained_positions(sample))])
         return -float(np.concatenate(self._forward(share)).mean())
 
-    def reference_logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[torch.Tensor]:
+    def reference_logprobs(
+        self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]
+    ) -> list[torch.Tensor]:
         """Log-probabilities of each sample's trained tokens under the service's base model."""
         share = self._share(list(samples))
         return list(self._reference(share).split([len(at) for at in share.at]))
@@ -149,23 +168,37 @@ class TinkerTrainer:
             return None
         share = self._share([sample for sample in samples if len(trained_positions(sample))])
         scored = iter(self._forward(share))
-        return [next(scored) if len(trained_positions(sample)) else np.empty(0, np.float32) for sample in samples]
+        return [
+            next(scored) if len(trained_positions(sample)) else np.empty(0, np.float32)
+            for sample in samples
+        ]
 
     def _forward(self, share: _Share) -> list[Floats]:
         data = [share.datum(i, np.ones(len(at), np.float32)) for i, at in enumerate(share.at)]
         self.costs.add(prefilled=sum(share.targets))
         return _trained(
-            share, wait(self.service.forward(data), self.seconds, f"forward of update {self.updates + 1}", self.service)
+            share,
+            wait(
+                self.service.forward(data),
+                self.seconds,
+                f"forward of update {self.updates + 1}",
+                self.service,
+            ),
         )
 
-    def _update(self, share: _Share, old: list[Floats] | None, tally: Tally, *, first: bool) -> torch.Tensor:
-        """Makes an optimizer update. Returns the log-probabilities of the trained tokens before it."""
+    def _update(
+        self, share: _Share, old: list[Floats] | None, tally: Tally, *, first: bool
+    ) -> torch.Tensor:
+        """Makes an optimizer update. Returns the log-probabilities of the trained tokens before
+        it."""
         factors = self.scaling.factors(share.targets)
         logprobs: list[Floats] | None = None
         if self.loss is None:
             logprobs = self._forward(share)
             gradients = self._measure(share, logprobs, old, tally, first=first)
-            values = [-gradient * factor for gradient, factor in zip(gradients, factors, strict=True)]
+            values = [
+                -gradient * factor for gradient, factor in zip(gradients, factors, strict=True)
+            ]
             data = [share.datum(i, value, logprobs[i]) for i, value in enumerate(values)]
             loss: Loss = "importance_sampling"
             bounds: tuple[float, float] | None = None
@@ -176,21 +209,33 @@ class TinkerTrainer:
             for i, (sample, at) in enumerate(zip(share.samples, share.at, strict=True)):
                 weights, imitates = share.weights[i] * factors[i], loss == "cross_entropy"
                 values_i = weights if imitates else weights * sample.advantages[at]
-                data.append(share.datum(i, values_i, None if imitates else sample.timeline.logprobs[at]))
+                data.append(
+                    share.datum(i, values_i, None if imitates else sample.timeline.logprobs[at])
+                )
         self.costs.add(trained=sum(share.targets))
         learnt = self.service.forward_backward(data, loss, bounds)
         settings = self.settings
-        adam = Adam(settings.lr_after(self.updates), settings.betas, settings.weight_decay, settings.grad_clip)
+        adam = Adam(
+            settings.lr_after(self.updates),
+            settings.betas,
+            settings.weight_decay,
+            settings.grad_clip,
+        )
         applied = self.service.optim_step(adam)  # sent before the gradient is ready
         scored = _trained(
-            share, wait(learnt, self.seconds, f"forward_backward of update {self.updates + 1}", self.service)
+            share,
+            wait(
+                learnt, self.seconds, f"forward_backward of update {self.updates + 1}", self.service
+            ),
         )
         if logprobs is None:
             logprobs = scored
             self._measure(share, logprobs, old, tally, first=first)
         if first and self.settings.loss.objective == "policy":
             self._check_agreement(share, logprobs)
-        norm = grad_norm(wait(applied, self.seconds, f"optim_step of update {self.updates + 1}", self.service))
+        norm = grad_norm(
+            wait(applied, self.seconds, f"optim_step of update {self.updates + 1}", self.service)
+        )
         if norm is not None and not math.isfinite(norm):
             raise WrongAnswer(f"{self.service.name} reports {norm} as the norm of a gradient")
         if norm is not None:
@@ -199,17 +244,29 @@ class TinkerTrainer:
         return torch.from_numpy(np.concatenate(logprobs))
 
     def _check_agreement(self, share: _Share, logprobs: list[Floats]) -> None:
-        """Raise TrainingError if the service scores far otherwise what the same weights sampled there."""
+        """Raise TrainingError if the service scores far otherwise what the same weights sampled
+        there."""
         versions = [sample.timeline.policy_version for sample in share.samples]
         fresh = [i for i, version in enumerate(versions) if version == self.updates]
         if fresh:
-            sampled = np.concatenate([share.samples[i].timeline.logprobs[share.at[i]] for i in fresh])
-            check_agreement(self.service.name, sampled, np.concatenate([logprobs[i] for i in fresh]))
+            sampled = np.concatenate(
+                [share.samples[i].timeline.logprobs[share.at[i]] for i in fresh]
+            )
+            check_agreement(
+                self.service.name, sampled, np.concatenate([logprobs[i] for i in fresh])
+            )
 
     def _measure(
-        self, share: _Share, logprobs: list[Floats], old: list[Floats] | None, tally: Tally, *, first: bool
+        self,
+        share: _Share,
+        logprobs: list[Floats],
+        old: list[Floats] | None,
+        tally: Tally,
+        *,
+        first: bool,
     ) -> list[Floats]:
-        """Gradients of the update's loss by the log-probabilities of each sample's trained tokens."""
+        """Gradients of the update's loss by the log-probabilities of each sample's trained
+        tokens."""
         new_N = torch.from_numpy(np.concatenate(logprobs)).requires_grad_()
         batch = collate(share.samples)
         if share.weights is not None:
@@ -220,10 +277,13 @@ class TinkerTrainer:
         reference_N = self._reference(share) if settings.has_reference else None
         loss_N, seen = loss_of(Scored(new_N, None), batch, settings, reference_N)
         pairs = len(units(share.samples, settings))
-        total = loss_N.sum() / pairs if batch.weights_N is None else (loss_N * batch.weights_N).sum()
+        total = (
+            loss_N.sum() / pairs if batch.weights_N is None else (loss_N * batch.weights_N).sum()
+        )
         if not math.isfinite(total.item()):
             raise TrainingError(
-                f"the loss of update {self.updates + 1} is not finite; try a smaller trainer_common.optim.lr"
+                f"the loss of update {self.updates + 1} is not finite; try a smaller"
+                " trainer_common.optim.lr"
             )
         total.backward()
         tally.add("loss", total.detach())
@@ -234,9 +294,15 @@ class TinkerTrainer:
 
     def _reference(self, share: _Share) -> torch.Tensor:
         self.costs.add(prefilled=sum(share.targets))
-        ids = [s.timeline.token_ids[: size + 1] for s, size in zip(share.samples, share.targets, strict=True)]
+        ids = [
+            s.timeline.token_ids[: size + 1]
+            for s, size in zip(share.samples, share.targets, strict=True)
+        ]
         futures = [self._base.logprobs(ids_T.tolist()) for ids_T in ids]
-        scored = [wait(each, self.seconds, "log-probabilities of the reference", self.service) for each in futures]
+        scored = [
+            wait(each, self.seconds, "log-probabilities of the reference", self.service)
+            for each in futures
+        ]
         return torch.from_numpy(np.concatenate(_trained(share, scored)))
 
     @cached_property

@@ -42,7 +42,8 @@ def dataset(ctx: typer.Context) -> None:
     ajet dataset dedup tasks.jsonl --out clean.jsonl
     ajet dataset stats clean.jsonl
 
-    Each command reads JSONL, Parquet, CSV or a Hugging Face directory, and writes whole files or none.
+    Each command reads JSONL, Parquet, CSV or a Hugging Face directory, and writes whole files or
+    none.
     """
 
     def end(*_: object) -> NoReturn:

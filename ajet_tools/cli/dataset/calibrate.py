@@ -30,16 +30,19 @@ def calibrate(
     k: Annotated[int, Option("--attempts", "-k", min=1, max=1000, help="Attempts per task.")] = 8,
     band: Annotated[str | None, Option(metavar="LOW:HIGH")] = None,
     answering: AgentOptions,
-    concurrency: Annotated[int | None, Option(min=1, help="Maximum number of episodes run concurrently.")] = None,
+    concurrency: Annotated[
+        int | None, Option(min=1, help="Maximum number of episodes run concurrently.")
+    ] = None,
     rejected: Path | None = None,
     measurements: Path | None = None,
     rows: RowOptions,
 ) -> None:
     """Measure how often a model solves each task, and keep tasks within a range.
 
-    Each row gets `metadata.pass_rate` (of k attempts) and `metadata.difficulty` (1 minus that). Rows outside the
-    range, and rows that could not be measured, go to a separate file with the reason. Tasks already measured with
-    the same model, agent, judge, k and content are skipped: after Ctrl-C or a crash, repeat the command.
+    Each row gets `metadata.pass_rate` (of k attempts) and `metadata.difficulty` (1 minus that).
+    Rows outside the range, and rows that could not be measured, go to a separate file with the
+    reason. Tasks already measured with the same model, agent, judge, k and content are skipped:
+    after Ctrl-C or a crash, repeat the command.
 
     Args:
         workflow: agent.py:solve or package.module->Name.
@@ -58,23 +61,37 @@ def calibrate(
     """
     kept_band = Band.parse(band) if band else None
     if answering.conf is None and workflow is None:
-        raise ConfigError("no agent given: pass --workflow agent.py:solve, or a --conf FILE that names one")
+        raise ConfigError(
+            "no agent given: pass --workflow agent.py:solve, or a --conf FILE that names one"
+        )
     config = answering.config(workflow, more={"rollout.max_env_worker": concurrency})
     measured = list(read(file, mapping=rows.columns, bad=rows.bad))
     if not measured:
         raise ConfigError(f"{file} has no rows to measure")
-    rejected, measurements = rejected or _beside(out, "rejected"), measurements or _beside(out, "measured")
+    rejected, measurements = (
+        rejected or _beside(out, "rejected"),
+        measurements or _beside(out, "measured"),
+    )
     check_apart(out=out, rejected=rejected, measurements=measurements)
     try:
         with ProgressBar("Episodes") as bar:
             done = measure(
-                measured, config, out,
-                k=k, keep=kept_band, rejected=rejected, measurements=measurements,
-                on_start=lambda total: bar.update(0, total), on_episode=lambda episode: bar.advance(),
-            )  # fmt: skip
+                measured,
+                config,
+                out,
+                k=k,
+                keep=kept_band,
+                rejected=rejected,
+                measurements=measurements,
+                on_start=lambda total: bar.update(0, total),
+                on_episode=lambda episode: bar.advance(),
+            )
     except KeyboardInterrupt:
         if measurements is not None and measurements.exists():
-            echo(f"Measurements are in {measurements}; run the same command again to continue", err=True)
+            echo(
+                f"Measurements are in {measurements}; run the same command again to continue",
+                err=True,
+            )
         raise
     summary = {
         **pick(done, "rows", "tasks", "known", "k", "kept", "outside"),
@@ -91,12 +108,15 @@ def calibrate(
 
 
 def _beside(out: str, what: str) -> Path | None:
-    """Returns `fit.rejected.jsonl` for `fit.jsonl`, rows in Parquet for Parquet, None for stdout."""
+    """Returns `fit.rejected.jsonl` for `fit.jsonl`, rows in Parquet for Parquet, None for
+    stdout."""
     if out == "-":
         return None
     path = Path(out)
     suffix = ".parquet" if what == "rejected" and path.suffix == ".parquet" else ".jsonl"
-    return path.with_name(f"{path.name.removesuffix('.gz').rpartition('.')[0] or path.name}.{what}{suffix}")
+    return path.with_name(
+        f"{path.name.removesuffix('.gz').rpartition('.')[0] or path.name}.{what}{suffix}"
+    )
 
 
 def _lines(
@@ -110,11 +130,16 @@ def _lines(
     yield from _histogram(done, band)
     where = "stdout" if out == "-" else out
     apart = f", {done.outside:,} outside the range" if band else ""
-    yield f"{counted(done.kept, 'row')} to {where}{apart}" + (f" to {rejected}" if rejected and done.outside else "")
+    yield f"{counted(done.kept, 'row')} to {where}{apart}" + (
+        f" to {rejected}" if rejected and done.outside else ""
+    )
     for reason, count in done.unmeasured.most_common(5):
         yield f"  {counted(count, 'row')} {reason}"
     if done.labelled:
-        yield f"  {counted(done.labelled, 'row')} with an existing difficulty, which is kept; see metadata.pass_rate"
+        yield (
+            f"  {counted(done.labelled, 'row')} with an existing difficulty, which is kept; see"
+            " metadata.pass_rate"
+        )
     for line in done.notices:
         yield f"  {line}"
     if done.traces is not None:
@@ -132,4 +157,7 @@ def _histogram(done: Calibration, band: Band | None) -> Iterator[str]:
         solved = f"{low}/{done.k}" if low == high else f"{low}-{high}/{done.k}"
         bar = "█" * round(_BAR * count / most) if most else ""
         bar = bar or ("▏" if count else "")
-        yield f"  solved {solved:>9}  {count:>6,}  {bar}{'' if is_kept else '  left out' if count else ''}"
+        yield (
+            f"  solved {solved:>9}  {count:>6,} "
+            f" {bar}{'' if is_kept else '  left out' if count else ''}"
+        )

@@ -47,10 +47,14 @@ _KINDS = {
 def decontaminate(
     source: Source,
     *,
-    evaluation: Annotated[list[str], Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")],
+    evaluation: Annotated[
+        list[str], Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")
+    ],
     out: Out = "-",
     similarity: Similarity = 0.8,
-    ngram: Annotated[int, Option(min=6, help="Consecutive shared words that count as a leak.")] = 13,
+    ngram: Annotated[
+        int, Option(min=6, help="Consecutive shared words that count as a leak.")
+    ] = 13,
     share: Annotated[float, Option(min=0.0, max=1.0)] = 0.0,
     ignore_numbers: IgnoreNumbers = False,
     embeddings: Embeddings = None,
@@ -64,12 +68,13 @@ def decontaminate(
 ) -> None:
     """Remove rows that leak an evaluation set, with the evidence for each.
 
-    A row is removed if its question equals or nearly equals that of an evaluation row (as in `dedup`), or if any of its
-    texts shares a run of --ngram words with one (for a short row all its words: 6 or more, or 3 or more with a number).
-    Runs that more than a twentieth of the evaluation rows share are instructions and don't count. Or if it has most of
-    the words of one in the same order and the same numbers (a quotation with every sixth word changed); with
-    --embeddings, the same meaning. Paraphrases are found best by --check-model, which sees each remaining row with the
-    five nearest, by words or, with --embeddings, by meaning.
+    A row is removed if its question equals or nearly equals that of an evaluation row (as in
+    `dedup`), or if any of its texts shares a run of --ngram words with one (for a short row all its
+    words: 6 or more, or 3 or more with a number). Runs that more than a twentieth of the evaluation
+    rows share are instructions and don't count. Or if it has most of the words of one in the same
+    order and the same numbers (a quotation with every sixth word changed); with --embeddings, the
+    same meaning. Paraphrases are found best by --check-model, which sees each remaining row with
+    the five nearest, by words or, with --embeddings, by meaning.
 
     Args:
         share: Also require this share of the evaluation row's words.
@@ -90,9 +95,14 @@ def decontaminate(
         check_apart(eval=path, out=out, report=report)
     budget = Budget(price=Price.parse(check_price) if check_price else None)
     kept_out = Leaks.of(
-        evaluation, skip_bad=rows.skip_bad_rows,
-        threshold=similarity, ngram=ngram, share=share, seed=seed, numbers=not ignore_numbers,
-    )  # fmt: skip
+        evaluation,
+        skip_bad=rows.skip_bad_rows,
+        threshold=similarity,
+        ngram=ngram,
+        share=share,
+        seed=seed,
+        numbers=not ignore_numbers,
+    )
     known = kept_out.known
     with ProgressBar("reading") as bar:
         again = rows.rereadable(source)
@@ -104,14 +114,24 @@ def decontaminate(
         asked = [text for _, text in texts]
         vectors = None
         if embeddings:
-            both = asyncio.run(embedded([*asked, *(text for _, text in known)], embeddings, bar.show))
+            both = asyncio.run(
+                embedded([*asked, *(text for _, text in known)], embeddings, bar.show)
+            )
             vectors = both[: len(asked)], both[len(asked) :]
         everything = (strings_of(row.values) for block in again() for row in block.rows())
-        leaks = kept_out.find(asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show)
+        leaks = kept_out.find(
+            asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
+        )
         if check_model is not None:
             url = os.environ.get("OPENAI_BASE_URL", "")
-            endpoint = open_named(check_model, option="--check-model", base_url=url, cache=cache, budget=budget)
-            leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, vectors=vectors, on_progress=bar.show))
+            endpoint = open_named(
+                check_model, option="--check-model", base_url=url, cache=cache, budget=budget
+            )
+            leaks = asyncio.run(
+                find_paraphrases(
+                    asked, known, leaks, endpoint, vectors=vectors, on_progress=bar.show
+                )
+            )
     write_kept(marked(again(), source, out), set(leaks), len(texts), out, rows.tables(source))
     if report:
         write_report(report, (_leak_row(*leak, texts, known) for leak in leaks.items()))
@@ -148,11 +168,21 @@ def _report_leaks(
     }
     if checking is not None:
         spent = checking.spent
-        more["check"] = {"calls": spent.calls, "cached": spent.cached, "tokens": spent.tokens, "cost": spent.cost}
-    lines = [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in _KINDS.items() if kinds[kind]]
+        more["check"] = {
+            "calls": spent.calls,
+            "cached": spent.cached,
+            "tokens": spent.tokens,
+            "cost": spent.cost,
+        }
+    lines = [
+        f"  dropped: {counted(kinds[kind], 'row')} {name}"
+        for kind, name in _KINDS.items()
+        if kinds[kind]
+    ]
     lines += [f"  the model was asked in {checking.summary()}"] if checking is not None else []
     for index, leak in list(leaks.items())[:_SHOWN]:
         lines.append(
-            f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}: {one_line(leak.evidence, 72)}"
+            f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}:"
+            f" {one_line(leak.evidence, 72)}"
         )
     report_kept(rows, len(texts), kinds, more, lines, out, report)

@@ -11,7 +11,15 @@ from typing import Annotated
 from typer import Option
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.cli.dataset.options import Out, RowOptions, Sources, counted, counting, left_out_lines, to_place
+from ajet_tools.cli.dataset.options import (
+    Out,
+    RowOptions,
+    Sources,
+    counted,
+    counting,
+    left_out_lines,
+    to_place,
+)
 from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, as_messages, converter
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
@@ -26,16 +34,22 @@ def export(
     *,
     out: Out = "-",
     format: Annotated[Format, Option(help="What is written; tasks: rows as they are.")] = "tasks",
-    split: Annotated[str | None, Option(help="For a directory: the split. Default: the source's, else train.")] = None,
-    card: Annotated[bool, Option("--card/--no-card", help="For a directory: write README.md.")] = True,
+    split: Annotated[
+        str | None, Option(help="For a directory: the split. Default: the source's, else train.")
+    ] = None,
+    card: Annotated[
+        bool, Option("--card/--no-card", help="For a directory: write README.md.")
+    ] = True,
     rows: RowOptions,
 ) -> None:
     """Convert a dataset to the format of a training library.
 
-    `messages` and `sharegpt` end in the row's reply or answer, `trl-prompt` has the metadata as columns (for reward
-    functions), `trl-preference` takes rows with `chosen` and `rejected`. Other columns are kept. Rows that have not
-    what a form needs are left out and counted. A name without a suffix is a directory in the Hugging Face layout: each
-    split as data/SPLIT-00000-of-0000N.parquet, and a card, README.md; all splits of a directory are exported.
+    `messages` and `sharegpt` end in the row's reply or answer, `trl-prompt` has the metadata as
+    columns (for reward functions), `trl-preference` takes rows with `chosen` and `rejected`. Other
+    columns are kept. Rows that have not what a form needs are left out and counted. A name without
+    a suffix is a directory in the Hugging Face layout: each split as
+    data/SPLIT-00000-of-0000N.parquet, and a card, README.md; all splits of a directory are
+    exported.
 
     \b
     ajet dataset export data/ -o hub/my-tasks
@@ -44,7 +58,11 @@ def export(
     ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts
     """
     left_out = Counter[str]()
-    parts, shape, written = _parts(sources, split, to_directory=_is_directory(out)), Shape(), dict[str, int]()
+    parts, shape, written = (
+        _parts(sources, split, to_directory=_is_directory(out)),
+        Shape(),
+        dict[str, int](),
+    )
     with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
@@ -74,7 +92,8 @@ def _is_directory(out: str) -> bool:
 
 
 def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict[str, list[str]]:
-    """Returns the sources of each split. For a directory as output, a directory as source gives all its splits."""
+    """Returns the sources of each split. For a directory as output, a directory as source gives all
+    its splits."""
     parts: dict[str, list[str]] = {}
     for source in sources:
         if to_directory and split is None and Path(source).is_dir():
@@ -83,7 +102,11 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
                     parts.setdefault(name.replace("/", "-"), []).append(f"{source}:{name}")
         else:
             folder, colon, name = source.rpartition(":")
-            split_name = name.replace("/", "-") if to_directory and colon and Path(folder).is_dir() else "train"
+            split_name = (
+                name.replace("/", "-")
+                if to_directory and colon and Path(folder).is_dir()
+                else "train"
+            )
             parts.setdefault(split or split_name, []).append(source)
     if not parts:
         raise ConfigError(f"there are no data files in {', '.join(sources)}")
@@ -95,7 +118,9 @@ def _converted(block: Block, format: Format, left_out: Counter[str]) -> Iterator
     opened = block.opened() if isinstance(block, TableBlock) and format in OPENING else None
     for index, row in enumerate(block.rows()):
         try:
-            yield Row(row.where, convert(row.values), Stored(opened, index) if opened else row.stored)
+            yield Row(
+                row.where, convert(row.values), Stored(opened, index) if opened else row.stored
+            )
         except Unfit as why:
             left_out[str(why)] += 1
 
@@ -103,15 +128,21 @@ def _converted(block: Block, format: Format, left_out: Counter[str]) -> Iterator
 def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:
     if not left_out:
         return f"{', '.join(paths)} has no rows; nothing to export"
-    reasons = ", ".join(f"{counted(number, 'row')} {reason}" for reason, number in left_out.most_common())
+    reasons = ", ".join(
+        f"{counted(number, 'row')} {reason}" for reason, number in left_out.most_common()
+    )
     return f"no row of {', '.join(paths)} can be exported as {format}: {reasons}"
 
 
-def _write_card(folder: Path, written: Mapping[str, int], format: str, left_out: Mapping[str, int]) -> None:
+def _write_card(
+    folder: Path, written: Mapping[str, int], format: str, left_out: Mapping[str, int]
+) -> None:
     facts = Facts(
         title=folder.resolve().name,
         made_by=f"ajet dataset export --format {format}",
         refused=dict(left_out),
         files={name: f"data/{name}-*.parquet" for name in written},
     )
-    write_card(folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts)
+    write_card(
+        folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts
+    )

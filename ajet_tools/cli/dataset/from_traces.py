@@ -1,4 +1,5 @@
-"""`ajet dataset from-traces`: builds a dataset from episodes of a deployed agent and their feedback."""
+"""`ajet dataset from-traces`: builds a dataset from episodes of a deployed agent and their
+feedback."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from typer import Argument, Option
 
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.dataset.generation import ModelOptions
-from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, print_summary, write_report
+from ajet_tools.cli.dataset.options import (
+    Out,
+    SkipBad,
+    check_apart,
+    counted,
+    print_summary,
+    write_report,
+)
 from ajet_tools.cli.options import AsJson, IncludeValidation
 from ajet_tools.dataset.from_traces import run as loop
 from ajet_tools.dataset.from_traces.choice import Choice, Split
@@ -24,13 +32,13 @@ from ajet_tools.dataset.from_traces.sources import Sources, opened_sources
 from ajet_tools.trace.imports import format_of
 
 _PATHS = (
-    "ajet traces (files, directories, live runs), AgentScope Studio databases, OTLP or OpenAI logs; - is stdin. "
-    "Default: the newest trace in or below the current directory."
+    "ajet traces (files, directories, live runs), AgentScope Studio databases, OTLP or OpenAI logs;"
+    " - is stdin. Default: the newest trace in or below the current directory."
 )
 _TO = "Rows to make: tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
 _FROM = (
-    "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio, agent-lightning or "
-    "verifiers-v1."
+    "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio,"
+    " agent-lightning or verifiers-v1."
 )
 
 
@@ -39,22 +47,37 @@ class ChoiceOptions:
     """Options to choose episodes."""
 
     filter: Annotated[
-        str, Option("--filter", "-f", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
+        str,
+        Option(
+            "--filter",
+            "-f",
+            metavar="EXPR",
+            help="Only episodes that match, as in `ajet trace ls`.",
+        ),
     ] = ""
     feedback: Annotated[
-        list[str] | None, Option(metavar="up|down|corrected", help="Only episodes with this feedback; repeatable.")
+        list[str] | None,
+        Option(metavar="up|down|corrected", help="Only episodes with this feedback; repeatable."),
     ] = None
-    failed: Annotated[bool, Option("--failed", help="Only failed tasks, the most frequent first.")] = False
+    failed: Annotated[
+        bool, Option("--failed", help="Only failed tasks, the most frequent first.")
+    ] = False
     below: Annotated[float, Option(help="--failed: rewards below this count as failures.")] = 0.5
-    rubric: Annotated[str | None, Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")] = None
-    min_score: Annotated[float, Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5
+    rubric: Annotated[
+        str | None, Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")
+    ] = None
+    min_score: Annotated[
+        float, Option(min=0, max=1, help="--rubric: minimum score of a good episode.")
+    ] = 0.5
     run: Annotated[str | None, Option(metavar="ID", help="Only this run. Default: all.")] = None
     split: Annotated[Split | None, Option(help="Only these. Default: all but trial.")] = None
     include_validation: IncludeValidation = False
 
     def choice(self) -> Choice:
         feedback, validation = tuple(self.feedback or ()), self.include_validation
-        return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split, validation)
+        return Choice(
+            self.filter, feedback, self.failed, self.below, self.run, self.split, validation
+        )
 
     def grader(self, asking: ModelOptions, out: str, values: bool) -> EpisodeGrader | None:
         """Returns a grader by rubric or for values; its replies are cached beside `out`."""
@@ -62,7 +85,9 @@ class ChoiceOptions:
             return None
         words = read_rubric(self.rubric) if self.rubric is not None else None
         beside = Path(out).parent if out != "-" else Path()
-        return EpisodeGrader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, self.min_score, values=values)
+        return EpisodeGrader(
+            asking.endpoint(beside / ".ajet-replies.sqlite"), words, self.min_score, values=values
+        )
 
 
 @dataclass(frozen=True)
@@ -77,9 +102,15 @@ class ConversionOptions:
 
     accept_outputs: Annotated[bool, Option("--accept-outputs")] = False
     read_values: Annotated[bool, Option("--read-values")] = False
-    need_answer: Annotated[bool, Option("--need-answer", help="Tasks: reject those without an answer.")] = False
-    per_task: Annotated[int, Option(min=0, help="Messages: the best N episodes per task; 0 for all.")] = 1
-    margin: Annotated[float, Option(min=0, help="Preferences: minimum difference between the rewards of a pair.")] = 0.0
+    need_answer: Annotated[
+        bool, Option("--need-answer", help="Tasks: reject those without an answer.")
+    ] = False
+    per_task: Annotated[
+        int, Option(min=0, help="Messages: the best N episodes per task; 0 for all.")
+    ] = 1
+    margin: Annotated[
+        float, Option(min=0, help="Preferences: minimum difference between the rewards of a pair.")
+    ] = 0.0
     redact: Annotated[bool, Option("--redact/--no-redact")] = True
 
     def options(self) -> Options:
@@ -88,23 +119,28 @@ class ConversionOptions:
 
 
 def from_traces(
-    paths: Annotated[list[str] | None, Argument(metavar="[PATH]...", help=_PATHS, show_default=False)] = None,
+    paths: Annotated[
+        list[str] | None, Argument(metavar="[PATH]...", help=_PATHS, show_default=False)
+    ] = None,
     *,
     to: Annotated[Kind, Option(help=_TO)] = "tasks",
     out: Out = "-",
     choosing: ChoiceOptions,
     asking: ModelOptions,
     turning: ConversionOptions,
-    rejected: Annotated[Path | None, Option(help="File for rejected tasks.", show_default="OUT.rejected.jsonl")] = None,
+    rejected: Annotated[
+        Path | None, Option(help="File for rejected tasks.", show_default="OUT.rejected.jsonl")
+    ] = None,
     source: Annotated[str, Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
     """Build a dataset from a deployed agent's traces and users' feedback.
 
-    A task has its system prompt and history in init_messages, and in metadata.answer the answer: a person's correction,
-    else the one that the trace has. The same task is one row. Secrets and personal data are replaced and counted.
-    Validation tasks, and tasks that nearly repeat one, are left out and counted.
+    A task has its system prompt and history in init_messages, and in metadata.answer the answer: a
+    person's correction, else the one that the trace has. The same task is one row. Secrets and
+    personal data are replaced and counted. Validation tasks, and tasks that nearly repeat one, are
+    left out and counted.
 
     \b
     ajet dataset from-traces traces/ --feedback corrected --out tasks.jsonl
@@ -125,7 +161,9 @@ def from_traces(
     check_apart(out=out, rejected=rejected)
     choice, grader = choosing.choice(), choosing.grader(asking, out, turning.read_values)
     with ExitStack() as stack:
-        sources = stack.enter_context(opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows))
+        sources = stack.enter_context(
+            opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows)
+        )
         bar = stack.enter_context(ProgressBar("reading episodes"))
         run = loop.from_traces(
             sources,
@@ -156,7 +194,10 @@ def _write_rejected(run: TraceRun, out: str, rejected: Path | None) -> Path | No
 def _summary(run: TraceRun, sources: Sources, out: str, apart: Path | None) -> dict[str, object]:
     values = {name: value for name, value in vars(run).items() if name != "rejected"}
     return {
-        **{name: dict(value) if isinstance(value, dict) else value for name, value in values.items()},
+        **{
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in values.items()
+        },
         "left_out": {reason: n for reason, n in run.left_out.items() if n},
         "out": out,
         "rejected": _by_reason(run),
@@ -168,21 +209,34 @@ def _summary(run: TraceRun, sources: Sources, out: str, apart: Path | None) -> d
 
 
 def _by_reason(run: TraceRun) -> dict[str, int]:
-    return Counter("rejected by the rubric" if "verdict" in row else str(row["reason"]) for row in run.rejected)
+    return Counter(
+        "rejected by the rubric" if "verdict" in row else str(row["reason"]) for row in run.rejected
+    )
 
 
 def _lines(
     run: TraceRun, sources: Sources, out: str, apart: Path | None, redact: bool, failures: bool
 ) -> Iterator[str]:
-    noun = {"tasks": "task", "messages": "conversation", "preferences": "pair", "tokens": "timeline"}[run.to]
+    noun = {
+        "tasks": "task",
+        "messages": "conversation",
+        "preferences": "pair",
+        "tokens": "timeline",
+    }[run.to]
     into = "" if out == "-" else f" into {out}"
     yield f"{counted(run.rows, noun)}{into}, from {run.chosen:,} of {counted(run.of, 'episode')}"
     for file, format in sources.formats.items():
         yield f"  read {file} as {format}"
     if sources.imported and sources.imported.bad_rows:
-        yield f"  skipped: {counted(sources.imported.bad_rows, 'bad row')}, the first: {sources.imported.problems[0]}"
+        yield (
+            f"  skipped: {counted(sources.imported.bad_rows, 'bad row')}, the first:"
+            f" {sources.imported.problems[0]}"
+        )
     if run.to == "tasks":
-        yield f"  answers: {', '.join(f'{n:,} {_ANSWERS[of]}' for of, n in run.answers.most_common())}"
+        yield (
+            "  answers:"
+            f" {', '.join(f'{n:,} {_ANSWERS[of]}' for of, n in run.answers.most_common())}"
+        )
     if run.graded:
         yield f"  graded by the rubric: {counted(run.graded, 'episode')}"
     if run.usage:

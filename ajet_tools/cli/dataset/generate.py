@@ -79,20 +79,30 @@ class LearningOptions:
     workflow: Annotated[str | None, Option("--workflow", "-w", metavar="AGENT")] = None
     judge: Annotated[str | None, Option(help=f"--for: {JUDGE_HELP}")] = None
     conf: Annotated[Path | None, Option("--conf", "-c")] = None
-    k: Annotated[int, Option("--attempts", "-k", min=1, max=1000, help="--for: attempts per task.")] = 8
+    k: Annotated[
+        int, Option("--attempts", "-k", min=1, max=1000, help="--for: attempts per task.")
+    ] = 8
     band: Annotated[str, Option(metavar="LOW:HIGH")] = "0.2:0.8"
 
     @contextmanager
     def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
         """Returns the trial of rows by a policy, or None without a policy. Raises ConfigError."""
         if self.policy is None:
-            if policy_options := [name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None]:
-                raise ConfigError(f"--{policy_options[0]} configures the policy of --for; add --for")
+            if policy_options := [
+                name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None
+            ]:
+                raise ConfigError(
+                    f"--{policy_options[0]} configures the policy of --for; add --for"
+                )
             yield None
             return
         if self.workflow is None and self.conf is None:
-            raise ConfigError("--for needs an agent: pass --workflow agent.py:solve, or --conf FILE")
-        scripted = self.policy.removeprefix("scripted:") if self.policy.startswith("scripted:") else None
+            raise ConfigError(
+                "--for needs an agent: pass --workflow agent.py:solve, or --conf FILE"
+            )
+        scripted = (
+            self.policy.removeprefix("scripted:") if self.policy.startswith("scripted:") else None
+        )
         name, at, url = self.policy.partition("@http")
         config = AgentOptions(
             conf=self.conf,
@@ -108,11 +118,15 @@ class LearningOptions:
             known = Measurements(directory.own / "measured.jsonl", conditions(config, self.k))
             room = max(1, config.rollout.max_env_worker // self.k)
             seed = config.trainer_common.seed if config.is_seeded else None
-            yield LearningValue(opened, self.policy, known, self.k, Band.parse(self.band), seed, room)
+            yield LearningValue(
+                opened, self.policy, known, self.k, Band.parse(self.band), seed, room
+            )
 
 
 def expand(
-    seeds: Annotated[str | None, Argument(metavar="[FILE]", help=SOURCE_HELP, show_default=False)] = None,
+    seeds: Annotated[
+        str | None, Argument(metavar="[FILE]", help=SOURCE_HELP, show_default=False)
+    ] = None,
     *,
     from_failures: Annotated[Path | None, Option(metavar="TRACE")] = None,
     count: Annotated[int, Option(min=1, help="Number of rows to generate. ")] = 100,
@@ -126,11 +140,13 @@ def expand(
     asking: ModelOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Grow a dataset from a few examples: more tasks like them, with verified answers and without duplicates.
+    """Grow a dataset from a few examples: more tasks like them, with verified answers and without
+    duplicates.
 
-    Writes train.jsonl, validation.jsonl, rejected.jsonl (with reasons) and a dataset card to --out. Exits with 1 if
-    there are fewer rows than requested, 130 after Ctrl-C and 143 after SIGTERM; the rows so far are written. With
-    --resume and a larger --count a finished set goes on: its rows stay, and none of its calls is repeated.
+    Writes train.jsonl, validation.jsonl, rejected.jsonl (with reasons) and a dataset card to --out.
+    Exits with 1 if there are fewer rows than requested, 130 after Ctrl-C and 143 after SIGTERM; the
+    rows so far are written. With --resume and a larger --count a finished set goes on: its rows
+    stay, and none of its calls is repeated.
 
     Args:
         from_failures: Grow from the tasks that failed in this trace instead.
@@ -172,7 +188,9 @@ def expand(
     else:
         raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
     if writing.show_prompt:
-        expansion = Expansion(rows, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"))
+        expansion = Expansion(
+            rows, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL")
+        )
         show_prompts((expansion.preview(name), config.prompt(name)) for name in config.strategies)
         return
     directory = writing.directory()
@@ -181,10 +199,25 @@ def expand(
     def make(**how: Any) -> GenerationRun:
         with learning.value(rows, directory) as value:
             return grow(
-                rows, config, directory, endpoint, value=value, verify=verifying.of(verify), held_out=held_out, **how
+                rows,
+                config,
+                directory,
+                endpoint,
+                value=value,
+                verify=verifying.of(verify),
+                held_out=held_out,
+                **how,
             )
 
-    _run(make, directory, endpoint, writing, asking, as_json, lambda expansion: progress(expansion, count))
+    _run(
+        make,
+        directory,
+        endpoint,
+        writing,
+        asking,
+        as_json,
+        lambda expansion: progress(expansion, count),
+    )
 
 
 def _run(
@@ -197,12 +230,15 @@ def _run(
     watching: Callable[[Any], AbstractContextManager[Any]],
     *before: str,
 ) -> None:
-    """Generates and reports rows; `before` is printed first. Raises the error that ended generation early."""
+    """Generates and reports rows; `before` is printed first. Raises the error that ended generation
+    early."""
     started = time.monotonic()
     result = make(
         evals=writing.eval or [],
         meanings=writing.meanings(endpoint, asking.cache or directory.cache),
-        confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, as_json=as_json, before=before),
+        confirm=lambda taken: confirm(
+            taken, writing, ask=asking.scripted is None, as_json=as_json, before=before
+        ),
         dry_run=writing.dry_run,
         watching=watching,
     )
@@ -214,14 +250,19 @@ def _run(
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
-    """Returns the failed tasks of a trace with answers, and its validation tasks, which rows must not repeat."""
+    """Returns the failed tasks of a trace with answers, and its validation tasks, which rows must
+    not repeat."""
     choice = Choice(failures=True, include_validation=include_validation)
     with opened_sources([trace]) as sources:
         result, row_values = task_rows(sources, choice, Options(need_answer=True))
         rows = [Row(f"failed task {number}", values) for number, values in enumerate(row_values, 1)]
         held_out = None if include_validation else leaks_of(validation_tasks(sources.reader))
     left_out = f"; {counted(len(result.rejected), 'task')} left out" if result.rejected else ""
-    echo(f"{counted(len(rows), 'task')} with answers of {counted(result.chosen, 'failed episode')}{left_out}", err=True)
+    echo(
+        f"{counted(len(rows), 'task')} with answers of"
+        f" {counted(result.chosen, 'failed episode')}{left_out}",
+        err=True,
+    )
     for reason, count in result.left_out.items():
         if count:
             echo(f"  left out: {count:,} {reason}", err=True)
@@ -248,9 +289,9 @@ def from_docs(
 ) -> None:
     """Generate tasks from documents, each with an answer and the passage it comes from.
 
-    With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the seeds instead.
-    Documents are cut into parts, and each part is asked for rows; whole documents, not rows, go to validation. Copies
-    of a document are asked once.
+    With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the
+    seeds instead. Documents are cut into parts, and each part is asked for rows; whole documents,
+    not rows, go to validation. Copies of a document are asked once.
 
     Args:
         paths: .pdf, .docx, .html, .md, .txt, .rst, directories of them at any depth, or - for Markdown on stdin.
@@ -279,17 +320,32 @@ def from_docs(
     directory = None if writing.show_prompt else writing.directory()
     rows = writing.seeds(seeds) if seeds else []
     with ProgressBar("Reading documents") as bar:
-        corpus = read_corpus(paths, config, encoding=encoding, redact=redact, on_progress=bar.update)
+        corpus = read_corpus(
+            paths, config, encoding=encoding, redact=redact, on_progress=bar.update
+        )
     if directory is None:
-        run = FromDocs(corpus, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows)
-        show_prompts((run.preview(run.chunks[0], n), config.prompt(kind)) for n, kind in enumerate(config.kinds))
+        run = FromDocs(
+            corpus, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows
+        )
+        show_prompts(
+            (run.preview(run.chunks[0], n), config.prompt(kind))
+            for n, kind in enumerate(config.kinds)
+        )
         return
     endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
-    make_rows = partial(make_tasks, corpus, config, directory, endpoint, seeds=rows, verify=verifying.of(verify))
+    make_rows = partial(
+        make_tasks, corpus, config, directory, endpoint, seeds=rows, verify=verifying.of(verify)
+    )
     _run(
-        make_rows, directory, endpoint, writing, asking, as_json,
-        lambda run: progress(run, count, len(run.chunks)), _read(corpus),
-    )  # fmt: skip
+        make_rows,
+        directory,
+        endpoint,
+        writing,
+        asking,
+        as_json,
+        lambda run: progress(run, count, len(run.chunks)),
+        _read(corpus),
+    )
 
 
 def _read(corpus: Corpus) -> str:
@@ -349,10 +405,15 @@ def _fit(before: str, items: Sequence[str], width: int) -> str:
 
 
 def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool) -> None:
-    """Prints the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the run."""
+    """Prints the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the
+    run."""
     result, files, checks, corpus = made.result, made.files, made.checks, made.corpus
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
-    documents = {side: sum(entry.side == side for entry in corpus.held) for side in sides} if corpus is not None else {}
+    documents = (
+        {side: sum(entry.side == side for entry in corpus.held) for side in sides}
+        if corpus is not None
+        else {}
+    )
     errors = errors_of(files) if checks else []
     if as_json:
         print_json(
@@ -372,10 +433,17 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
             }
         )
     else:
-        origins = {side: f" (from {counted(number, 'document')})" for side, number in documents.items()}
-        per_side = ", ".join(f"{len(rows):,} {side}{origins.get(side, '')}" for side, rows in sides.items())
+        origins = {
+            side: f" (from {counted(number, 'document')})" for side, number in documents.items()
+        }
+        per_side = ", ".join(
+            f"{len(rows):,} {side}{origins.get(side, '')}" for side, rows in sides.items()
+        )
         cached = f" ({spent.cached:,} more from the cache)" if spent.cached else ""
-        echo(f"{counted(result.accepted, 'row')} accepted: {per_side}; {budget.summary()}{cached}, {seconds:.1f} s")
+        echo(
+            f"{counted(result.accepted, 'row')} accepted: {per_side}; {budget.summary()}{cached},"
+            f" {seconds:.1f} s"
+        )
         for entry in checks:
             took = f"; {entry.budget.summary()}" if entry.budget is not None else ""
             echo(f"  verified by {entry.verifier}: {entry.in_words()}{took}")
@@ -398,5 +466,8 @@ def _documents(corpus: Corpus, by_side: Mapping[str, int]) -> dict[str, object]:
     return {
         "documents": by_side,
         "copies": [{"document": name, "of": original} for name, original in corpus.copies],
-        "unreadable": [{"document": document.name, "problem": document.problem} for document in corpus.unreadable],
+        "unreadable": [
+            {"document": document.name, "problem": document.problem}
+            for document in corpus.unreadable
+        ],
     }

@@ -1,4 +1,5 @@
-"""Options and confirmation of commands that generate rows, and the options of commands that ask a model."""
+"""Options and confirmation of commands that generate rows, and the options of commands that ask a
+model."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ VerifyHow = Annotated[
     str,
     Option(
         metavar="HOW",
-        help="How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none; A+B for both, A|B for either.",
+        help=(
+            "How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none; A+B for both,"
+            " A|B for either."
+        ),
     ),
 ]
 
@@ -68,7 +72,9 @@ class VerifyOptions:
         )
 
 
-Temperature = Annotated[float, Option(min=0, help="Sampling temperature of the model that writes the rows.")]
+Temperature = Annotated[
+    float, Option(min=0, help="Sampling temperature of the model that writes the rows.")
+]
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,9 @@ class OutputOptions:
         dry_run: Print how many calls and tokens are left and what they cost, without sending any.
     """
 
-    out: Annotated[Path | None, Option("--out", "-o", metavar="DIR", help="Output directory.")] = None
+    out: Annotated[Path | None, Option("--out", "-o", metavar="DIR", help="Output directory.")] = (
+        None
+    )
     map: Map = None
     skip_bad_rows: SkipBad = False
     include_validation: IncludeValidation = False
@@ -97,36 +105,51 @@ class OutputOptions:
     eval: Annotated[list[str] | None, Option(metavar="FILE")] = None
     similarity: Annotated[float, Option(min=0.5, max=1)] = CallSettings.similarity
     max_same_form: Annotated[int | None, Option(min=1)] = CallSettings.max_same_form
-    min_new_forms: Annotated[float, Option(min=0, max=1, metavar="SHARE")] = CallSettings.min_new_forms
+    min_new_forms: Annotated[float, Option(min=0, max=1, metavar="SHARE")] = (
+        CallSettings.min_new_forms
+    )
     embeddings: Embeddings = None
     meaning: Meaning = 0.9
     validation: Annotated[float | None, Option(metavar="SHARE")] = CallSettings.validation
     per_call: Annotated[int, Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
     shots: Annotated[int, Option(min=1, help="Examples per prompt.")] = CallSettings.shots
-    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = CallSettings.max_tokens
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = (
+        CallSettings.max_tokens
+    )
     seed: Annotated[int, Option(help="Random seed.")] = CallSettings.seed
     resume: Annotated[bool, Option("--resume")] = False
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation before the first call.")] = False
-    show_prompt: Annotated[bool, Option("--show-prompt", help="Print the prompts without sending them.")] = False
+    yes: Annotated[
+        bool, Option("--yes", "-y", help="Do not ask for confirmation before the first call.")
+    ] = False
+    show_prompt: Annotated[
+        bool, Option("--show-prompt", help="Print the prompts without sending them.")
+    ] = False
     dry_run: Annotated[bool, Option("--dry-run")] = False
 
     def settings(self) -> Json:
         """Returns the arguments common to `GenerationConfig` and `DocsConfig`."""
         same = {item.name for item in fields(CallSettings)} & {item.name for item in fields(self)}
-        return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}
+        return {
+            "languages": tuple(self.language or ()),
+            **{name: getattr(self, name) for name in same},
+        }
 
     def seeds(self, path: str) -> list[Row]:
         skip_bad, validation = self.skip_bad_rows, self.include_validation
-        return read_seeds(path, mapping=mapping_of(self.map), skip_bad=skip_bad, include_validation=validation)
+        return read_seeds(
+            path, mapping=mapping_of(self.map), skip_bad=skip_bad, include_validation=validation
+        )
 
     def meanings(self, writer: ModelClient, cache: Path) -> MeaningIndex | None:
-        """Returns the index that rejects paraphrases, if --embeddings is given. Raises ConfigError."""
+        """Returns the index that rejects paraphrases, if --embeddings is given. Raises
+        ConfigError."""
         if self.embeddings is None:
             return None
         return MeaningIndex.by(self.embeddings, self.meaning, writer, cache)
 
     def directory(self) -> Directory:
-        """Returns the output directory. Raises ConfigError if it is missing or has files of another run."""
+        """Returns the output directory. Raises ConfigError if it is missing or has files of another
+        run."""
         if self.out is None:
             if self.dry_run:
                 return Directory(Path())
@@ -143,8 +166,11 @@ def show_prompts(first: Iterable[tuple[WriterCall, Prompt]]) -> None:
         echo(f"===== {prompt.label}\n{asked.messages[1]['content']}\n")
 
 
-def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool, before: Sequence[str] = ()) -> None:
-    """Prints what was done and the estimated cost of the rest and, on a terminal, asks for confirmation.
+def confirm(
+    taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool, before: Sequence[str] = ()
+) -> None:
+    """Prints what was done and the estimated cost of the rest and, on a terminal, asks for
+    confirmation.
 
     Raises ConfigError without a terminal, Exit if the user declines.
     """
@@ -163,7 +189,9 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool
     if not ask or writing.yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("confirmation is needed, but stdin is not a terminal; pass --yes to continue without it")
+        raise ConfigError(
+            "confirmation is needed, but stdin is not a terminal; pass --yes to continue without it"
+        )
     if not typer.confirm("Continue?", err=True):
         raise typer.Exit(1)
 
@@ -181,8 +209,12 @@ class ModelOptions:
         cache: Cache directory for replies, so that no call is paid for twice.
     """
 
-    base_url: Annotated[str | None, Option(metavar="URL", envvar="OPENAI_BASE_URL", show_default=False)] = None
-    model: Annotated[str | None, Option(metavar="NAME|PATH", envvar="OPENAI_MODEL", show_default=False)] = None
+    base_url: Annotated[
+        str | None, Option(metavar="URL", envvar="OPENAI_BASE_URL", show_default=False)
+    ] = None
+    model: Annotated[
+        str | None, Option(metavar="NAME|PATH", envvar="OPENAI_MODEL", show_default=False)
+    ] = None
     api_key_env: Annotated[str, Option(metavar="NAME")] = "OPENAI_API_KEY"
     scripted: Annotated[str | None, Option(metavar="FILE:NAME")] = None
     concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 16
@@ -190,15 +222,20 @@ class ModelOptions:
     retries: Annotated[int, Option(min=0, help="Retries after a 5xx or a lost connection.")] = 4
     price: Annotated[str | None, Option(metavar="IN,OUT")] = None
     max_calls: Annotated[int | None, Option(min=1, help="Stop before more than N calls.")] = None
-    max_total_tokens: Annotated[int | None, Option(min=1, help="Stop before more than N tokens.")] = None
-    max_cost: Annotated[float | None, Option(min=0, help="Stop before this cost is exceeded; needs --price.")] = None
+    max_total_tokens: Annotated[
+        int | None, Option(min=1, help="Stop before more than N tokens.")
+    ] = None
+    max_cost: Annotated[
+        float | None, Option(min=0, help="Stop before this cost is exceeded; needs --price.")
+    ] = None
     cache: Annotated[Path | None, Option(metavar="FILE", show_default="in or beside --out")] = None
 
     def endpoint(self, cache: Path, *, dry_run: bool = False) -> ModelClient:
-        """Opens the model: a scripted function, an endpoint, or a local checkpoint. Raises ConfigError.
+        """Opens the model: a scripted function, an endpoint, or a local checkpoint. Raises
+        ConfigError.
 
-        `cache` is the default of the option. With `dry_run`, nothing is sent, so no model is needed and no file is
-        created.
+        `cache` is the default of the option. With `dry_run`, nothing is sent, so no model is needed
+        and no file is created.
         """
         price = Price.parse(self.price) if self.price is not None else None
         budget = Budget(self.max_calls, self.max_total_tokens, self.max_cost, price)

@@ -10,7 +10,16 @@ import typer
 from typer import Argument, Option
 
 from ajet_sdk.reporting.output import echo, style, visible
-from ajet_tools.cli.dataset.options import Map, RowOptions, SkipBad, Source, Sources, counted, counting, mapping_of
+from ajet_tools.cli.dataset.options import (
+    Map,
+    RowOptions,
+    SkipBad,
+    Source,
+    Sources,
+    counted,
+    counting,
+    mapping_of,
+)
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.curation.filter import parse, unknown_field
@@ -33,15 +42,16 @@ def view(
 ) -> None:
     """Browse a dataset in the terminal: read, search, filter, edit, accept and reject rows.
 
-    Keys: a accepts, x rejects, u undoes, e edits, / filters, ctrl+f searches, enter shows a row whole, ctrl+s saves,
-    ? shows all keys. The file is not touched before it is saved; then it is replaced whole, and rejected rows go to
-    NAME.rejected.jsonl beside it (.parquet beside Parquet). Until then decisions are kept in .NAME.review.jsonl and are
-    there the next time.
+    Keys: a accepts, x rejects, u undoes, e edits, / filters, ctrl+f searches, enter shows a row
+    whole, ctrl+s saves, ? shows all keys. The file is not touched before it is saved; then it is
+    replaced whole, and rejected rows go to NAME.rejected.jsonl beside it (.parquet beside Parquet).
+    Until then decisions are kept in .NAME.review.jsonl and are there the next time.
 
-    With --sample the labels say how often the verifier is wrong (`ajet dataset stats FILE`): label train.jsonl and
-    rejected.jsonl. Without it they are of the rows that you chose.
+    With --sample the labels say how often the verifier is wrong (`ajet dataset stats FILE`): label
+    train.jsonl and rejected.jsonl. Without it they are of the rows that you chose.
 
-    In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), and `validate`.
+    In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), and
+    `validate`.
 
     Args:
         source: JSONL, Parquet, CSV or a Hugging Face directory (DIR:SPLIT for another split than train).
@@ -58,12 +68,15 @@ def view(
     """
     check_terminal(
         "ajet dataset view",
-        "print rows with `ajet dataset filter FILE EXPR`, or count them with `ajet dataset stats FILE`",
+        "print rows with `ajet dataset filter FILE EXPR`, or count them with `ajet dataset stats"
+        " FILE`",
     )
 
     app_module = load_viewer("dataset.app")
     parse(filter)
-    review = Review(source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed)
+    review = Review(
+        source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed
+    )
     viewer = app_module.DatasetApp(review, filter)
     viewer.run()
     viewer.review.close()
@@ -80,15 +93,20 @@ _BAR = 24
 def stats(
     source: Source,
     *,
-    by: Annotated[str | None, Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")] = None,
-    exact: Annotated[bool, Option("--exact", help="Examine every row, also of more than 10,000 rows.")] = False,
+    by: Annotated[
+        str | None, Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")
+    ] = None,
+    exact: Annotated[
+        bool, Option("--exact", help="Examine every row, also of more than 10,000 rows.")
+    ] = False,
     rows: RowOptions,
 ) -> None:
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
-    Lengths are of what a row asks. Duplicates are the same but for case and blanks. Fields, languages, forms and
-    answers of more than 10,000 rows are estimated from the first 10,000 and every 101st of the others (the output says
-    so); --exact looks at all, which takes ten times as long.
+    Lengths are of what a row asks. Duplicates are the same but for case and blanks. Fields,
+    languages, forms and answers of more than 10,000 rows are estimated from the first 10,000 and
+    every 101st of the others (the output says so); --exact looks at all, which takes ten times as
+    long.
 
     \b
     ajet dataset stats tasks.jsonl
@@ -113,7 +131,11 @@ def stats(
 
 def _print_stats(result: Stats) -> None:
     out = render.console()
-    parts = [counted(result.rows, "row"), f"{result.distinct:,} distinct", counted(result.duplicates, "duplicate")]
+    parts = [
+        counted(result.rows, "row"),
+        f"{result.distinct:,} distinct",
+        counted(result.duplicates, "duplicate"),
+    ]
     parts += [f"{result.diversity.forms:,} {'form' if result.diversity.forms == 1 else 'forms'}"]
     parts += [f"{result.answered:,} with an answer"]
     parts += [f"{result.empty:,} without a question"] if result.empty else []
@@ -121,16 +143,27 @@ def _print_stats(result: Stats) -> None:
     if not result.rows:
         return
     if result.looked_at < result.rows:
-        out.print(f"fields, languages, forms and answers are estimated from {result.looked_at:,} rows (--exact: all)")
+        out.print(
+            f"fields, languages, forms and answers are estimated from {result.looked_at:,} rows"
+            " (--exact: all)"
+        )
     if result.diversity.is_low and 2 * result.diversity.forms <= result.distinct:
         out.print(result.diversity.as_text(), markup=False, highlight=False)
     lengths = [_length_row("characters", result.chars), _length_row("words", result.words)]
-    lengths += [_length_row("characters of the answer", result.answer_chars)] if result.answered else []
+    lengths += (
+        [_length_row("characters of the answer", result.answer_chars)] if result.answered else []
+    )
     out.print(render.table(lengths, out.width, title="\nlengths"))
     if result.languages:
-        out.print(render.table(_shares(result.languages, result.rows, "language"), out.width, title="\nlanguages"))
+        out.print(
+            render.table(
+                _shares(result.languages, result.rows, "language"), out.width, title="\nlanguages"
+            )
+        )
     if result.by:
-        groups = [_length_row(name, lengths_of, rows=True) for name, lengths_of in result.top_groups(20)]
+        groups = [
+            _length_row(name, lengths_of, rows=True) for name, lengths_of in result.top_groups(20)
+        ]
         out.print(render.table(groups, out.width, title=f"\ncharacters by {result.by}"))
     out.print(render.table(_field_rows(result), out.width, title="\nfields"))
 
@@ -142,7 +175,12 @@ def _length_row(name: str, lengths: Lengths, *, rows: bool = False) -> dict[str,
 def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, object]]:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:15]
     return [
-        {name: value, "rows": n, "share": f"{n / rows:6.1%}", "": "█" * max(1, round(_BAR * n / rows))}
+        {
+            name: value,
+            "rows": n,
+            "share": f"{n / rows:6.1%}",
+            "": "█" * max(1, round(_BAR * n / rows)),
+        }
         for value, n in ordered
     ]
 
@@ -168,7 +206,11 @@ def validate(
     sources: Sources,
     similarity: Annotated[
         float | None,
-        Option(min=0.5, max=1, help="Also find near duplicates across files, from this similarity, such as 0.8."),
+        Option(
+            min=0.5,
+            max=1,
+            help="Also find near duplicates across files, from this similarity, such as 0.8.",
+        ),
     ] = None,
     strict: Annotated[bool, Option("--strict", help="Treat warnings as errors.")] = False,
     mapping: Map = None,
@@ -176,9 +218,9 @@ def validate(
 ) -> None:
     """Find errors in datasets before a run does. Exits with 1 if there are any.
 
-    Errors: a row that is not readable or not a task, two tasks with one task_id, a question with two answers, a task
-    in two of the files (or splits of a directory). Warnings: duplicates, rows of several shapes, answers that are
-    missing here and there.
+    Errors: a row that is not readable or not a task, two tasks with one task_id, a question with
+    two answers, a task in two of the files (or splits of a directory). Warnings: duplicates, rows
+    of several shapes, answers that are missing here and there.
 
     \b
     ajet dataset validate tasks.jsonl
@@ -187,9 +229,16 @@ def validate(
     """
     report = run_validate(_name_sources(sources), mapping=mapping_of(mapping), near=similarity)
     if as_json:
-        problems = [pick(problem, "kind", "level", "where", "message") for problem in report.problems]
+        problems = [
+            pick(problem, "kind", "level", "where", "message") for problem in report.problems
+        ]
         counts = dict(report.counts)
-        summary = {"rows": report.rows, "errors": report.errors, "warnings": report.warnings, "counts": counts}
+        summary = {
+            "rows": report.rows,
+            "errors": report.errors,
+            "warnings": report.warnings,
+            "counts": counts,
+        }
         print_json({**summary, "problems": problems})
     else:
         _print_report(report)
@@ -201,7 +250,9 @@ def _name_sources(sources: Sequence[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for source in sources:
         if Path(source).is_dir():
-            names = [name for name in splits_of(Path(source)) if name not in ("rejected", "quarantine")]
+            names = [
+                name for name in splits_of(Path(source)) if name not in ("rejected", "quarantine")
+            ]
             named |= {f"{Path(source).as_posix()}:{name}": f"{source}:{name}" for name in names}
             if names:
                 continue
@@ -211,7 +262,9 @@ def _name_sources(sources: Sequence[str]) -> dict[str, str]:
 
 
 def _print_report(report: Report) -> None:
-    for kind, number in sorted(report.counts.items(), key=lambda item: (KINDS[item[0]][0], -item[1])):
+    for kind, number in sorted(
+        report.counts.items(), key=lambda item: (KINDS[item[0]][0], -item[1])
+    ):
         level, meaning = KINDS[kind]
         color = "red" if level == "error" else "yellow"
         echo(f"{style(level, fg=color, bold=True)}: {meaning} ({number:,})")

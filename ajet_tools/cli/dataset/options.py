@@ -22,7 +22,10 @@ from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.text.clean import counted as counted
 
-SOURCE_HELP = "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or - for stdin."
+SOURCE_HELP = (
+    "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or -"
+    " for stdin."
+)
 Source = Annotated[str, Argument(metavar="FILE", help=SOURCE_HELP, show_default=False)]
 Sources = Annotated[list[str], Argument(metavar="FILE...", help=SOURCE_HELP, show_default=False)]
 
@@ -32,24 +35,39 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="FILE|DIR|-",
-        help=".jsonl, .jsonl.gz, .parquet or .csv; no suffix makes a Hugging Face directory; - is stdout.",
+        help=(
+            ".jsonl, .jsonl.gz, .parquet or .csv; no suffix makes a Hugging Face directory; - is"
+            " stdout."
+        ),
     ),
 ]
 
 Map = Annotated[
     list[str] | None,
-    Option("--map", metavar="COLUMN=FIELD", help="Rename a column to main_query, task_id, metadata.answer, ..."),
+    Option(
+        "--map",
+        metavar="COLUMN=FIELD",
+        help="Rename a column to main_query, task_id, metadata.answer, ...",
+    ),
 ]
 
 SkipBad = Annotated[bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 Embeddings = Annotated[
     tuple[str, str] | None,
-    Option(metavar="URL MODEL", help="Also compare embeddings, from an endpoint (URL MODEL) or `local DIRECTORY`."),
+    Option(
+        metavar="URL MODEL",
+        help="Also compare embeddings, from an endpoint (URL MODEL) or `local DIRECTORY`.",
+    ),
 ]
 
 Meaning = Annotated[
-    float, Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity from which rows are duplicates.")
+    float,
+    Option(
+        min=0.0,
+        max=1.0,
+        help="With --embeddings: cosine similarity from which rows are duplicates.",
+    ),
 ]
 SizedItem = TypeVar("SizedItem", bound=Sized)
 
@@ -60,7 +78,10 @@ def mapping_of(pairs: Iterable[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         column, equals, field = (part.strip() for part in pair.partition("="))
         if not (column and equals and field):
-            raise ConfigError(f"--map {pair}: write COLUMN=FIELD, such as question=main_query or label=metadata.answer")
+            raise ConfigError(
+                f"--map {pair}: write COLUMN=FIELD, such as question=main_query or"
+                " label=metadata.answer"
+            )
         mapping[column] = field
     return mapping
 
@@ -78,8 +99,11 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[Siz
         yield count
 
 
-def print_summary(summary: Mapping[str, object], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:
-    """Prints a command's result: as JSON to stdout (stderr if the rows go to stdout), else as lines to stderr."""
+def print_summary(
+    summary: Mapping[str, object], lines: Iterable[str], *, as_json: bool, out: str = ""
+) -> None:
+    """Prints a command's result: as JSON to stdout (stderr if the rows go to stdout), else as lines
+    to stderr."""
     if as_json:
         print_json(summary, indent=None if out == "-" else 2, err=out == "-")
     else:
@@ -154,15 +178,22 @@ def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterato
         raise TaskError(f"{source} has no rows")
 
 
-def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Columns]) -> None:
+def write_kept(
+    blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Columns]
+) -> None:
     """Writes all rows except those with the given indices."""
     number, removed = 0, np.fromiter(gone, np.int64)
     with Writer(out, tables=tables) as writer:
         for block in blocks:
-            writer.write_block(block, np.setdiff1d(np.arange(number, number + len(block)), removed) - number)
+            writer.write_block(
+                block, np.setdiff1d(np.arange(number, number + len(block)), removed) - number
+            )
             number += len(block)
         if number != total:
-            raise TaskError(f"the file changed between reads ({total:,} rows, then {number:,}); run the command again")
+            raise TaskError(
+                f"the file changed between reads ({total:,} rows, then {number:,}); run the command"
+                " again"
+            )
 
 
 def write_report(path: str, lines: Iterator[dict[str, object]]) -> None:
@@ -180,12 +211,17 @@ def report_kept(
     out: str,
     report: str | None,
 ) -> None:
-    """Prints how many rows were kept; `kinds` counts the others, `more` extends the JSON, `lines` the text."""
+    """Prints how many rows were kept; `kinds` counts the others, `more` extends the JSON, `lines`
+    the text."""
     kept = total - sum(kinds.values())
     places = {"bad_rows": rows.bad.count, "path": out, "report": report}
     summary = {"rows": total, "kept": kept, "dropped": total - kept, **kinds, **more, **places}
     evidence = [f"  evidence is in {report}"] if report else []
-    rows.report(summary, [f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}", *lines, *evidence], out)
+    rows.report(
+        summary,
+        [f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}", *lines, *evidence],
+        out,
+    )
 
 
 def check_apart(**files: str | Path | None) -> None:

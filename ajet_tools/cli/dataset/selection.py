@@ -47,20 +47,26 @@ def filter_(
     language: Annotated[list[str] | None, Option(metavar="CODE")] = None,
     sql: Annotated[str | None, Option(metavar="SELECT")] = None,
     judge: Annotated[str | None, Option(metavar="FILE:NAME")] = None,
-    min_reward: Annotated[float | None, Option(help="With --judge: minimum reward, instead of full marks.")] = None,
-    rejected: Annotated[Path | None, Option(metavar="FILE", help="File for the rows that are left out.")] = None,
+    min_reward: Annotated[
+        float | None, Option(help="With --judge: minimum reward, instead of full marks.")
+    ] = None,
+    rejected: Annotated[
+        Path | None, Option(metavar="FILE", help="File for the rows that are left out.")
+    ] = None,
     rows: RowOptions,
 ) -> None:
     """Keep rows that match an expression, a language or a judge.
 
-    An expression compares fields: columns (main_query), paths (metadata.answer, messages.0.content), their length
-    (main_query.chars, metadata.tags.count), or text, chars, words, language, task_id of what the row asks. Operators:
-    = != < <= > >= and ~ !~ for contains; and, or, not, parentheses; several values after = mean any of them. A word
-    alone is looked for in the text. `none` is what is not there; ~ "regex:PATTERN" is a regular expression. The
+    An expression compares fields: columns (main_query), paths (metadata.answer,
+    messages.0.content), their length (main_query.chars, metadata.tags.count), or text, chars,
+    words, language, task_id of what the row asks. Operators: = != < <= > >= and ~ !~ for contains;
+    and, or, not, parentheses; several values after = mean any of them. A word alone is looked for
+    in the text. `none` is what is not there; ~ "regex:PATTERN" is a regular expression. The
     language is told by script and common words.
 
-    An expression may also be what SQL has after WHERE: LIKE, IN, BETWEEN, IS NULL, functions. text, chars, words and
-    language are columns there, and functions of a column. --sql takes a whole SELECT.
+    An expression may also be what SQL has after WHERE: LIKE, IN, BETWEEN, IS NULL, functions. text,
+    chars, words and language are columns there, and functions of a column. --sql takes a whole
+    SELECT.
 
     Rows that a judge fails on are left out, and the exit code is 1.
 
@@ -85,7 +91,9 @@ def filter_(
         raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
     if sql is not None:
         if expression or judge or rejected or language:
-            raise ConfigError("--sql is a complete SELECT; remove the expression and the other conditions")
+            raise ConfigError(
+                "--sql is a complete SELECT; remove the expression and the other conditions"
+            )
         count = select(sql, source, out)
         lines = [f"{counted(count, 'row')}{to_place(out)}"]
         print_summary({"rows": count, "path": out}, lines, as_json=rows.as_json, out=out)
@@ -103,7 +111,9 @@ def filter_(
     others = Writer(rejected, tables=tables) if rejected else nullcontext()
     with Writer(out, tables=tables) as writer, others as aside, counting("filter") as passing:
         if aside is not None:
-            keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason}, row.stored)
+            keep.on_left_out = lambda row, reason: aside.write(
+                {**row.values, "left_out": reason}, row.stored
+            )
         for block, indices in keep.of(
             passing(marked(rows.blocks(source), source, out)), None if source == "-" else again
         ):
@@ -127,30 +137,47 @@ def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:
         "failures": keep.failures,
         "path": out,
     }
-    lines = [f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}", *left_out_lines(keep.left_out)]
+    lines = [
+        f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}",
+        *left_out_lines(keep.left_out),
+    ]
     rows.report(summary, lines, out)
     if keep.failures:
-        raise NoReward(f"the judge failed on some rows, which were left out; the first failure: {keep.failures[0]}")
+        raise NoReward(
+            "the judge failed on some rows, which were left out; the first failure:"
+            f" {keep.failures[0]}"
+        )
 
 
 def mix(
-    sources: Annotated[list[str], Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1).")],
+    sources: Annotated[
+        list[str],
+        Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1)."),
+    ],
     out: Out = "-",
-    count: Annotated[int | None, Option(min=1, help="Total rows. Default: as many as the weights allow.")] = None,
-    repeat: Annotated[bool, Option("--repeat", help="Repeat rows of sources that are too small.")] = False,
+    count: Annotated[
+        int | None, Option(min=1, help="Total rows. Default: as many as the weights allow.")
+    ] = None,
+    repeat: Annotated[
+        bool, Option("--repeat", help="Repeat rows of sources that are too small.")
+    ] = False,
     seed: Annotated[int, Option(help="Random seed; the same seed gives the same file.")] = 0,
     mapping: Map = None,
     as_json: AsJson = False,
 ) -> None:
     """Mix several datasets by weight.
 
-    Rows are drawn at random and without repetition, and the sources are interleaved; within a source the order stays.
+    Rows are drawn at random and without repetition, and the sources are interleaved; within a
+    source the order stays.
 
     \b
     ajet dataset mix math.jsonl=0.7 code.parquet=0.3 -o mixed.jsonl
     ajet dataset mix new.jsonl=2 old.jsonl=1 --count 3000 --repeat --seed 7 -o mixed.parquet
     """
-    shares, columns = plan([parse_part(source) for source in sources], count, repeat=repeat), mapping_of(mapping)
+    shares, columns = (
+        plan([parse_part(source) for source in sources], count, repeat=repeat),
+        mapping_of(mapping),
+    )
     tables = [table for share in shares for table in tables_of(share.path, columns)]
     with Writer(out, tables=tables) as writer, ProgressBar("mix rows") as bar:
         for block in blocks(shares, seed=seed, mapping=columns, lines=writer.takes_lines):
@@ -160,6 +187,9 @@ def mix(
     lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
     for share in shares:
         percent = 100 * share.take / max(1, writer.rows)
-        amount = f"{share.take:,} {'from' if share.take > share.rows else 'of'} its {counted(share.rows, 'row')}"
+        amount = (
+            f"{share.take:,} {'from' if share.take > share.rows else 'of'} its"
+            f" {counted(share.rows, 'row')}"
+        )
         lines.append(f"  {share.path}: {amount} ({percent:.1f} %)")
     print_summary(summary, lines, as_json=as_json, out=out)

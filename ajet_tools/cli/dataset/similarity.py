@@ -52,14 +52,23 @@ _SHOWN = 3
 
 Similarity = Annotated[
     float,
-    Option(min=0.5, max=1.0, help="Similarity (share of equal characters) from which two texts are near duplicates."),
+    Option(
+        min=0.5,
+        max=1.0,
+        help="Similarity (share of equal characters) from which two texts are near duplicates.",
+    ),
 ]
 Seed = Annotated[int, Option(help="Random seed; the same seed gives the same file.")]
 IgnoreNumbers = Annotated[
     bool,
-    Option("--ignore-numbers", help="Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`)."),
+    Option(
+        "--ignore-numbers",
+        help="Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`).",
+    ),
 ]
-Report = Annotated[str | None, Option(metavar="FILE", help="File for the removed rows, with the evidence.")]
+Report = Annotated[
+    str | None, Option(metavar="FILE", help="File for the removed rows, with the evidence.")
+]
 
 
 def dedup(
@@ -67,7 +76,9 @@ def dedup(
     *,
     out: Out = "-",
     similarity: Similarity = 0.8,
-    exact: Annotated[bool, Option("--exact", help="Only exact copies, ignoring case, spaces and quotes.")] = False,
+    exact: Annotated[
+        bool, Option("--exact", help="Only exact copies, ignoring case, spaces and quotes.")
+    ] = False,
     keep: str = "first",
     ignore_numbers: IgnoreNumbers = False,
     embeddings: Embeddings = None,
@@ -78,10 +89,11 @@ def dedup(
 ) -> None:
     """Remove exact and near duplicates.
 
-    Rows are compared by what they ask. Alike are texts of which at least --similarity of the characters are the same,
-    by edit distance; texts under 100 characters must be closer, and other numbers make another task. Candidates are
-    found by their rarest 8-grams: with up to 15 % of the characters edited over 99 % are found, with 20 % 97 %. Rows
-    that are alike by way of a third are one cluster. The report names for each row the one that stays.
+    Rows are compared by what they ask. Alike are texts of which at least --similarity of the
+    characters are the same, by edit distance; texts under 100 characters must be closer, and other
+    numbers make another task. Candidates are found by their rarest 8-grams: with up to 15 % of the
+    characters edited over 99 % are found, with 20 % 97 %. Rows that are alike by way of a third are
+    one cluster. The report names for each row the one that stays.
 
     Args:
         keep: Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD.
@@ -98,9 +110,13 @@ def dedup(
     with ProgressBar("reading") as bar:
         again = rows.rereadable(source)
         blocks = read_some(again(), source, bar)
-        facts = [RowFacts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
+        facts = [
+            RowFacts.of(row.where, row.values, keep) for block in blocks for row in block.rows()
+        ]
         if all(row.rank == -math.inf for row in facts):
-            raise unknown_field(keep.partition(":")[2], field_names(next(next(again()).rows()).values))
+            raise unknown_field(
+                keep.partition(":")[2], field_names(next(next(again()).rows()).values)
+            )
         vectors = None
         if embeddings:
             vectors = asyncio.run(embedded([row.text for row in facts], embeddings, bar.show))
@@ -122,8 +138,12 @@ def dedup(
     _report_dedup(facts, result, rows, out, report)
 
 
-async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress) -> Vectors:
-    meaning = importlib.import_module("ajet_tools.dataset.similarity.meaning")  # imports an HTTP client
+async def embedded(
+    texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress
+) -> Vectors:
+    meaning = importlib.import_module(
+        "ajet_tools.dataset.similarity.meaning"
+    )  # imports an HTTP client
     endpoint = meaning.open_embedder(*embeddings)
     try:
         vectors: Vectors = await meaning.embed(endpoint, texts, on_progress=on_progress)
@@ -149,15 +169,27 @@ def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[st
         yield line
 
 
-def _report_dedup(rows: Sequence[RowFacts], result: Found, reading: RowOptions, out: str, report: str | None) -> None:
+def _report_dedup(
+    rows: Sequence[RowFacts], result: Found, reading: RowOptions, out: str, report: str | None
+) -> None:
     names = {"exact": "exact", "near": "near", "meaning": "by meaning"}
     kinds = {kind: sum(each.kind == kind for each in result.duplicates) for kind in names}
     differ = sum(each.answers_differ for each in result.duplicates)
-    lines = [f"  dropped: {counted(kinds[kind], 'row')} ({name})" for kind, name in names.items() if kinds[kind]]
+    lines = [
+        f"  dropped: {counted(kinds[kind], 'row')} ({name})"
+        for kind, name in names.items()
+        if kinds[kind]
+    ]
     if differ:
-        lines.append(f"  {counted(differ, 'row')} of these had another answer than the row that was kept; check them")
+        lines.append(
+            f"  {counted(differ, 'row')} of these had another answer than the row that was kept;"
+            " check them"
+        )
     for each in [each for each in result.duplicates if each.kind != "exact"][:_SHOWN]:
-        lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {one_line(rows[each.index].text, 72)}")
+        lines.append(
+            f"  {each.similarity:.2f} {rows[each.index].where}:"
+            f" {one_line(rows[each.index].text, 72)}"
+        )
         lines.append(f"       {rows[each.kept].where}: {one_line(rows[each.kept].text, 72)}")
     more = {"clusters": result.clusters, "answers_differ": differ}
     report_kept(reading, result.rows, kinds, more, lines, out, report)
@@ -166,27 +198,34 @@ def _report_dedup(rows: Sequence[RowFacts], result: Found, reading: RowOptions, 
 def split(
     source: Source,
     *,
-    out: Annotated[Path, Option("--out", "-o", metavar="DIR", help="Output directory; one file per side.")],
+    out: Annotated[
+        Path, Option("--out", "-o", metavar="DIR", help="Output directory; one file per side.")
+    ],
     fractions: Annotated[str, Option(metavar="NAME=SHARE,...")] = "train=0.9,validation=0.1",
     by: Annotated[str | None, Option(metavar="FIELD")] = None,
     stratify: Annotated[str | None, Option(metavar="FIELD")] = None,
-    near: Annotated[bool, Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")] = False,
+    near: Annotated[
+        bool, Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")
+    ] = False,
     similarity: Similarity = 0.8,
     ignore_numbers: IgnoreNumbers = False,
-    format: Annotated[Literal["jsonl", "parquet", "csv", "directory"], Option(help="Output format.")] = "jsonl",
+    format: Annotated[
+        Literal["jsonl", "parquet", "csv", "directory"], Option(help="Output format.")
+    ] = "jsonl",
     seed: Seed = 0,
     rows: RowOptions,
 ) -> None:
     """Split a dataset so that rows keep their side when the file grows.
 
-    Rows that were grown from the same tasks (provenance.roots) are a family and go where its first row goes, with the
-    tasks themselves. Rows of a side besides train are marked as held out (provenance.splits), so that no command makes
-    training data of them under another name.
+    Rows that were grown from the same tasks (provenance.roots) are a family and go where its first
+    row goes, with the tasks themselves. Rows of a side besides train are marked as held out
+    (provenance.splits), so that no command makes training data of them under another name.
 
-    A row's side is decided by a hash of what it asks, or of its group (--by): not by its place, and not by the other
-    rows; a larger fraction keeps what a side had. With --stratify each value has its fractions exactly, and rows that
-    are appended move none before them. With --near a cluster goes where its first row goes; an appended row that is
-    like two clusters puts them together, which may move the later one.
+    A row's side is decided by a hash of what it asks, or of its group (--by): not by its place, and
+    not by the other rows; a larger fraction keeps what a side had. With --stratify each value has
+    its fractions exactly, and rows that are appended move none before them. With --near a cluster
+    goes where its first row goes; an appended row that is like two clusters puts them together,
+    which may move the later one.
 
     Args:
         fractions: Sides and their fractions; a single number is the fraction of validation.
@@ -213,7 +252,12 @@ def split(
                 first_keys.extend(keys_of(block, by))
                 texts += block.texts.to_list()
             keys = together(
-                keys or first_keys, texts, similarity, seed=seed, numbers=not ignore_numbers, on_progress=bar.show
+                keys or first_keys,
+                texts,
+                similarity,
+                seed=seed,
+                numbers=not ignore_numbers,
+                on_progress=bar.show,
             )
         shape, tables = Shape(), rows.tables(source)
         writers = {
@@ -238,11 +282,14 @@ def split(
         if stratify and splitter.strata == {"null"}:
             raise unknown_field(stratify, field_names(next(block.rows()).values))
     counts = {name: writer.rows for name, writer in writers.items()}
-    _report_split(counts, shares, out, suffix, rows, one_family=len(keys) > 1 and len(set(keys)) == 1)
+    _report_split(
+        counts, shares, out, suffix, rows, one_family=len(keys) > 1 and len(set(keys)) == 1
+    )
 
 
 def _family_keys(blocks: Iterable[Block], by: str | None) -> list[str]:
-    """Returns the key of each row, that of its family's first row; empty if no row was grown from another."""
+    """Returns the key of each row, that of its family's first row; empty if no row was grown from
+    another."""
     keys: list[str] = []
     descents: list[Descent] = []
     waiting: list[Block] = []
@@ -264,14 +311,19 @@ def _family_keys(blocks: Iterable[Block], by: str | None) -> list[str]:
 
 
 def _check_place(out: Path, sides: Iterable[str], suffix: str) -> None:
-    """Raises ConfigError if the directory has rows of a side in another format, which readers would include."""
+    """Raises ConfigError if the directory has rows of a side in another format, which readers would
+    include."""
     there = splits_of(out) if out.is_dir() else {}
     for side in sides:
         for file in there.pop(side, []):
             if file != out / f"{side}{suffix}" if suffix else file.parent != out / "data":
-                raise ConfigError(f"{file} would be read as {side} too; remove it, or name another directory")
+                raise ConfigError(
+                    f"{file} would be read as {side} too; remove it, or name another directory"
+                )
     if stale := [file for name in there if name in SPLITS for file in there[name]]:
-        log.warning("%s: not of this split; remove it if it has the same rows", ", ".join(map(str, stale)))
+        log.warning(
+            "%s: not of this split; remove it if it has the same rows", ", ".join(map(str, stale))
+        )
 
 
 def _fractions(text: str) -> dict[str, float]:
@@ -283,9 +335,15 @@ def _fractions(text: str) -> dict[str, float]:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"--fractions takes train=0.9,validation=0.1 or 0.1 (got {text!r})") from None
-    if len(shares) < len(pairs) or any(not name or "/" in name or name.startswith(".") for name in shares):
-        raise ConfigError(f"--fractions must name each side once, with a valid file name (got {text!r})")
+        raise ConfigError(
+            f"--fractions takes train=0.9,validation=0.1 or 0.1 (got {text!r})"
+        ) from None
+    if len(shares) < len(pairs) or any(
+        not name or "/" in name or name.startswith(".") for name in shares
+    ):
+        raise ConfigError(
+            f"--fractions must name each side once, with a valid file name (got {text!r})"
+        )
     return check_fractions(shares)
 
 
@@ -306,6 +364,10 @@ def _report_split(
     empty = [name for name, number in counts.items() if not number and shares[name] > 0]
     if empty:
         cause = "one family of rows, which stays on one side" if one_family else "too few"
-        remedy = "expand each side's seeds instead" if one_family else "try a larger fraction or another --seed"
+        remedy = (
+            "expand each side's seeds instead"
+            if one_family
+            else "try a larger fraction or another --seed"
+        )
         lines.append(f"  {' and '.join(empty)} got no rows ({cause}); {remedy}")
     rows.report({**summary, "empty": empty}, lines)

@@ -1,7 +1,7 @@
 """Stacks: package sets that `pip` can't resolve, pinned to versions that work together.
 
-Each stack has a constraints file in this directory. Packages with contradicting requirements are installed without
-their dependencies.
+Each stack has a constraints file in this directory. Packages with contradicting requirements are
+installed without their dependencies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Stack:
     """Extras of ajet, whose packages `pip` resolves."""
     packages: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
-    """Installed with `--no-deps`, because their requirements contradict those of another package."""
+    """Installed with `--no-deps`, because their requirements contradict those of another
+    package."""
     unwanted: tuple[str, ...] = ()
     """Installed as dependencies, but broken on a CPU."""
     compared: tuple[str, ...] = ()
@@ -39,7 +40,9 @@ class Stack:
         return Path(__file__).parent / self.constraints
 
     def pins(self) -> dict[str, str]:
-        requirements = re.findall(r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==([^\s;]+)", self.path.read_text(), re.MULTILINE)
+        requirements = re.findall(
+            r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==([^\s;]+)", self.path.read_text(), re.MULTILINE
+        )
         return {name.lower().replace("_", "-"): version for name, version in requirements}
 
     def commands(self, path: str | None = None) -> list[list[str]]:
@@ -48,7 +51,14 @@ class Stack:
         commands = []
         if self.cpu:
             build = "+cpu" if platform.system() == "Linux" else ""
-            commands.append(["install", f"torch=={self.pins()['torch']}{build}", "--extra-index-url", _CPU_WHEELS])
+            commands.append(
+                [
+                    "install",
+                    f"torch=={self.pins()['torch']}{build}",
+                    "--extra-index-url",
+                    _CPU_WHEELS,
+                ]
+            )
         commands.append(["install", *pinned, f"ajet[{','.join(self.extras)}]", *self.packages])
         if self.bare:
             commands.append(["install", *pinned, "--no-deps", *self.bare])

@@ -49,6 +49,6 @@ def trace() -> None:
     ajet trace view launcher_record/math
     ajet trace export --format messages --filter "reward>0.9" --out good.jsonl
 
-    Each command takes a trace file or a directory (with all traces below it), at rest or live. Default: the current
-    directory. A run is named by its id, its name or its path.
+    Each command takes a trace file or a directory (with all traces below it), at rest or live.
+    Default: the current directory. A run is named by its id, its name or its path.
     """

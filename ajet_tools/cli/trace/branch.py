@@ -33,20 +33,27 @@ _ID = 12
 
 def branch(
     episode: Annotated[str, Argument(metavar="EPISODE", help="The episode, by its id.")],
-    arguments: Annotated[list[str] | None, Argument(metavar="[PATH] [AGENT] [KEY=VALUE]...")] = None,
+    arguments: Annotated[
+        list[str] | None, Argument(metavar="[PATH] [AGENT] [KEY=VALUE]...")
+    ] = None,
     *,
-    at: Annotated[str, Option(metavar="CALL", help="The first call that is sampled again: its number or its id.")],
-    token: Annotated[int, Option(min=0, metavar="T", help="Keep the first T tokens of that call's reply.")] = 0,
+    at: Annotated[
+        str,
+        Option(metavar="CALL", help="The first call that is sampled again: its number or its id."),
+    ],
+    token: Annotated[
+        int, Option(min=0, metavar="T", help="Keep the first T tokens of that call's reply.")
+    ] = 0,
     answering: AgentOptions,
     k: Annotated[int, Option("--attempts", "-k", min=1, help="How many forks to sample.")] = 8,
     as_json: AsJson = False,
 ) -> None:
     """Sample an episode again from one of its calls on, and show the forks beside the original.
 
-    The run's workflow is run again for the task: calls before CALL get the recorded replies, the others are sampled
-    from the model, and the outcome is judged. A workflow that asks something else before CALL (a clock, a random
-    number, a changed database) can't be replayed: such attempts are listed with what differs and do not count. Forks
-    are stored as a run of their own.
+    The run's workflow is run again for the task: calls before CALL get the recorded replies, the
+    others are sampled from the model, and the outcome is judged. A workflow that asks something
+    else before CALL (a clock, a random number, a changed database) can't be replayed: such attempts
+    are listed with what differs and do not count. Forks are stored as a run of their own.
 
     Args:
         arguments: The trace (default: the current directory); the agent and overrides, in place of the recorded ones.
@@ -65,11 +72,15 @@ def branch(
     with reader:
         target = queries.find(reader, name or episode)
         if target.kind != "episode":
-            raise QueryError(f"{episode} is a {target.kind}; name an episode (`ajet trace ls` lists them)")
+            raise QueryError(
+                f"{episode} is a {target.kind}; name an episode (`ajet trace ls` lists them)"
+            )
         point = branch_point(reader, target.id, at, token)
         config = _config(reader, where, point, answering, agent, overrides)
     if k > 1 and config.rollout.temperature == 0:
-        raise ConfigError("that call was sampled greedily, so forks would be equal: pass --temperature 1 or -k 1")
+        raise ConfigError(
+            "that call was sampled greedily, so forks would be equal: pass --temperature 1 or -k 1"
+        )
     with ProgressBar("Forks", k, quiet=as_json) as bar:
         report, forks = sample_forks(config, point, k, lambda episode: bar.advance())
     if as_json:
@@ -80,7 +91,12 @@ def branch(
 
 
 def _config(
-    reader: TraceReader, where: Path, point: BranchPoint, options: AgentOptions, agent: str | None, overrides: list[str]
+    reader: TraceReader,
+    where: Path,
+    point: BranchPoint,
+    options: AgentOptions,
+    agent: str | None,
+    overrides: list[str],
 ) -> Config:
     """Merges the recorded config, the command line and the call's sampling. Raises ConfigError."""
     run_id, call = point.episode.run_id, point.call
@@ -90,16 +106,30 @@ def _config(
     job: Json = recorded.setdefault("ajet", {})  # type: ignore[assignment]
     rollout, model = job.setdefault("rollout", {}), job.setdefault("model", {})
     if options.conf is None and agent is None and not rollout.get("user_workflow"):
-        raise ConfigError(f"run {run_id[:_ID]} recorded no agent: name it and its judge (agent.py:solve --judge JUDGE)")
+        raise ConfigError(
+            f"run {run_id[:_ID]} recorded no agent: name it and its judge (agent.py:solve --judge"
+            " JUDGE)"
+        )
     if options.model or options.base_url or options.scripted:
         job["model"] = {key: value for key, value in model.items() if key not in _ADDRESS}
     elif options.conf is None and _trains(reader, run_id):
         newest = (where if where.is_dir() else where.parent) / "checkpoint" / run_id / "model"
         path = newest if newest.is_dir() else "CHECKPOINT"
-        raise ConfigError(f"that run trained: name the model to sample, --model {path} or --base-url URL --model NAME")
-    recorded["branch"] = {"episode": point.episode.episode_id, "call": call.call_id, "token": point.keep}
+        raise ConfigError(
+            f"that run trained: name the model to sample, --model {path} or --base-url URL --model"
+            " NAME"
+        )
+    recorded["branch"] = {
+        "episode": point.episode.episode_id,
+        "call": call.call_id,
+        "token": point.keep,
+    }
     sampled = {name: call.sampling.get(name) for name in ("temperature", "top_p", "top_k")}
-    more = {f"rollout.{name}": value for name, value in sampled.items() if getattr(options, name, None) is None}
+    more = {
+        f"rollout.{name}": value
+        for name, value in sampled.items()
+        if getattr(options, name, None) is None
+    }
     name = f"branch-of-{point.episode.episode_id[:_ID]}"
     more |= {"rollout.sampling": "run", "experiment_name": name, "experiment_dir": "auto"}
     beside = Path(file) if isinstance(file, str) else None
@@ -138,16 +168,25 @@ def _rewards(forks: Sequence[Fork]) -> list[float]:
 
 
 def _print(point: BranchPoint, report: Report, forks: Sequence[Fork], where: Path) -> None:
-    original, shown, rewards = point.episode, [fork for fork in forks if not fork.why_not], _rewards(forks)
+    original, shown, rewards = (
+        point.episode,
+        [fork for fork in forks if not fork.why_not],
+        _rewards(forks),
+    )
     place = f"call {point.call.index}{f', token {point.keep}' if point.keep else ''}"
-    echo(f"{original.episode_id[:_ID]}  reward {number(original.reward):>6}  the original, branched at {place}")
+    echo(
+        f"{original.episode_id[:_ID]}  reward {number(original.reward):>6}  the original, branched"
+        f" at {place}"
+    )
     for fork in shown:
         error = f"failed with {fork.episode.cause}; " if fork.episode.status != "succeeded" else ""
         place = f"parts at {fork.parts}" if fork.parts else "the same to the end"
         echo(f"{fork.episode.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}")
     if rewards:
         before = original.reward
-        above, below = (sum(sign * (reward - (before or 0.0)) > 1e-9 for reward in rewards) for sign in (1, -1))
+        above, below = (
+            sum(sign * (reward - (before or 0.0)) > 1e-9 for reward in rewards) for sign in (1, -1)
+        )
         beside = "" if before is None else f": {above} above the original, {below} below"
         echo(f"\nMean reward {fmean(rewards):.4g} over {counted(len(rewards), 'fork')}{beside}")
     for reason, count in Counter(fork.why_not for fork in forks if fork.why_not).items():

@@ -40,15 +40,18 @@ _RUNS = 30
 def compare(
     path: Where = None,
     limit: Annotated[int | None, Option("--limit", "-n", min=2, show_default=False)] = None,
-    tasks: Annotated[bool, Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")] = False,
+    tasks: Annotated[
+        bool, Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")
+    ] = False,
     task: Annotated[str | None, Option(metavar="TASK")] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the runs in and below a directory: what differs in their configs, and how they did.
 
-    Runs that differ by their seed only are one group, with the mean of their last rewards and its 95 % interval; below
-    six runs, the least and the greatest. Tasks are compared by validations, else by training.
+    Runs that differ by their seed only are one group, with the mean of their last rewards and its
+    95 % interval; below six runs, the least and the greatest. Tasks are compared by validations,
+    else by training.
 
     Args:
         limit: Only the newest N runs. Default: 30, with --task all.
@@ -75,39 +78,60 @@ def compare(
             with paged(no_pager) as out:
                 out.print(render.table(table[:_TASKS], out.width))
                 if len(table) > _TASKS:
-                    out.print(f"and {len(table) - _TASKS:,} more, which differ less; --json has all", style="dim")
+                    out.print(
+                        f"and {len(table) - _TASKS:,} more, which differ less; --json has all",
+                        style="dim",
+                    )
             return
         settings = differing(reader, [run["run_id"] for run in runs])
     grouped = groups(runs, settings)
     if as_json:
         rows = [{**run, "settings": settings[run["run_id"]]} for run in runs]
-        print_json({"trace": str(where), "runs": rows, "groups": [asdict(group) for group in grouped]})
+        print_json(
+            {"trace": str(where), "runs": rows, "groups": [asdict(group) for group in grouped]}
+        )
         return
     short = _short([key for values in settings.values() for key in values])
     means = [name for name in REWARDS if any(run.get(name) is not None for run in runs)]
     with paged(no_pager) as out:
         rows = [
-            {"run": names[run["run_id"]], **{short[k]: v for k, v in settings[run["run_id"]].items()}}
+            {
+                "run": names[run["run_id"]],
+                **{short[k]: v for k, v in settings[run["run_id"]].items()},
+            }
             | {name: run.get(name) for name in means}
             | {"status": run["status"], "step": steps_of(run)}
             for run in runs
         ]
         out.print(render.table(rows, out.width))
-        out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
+        out.print(
+            "; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True
+        )
         if len(grouped) < len(runs):
             seeds = [
                 {short[key]: value for key, value in group.settings.items()}
-                | {"runs": len(group.runs), group.of or "reward": group.mean, "low": group.low, "high": group.high}
+                | {
+                    "runs": len(group.runs),
+                    group.of or "reward": group.mean,
+                    "low": group.low,
+                    "high": group.high,
+                }
                 for group in grouped
             ]
             out.print(render.table(seeds, out.width, title="\nover seeds"))
-            out.print("low, high: 95 % interval from six runs on, else the least and the greatest", style="dim")
+            out.print(
+                "low, high: 95 % interval from six runs on, else the least and the greatest",
+                style="dim",
+            )
 
 
 def _short(keys: Sequence[str]) -> dict[str, str]:
     """Shortens keys to their last part, if that is unique."""
     last = {key: key.rpartition(".")[2] for key in keys}
-    return {key: name if [*last.values()].count(name) == 1 else key.removeprefix("ajet.") for key, name in last.items()}
+    return {
+        key: name if [*last.values()].count(name) == 1 else key.removeprefix("ajet.")
+        for key, name in last.items()
+    }
 
 
 def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[dict[str, object]]:
@@ -115,13 +139,21 @@ def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[di
     table = by_task(rewards, "run_id")
     shown = [run_id for run_id in names if any(run_id in row.rewards for row in table)]
     return [
-        {"task": one_line(row.task, 60), **{names[run_id]: row.rewards.get(run_id) for run_id in shown}}
+        {
+            "task": one_line(row.task, 60),
+            **{names[run_id]: row.rewards.get(run_id) for run_id in shown},
+        }
         for row in table
     ]
 
 
 def _compare_task(
-    reader: TraceReader, where: Path, runs: Sequence[RunOverview], task: str, no_pager: bool, as_json: bool
+    reader: TraceReader,
+    where: Path,
+    runs: Sequence[RunOverview],
+    task: str,
+    no_pager: bool,
+    as_json: bool,
 ) -> None:
     """Compares all runs on one task: ranking, and mean reward by step."""
     names = run_names(runs)
@@ -145,25 +177,34 @@ def _compare_task(
 def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
     """Returns id and text of a task, given its id or a part of its text. Raises QueryError."""
     fitting = {row["task_id"]: row["task"] for row in rewards if row["task_id"] == task}
-    fitting = fitting or {row["task_id"]: row["task"] for row in rewards if task.lower() in row["task"].lower()}
+    fitting = fitting or {
+        row["task_id"]: row["task"] for row in rewards if task.lower() in row["task"].lower()
+    }
     if len(fitting) != 1:
         listed = "; ".join(one_line(text, 40) for text in [*fitting.values()][:5])
-        raise QueryError(f"several tasks fit {task!r}: {listed}" if fitting else f"no task of these runs fits {task!r}")
+        raise QueryError(
+            f"several tasks fit {task!r}: {listed}"
+            if fitting
+            else f"no task of these runs fits {task!r}"
+        )
     return fitting.popitem()
 
 
 def explain_(
     run: Annotated[str, Argument(metavar="RUN", help="A run, by its id, name or path.")] = ".",
     path: Where = None,
-    step: Annotated[int | None, Option(min=0, help="Default: largest change of reward.", show_default=False)] = None,
+    step: Annotated[
+        int | None, Option(min=0, help="Default: largest change of reward.", show_default=False)
+    ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what changed at a step of a run, against the step or validation before, with the episodes behind it.
+    """Say what changed at a step of a run, against the step or validation before, with the episodes
+    behind it.
 
-    Tasks that fell and rose, and where their attempts part; groups without signal, failures, splits, length, tool
-    calls, entropy, KL, signs that the judge is gamed, what the advantages pushed up and down. What did not change is
-    left out.
+    Tasks that fell and rose, and where their attempts part; groups without signal, failures,
+    splits, length, tool calls, entropy, KL, signs that the judge is gamed, what the advantages
+    pushed up and down. What did not change is left out.
 
     \b
     ajet trace explain launcher_record/math

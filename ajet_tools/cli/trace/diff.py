@@ -44,15 +44,18 @@ def diff(
     a: Annotated[str, Argument(metavar="A")],
     b: Annotated[str, Argument(metavar="B", help="Another episode, run or step.")],
     path: Where = None,
-    path_b: Annotated[Path | None, Option(metavar="PATH", help="The trace of B, if it is another one.")] = None,
+    path_b: Annotated[
+        Path | None, Option(metavar="PATH", help="The trace of B, if it is another one.")
+    ] = None,
     split: Literal["train", "val", "trial"] | None = None,
     decoding: Literal["sampled", "greedy"] | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two episodes message by message, or two runs or steps by their rewards on shared tasks.
+    """Compare two episodes message by message, or two runs or steps by their rewards on shared
+    tasks.
 
-    Runs are compared by a sign-flip permutation test of the mean difference, paired by task; below six tasks no
-    p-value is given.
+    Runs are compared by a sign-flip permutation test of the mean difference, paired by task; below
+    six tasks no p-value is given.
 
     Args:
         a: An episode or a run, by its id, name or path; RUN@STEP or RUN@last: a step.
@@ -69,10 +72,15 @@ def diff(
         (a, step_a), (b, step_b) = _step_of(a), _step_of(b)
         named = open_named(a or None, path), open_named(b or None, path_b or path)
         reader_a, reader_b = (stack.enter_context(target.reader) for target in named)
-        targets = [queries.find(target.reader, target.id or queries.find_run(target.reader, None)) for target in named]
+        targets = [
+            queries.find(target.reader, target.id or queries.find_run(target.reader, None))
+            for target in named
+        ]
         kinds = {target.kind for target in targets}
         if kinds == {"episode"}:
-            episodes = diff_episodes(episode_at(reader_a, targets[0].id), episode_at(reader_b, targets[1].id))
+            episodes = diff_episodes(
+                episode_at(reader_a, targets[0].id), episode_at(reader_b, targets[1].id)
+            )
             print_json(_episodes_json(episodes)) if as_json else _print_episodes(episodes)
         elif kinds == {"run"}:
             runs = diff_runs(
@@ -106,7 +114,10 @@ def _episodes_json(result: EpisodeDiff) -> dict[str, object]:
         "b": _facts(result.b),
         "same_messages": result.same_messages,
         "first_difference": None if first is None else {"a": first.a, "b": first.b},
-        "parts": [{"same": part.same, "a": part.a, "b": [] if part.same else part.b} for part in result.parts],
+        "parts": [
+            {"same": part.same, "a": part.a, "b": [] if part.same else part.b}
+            for part in result.parts
+        ],
         "rewards": result.rewards(),
         "shared_tokens": result.shared_tokens,
         "other_settings": result.other_settings,
@@ -138,13 +149,20 @@ def _print_episodes(result: EpisodeDiff) -> None:
         for name in sides[0]
         if sides[0][name] is not None or sides[1][name] is not None
     ]
-    rows += [{"": f"reward {one_line(r['reward'])}", "A": _cell(r["a"]), "B": _cell(r["b"])} for r in result.rewards()]
+    rows += [
+        {"": f"reward {one_line(r['reward'])}", "A": _cell(r["a"]), "B": _cell(r["b"])}
+        for r in result.rewards()
+    ]
     out.print(render.table(rows, out.width))
     out.print()
     if result.other_settings:
-        out.print(f"The first requests differ in {', '.join(map(one_line, result.other_settings))}.")
+        out.print(
+            f"The first requests differ in {', '.join(map(one_line, result.other_settings))}."
+        )
     if result.shared_tokens is not None:
-        rendered = " (what is no message is rendered, too)" if "tools" in result.other_settings else ""
+        rendered = (
+            " (what is no message is rendered, too)" if "tools" in result.other_settings else ""
+        )
         tokens = render.counted(result.shared_tokens, "token")
         out.print(f"Identical start of their first timelines: {tokens}{rendered}")
     first = result.first_difference
@@ -195,7 +213,9 @@ def _print_messages(messages: Sequence[ComparedMessage], sign: str, style: str) 
         if len(lines) > _LINES:
             out.print(f"{sign}   … and {len(lines) - _LINES} more lines", style="dim")
     if len(messages) > _MESSAGES:
-        out.print(f"{sign} … and {render.counted(len(messages) - _MESSAGES, 'more message')}", style="dim")
+        out.print(
+            f"{sign} … and {render.counted(len(messages) - _MESSAGES, 'more message')}", style="dim"
+        )
     if not messages:
         out.print(f"{sign} (nothing)", style="dim")
 
@@ -210,9 +230,14 @@ def _runs_json(result: RunDiff) -> dict[str, object]:
         ],
         "tasks_only_in_a": result.only_a,
         "tasks_only_in_b": result.only_b,
-        "test": None
-        if result.test is None
-        else {"name": "sign-flip permutation test of the mean, paired by task", **asdict(result.test)},
+        "test": (
+            None
+            if result.test is None
+            else {
+                "name": "sign-flip permutation test of the mean, paired by task",
+                **asdict(result.test),
+            }
+        ),
         "changes": result.changes,
         "config": [{"key": key, "a": before, "b": after} for key, before, after in result.config],
     }
@@ -234,10 +259,20 @@ def _side_json(side: RunSide) -> dict[str, object]:
 def _print_runs(result: RunDiff) -> None:
     out = render.console()
     a, b = _side_json(result.a), _side_json(result.b)
-    names = {"reward": "mean reward", "calls": "calls per episode", "sampled_tokens": "sampled tokens per episode"}
-    names["reward"] += f" ({result.a.of})" if result.a.of == result.b.of else f" ({result.a.of}; {result.b.of})"
+    names = {
+        "reward": "mean reward",
+        "calls": "calls per episode",
+        "sampled_tokens": "sampled tokens per episode",
+    }
+    names["reward"] += (
+        f" ({result.a.of})" if result.a.of == result.b.of else f" ({result.a.of}; {result.b.of})"
+    )
     names["seconds"] = "seconds per episode"
-    rows = [{"": names.get(name, name), "A": _cell(a[name]), "B": _cell(b[name])} for name in a if name != "failures"]
+    rows = [
+        {"": names.get(name, name), "A": _cell(a[name]), "B": _cell(b[name])}
+        for name in a
+        if name != "failures"
+    ]
     failures = result.a.failures, result.b.failures
     for cause in sorted({*failures[0], *failures[1]}):
         counts = [str(side[cause]) for side in failures]
@@ -245,7 +280,9 @@ def _print_runs(result: RunDiff) -> None:
     out.print(render.table(rows, out.width))
     out.print(f"\n{_verdict(result)}", soft_wrap=True)
     if result.only_a or result.only_b:
-        out.print(f"Not paired: {result.only_a} tasks only in A, {result.only_b} only in B", style="dim")
+        out.print(
+            f"Not paired: {result.only_a} tasks only in A, {result.only_b} only in B", style="dim"
+        )
     if result.changes:
         out.print("\nlargest changes of tasks, and of behaviour", style="italic")
     for line in finding_lines(result.changes):
@@ -267,7 +304,10 @@ def _verdict(result: RunDiff) -> str:
     counts = f"{better} better, {worse} worse, {test.n - better - worse} equal"
     head = f"B - A by task: {test.mean:+.4g} over {tasks} ({counts})."
     if test.p is None:
-        return f"{head} Not conclusive: at least 6 tasks are needed (smallest possible p here: {test.smallest_p:.2g})."
+        return (
+            f"{head} Not conclusive: at least 6 tasks are needed (smallest possible p here:"
+            f" {test.smallest_p:.2g})."
+        )
     return f"{head} {_claim(test)}"
 
 

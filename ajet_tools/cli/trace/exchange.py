@@ -41,13 +41,15 @@ def export(
     redact: Annotated[bool, Option("--redact/--no-redact")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.
+    """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML
+    page.
 
-    Secrets and personal data are replaced and counted (--no-redact keeps them). Formats to train on leave out
-    validation tasks, and tasks that nearly repeat one, and replies that were cut at their limit. messages, sharegpt and
-    trl-prompt, whose replies are imitated, leave out episodes that earned nothing: a reward of 0 or less (without any
-    above 0, the lowest), or none in a run that has rewards. All are counted. Episodes that a resume rolled back
-    are left out, except in native. Files are written whole or not at all.
+    Secrets and personal data are replaced and counted (--no-redact keeps them). Formats to train on
+    leave out validation tasks, and tasks that nearly repeat one, and replies that were cut at their
+    limit. messages, sharegpt and trl-prompt, whose replies are imitated, leave out episodes that
+    earned nothing: a reward of 0 or less (without any above 0, the lowest), or none in a run that
+    has rewards. All are counted. Episodes that a resume rolled back are left out, except in native.
+    Files are written whole or not at all.
 
     Args:
         out: Output file; - is stdout. For otlp also a URL that it is sent to.
@@ -68,16 +70,22 @@ def export(
     ajet trace export --format native --all-runs --no-redact -o - | gzip > all.jsonl.gz
     """
     if out == "-" and format == "tokens" and sys.stdout.isatty():
-        raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
+        raise ConfigError(
+            "tokens is a binary table: write it to a file with --out, or redirect stdout"
+        )
     to_server = out.startswith(("http://", "https://"))
     if to_server and format != "otlp":
-        raise ConfigError(f"only --format otlp is sent to a server (got {format}); name a file with --out")
+        raise ConfigError(
+            f"only --format otlp is sent to a server (got {format}); name a file with --out"
+        )
     target: Path | BinaryIO = sys.stdout.buffer if out == "-" else Path(out)
     if to_server:
         target = cast(BinaryIO, Collector(out))
     reader, where, run = open_named(run, path)
     with reader:
-        ids = _chosen_ids(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
+        ids = _chosen_ids(
+            reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native"
+        )
         if not ids:
             raise ConfigError("no episode of this trace was selected; `ajet trace ls` lists them")
         with ProgressBar("export episodes") as bar:
@@ -88,7 +96,8 @@ def export(
                 target,
                 None if all_runs or episode else queries.find_run(reader, run),
                 include_validation=include_validation or split == "val",
-                include_failures=include_failures or bool(episode),  # whoever names an episode wants it
+                include_failures=include_failures
+                or bool(episode),  # whoever names an episode wants it
                 redact=redact,
                 margin=margin,
                 trace=where,
@@ -124,7 +133,10 @@ def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
         print_json(summary, indent=None if to_stdout else 2, err=to_stdout)
         return
     where = f" to {done.path}" if done.path else ""
-    echo(f"{counted(done.episodes, 'episode')}, {counted(done.rows, 'row')} of {done.format}{where}", err=True)
+    echo(
+        f"{counted(done.episodes, 'episode')}, {counted(done.rows, 'row')} of {done.format}{where}",
+        err=True,
+    )
     for reason, count in sorted(done.left_out.items()):
         echo(f"  left out: {count:,} {reason}", err=True)
     note = "Names and other facts in prose are not detected"
@@ -139,15 +151,17 @@ def import_(
     files: Annotated[list[str], Argument(metavar="FILE...", help="Files to import; - is stdin.")],
     out: Annotated[Path, Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
     source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
-    skip_bad_rows: Annotated[bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")] = False,
+    skip_bad_rows: Annotated[
+        bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.
 
-    Reads ajet's native and messages, OpenAI messages, request/response logs and batch output, OTLP JSON with GenAI
-    attributes, OpenInference (Phoenix), AgentScope Studio's database, agent-lightning's spans, verifiers' traces,
-    Tinker's Datums, TRL's rollouts, rLLM's episodes. Fields that a format lacks stay empty. Importing a file twice adds
-    nothing.
+    Reads ajet's native and messages, OpenAI messages, request/response logs and batch output, OTLP
+    JSON with GenAI attributes, OpenInference (Phoenix), AgentScope Studio's database,
+    agent-lightning's spans, verifiers' traces, Tinker's Datums, TRL's rollouts, rLLM's episodes.
+    Fields that a format lacks stay empty. Importing a file twice adds nothing.
 
     \b
     ajet trace import all.jsonl --out copy.duckdb

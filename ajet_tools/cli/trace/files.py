@@ -39,17 +39,25 @@ from ajet_tools.trace.queries.base import rows
 
 def prune(
     path: Where = None,
-    older_than: Annotated[str | None, Option(metavar="AGE", help="Runs that ended longer ago: 30d, 12h, 2w.")] = None,
-    run: Annotated[list[str] | None, Option(metavar="RUN", help="This run, by its id or name; repeatable.")] = None,
-    keep_size: Annotated[str | None, Option(metavar="SIZE", help="Oldest runs above this total: 500MB, 2GB.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be deleted, and stop.")] = False,
+    older_than: Annotated[
+        str | None, Option(metavar="AGE", help="Runs that ended longer ago: 30d, 12h, 2w.")
+    ] = None,
+    run: Annotated[
+        list[str] | None, Option(metavar="RUN", help="This run, by its id or name; repeatable.")
+    ] = None,
+    keep_size: Annotated[
+        str | None, Option(metavar="SIZE", help="Oldest runs above this total: 500MB, 2GB.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print what would be deleted, and stop.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete whole runs with their episodes, calls, metrics and feedback, after asking.
 
-    Files that are being written are passed over; if all are, that is an error. --keep-size always keeps the newest run.
-    Checkpoints and logs are kept.
+    Files that are being written are passed over; if all are, that is an error. --keep-size always
+    keeps the newest run. Checkpoints and logs are kept.
 
     \b
     ajet trace prune --older-than 30d --dry-run
@@ -68,8 +76,14 @@ def prune(
         echo(f"Passed over, because they are being written: {', '.join(map(str, live))}", err=True)
     files = [file for file in files if file not in live]
     with open_trace(*live) if live else nullcontext() as reader:
-        alive = {run["run_id"] for run in rows(reader, "SELECT run_id FROM runs")} if reader else set()
-    gone = [entry for entry in _chosen(files, older_than, run or (), keep_size) if entry[1].run_id not in alive]
+        alive = (
+            {run["run_id"] for run in rows(reader, "SELECT run_id FROM runs")} if reader else set()
+        )
+    gone = [
+        entry
+        for entry in _chosen(files, older_than, run or (), keep_size)
+        if entry[1].run_id not in alive
+    ]
     before = sum(map(bytes_of, files))
     if not as_json:
         _print_pruned(gone)
@@ -78,7 +92,9 @@ def prune(
             typer.confirm("Delete them permanently?", abort=True, err=True)
         with _progress() as report:
             for file in dict.fromkeys(file for file, _ in gone):
-                prune_file(file, [run_size.run_id for where, run_size in gone if where == file], report)
+                prune_file(
+                    file, [run_size.run_id for where, run_size in gone if where == file], report
+                )
     after = sum(map(bytes_of, files))
     if as_json:
         dropped = [{"file": str(file), **asdict(run_size)} for file, run_size in gone]
@@ -118,11 +134,25 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
     several = len({file for file, _ in gone}) > 1
     table = []
     for file, run in gone:
-        row: dict[str, object] = {"run": run.run_id[:12], "name": run.name, "status": run.status, "last": run.last}
-        row |= {"episodes": run.episodes, "calls": run.calls, "feedback": run.feedback, "about": decimal(run.bytes)}
+        row: dict[str, object] = {
+            "run": run.run_id[:12],
+            "name": run.name,
+            "status": run.status,
+            "last": run.last,
+        }
+        row |= {
+            "episodes": run.episodes,
+            "calls": run.calls,
+            "feedback": run.feedback,
+            "about": decimal(run.bytes),
+        }
         table.append({"file": str(file), **row} if several else row)
     count = "1 run goes" if len(table) == 1 else f"{len(table):,} runs go"
-    out.print(render.table(table, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
+    out.print(
+        render.table(
+            table, out.width, title=f"{count}, with all that belongs to it", right=["about"]
+        )
+    )
 
 
 def check(
@@ -131,17 +161,19 @@ def check(
     weights: Annotated[bool, Option("--weights")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.
+    """Check a trace for consistency and list violations with their ids. Exits with 1 if there are
+    any.
 
-    Checks columns, duplicate ids, references between tables, prompts, lengths, the ledger's balance, statuses and
-    times; and of a file at rest, by a digest of each row, whether a row was edited after it was written. Works on live
-    traces.
+    Checks columns, duplicate ids, references between tables, prompts, lengths, the ledger's
+    balance, statuses and times; and of a file at rest, by a digest of each row, whether a row was
+    edited after it was written. Works on live traces.
 
-    --deep computes again what follows from calls, rewards and the recorded config, compares it with what is stored, and
-    names the first row that differs. What it cannot compute (a tokenizer that is not at hand) is listed as not checked.
-    --weights also loads the run's first model and its checkpoints beside the trace, a version at a time, and compares
-    log-probabilities of 32 calls of each version with theirs (within 0.001, in 16 bits within 0.25), and the gradient
-    norm of the step that began with it. It fails where there are no weights to compare with.
+    --deep computes again what follows from calls, rewards and the recorded config, compares it with
+    what is stored, and names the first row that differs. What it cannot compute (a tokenizer that
+    is not at hand) is listed as not checked. --weights also loads the run's first model and its
+    checkpoints beside the trace, a version at a time, and compares log-probabilities of 32 calls of
+    each version with theirs (within 0.001, in 16 bits within 0.25), and the gradient norm of the
+    step that began with it. It fails where there are no weights to compare with.
 
     Args:
         deep: Also recompute prompts, texts, advantages, ledger and metrics of each training.
@@ -161,12 +193,22 @@ def check(
             broken[where] = check_trace(*files)
             if deep and not broken[where]:
                 audits[where] = audit(*files, weights=weights)
-            if not any(entry.invariant == "schema" for entry in broken[where]) and (changed := edited(*files)):
+            if not any(entry.invariant == "schema" for entry in broken[where]) and (
+                changed := edited(*files)
+            ):
                 broken[where].insert(0, changed)
     sound = not any(broken.values()) and not any(entry.differs for entry in audits.values())
     if as_json:
-        listed = [{"trace": str(where), **asdict(entry)} for where, entries in broken.items() for entry in entries]
-        deeply = {"audits": [{"trace": str(where), **asdict(entry)} for where, entry in audits.items()]} if deep else {}
+        listed = [
+            {"trace": str(where), **asdict(entry)}
+            for where, entries in broken.items()
+            for entry in entries
+        ]
+        deeply = (
+            {"audits": [{"trace": str(where), **asdict(entry)} for where, entry in audits.items()]}
+            if deep
+            else {}
+        )
         print_json({"traces": len(traces), "sound": sound, "broken": listed, **deeply})
     for where, violations in () if as_json else broken.items():
         if not violations and not (where in audits and audits[where].differs):
@@ -181,24 +223,32 @@ def check(
         if where in audits:
             _print_audit(str(where), audits[where])
     if weights and not any(entry.rows.get("weights") for entry in audits.values()):
-        raise TraceError("--weights compared no call; name the directory with the run's checkpoints")
+        raise TraceError(
+            "--weights compared no call; name the directory with the run's checkpoints"
+        )
     if not sound:
         raise typer.Exit(1)
 
 
 def audit_(
-    files: Annotated[list[Path], Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")],
+    files: Annotated[
+        list[Path], Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")
+    ],
     source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
-    tokenizer: Annotated[Path | None, Option(metavar="DIR", help="Tokenizer: compare ids with the text.")] = None,
+    tokenizer: Annotated[
+        Path | None, Option(metavar="DIR", help="Tokenizer: compare ids with the text.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Audit another trainer's rollouts with token ids: does it train what was sampled? Exits with 1 if not.
+    """Audit another trainer's rollouts with token ids: does it train what was sampled? Exits with 1
+    if not.
 
-    Reads verifiers' traces.jsonl, Tinker's Datums and the cookbook's capture, TRL's rollouts, rLLM's episodes,
-    agent-lightning's spans and events. Lengths of ids, masks, log-probabilities and spans must agree; log-probabilities
-    be finite and at most 0; only sampled tokens be trained; no attempt have a lower advantage than one of its group
-    with a lower reward. With a tokenizer, sampled ids must be the text of the reply, prompts what the chat template
-    renders. Prompts that do not extend an earlier call are listed.
+    Reads verifiers' traces.jsonl, Tinker's Datums and the cookbook's capture, TRL's rollouts,
+    rLLM's episodes, agent-lightning's spans and events. Lengths of ids, masks, log-probabilities
+    and spans must agree; log-probabilities be finite and at most 0; only sampled tokens be trained;
+    no attempt have a lower advantage than one of its group with a lower reward. With a tokenizer,
+    sampled ids must be the text of the reply, prompts what the chat template renders. Prompts that
+    do not extend an earlier call are listed.
 
     \b
     ajet trace audit outputs/gsm8k/traces.jsonl --tokenizer ~/models/Qwen3-0.6B
@@ -212,7 +262,10 @@ def audit_(
             echo(f"{visible(file)}: {format}")
         echo(f"{counted(dump.episodes, 'episode')} with {counted(dump.calls, 'call')}")
         if dump.without_calls:
-            echo(f"{counted(dump.without_calls, 'episode')} without a request: a reward alone cannot be audited")
+            echo(
+                f"{counted(dump.without_calls, 'episode')} without a request: a reward alone cannot"
+                " be audited"
+            )
         for problem in dump.problems:
             echo(visible(problem))
         if dump.unreadable > len(dump.problems):
@@ -231,7 +284,9 @@ def audit_(
 
 def _print_audit(where: str, audited: Audit) -> None:
     if not audited.differs:
-        forward = f", {audited.rows['weights']:,} with the weights" if "weights" in audited.rows else ""
+        forward = (
+            f", {audited.rows['weights']:,} with the weights" if "weights" in audited.rows else ""
+        )
         calls = counted(audited.rows["calls"], "call")
         echo(f"{where}: recomputed, nothing differs ({audited.checks} checks of {calls}{forward})")
     for entry in audited.differs:

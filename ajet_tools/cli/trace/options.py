@@ -7,28 +7,39 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-_PATH_HELP = "A trace file, or a directory whose traces are read as one. Default: the current directory."
+_PATH_HELP = (
+    "A trace file, or a directory whose traces are read as one. Default: the current directory."
+)
 Where = Annotated[Path | None, Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
 RUN_HELP = (
-    "A trace file, a directory (all traces in and below it are read as one), or a run by its id or name. "
-    "Default: all in or below the current directory."
+    "A trace file, a directory (all traces in and below it are read as one), or a run by its id or"
+    " name. Default: all in or below the current directory."
 )
 WhereOrRun = Annotated[Path | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)]
-OfRun = Annotated[str | None, Option("--run", metavar="RUN", help="A run, by id, name or path. Default: the newest.")]
+OfRun = Annotated[
+    str | None,
+    Option("--run", metavar="RUN", help="A run, by id, name or path. Default: the newest."),
+]
 Fitting = Annotated[
     str | None,
     Option(
         "--filter",
         "-f",
         metavar="EXPR",
-        help="Only episodes that match, such as 'reward<0.5 text~\"calc\"'; see `ajet trace ls --help`.",
+        help=(
+            "Only episodes that match, such as 'reward<0.5 text~\"calc\"'; see `ajet trace ls"
+            " --help`."
+        ),
     ),
 ]
 Newest = Annotated[
-    int | None, Option("--limit", "-n", min=1, help="Only the newest N episodes. Default: all.", show_default=False)
+    int | None,
+    Option(
+        "--limit", "-n", min=1, help="Only the newest N episodes. Default: all.", show_default=False
+    ),
 ]
 NoPager = Annotated[bool, Option("--no-pager", help="Print without a pager.")]
 FROM_HELP = (
-    "auto, native, openai, otlp, openinference, studio, agent-lightning, agent-lightning-v1, langsmith, langfuse, "
-    "verifiers-v1, tinker, trl or rllm."
+    "auto, native, openai, otlp, openinference, studio, agent-lightning, agent-lightning-v1,"
+    " langsmith, langfuse, verifiers-v1, tinker, trl or rllm."
 )

@@ -33,18 +33,27 @@ def rejudge(
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    split: Annotated[Literal["train", "val", "trial"] | None, Option(help="Only these episodes.")] = None,
-    concurrency: Annotated[int, Option(min=1, help="Maximum number of episodes judged concurrently.")] = 8,
+    split: Annotated[
+        Literal["train", "val", "trial"] | None, Option(help="Only these episodes.")
+    ] = None,
+    concurrency: Annotated[
+        int, Option(min=1, help="Maximum number of episodes judged concurrently.")
+    ] = 8,
     timeout: Annotated[
         float | None,
-        Option(min=0.1, metavar="SECONDS", help="Time limit of a judgement, in seconds. Default: the run's."),
+        Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="Time limit of a judgement, in seconds. Default: the run's.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Re-score recorded episodes with another judge, and show how rewards, groups and advantages change.
+    """Re-score recorded episodes with another judge, and show how rewards, groups and advantages
+    change.
 
-    The judge gets `output`, `task`, its metadata and `episode`; `model` and `env` are not available. An episode on
-    which it fails has no new reward (never 0). Nothing is written.
+    The judge gets `output`, `task`, its metadata and `episode`; `model` and `env` are not
+    available. An episode on which it fails has no new reward (never 0). Nothing is written.
 
     \b
     ajet trace rejudge --judge agent.py:strict
@@ -58,7 +67,14 @@ def rejudge(
         ids = _chosen(reader, run_id, filter, split)
         with ProgressBar("Judging", len(ids)) as bar:
             groups = groups_of(reader, run_id, ids, whole=compared_over(config))
-            work = run_rejudge(groups, new_judge, config, parallel=concurrency, timeout=timeout, progress=bar.advance)
+            work = run_rejudge(
+                groups,
+                new_judge,
+                config,
+                parallel=concurrency,
+                timeout=timeout,
+                progress=bar.advance,
+            )
             changes = asyncio.run(work)
     if as_json:
         print_json({"run_id": run_id, **_changes_json(changes)})
@@ -69,7 +85,8 @@ def rejudge(
 
 
 def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:
-    """Returns the ids of the selected episodes, oldest first. Raises QueryError if there are none."""
+    """Returns the ids of the selected episodes, oldest first. Raises QueryError if there are
+    none."""
     where, parameters = "true", list[object]()
     if filter:
         parsed = parse(filter)
@@ -87,7 +104,9 @@ def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | N
     )
     if not matches:
         narrowed = " that fits" if filter or split else ""
-        raise QueryError(f"run {run_id} has no finished episode{narrowed}; `ajet trace ls` lists them")
+        raise QueryError(
+            f"run {run_id} has no finished episode{narrowed}; `ajet trace ls` lists them"
+        )
     return [row["episode_id"] for row in matches]
 
 
@@ -99,9 +118,14 @@ def _changes_json(changes: Changes) -> dict[str, object]:
         "reward_before": changes.mean("before"),
         "reward_after": changes.mean("after"),
         "tasks": changes.by_task(),
-        "changed": [pick(v, "episode_id", "task_id", "before", "after") for v in changes.most_changed()],
+        "changed": [
+            pick(v, "episode_id", "task_id", "before", "after") for v in changes.most_changed()
+        ],
         "groups": changes.groups(),
-        "flipped": {"episodes": [v.episode_id for v in flipped], "tokens": sum(v.tokens for v in flipped)},
+        "flipped": {
+            "episodes": [v.episode_id for v in flipped],
+            "tokens": sum(v.tokens for v in flipped),
+        },
         "failures": [
             {"cause": cause, "episodes": [v.episode_id for v in group], "error": group[0].error}
             for cause, group in changes.failures.items()
@@ -113,7 +137,10 @@ def _changes_json(changes: Changes) -> dict[str, object]:
 def _print_changes(changes: Changes, run_id: str, judge: str) -> None:
     out = render.console()
     before, after = changes.mean("before"), changes.mean("after")
-    out.print(f"Run {run_id[:12]}, judged by {one_line(judge)}: {render.counted(len(changes.verdicts), 'episode')}")
+    out.print(
+        f"Run {run_id[:12]}, judged by {one_line(judge)}:"
+        f" {render.counted(len(changes.verdicts), 'episode')}"
+    )
     if before is not None and after is not None:
         change = f"{after - before:+.4g}"
         of = render.counted(len(changes.both), "episode")
@@ -129,12 +156,20 @@ def _print_changes(changes: Changes, run_id: str, judge: str) -> None:
         )
     flipped = [v for v in changes.verdicts if v.flipped]
     tokens = render.counted(sum(v.tokens for v in flipped), "sampled token")
-    out.print(f"Advantages that change sign: in {render.counted(len(flipped), 'episode')}, {tokens}")
+    out.print(
+        f"Advantages that change sign: in {render.counted(len(flipped), 'episode')}, {tokens}"
+    )
     for group in changes.failures.values():
         first = f"{group[0].error} (episode {group[0].episode_id[:12]})"
-        out.print(one_line(f"The judge failed, {len(group)} × {first}", 400), style="yellow", soft_wrap=True)
+        out.print(
+            one_line(f"The judge failed, {len(group)} × {first}", 400),
+            style="yellow",
+            soft_wrap=True,
+        )
     for cause, count in changes.skipped.items():
-        out.print(one_line(f"Not judged: {count} × {cause} (the workflow itself failed)"), style="dim")
+        out.print(
+            one_line(f"Not judged: {count} × {cause} (the workflow itself failed)"), style="dim"
+        )
 
 
 def _print_tables(changes: Changes) -> None:
@@ -156,4 +191,8 @@ def _print_tables(changes: Changes) -> None:
             }
             for v in changed[:_SHOWN]
         ]
-        out.print(render.table(rows, out.width, title=f"\nepisodes, largest change first ({len(changed)} changed)"))
+        out.print(
+            render.table(
+                rows, out.width, title=f"\nepisodes, largest change first ({len(changed)} changed)"
+            )
+        )

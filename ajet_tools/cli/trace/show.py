@@ -25,7 +25,13 @@ from ajet_tools.text.clean import counted, one_line, short_ids
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import verdicts
-from ajet_tools.trace.episode.blocks import Block, branch_title, call_blocks, conversation_blocks, overview_blocks
+from ajet_tools.trace.episode.blocks import (
+    Block,
+    branch_title,
+    call_blocks,
+    conversation_blocks,
+    overview_blocks,
+)
 from ajet_tools.trace.episode.overview import read_overview, summarize
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import ListedEpisode
@@ -50,23 +56,28 @@ def ls(
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    sort: Annotated[str, Option(metavar="COLUMN", help="Sort by this column; -COLUMN sorts descending.")] = "-ended_at",
+    sort: Annotated[
+        str, Option(metavar="COLUMN", help="Sort by this column; -COLUMN sorts descending.")
+    ] = "-ended_at",
     page: Annotated[int, Option(min=1, help="Page number.")] = 1,
     limit: Annotated[int, Option("--limit", "-n", min=1, help="Episodes per page.")] = 20,
-    status: Annotated[str | None, Option(help="Only episodes with this status; short for -f status=STATUS.")] = None,
+    status: Annotated[
+        str | None, Option(help="Only episodes with this status; short for -f status=STATUS.")
+    ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs, and the episodes of one: filtered, sorted, in pages.
 
-    A filter compares fields by = != < <= > >= ~ (contains) !~, combined by spaces (and), `or`, `not` and
-    parentheses. A word alone searches all text. Values may be lists (status=failed,timeout), `none`,
-    times (age<2h, seconds>1.5m) or in quotes, steps `last`. Fields: reward status success agent step task attempt
-    split decoding turns calls agents tokens prompt_tokens cost seconds latency age cause error unread_tool_calls
-    cut_tool_calls model version tag finish feedback outcome metric.NAME episode group run superseded text.
+    A filter compares fields by = != < <= > >= ~ (contains) !~, combined by spaces (and), `or`,
+    `not` and parentheses. A word alone searches all text. Values may be lists
+    (status=failed,timeout), `none`, times (age<2h, seconds>1.5m) or in quotes, steps `last`.
+    Fields: reward status success agent step task attempt split decoding turns calls agents tokens
+    prompt_tokens cost seconds latency age cause error unread_tool_calls cut_tool_calls model
+    version tag finish feedback outcome metric.NAME episode group run superseded text.
 
-    Columns to sort by: started_at ended_at seconds reward tokens turns calls agents step attempt split decoding status
-    cause error task task_id group_id episode_id run_id superseded.
+    Columns to sort by: started_at ended_at seconds reward tokens turns calls agents step attempt
+    split decoding status cause error task task_id group_id episode_id run_id superseded.
 
     \b
     ajet trace ls
@@ -74,7 +85,10 @@ def ls(
     ajet trace ls -f 'agent=werewolf step>10 text~"i am a villager"' -n 50 --page 2
     ajet trace ls --sort -tokens --json
     """
-    parts = [f"({filter})" if filter and status else filter, f'status="{status}"' if status else None]
+    parts = [
+        f"({filter})" if filter and status else filter,
+        f'status="{status}"' if status else None,
+    ]
     fits = parse(filter or "") if not status else parse(" ".join(part for part in parts if part))
     leave_pandas_out()
     reader, where, run = open_named(run, path)
@@ -83,14 +97,18 @@ def ls(
         words = {run_id: verdict.word for run_id, verdict in verdicts(reader, runs).items()}
         judged = [{**run, "verdict": words[run["run_id"]]} for run in runs]
         seeds = seed_groups(runs, differing(reader, [run["run_id"] for run in runs]))
-        newest = max(runs, key=lambda of: of["episodes"] > 0, default=None)  # the newest with episodes, if any
+        newest = max(
+            runs, key=lambda of: of["episodes"] > 0, default=None
+        )  # the newest with episodes, if any
         chosen = queries.find_run(reader, run) if run else newest and newest["run_id"]
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
             listing = open_listing(reader, chosen, fits, column, largest, progress=bar.update)
         start = (page - 1) * limit
         stop = min(listing.count, start + limit)
-        chunks = (listing.page(reader, at, min(_CHUNK, stop - at)) for at in range(start, stop, _CHUNK))
+        chunks = (
+            listing.page(reader, at, min(_CHUNK, stop - at)) for at in range(start, stop, _CHUNK)
+        )
         episodes = [row for chunk in chunks for row in chunk]
     if as_json:
         counts = {"count": listing.count, "of": listing.of, "page": page}
@@ -119,21 +137,38 @@ def _print_ls(
         rows = [_row("run", run_ids[str(r["run_id"])], r, shown) for r in runs[:_RUNS]]
         out.print(render.table(rows, out.width))
         if means:
-            out.print("; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True)
+            out.print(
+                "; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True
+            )
         if seeds:
             rows = [
-                {"runs": of.name, "seeds": len(of.runs), of.of or "reward": of.mean, "low": of.low, "high": of.high}
+                {
+                    "runs": of.name,
+                    "seeds": len(of.runs),
+                    of.of or "reward": of.mean,
+                    "low": of.low,
+                    "high": of.high,
+                }
                 for of in seeds
             ]
             out.print(render.table(rows, out.width, title="\nover seeds"))
         if len(runs) > _RUNS:
-            out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json lists all", style="dim")
+            out.print(
+                f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json lists all",
+                style="dim",
+            )
         if not episodes:
             out.print(_none_of(listing))
             return
         order = f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
-        order = "latest first" if (listing.sort, listing.descending) == ("ended_at", True) else order
-        fitting = f"{listing.count:,} of {listing.of:,}" if listing.count < listing.of else f"{listing.of:,}"
+        order = (
+            "latest first" if (listing.sort, listing.descending) == ("ended_at", True) else order
+        )
+        fitting = (
+            f"{listing.count:,} of {listing.of:,}"
+            if listing.count < listing.of
+            else f"{listing.of:,}"
+        )
         run = run_ids.get(chosen or "", "")
         title = f"\nepisodes {start + 1:,} to {start + len(episodes):,} of {fitting}, run {run}"
         is_shown = listing.sort in (*_EPISODE_COLUMNS, "ended_at")
@@ -147,22 +182,52 @@ def _print_ls(
 def _none_of(listing: Listing) -> str:
     if listing.count:
         return f"\nThere are only {listing.count:,} episodes; this page does not exist."
-    return f"\nNo episode of {listing.of:,} matches the filter." if listing.of else "\nNo episodes yet."
+    return (
+        f"\nNo episode of {listing.of:,} matches the filter."
+        if listing.of
+        else "\nNo episodes yet."
+    )
 
 
-_RUN_COLUMNS = ("name", "status", "verdict", "episodes", "unsound", "last_step", "started_at", "backbone")
+_RUN_COLUMNS = (
+    "name",
+    "status",
+    "verdict",
+    "episodes",
+    "unsound",
+    "last_step",
+    "started_at",
+    "backbone",
+)
 _EPISODE_COLUMNS = (
-    "status", "reward", "step", "task", "turns", "tokens", "seconds", "cause", "attempt", "split", "decoding",
-    "agents", "calls", "task_id",
-)  # fmt: skip
+    "status",
+    "reward",
+    "step",
+    "task",
+    "turns",
+    "tokens",
+    "seconds",
+    "cause",
+    "attempt",
+    "split",
+    "decoding",
+    "agents",
+    "calls",
+    "task_id",
+)
 
 
-def _row(kind: str, short: str, row: Mapping[str, object], columns: Sequence[str]) -> dict[str, object]:
+def _row(
+    kind: str, short: str, row: Mapping[str, object], columns: Sequence[str]
+) -> dict[str, object]:
     return {kind: short, **{column: row[column] for column in columns if column != f"{kind}_id"}}
 
 
 def show(
-    id: Annotated[str, Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix of its id.")],
+    id: Annotated[
+        str,
+        Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix of its id."),
+    ],
     path: Where = None,
     full: Annotated[bool, Option("--full", help="Show every call and message in full.")] = False,
     no_pager: NoPager = False,
@@ -170,7 +235,8 @@ def show(
 ) -> None:
     """Show an episode's conversation, rewards and ledger, a whole call, or a run with its metrics.
 
-    Long episodes show their first and last calls, long messages their beginning; --full shows everything.
+    Long episodes show their first and last calls, long messages their beginning; --full shows
+    everything.
 
     \b
     ajet trace show 3f2a91
@@ -181,7 +247,11 @@ def show(
     with reader:
         target = queries.find(reader, meant or queries.find_run(reader, None))
         if as_json:
-            print_json({"run": _run_json, "episode": _episode_json, "call": _call_json}[target.kind](reader, target.id))
+            print_json(
+                {"run": _run_json, "episode": _episode_json, "call": _call_json}[target.kind](
+                    reader, target.id
+                )
+            )
             return
         with paged(no_pager) as out:
             show = {"run": _show_run, "episode": _show_episode, "call": _show_call}[target.kind]
@@ -200,7 +270,11 @@ def _run_json(reader: TraceReader, run_id: str) -> Mapping[str, object]:
 def _show_run(reader: TraceReader, run_id: str, out: Console, full: bool) -> None:
     row = _run_row(reader, run_id)
     out.print(
-        render.fields((name, value) for name, value in row.items() if name not in ("causes", "rewards", "reward_of"))
+        render.fields(
+            (name, value)
+            for name, value in row.items()
+            if name not in ("causes", "rewards", "reward_of")
+        )
     )
     metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
     if metrics:
@@ -211,11 +285,21 @@ def _show_run(reader: TraceReader, run_id: str, out: Console, full: bool) -> Non
 
 def _episode_json(reader: TraceReader, episode_id: str) -> Mapping[str, object]:
     [record] = records_of(reader, [episode_id], whole=True)
-    episode, place = record.episode, {call.call_id: i for i, call in enumerate(record.episode.calls)}
+    episode, place = (
+        record.episode,
+        {call.call_id: i for i, call in enumerate(record.episode.calls)},
+    )
     unended = {} if record.ended else {"run_id": "", "status": None, "ended_at": None}
-    booked = sorted(record.ledger, key=lambda entry: (place.get(entry.call_id, len(place)), entry.outcome))
+    booked = sorted(
+        record.ledger, key=lambda entry: (place.get(entry.call_id, len(place)), entry.outcome)
+    )
     ledger = [{"call_id": e.call_id, "outcome": e.outcome, "tokens": e.tokens} for e in booked]
-    return {**episode.model_dump(mode="json"), **unended, "reward": episode.reward, "ledger": ledger}
+    return {
+        **episode.model_dump(mode="json"),
+        **unended,
+        "reward": episode.reward,
+        "ledger": ledger,
+    }
 
 
 def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool) -> None:
@@ -230,10 +314,15 @@ def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool
         blocks = list(_new_blocks(conversation_blocks(overview, number), printed))
         printed.update((block.title, block.text) for block in blocks)
         cut = branch.chain[_FIRST:-_LAST] if not full and len(branch.chain) > _FIRST + _LAST else ()
-        last = next((n for n, block in enumerate(blocks) if cut and block.call_id in branch.chain[-_LAST:]), 0)
+        last = next(
+            (n for n, block in enumerate(blocks) if cut and block.call_id in branch.chain[-_LAST:]),
+            0,
+        )
         _print_blocks(out, (block for block in blocks[:last] if block.call_id not in cut), full)
         if cut:
-            out.print(f"{counted(len(cut), 'call')} left out here; --full shows all\n", style="yellow")
+            out.print(
+                f"{counted(len(cut), 'call')} left out here; --full shows all\n", style="yellow"
+            )
         _print_blocks(out, blocks[last:], full)
 
 
@@ -241,7 +330,11 @@ def _new_blocks(blocks: Iterable[Block], printed: Set[tuple[str, str]]) -> Itera
     """Skips messages at the beginning of a conversation that were printed before."""
     begins = True
     for block in blocks:
-        begins = begins and not block.facts and (block.message is None or (block.title, block.text) in printed)
+        begins = (
+            begins
+            and not block.facts
+            and (block.message is None or (block.title, block.text) in printed)
+        )
         if block.message is None or not begins:
             yield block
 
@@ -255,7 +348,9 @@ def _print_blocks(out: Console, blocks: Iterable[Block], full: bool) -> None:
 def _call_record(reader: TraceReader, call_id: str) -> tuple[Call, list[str]]:
     [record] = records_of(reader, [queries.episode_of_call(reader, call_id)], whole=True)
     [call] = [call for call in record.episode.calls if call.call_id == call_id]
-    return call, [f"{entry.outcome}: {entry.tokens}" for entry in record.ledger if entry.call_id == call_id]
+    return call, [
+        f"{entry.outcome}: {entry.tokens}" for entry in record.ledger if entry.call_id == call_id
+    ]
 
 
 def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
@@ -267,7 +362,9 @@ def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
 def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> None:
     call, booked = _call_record(reader, call_id)
     request = {name: value for name, value in call.request.items() if name not in _SPOKEN}
-    logprob = None if call.logprobs is None or not len(call.logprobs) else float(call.logprobs.sum())
+    logprob = (
+        None if call.logprobs is None or not len(call.logprobs) else float(call.logprobs.sum())
+    )
     out.print(
         render.fields(
             [
@@ -279,7 +376,14 @@ def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> N
                 ("trainable", call.trainable),
                 ("log-probability", None if logprob is None else f"{logprob:.4f} in all"),
                 ("sampling", json.dumps(call.sampling, ensure_ascii=False)),
-                ("request", json.dumps(request, ensure_ascii=False) if full else one_line(request, _LONGEST)),
+                (
+                    "request",
+                    (
+                        json.dumps(request, ensure_ascii=False)
+                        if full
+                        else one_line(request, _LONGEST)
+                    ),
+                ),
                 ("started", call.started_at),
                 ("ended", call.ended_at),
                 ("ledger", ", ".join(booked)),
@@ -314,7 +418,15 @@ def ledger(
         totals = queries.ledger_totals(reader, run_id, fits, by_step=by_step)
         wrong = ledger_balance(reader, run_id)
     if as_json:
-        print_json({"run_id": run_id, "status": status, "balanced": not wrong, "wrong": wrong, "outcomes": totals})
+        print_json(
+            {
+                "run_id": run_id,
+                "status": status,
+                "balanced": not wrong,
+                "wrong": wrong,
+                "outcomes": totals,
+            }
+        )
     else:
         _print_ledger(totals, _verdict(run_id, status, wrong), wrong, filter, no_pager)
     if wrong and status == "finished":
@@ -322,14 +434,23 @@ def ledger(
 
 
 def _print_ledger(
-    totals: Sequence[LedgerTotal], verdict: str, wrong: Sequence[str], filter: str | None, no_pager: bool
+    totals: Sequence[LedgerTotal],
+    verdict: str,
+    wrong: Sequence[str],
+    filter: str | None,
+    no_pager: bool,
 ) -> None:
     tokens = sum(row["tokens"] for row in totals) or 1
     rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
     with paged(no_pager) as out:
         if filter:
-            out.print(f"of episodes that match {one_line(filter)}; the verdict is for the whole run", style="dim")
-        out.print(render.table(rows, out.width, right=["share"]) if rows else "no tokens in the ledger")
+            out.print(
+                f"of episodes that match {one_line(filter)}; the verdict is for the whole run",
+                style="dim",
+            )
+        out.print(
+            render.table(rows, out.width, right=["share"]) if rows else "no tokens in the ledger"
+        )
         out.print(verdict, soft_wrap=True)
         for line in wrong[:_UNBOOKED]:
             out.print(f"  {visible(line)}", soft_wrap=True)
@@ -341,6 +462,12 @@ def _verdict(run_id: str, status: str, wrong: Sequence[str]) -> str:
     if not wrong:
         return f"run {run_id} ({status}): the ledger balances"
     if status == "finished":
-        return f"run {run_id} ({status}): the ledger does not balance for {counted(len(wrong), 'call')}"
+        return (
+            f"run {run_id} ({status}): the ledger does not balance for"
+            f" {counted(len(wrong), 'call')}"
+        )
     are = "is" if len(wrong) == 1 else "are"
-    return f"run {run_id} ({status}): {counted(len(wrong), 'call')} {are} missing in the ledger, at least in part"
+    return (
+        f"run {run_id} ({status}): {counted(len(wrong), 'call')} {are} missing in the ledger, at"
+        " least in part"
+    )

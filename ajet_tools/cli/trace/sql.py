@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def sql(
-    query: Annotated[str, Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)],
+    query: Annotated[
+        str, Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)
+    ],
     path: Where = None,
     limit: Annotated[int, Option("--limit", "-n", min=1)] = 100,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV with a header.")] = False,
@@ -37,8 +39,8 @@ def sql(
 ) -> None:
     """Query a trace in SQL (DuckDB's dialect): one SELECT or EXPLAIN, read-only, at most 30 s.
 
-    Tables: runs, episodes, calls, rewards, metrics, ledger, trained, feedback. `calls` stores only the new part of
-    each prompt; the view `calls_full` has whole prompts and requests.
+    Tables: runs, episodes, calls, rewards, metrics, ledger, trained, feedback. `calls` stores only
+    the new part of each prompt; the view `calls_full` has whole prompts and requests.
 
     Args:
         limit: Rows to print; JSON, CSV and files have all rows.
@@ -53,7 +55,9 @@ def sql(
     """
     if len(query.encode()) < 256 and Path(query).exists() and (path is None or not path.exists()):
         first = shlex.quote(str(path or "FROM runs"))
-        raise ConfigError(f"the query comes before the trace; type: ajet trace sql {first} {shlex.quote(query)}")
+        raise ConfigError(
+            f"the query comes before the trace; type: ajet trace sql {first} {shlex.quote(query)}"
+        )
     if path is None or path.is_dir():
         located_files(path)  # logs which files are skipped
     with closing(SqlProcess(path)) as process:

@@ -26,10 +26,16 @@ _PLAIN = "+:.,=<>!~()'*"
 
 
 def view(
-    target: Annotated[str | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)] = None,
-    run: Annotated[str | None, Option(metavar="RUN", help="Start with this run, by its id or name.")] = None,
+    target: Annotated[
+        str | None, Argument(metavar="PATH", help=RUN_HELP, show_default=False)
+    ] = None,
+    run: Annotated[
+        str | None, Option(metavar="RUN", help="Start with this run, by its id or name.")
+    ] = None,
     tokenizer: Annotated[Path | None, Option(metavar="PATH")] = None,
-    web: Annotated[bool, Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")] = False,
+    web: Annotated[
+        bool, Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")
+    ] = False,
     port: Annotated[int, Option(min=0, max=65535, help="Port of --web; 0 takes a free one.")] = 0,
     tokens: Annotated[Path | None, Option(metavar="FILE")] = None,
     url: Annotated[str | None, Option(metavar="URL")] = None,
@@ -40,8 +46,9 @@ def view(
 ) -> None:
     """Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run.
 
-    Press ? for a screen's keys, escape to go back, ctrl+p for commands. `--web` prints a URL that holds a
-    token: whoever has it can read the trace. On another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST.
+    Press ? for a screen's keys, escape to go back, ctrl+p for commands. `--web` prints a URL that
+    holds a token: whoever has it can read the trace. On another machine, forward the port: ssh -L
+    8000:127.0.0.1:8000 HOST.
 
     Args:
         tokenizer: Tokenizer directory for showing tokens. Default: that of the run's model.
@@ -55,7 +62,10 @@ def view(
     ajet trace view launcher_record/math --web --port 8000
     """
     if web:
-        chosen = [*(["--run", run] if run else []), *(["--tokenizer", str(tokenizer.absolute())] if tokenizer else [])]
+        chosen = [
+            *(["--run", run] if run else []),
+            *(["--tokenizer", str(tokenizer.absolute())] if tokenizer else []),
+        ]
         _serve(target, run, chosen, port, until_eof, tokens, url)
         return
     if tokens or url:
@@ -63,7 +73,8 @@ def view(
     if not served:
         check_terminal(
             "ajet trace view",
-            "use `ajet trace ls` and `ajet trace show`, or open it in a browser with `ajet trace view --web`",
+            "use `ajet trace ls` and `ajet trace show`, or open it in a browser with `ajet trace"
+            " view --web`",
         )
     app_module = load_viewer("trace.app")
 
@@ -75,8 +86,12 @@ def view(
         viewer.tokenizer = tokenizer
         viewer.first_address, viewer.read_only = at, read_only
         if served:
-            viewer.set_address = lambda address: viewer.open_url(f"#{quote(address, safe=_PLAIN)}", new_tab=False)
-            threading.Thread(target=_exit_with, args=(os.getppid(), viewer.exit), daemon=True).start()
+            viewer.set_address = lambda address: viewer.open_url(
+                f"#{quote(address, safe=_PLAIN)}", new_tab=False
+            )
+            threading.Thread(
+                target=_exit_with, args=(os.getppid(), viewer.exit), daemon=True
+            ).start()
         viewer.run()
     raise typer.Exit(viewer.return_code or 0)
 
@@ -114,8 +129,16 @@ def _serve(
     serve = load_viewer("web").serve
     if url is not None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or "@" in parts.netloc:
-            raise ConfigError(f"--url {url} must be https://HOST without a path: the viewer uses the root of the host")
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.netloc
+            or parts.path.strip("/")
+            or "@" in parts.netloc
+        ):
+            raise ConfigError(
+                f"--url {url} must be https://HOST without a path: the viewer uses the root of the"
+                " host"
+            )
         url = f"{parts.scheme}://{parts.netloc}"
     if not until_eof:  # a run starts the viewer before it writes its trace
         reader, _, meant = open_named(target)

@@ -1,7 +1,7 @@
 """Mixes several datasets in shares, and splits a dataset.
 
-A mix draws rows without repetition and interleaves the sources at random; within a source the order stays. Each file is
-read once to count it and once per round to write it, so memory use is constant.
+A mix draws rows without repetition and interleaves the sources at random; within a source the order
+stays. Each file is read once to count it and once per round to write it, so memory use is constant.
 
 A split assigns a row by a hash of its content, so the row keeps its side when the file grows.
 """
@@ -51,7 +51,9 @@ class Share:
 def parse_part(text: str) -> MixPart:
     """Parses `FILE=WEIGHT` or `FILE` (weight 1). Raises ConfigError."""
     path, equals, weight = text.rpartition("=")
-    if not equals or Path(text).expanduser().exists():  # `data/level=2` may be a partition directory
+    if (
+        not equals or Path(text).expanduser().exists()
+    ):  # `data/level=2` may be a partition directory
         return MixPart(text, 1.0)
     try:
         value = float(weight)
@@ -62,32 +64,43 @@ def parse_part(text: str) -> MixPart:
     return MixPart(path, value)
 
 
-def plan(parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = False) -> list[Share]:
+def plan(
+    parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = False
+) -> list[Share]:
     """Computes the rows to take of each source, to the nearest row.
 
-    Without `total`, the mix is as large as the weights allow without repeating a row. Raises ConfigError if `total`
-    needs more rows than a source has, unless `repeat`; TaskError for a source without rows.
+    Without `total`, the mix is as large as the weights allow without repeating a row. Raises
+    ConfigError if `total` needs more rows than a source has, unless `repeat`; TaskError for a
+    source without rows.
     """
     if any(part.path == "-" for part in parts):
-        raise ConfigError("a mix reads its sources twice, which is impossible with stdin; pass files")
+        raise ConfigError(
+            "a mix reads its sources twice, which is impossible with stdin; pass files"
+        )
     sizes = [count_rows(part.path) for part in parts]
     for part, size in zip(parts, sizes, strict=True):
         if not size:
             raise TaskError(f"{part.path} has no rows")
     whole = sum(part.weight for part in parts)
-    most = math.floor(min(size * whole / part.weight for part, size in zip(parts, sizes, strict=True)) + 1e-9)
+    most = math.floor(
+        min(size * whole / part.weight for part, size in zip(parts, sizes, strict=True)) + 1e-9
+    )
     rows = most if total is None else total
     exact = [rows * part.weight / whole for part in parts]
     takes = [math.floor(share + 1e-9) for share in exact]
     order = sorted(range(len(parts)), key=lambda i: (takes[i] - exact[i], i))
-    for i in order[: rows - sum(takes)]:  # the rows lost by rounding down go to the largest remainders
+    for i in order[
+        : rows - sum(takes)
+    ]:  # the rows lost by rounding down go to the largest remainders
         takes[i] += 1
-    shares = [Share(part.path, size, take) for part, size, take in zip(parts, sizes, takes, strict=True)]
+    shares = [
+        Share(part.path, size, take) for part, size, take in zip(parts, sizes, takes, strict=True)
+    ]
     for share in shares:
         if share.take > share.rows and not repeat:
             raise ConfigError(
-                f"{share.path} has {share.rows:,} rows, the mix needs {share.take:,}: ask for {most} (-n), lower its "
-                "weight, or use --repeat"
+                f"{share.path} has {share.rows:,} rows, the mix needs {share.take:,}: ask for"
+                f" {most} (-n), lower its weight, or use --repeat"
             )
     return shares
 
@@ -96,11 +109,16 @@ _WINDOW = 8192
 
 
 def blocks(
-    shares: Sequence[Share], *, seed: int = 0, mapping: Mapping[str, str] | None = None, lines: bool = True
+    shares: Sequence[Share],
+    *,
+    seed: int = 0,
+    mapping: Mapping[str, str] | None = None,
+    lines: bool = True,
 ) -> Iterator[Block]:
     """Yields the rows of a mix in blocks, of lines or of a table.
 
-    Reproducible for the same seed and files. Raises TaskError if the sources do not fit into one table.
+    Reproducible for the same seed and files. Raises TaskError if the sources do not fit into one
+    table.
     """
     counts = [share.take for share in shares]
     order = _chance(seed, 0).permutation(np.repeat(np.arange(len(shares), dtype=np.int16), counts))
@@ -118,18 +136,25 @@ def _chance(seed: int, number: int) -> np.random.Generator:
 
 
 class _Drawn:
-    """The rows that a mix takes of a source, in order: all rows in full rounds, then a random part."""
+    """The rows that a mix takes of a source, in order: all rows in full rounds, then a random
+    part."""
 
-    def __init__(self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None
+    ) -> None:
         self._blocks = self._rounds(share, chance, mapping)
         self._left: Block | None = None
 
-    def _rounds(self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None) -> Iterator[Block]:
+    def _rounds(
+        self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None
+    ) -> Iterator[Block]:
         rounds, rest = divmod(share.take, share.rows)
         for _ in range(rounds):
             yield from marked(read_blocks(share.path, mapping=mapping), share.path, "")
         chosen, number = np.sort(chance.choice(share.rows, rest, replace=False)), 0
-        for block in marked(read_blocks(share.path, mapping=mapping), share.path, "") if rest else ():
+        for block in (
+            marked(read_blocks(share.path, mapping=mapping), share.path, "") if rest else ()
+        ):
             start, end = np.searchsorted(chosen, [number, number + len(block)])
             yield block.take(chosen[start:end] - number)
             number += len(block)
@@ -152,9 +177,14 @@ _GOLDEN = 0.6180339887498949
 def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
     """Returns the fractions after validation. Raises ConfigError."""
     if len(fractions) < 2 or any(not 0 <= share <= 1 for share in fractions.values()):
-        raise ConfigError(f"a split needs at least two sides, each with a fraction from 0 to 1 (got {dict(fractions)})")
+        raise ConfigError(
+            "a split needs at least two sides, each with a fraction from 0 to 1 (got"
+            f" {dict(fractions)})"
+        )
     if abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ConfigError(f"fractions must add up to 1 (got {sum(fractions.values()):g}: {dict(fractions)})")
+        raise ConfigError(
+            f"fractions must add up to 1 (got {sum(fractions.values()):g}: {dict(fractions)})"
+        )
     return dict(fractions)
 
 
@@ -164,13 +194,20 @@ def is_held_out(side: str, sides: Iterable[str]) -> bool:
 
 
 def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a row") -> str:
-    """Returns the key that decides a row's side: the field `by`, else the question in normal form."""
+    """Returns the key that decides a row's side: the field `by`, else the question in normal
+    form."""
     if by is not None:
         value = value_at(values, by)
         if value is None:
             raise TaskError(f"{where} has no {by}, by which rows are to be grouped")
-        return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return normal(text_of(values)) or json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
+        return (
+            value
+            if isinstance(value, str)
+            else json.dumps(value, sort_keys=True, ensure_ascii=False)
+        )
+    return normal(text_of(values)) or json.dumps(
+        values, sort_keys=True, ensure_ascii=False, default=str
+    )
 
 
 def keys_of(block: Block, by: str | None = None) -> pl.Series | list[str]:
@@ -190,11 +227,16 @@ def keys_of(block: Block, by: str | None = None) -> pl.Series | list[str]:
 def _places(seed: int, keys: Iterable[str]) -> npt.NDArray[np.float64]:
     """Hashes each key to a number from 0 to 1."""
     start = f"{seed}\n".encode()
-    hashes = [blake2b(start + key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in keys]
+    hashes = [
+        blake2b(start + key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for key in keys
+    ]
     return np.frombuffer(b"".join(hashes), ">u8") / 2**64
 
 
-def _sides(places: npt.NDArray[np.float64], fractions: Mapping[str, float]) -> npt.NDArray[np.integer[Any]]:
+def _sides(
+    places: npt.NDArray[np.float64], fractions: Mapping[str, float]
+) -> npt.NDArray[np.integer[Any]]:
     first, *others = fractions
     edges = np.cumsum([fractions[name] for name in others]) - 1e-12
     return np.array([*others, first])[np.searchsorted(edges, places, side="right")]
@@ -203,17 +245,23 @@ def _sides(places: npt.NDArray[np.float64], fractions: Mapping[str, float]) -> n
 class Splitter:
     """Assigns each row of a file to a side.
 
-    Without `stratify`, the side depends on the row's key only. With it, each value of that field is divided as exactly
-    as whole rows allow, and rows appended to the file change no earlier side.
+    Without `stratify`, the side depends on the row's key only. With it, each value of that field is
+    divided as exactly as whole rows allow, and rows appended to the file change no earlier side.
     """
 
     def __init__(
-        self, fractions: Mapping[str, float], *, by: str | None = None, stratify: str | None = None, seed: int = 0
+        self,
+        fractions: Mapping[str, float],
+        *,
+        by: str | None = None,
+        stratify: str | None = None,
+        seed: int = 0,
     ) -> None:
         self.fractions = check_fractions(fractions)
         self._stratify, self._seed = stratify, seed
         self._known: list[tuple[Any, Any]] = []
-        """Sorted hashes of keys with the number of each, in arrays of decreasing size (merged as in an LSM tree)."""
+        """Sorted hashes of keys with the number of each, in arrays of decreasing size (merged as in
+        an LSM tree)."""
         self._counts: dict[str, int] = {}
         self._starts: dict[str, float] = {}
 
@@ -223,11 +271,18 @@ class Splitter:
         return set(self._counts)
 
     def sides(self, block: Block, keys: pl.Series | Sequence[str]) -> npt.NDArray[np.integer[Any]]:
-        """Assigns the next rows, by their keys or those of the rows they belong to. Raises TaskError."""
+        """Assigns the next rows, by their keys or those of the rows they belong to. Raises
+        TaskError."""
         if self._stratify is None:
             return _sides(_places(self._seed, keys), self.fractions)
-        texts = keys if isinstance(keys, pl.Series) else pl.Series(map(encodable, keys), dtype=pl.String)
-        hashes, first, rows = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
+        texts = (
+            keys
+            if isinstance(keys, pl.Series)
+            else pl.Series(map(encodable, keys), dtype=pl.String)
+        )
+        hashes, first, rows = np.unique(
+            texts.hash().to_numpy(), return_index=True, return_inverse=True
+        )
         places = np.full(len(hashes), np.nan)
         for known, their in self._known:
             at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
@@ -242,11 +297,27 @@ class Splitter:
         """Returns numbers from 0 to 1 for new rows of these strata."""
         names = strata.unique(maintain_order=True).to_list()
         unseen = [name for name in names if name not in self._starts]
-        self._starts.update(zip(unseen, _places(self._seed, [f"stratum {name}" for name in unseen]), strict=True))
-        known = {"before": [self._counts.get(name, 0) for name in names], "start": [*map(self._starts.get, names)]}
-        rows = strata.to_frame("stratum").with_columns(number=pl.int_range(pl.len()).over("stratum"))
-        rows = rows.join(pl.DataFrame({"stratum": names, **known}), on="stratum", how="left", maintain_order="left")
-        self._counts.update(rows.group_by("stratum").agg((pl.col("before") + pl.col("number")).max() + 1).iter_rows())
+        self._starts.update(
+            zip(unseen, _places(self._seed, [f"stratum {name}" for name in unseen]), strict=True)
+        )
+        known = {
+            "before": [self._counts.get(name, 0) for name in names],
+            "start": [*map(self._starts.get, names)],
+        }
+        rows = strata.to_frame("stratum").with_columns(
+            number=pl.int_range(pl.len()).over("stratum")
+        )
+        rows = rows.join(
+            pl.DataFrame({"stratum": names, **known}),
+            on="stratum",
+            how="left",
+            maintain_order="left",
+        )
+        self._counts.update(
+            rows.group_by("stratum")
+            .agg((pl.col("before") + pl.col("number")).max() + 1)
+            .iter_rows()
+        )
         # multiples of the golden ratio modulo 1 are evenly distributed over any run
         return (rows["start"] + (rows["before"] + rows["number"]) * _GOLDEN).to_numpy() % 1
 
@@ -265,10 +336,14 @@ def _strata(block: Block, field: str, indices: npt.NDArray[np.integer[Any]]) -> 
     """Returns the values of a field as JSON, from the column where possible, else from the rows."""
     path = tuple(field.split("."))
     if isinstance(block, LineBlock) and not has_dotted_key(block, [path]):
-        values = json_at(block.lines if len(indices) == len(block) else block.lines.gather(indices), path)
+        values = json_at(
+            block.lines if len(indices) == len(block) else block.lines.gather(indices), path
+        )
         if values is not None:
             names = values.unique()
-            return values.replace_strict(names, [_stratum(json.loads(name or "null")) for name in names])
+            return values.replace_strict(
+                names, [_stratum(json.loads(name or "null")) for name in names]
+            )
     values_of_rows = (value_at(row.values, field) for row in block.rows(indices))
     return pl.Series([_stratum(value) for value in values_of_rows], dtype=pl.String)
 

@@ -23,7 +23,9 @@ def descent_of(values: Mapping[str, object]) -> Descent:
 
 def descended_rows(rows: Sequence[Row], held_out: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Yields the rows grown from held-out rows, each with the held-out row."""
-    pairs = descended([descent_of(row.values) for row in rows], [descent_of(row.values) for row in held_out])
+    pairs = descended(
+        [descent_of(row.values) for row in rows], [descent_of(row.values) for row in held_out]
+    )
     for place, held_out_place in pairs:
         yield rows[place], held_out[held_out_place]
 
@@ -36,7 +38,8 @@ def has_lineage(block: Block) -> bool:
 
 
 def marked(blocks: Iterable[Block], source: str, out: str) -> Iterator[Block]:
-    """Marks the rows of a file whose name says that it is held out, if the name they get doesn't say so."""
+    """Marks the rows of a file whose name says that it is held out, if the name they get doesn't
+    say so."""
     if split_named(source) != HELD_OUT or split_named(out) == HELD_OUT:
         yield from blocks
         return
@@ -45,7 +48,8 @@ def marked(blocks: Iterable[Block], source: str, out: str) -> Iterator[Block]:
 
 
 def held_out_block(block: Block) -> Block:
-    """Adds `val` to `provenance.splits` of the rows of a block; a table without provenance keeps its columns."""
+    """Adds `val` to `provenance.splits` of the rows of a block; a table without provenance keeps
+    its columns."""
     if not isinstance(block, LineBlock) and "provenance" not in block.table.fields:
         return block
     rows = [Row(row.where, held_out_row(row.values), row.stored) for row in block.rows()]

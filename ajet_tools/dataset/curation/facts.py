@@ -55,8 +55,9 @@ class BlockFacts:
     problems: list[tuple[int, str, str]]
     """Row index, kind of problem and message, in row order."""
     tasks: pl.DataFrame
-    """A frame with a row each: `text` (the normalized question with its context), `asked` (the same without a system
-    prompt), `id` (the explicit task id) and `answer`, each null if missing; `is_task` is false for an invalid task.
+    """A frame with a row each: `text` (the normalized question with its context), `asked` (the same
+    without a system prompt), `id` (the explicit task id) and `answer`, each null if missing;
+    `is_task` is false for an invalid task.
     """
 
 
@@ -81,7 +82,10 @@ def facts_of(block: LineBlock) -> BlockFacts:
 def facts_of_rows(block: LineBlock) -> BlockFacts:
     """Collects the same facts from rows only."""
     kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
-    each, nothing = np.ones(len(block), bool), [_nothing(block) for _ in range(4)]  # changed in place
+    each, nothing = (
+        np.ones(len(block), bool),
+        [_nothing(block) for _ in range(4)],
+    )  # changed in place
     return BlockFacts(kinds, *_read_rows(block, nothing, each, ~each, each))
 
 
@@ -113,7 +117,9 @@ class _Columns:
             raise Irregular
         kinds = {path: {kind_at(structure, path) for structure in known} for path in WANTED}
         self._block = block
-        self._columns = block.columns([p for p, some in kinds.items() if some != {"null"} and not some & _NESTED])
+        self._columns = block.columns(
+            [p for p, some in kinds.items() if some != {"null"} and not some & _NESTED]
+        )
         self._forms = normals(block.texts, normalize)
         self.unclear = np.ones(len(block), bool)
         """Rows that have to be read to decide whether they are tasks."""
@@ -124,7 +130,9 @@ class _Columns:
         blank: dict[str, _Mask] = {}
         """Marks blank values, by column."""
         for structure, indices in self.groups:
-            name = asking(structure) if structure is not None and self._is_plain(structure) else None
+            name = (
+                asking(structure) if structure is not None and self._is_plain(structure) else None
+            )
             if structure is None or name is None or (name,) not in self._columns:
                 continue
             if name not in blank:
@@ -134,26 +142,38 @@ class _Columns:
             kind = kind_at(structure, ("metadata", "answer") if inner else ("answer",))
             self._inner[indices] = inner
             self._signs[indices] = _SIGNS.get(kind, "")
-            self.answered_oddly[indices] = kind not in ("null", *_SIGNS) or _answers_elsewhere(structure)
+            self.answered_oddly[indices] = kind not in ("null", *_SIGNS) or _answers_elsewhere(
+                structure
+            )
             if kind == "text":  # a blank one is none
                 column = self._columns[("metadata", "answer") if inner else ("answer",)]
                 self.answered_oddly[indices] |= _blank(column)[indices]
 
     def _is_plain(self, structure: Structure) -> bool:
         """Whether columns suffice to read the task and its answers."""
-        return all(kind_in(structure[name]) in kinds for name, kinds in _PLAIN.items() if name in structure) and all(
+        return all(
+            kind_in(structure[name]) in kinds for name, kinds in _PLAIN.items() if name in structure
+        ) and all(
             path in self._columns or kind_at(structure, path) in ("null", *_NESTED)
             for path in [("task_id",), *_ANSWERS]
         )
 
     def tasks(self) -> list[pl.Series]:
         """Returns `text`, `asked`, `id` and `answer` of the tasks that columns can represent."""
-        ids, inner, top = (self._columns.get(path) for path in (("task_id",), ("metadata", "answer"), ("answer",)))
-        ids = _nothing(self._block) if ids is None else pl.select(pl.when(ids != "").then(ids)).to_series()
+        ids, inner, top = (
+            self._columns.get(path) for path in (("task_id",), ("metadata", "answer"), ("answer",))
+        )
+        ids = (
+            _nothing(self._block)
+            if ids is None
+            else pl.select(pl.when(ids != "").then(ids)).to_series()
+        )
         if inner is None or top is None:
             answer = _nothing(self._block) if inner is top else top if inner is None else inner
         else:
-            answer = pl.select(pl.when(pl.Series(self._inner)).then(inner).otherwise(top)).to_series()
+            answer = pl.select(
+                pl.when(pl.Series(self._inner)).then(inner).otherwise(top)
+            ).to_series()
         signs = pl.Series(self._signs)
         return [
             self._forms,
@@ -169,10 +189,15 @@ class _Columns:
         # a joint pattern is as fast as either of the two, and few texts match
         marked = self._forms.str.contains(f"{CUES}|{wording_runs}").fill_null(False)
         suspects = may_give_away(
-            self._block.texts, self._forms, marked, [answer for answer in answers if answer.null_count() < len(answer)]
+            self._block.texts,
+            self._forms,
+            marked,
+            [answer for answer in answers if answer.null_count() < len(answer)],
         )
         some = marked.arg_true()
-        suspects = suspects.scatter(some.filter(self._forms.gather(some).str.contains(wording_runs)), True)
+        suspects = suspects.scatter(
+            some.filter(self._forms.gather(some).str.contains(wording_runs)), True
+        )
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure) or _answers_elsewhere(structure):
                 suspects = suspects.scatter(indices, True)
@@ -182,7 +207,8 @@ class _Columns:
 def _read_rows(
     block: LineBlock, known: Sequence[pl.Series], tasks: _Mask, answers: _Mask, suspects: _Mask
 ) -> tuple[list[tuple[int, str, str]], pl.DataFrame]:
-    """Returns problems and tasks, after reading the masked rows for values that columns can't give."""
+    """Returns problems and tasks, after reading the masked rows for values that columns can't
+    give."""
     problems: list[tuple[int, str, str]] = []
     task_fields: list[tuple[str | None, str | None, str | None, str | None]] = []
     is_task, odd = np.ones(len(block), bool), list[str | None]()
@@ -195,7 +221,9 @@ def _read_rows(
         if tasks[index]:
             task = _task(row)
             if not isinstance(task, tuple):
-                own_id = encodable(task.task_id) if row.values.get("task_id") not in (None, "") else None
+                own_id = (
+                    encodable(task.task_id) if row.values.get("task_id") not in (None, "") else None
+                )
                 task_fields.append((*_asked(row.values), own_id, _answer(row.values)))
             else:
                 problems.append((index, *task))
@@ -204,8 +232,13 @@ def _read_rows(
         elif answers[index]:
             odd.append(_answer(row.values))
     rows = np.flatnonzero(tasks)
-    columns = [c.scatter(rows, pl.Series([f[i] for f in task_fields], dtype=pl.String)) for i, c in enumerate(known)]
-    columns[3] = columns[3].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
+    columns = [
+        c.scatter(rows, pl.Series([f[i] for f in task_fields], dtype=pl.String))
+        for i, c in enumerate(known)
+    ]
+    columns[3] = columns[3].scatter(
+        np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String)
+    )
     frame = pl.DataFrame(dict(zip(("text", "asked", "id", "answer"), columns, strict=True)))
     return problems, frame.with_columns(is_task=pl.Series(is_task))
 
@@ -228,7 +261,9 @@ def _answers_elsewhere(structure: Structure) -> bool:
     for outer in INNER:
         inner = structure.get(outer)
         names += [(outer, name) for name in inner] if isinstance(inner, dict) else []
-    return any((is_answer(path[-1]) or is_reply(path[-1])) and path not in _ANSWERS for path in names)
+    return any(
+        (is_answer(path[-1]) or is_reply(path[-1])) and path not in _ANSWERS for path in names
+    )
 
 
 def _asked_forms(block: LineBlock, forms: pl.Series) -> pl.Series:

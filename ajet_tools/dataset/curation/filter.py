@@ -1,9 +1,10 @@
 """The filter language for rows: `metadata.difficulty>=3 text~"train" chars<500 language=en`.
 
-It has the grammar of `ajet trace ls --filter` (`ajet_tools.text.grammar`). A field is a column (`main_query`), a path
-(`metadata.answer`, `messages.0.content`), a path with `.chars` or `.count` (the length of a text or list), or one of
-`DERIVED`. A bare word is searched for in the row's text. `none` matches null and missing values; `~ "regex:..."` is a
-regular expression. A list matches if one of its items does.
+It has the grammar of `ajet trace ls --filter` (`ajet_tools.text.grammar`). A field is a column
+(`main_query`), a path (`metadata.answer`, `messages.0.content`), a path with `.chars` or `.count`
+(the length of a text or list), or one of `DERIVED`. A bare word is searched for in the row's text.
+`none` matches null and missing values; `~ "regex:..."` is a regular expression. A list matches if
+one of its items does.
 """
 
 from __future__ import annotations
@@ -79,26 +80,36 @@ class _Condition:
     """Matches text that contains this, ignoring case."""
 
     def labeled(self, names: Sequence[str]) -> _Condition:
-        """Returns the condition for a column of class labels with these names (`datasets.ClassLabel`).
+        """Returns the condition for a column of class labels with these names
+        (`datasets.ClassLabel`).
 
-        A value may be a label name, and `~` searches names. Raises ConfigError for an unknown label.
+        A value may be a label name, and `~` searches names. Raises ConfigError for an unknown
+        label.
         """
         if not names or not self.values:
             return self
         known = {*names, *map(str, range(-1, len(names))), "none"}
         if self.is_equal and (odd := [value for value in self.values if value not in known]):
-            raise ConfigError(f"{self.field} is a class label, and {odd[0]!r} is not one of: {', '.join(names)}")
+            raise ConfigError(
+                f"{self.field} is a class label, and {odd[0]!r} is not one of: {', '.join(names)}"
+            )
 
         def by_name(test: Callable[[object], bool]) -> Callable[[object], bool]:
             def holds(label: Any) -> bool:
                 if isinstance(label, list):
                     return any(map(holds, label))
-                return test(names[int(label)] if label is not None and 0 <= int(label) < len(names) else None)
+                return test(
+                    names[int(label)]
+                    if label is not None and 0 <= int(label) < len(names)
+                    else None
+                )
 
             return holds
 
         named = [self.by_text or (self.is_equal and value in names) for value in self.values]
-        tests = [by_name(test) if name else test for test, name in zip(self.tests, named, strict=True)]
+        tests = [
+            by_name(test) if name else test for test, name in zip(self.tests, named, strict=True)
+        ]
         return replace(self, tests=tests, by_text=False, needle=None)
 
     def holds(self, value: object) -> bool:
@@ -111,11 +122,17 @@ class _Condition:
         return self.holds(None if value is ABSENT else value)
 
     def holds_of_texts(self, texts: pl.Series, *, exact: bool) -> npt.NDArray[np.int8]:
-        """Evaluates a column of text: 1, 0, or -1 if the kind of value decides. With `exact`, values are text."""
+        """Evaluates a column of text: 1, 0, or -1 if the kind of value decides. With `exact`,
+        values are text."""
         result = pl.repeat(0, len(texts), dtype=pl.Int8, eager=True)
         unsure = None
         if self.needle is not None:
-            result = texts.str.to_lowercase().str.contains(self.needle, literal=True).fill_null(False).cast(pl.Int8)
+            result = (
+                texts.str.to_lowercase()
+                .str.contains(self.needle, literal=True)
+                .fill_null(False)
+                .cast(pl.Int8)
+            )
             unsure = (
                 texts.str.len_bytes() > texts.str.len_chars()
             )  # non-ASCII letters may have several lower-case forms
@@ -123,9 +140,15 @@ class _Condition:
             texts = texts.gather(unsure)
         values = texts.to_arrow().dictionary_encode()
         holds = self.holds if exact else self._holds_of_text
-        verdicts = np.array([holds(value) for value in (*values.dictionary.to_pylist(), None)], np.int8)
-        verdicts = verdicts[values.indices.fill_null(len(verdicts) - 1).to_numpy(zero_copy_only=False)]
-        return verdicts if unsure is None else result.scatter(unsure, pl.Series(verdicts)).to_numpy()
+        verdicts = np.array(
+            [holds(value) for value in (*values.dictionary.to_pylist(), None)], np.int8
+        )
+        verdicts = verdicts[
+            values.indices.fill_null(len(verdicts) - 1).to_numpy(zero_copy_only=False)
+        ]
+        return (
+            verdicts if unsure is None else result.scatter(unsure, pl.Series(verdicts)).to_numpy()
+        )
 
     def _holds_of_text(self, text: str | None) -> int:
         if text is None or not re.match(_NOT_TEXT, text):
@@ -154,29 +177,39 @@ class Filter:
 
     @property
     def _paths(self) -> Sequence[Path]:
-        names = list(dict.fromkeys(condition.steps for condition in self._conditions.values() if condition.steps))
+        names = list(
+            dict.fromkeys(
+                condition.steps for condition in self._conditions.values() if condition.steps
+            )
+        )
         asks_text = any(condition.field in DERIVED for condition in self._conditions.values())
         return names + [path for path in QUERIES if path not in names] if asks_text else names
 
     def mask(self, block: Block, table: Columns | None = None) -> npt.NDArray[np.bool_]:
         """Marks the matching rows of a block, in a numpy array.
 
-        Rows are read where columns can't decide (a list, an object, a number that may be text). `table` has the class
-        labels of columns, if the block does not. Raises ConfigError for an unknown label.
+        Rows are read where columns can't decide (a list, an object, a number that may be text).
+        `table` has the class labels of columns, if the block does not. Raises ConfigError for an
+        unknown label.
         """
         if self.node is None:
             return np.ones(len(block), bool)
         table = block.table if isinstance(block, TableBlock) else table
         of = self._conditions
         if table is not None:
-            of = {part: condition.labeled(table.labels_at(condition.steps)) for part, condition in of.items()}
+            of = {
+                part: condition.labeled(table.labels_at(condition.steps))
+                for part, condition in of.items()
+            }
         try:
             if has_dotted_key(block, self._paths):
                 raise Irregular
             columns = block.columns(self._paths)
         except Irregular:
             return self.mask_rows((row.values for row in block.rows()), of)
-        self.fields.update({".".join(path): True for path, c in columns.items() if c.null_count() < len(block)})
+        self.fields.update(
+            {".".join(path): True for path, c in columns.items() if c.null_count() < len(block)}
+        )
         unclear = np.zeros(len(block), bool)
 
         def leaf(part: Node) -> npt.NDArray[np.bool_]:
@@ -185,7 +218,9 @@ class Filter:
                 result = condition.holds_of_texts(columns[condition.steps], exact=False)
             else:
                 result = condition.holds_of_texts(_derived(block, condition.field), exact=True)
-                unclear[:] |= columns[condition.steps].is_not_null().to_numpy() if condition.steps else False
+                unclear[:] |= (
+                    columns[condition.steps].is_not_null().to_numpy() if condition.steps else False
+                )
             unclear[:] |= result < 0
             return result > 0
 
@@ -201,10 +236,13 @@ class Filter:
         views, of = list(map(_View, rows)), of or self._conditions
         if self.node is None:
             return np.ones(len(views), bool)
-        return fold(self.node, lambda part: np.array([*map(of[part].holds_of_row, views)], bool), _join)
+        return fold(
+            self.node, lambda part: np.array([*map(of[part].holds_of_row, views)], bool), _join
+        )
 
     def note(self, block: Block) -> None:
-        """Searches the rows for fields that no column has shown so far; call it where `check` would fail."""
+        """Searches the rows for fields that no column has shown so far; call it where `check` would
+        fail."""
         for row in block.rows() if self.is_unmet else ():
             for name, met in self.fields.items():
                 self.fields[name] = met or find_at(row.values, name.split(".")) is not ABSENT
@@ -217,7 +255,8 @@ class Filter:
         return not all(self.fields.values())
 
     def check(self) -> None:
-        """Raises ConfigError for a field that no row had, probably a typing error; call it after the last row."""
+        """Raises ConfigError for a field that no row had, probably a typing error; call it after
+        the last row."""
         for name, met in self.fields.items():
             if not met and self._known:
                 raise unknown_field(name, [*self._known, *DERIVED])
@@ -233,7 +272,9 @@ def unknown_field(name: str, known: Iterable[str]) -> ConfigError:
 def _join(word: str, parts: Sequence[npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_]:
     if word == "not":
         return ~parts[0]
-    joined: npt.NDArray[np.bool_] = (np.logical_and if word == "and" else np.logical_or).reduce(parts)
+    joined: npt.NDArray[np.bool_] = (np.logical_and if word == "and" else np.logical_or).reduce(
+        parts
+    )
     return joined
 
 
@@ -246,12 +287,24 @@ def _derived(block: Block, name: str) -> pl.Series:
 
 
 def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
-    """Whether a key may contain a dot, or a path may mean a length, so that rows have to be read."""
-    if any(POSITION.fullmatch(step) or step in ("count", "chars") for path in paths for step in path[1:]):
+    """Whether a key may contain a dot, or a path may mean a length, so that rows have to be
+    read."""
+    if any(
+        POSITION.fullmatch(step) or step in ("count", "chars")
+        for path in paths
+        for step in path[1:]
+    ):
         return True
-    inner = [".".join(path[i:j]) for path in paths for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
+    inner = [
+        ".".join(path[i:j])
+        for path in paths
+        for i in range(len(path))
+        for j in range(i + 2, len(path) + 1)
+    ]
     if isinstance(block, LineBlock):
-        return any(bool(block.lines.str.contains(f'"{name}"', literal=True).any()) for name in inner)
+        return any(
+            bool(block.lines.str.contains(f'"{name}"', literal=True).any()) for name in inner
+        )
     return any("." in column for column in block.data.schema.names)
 
 
@@ -281,15 +334,24 @@ def parse(text: str) -> Filter:
     def leaf(part: BareWord | Comparison) -> None:
         if isinstance(part, BareWord):
             text = part.text.text
-            conditions[part] = _Condition("text", (), [_contains(text)], by_text=True, needle=text.casefold())
+            conditions[part] = _Condition(
+                "text", (), [_contains(text)], by_text=True, needle=text.casefold()
+            )
             return
         name, sign = part.field.text, part.operator.text
         tests = [_test_of(sign, value) for value in part.values]
         value = part.values[0].text
-        plain = sign == "~" and len(tests) == 1 and not value.startswith(_REGEX) and name not in ("chars", "words")
+        plain = (
+            sign == "~"
+            and len(tests) == 1
+            and not value.startswith(_REGEX)
+            and name not in ("chars", "words")
+        )
         needle = value.casefold() if plain else None
         values = [token.text for token in part.values]
-        conditions[part] = _Condition(name, tuple(name.split(".")), tests, values, sign == "~", sign == "=", needle)
+        conditions[part] = _Condition(
+            name, tuple(name.split(".")), tests, values, sign == "~", sign == "=", needle
+        )
         if name not in DERIVED and not any(map(_is_none, part.values)):
             fields.setdefault(name, False)
 
@@ -316,13 +378,22 @@ def _test_of(sign: str, value: Token) -> Callable[[object], bool]:
 
     def ordered(field_value: object) -> bool:
         known = _number_of(field_value) if isinstance(field_value, str) else field_value
-        return isinstance(known, int | float) and not isinstance(known, bool) and compare(known, number)
+        return (
+            isinstance(known, int | float)
+            and not isinstance(known, bool)
+            and compare(known, number)
+        )
 
     return ordered
 
 
 _Order = Callable[[Any, Any], Any]
-_ORDER: Mapping[str, _Order] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_ORDER: Mapping[str, _Order] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 def _is_none(value: Token) -> bool:

@@ -30,7 +30,15 @@ from ajet_sdk.tasks.row_texts import chat_of
 from ajet_sdk.tasks.task_rows import FIELDS
 from ajet_tools.dataset.curation.filter import task_id_of
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
-from ajet_tools.dataset.files.lines import Structure, as_json, asking, kind_at, kind_in, leaves, structures
+from ajet_tools.dataset.files.lines import (
+    Structure,
+    as_json,
+    asking,
+    kind_at,
+    kind_in,
+    leaves,
+    structures,
+)
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
 OPENING = ("trl-prompt",)
@@ -45,7 +53,8 @@ class Unfit(Exception):
 
 
 def converter(format: Format) -> Callable[[_Values], dict[str, object]]:
-    """Returns the conversion function of a format. It raises Unfit for rows that can't be converted."""
+    """Returns the conversion function of a format. It raises Unfit for rows that can't be
+    converted."""
     known: dict[Format, Callable[[_Values], dict[str, object]]] = {
         "tasks": dict,
         "messages": _messages,
@@ -76,7 +85,11 @@ def _trl_prompt(values: _Values) -> dict[str, object]:
     metadata = values.get("metadata")
     columns = dict(metadata) if isinstance(metadata, Mapping) else {}
     other_columns = _other_columns(values, {*used, "metadata", "prompt"})
-    return {"prompt": asked, **{name: value for name, value in columns.items() if name != "prompt"}, **other_columns}
+    return {
+        "prompt": asked,
+        **{name: value for name, value in columns.items() if name != "prompt"},
+        **other_columns,
+    }
 
 
 def _trl_preference(values: _Values) -> dict[str, object]:
@@ -88,7 +101,9 @@ def _trl_preference(values: _Values) -> dict[str, object]:
     try:
         asked, used = _prompt_of(values)
     except Unfit:  # TRL's implicit prompts: both replies begin with it
-        shared = next((i for i, (x, y) in enumerate(zip(chosen, rejected, strict=False)) if x != y), 0)
+        shared = next(
+            (i for i, (x, y) in enumerate(zip(chosen, rejected, strict=False)) if x != y), 0
+        )
         if not shared:
             raise
         asked, used = chosen[:shared], set()
@@ -149,7 +164,8 @@ _Part = str | pl.Series
 
 
 def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, Any]:
-    """Converts a block; returns also the indices of converted rows; `left_out` counts the reasons for the others."""
+    """Converts a block; returns also the indices of converted rows; `left_out` counts the reasons
+    for the others."""
     lines, convert, converted = _by_columns(block), converter("messages"), list[str | None]()
     left = lines.is_null().arg_true()
     for row in block.rows(left):
@@ -167,7 +183,9 @@ def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, An
 def _by_columns(block: LineBlock) -> Any:
     """Converts lines by columns; null for lines that have to be parsed."""
     result = pl.repeat(None, len(block), dtype=pl.String, eager=True)
-    groups = [(of, rows) for of, rows in structures(block.lines) if of is not None and _is_plain(of)]
+    groups = [
+        (of, rows) for of, rows in structures(block.lines) if of is not None and _is_plain(of)
+    ]
     paths = list(dict.fromkeys(path for of, _ in groups for path, _ in leaves(of)))
     try:
         columns = block.columns(paths) if paths else {}
@@ -219,20 +237,35 @@ def _lines(structure: Structure, values: Mapping[_Path, pl.Series]) -> pl.Series
 def _ids(structure: Structure, known: Mapping[_Path, _Part]) -> pl.Series:
     """Returns the task ids derived from the content, equal to those of `Task`."""
     metadata = {name: (inner, (name,)) for name, inner in structure.items() if name not in FIELDS}
-    metadata |= {name: (inner, ("metadata", name)) for name, inner in structure.get("metadata", {}).items()}
-    items = [[f"{_encode(name)}: ", *_spelt(*metadata[name], known, sort=True)] for name in sorted(metadata)]
+    metadata |= {
+        name: (inner, ("metadata", name)) for name, inner in structure.get("metadata", {}).items()
+    }
+    items = [
+        [f"{_encode(name)}: ", *_spelt(*metadata[name], known, sort=True)]
+        for name in sorted(metadata)
+    ]
     asked = known[asking(structure) or "",]
     texts = _joined(['{"main_query": ', asked, ', "metadata": ', *_object(items), "}"])
-    ids = [hashlib.blake2b(text, digest_size=12).hexdigest() for text in texts.cast(pl.Binary).to_list()]
+    ids = [
+        hashlib.blake2b(text, digest_size=12).hexdigest()
+        for text in texts.cast(pl.Binary).to_list()
+    ]
     return pl.Series(ids, dtype=pl.String)
 
 
-def _spelt(inner: object, path: _Path, known: Mapping[_Path, _Part], *, sort: bool = False) -> list[_Part]:
+def _spelt(
+    inner: object, path: _Path, known: Mapping[_Path, _Part], *, sort: bool = False
+) -> list[_Part]:
     """Encodes a value as `json.dumps` does."""
     if not isinstance(inner, dict):
         return [known[path]]
     names = sorted(inner) if sort else inner
-    return _object([[f"{_encode(name)}: ", *_spelt(inner[name], (*path, name), known, sort=sort)] for name in names])
+    return _object(
+        [
+            [f"{_encode(name)}: ", *_spelt(inner[name], (*path, name), known, sort=sort)]
+            for name in names
+        ]
+    )
 
 
 def _object(items: Sequence[Sequence[_Part]]) -> list[_Part]:

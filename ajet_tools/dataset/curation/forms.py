@@ -1,7 +1,8 @@
-"""Computes the form of a question, its text without numbers and names; and detects questions that contain their answer.
+"""Computes the form of a question, its text without numbers and names; and detects questions that
+contain their answer.
 
-"Tom has 5 apples" and "Anna has 7 apples" have the same form: a dataset of five hundred texts and nine forms teaches
-nine sentences.
+"Tom has 5 apples" and "Anna has 7 apples" have the same form: a dataset of five hundred texts and
+nine forms teaches nine sentences.
 """
 
 from __future__ import annotations
@@ -43,9 +44,24 @@ _AFTER_NAME = re.compile(
 _NOUNS_ARE_CAPITAL = ("de",)
 _LONGEST = 200
 _PHRASE = 3
-"""Minimum number of blanks in an answer that is given away by occurring in the sentence that asks."""
+"""Minimum number of blanks in an answer that is given away by occurring in the sentence that
+asks."""
 _NUMBERS = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *(
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
 )
 _CUE = re.compile(
@@ -60,7 +76,8 @@ CUES = (
     r"hint|correct|total|sum|difference|product|quotient|remainder|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
     r"ответ|答案|答え|정답|=|\u0307"
 )
-"""Occurs in the normal form of every text with a cue or a sum; U+0307 is left of a Turkish dotted I."""
+"""Occurs in the normal form of every text with a cue or a sum; U+0307 is left of a Turkish dotted
+I."""
 _BEHIND = " \t\n=.()[]{}*`\"'$→>-"
 _CUE_LENGTH = 200
 """Characters before an answer to search for a cue."""
@@ -78,17 +95,23 @@ _GATHERED = 1000
 
 def normalize(text: str) -> str:
     """Normalizes case, white space and Unicode form."""
-    return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
+    return " ".join(
+        (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split()
+    )
 
 
 def form_of(text: str, language: str | None = None) -> str:
     """Replaces the numbers of a text by 0, and its names and their pronouns by X.
 
-    A name is a capitalized word within a sentence, or at its start if a verb of daily life follows or the name recurs.
-    In German, where all nouns are capitalized, only numbers are replaced.
+    A name is a capitalized word within a sentence, or at its start if a verb of daily life follows
+    or the name recurs. In German, where all nouns are capitalized, only numbers are replaced.
     """
     if (language or language_of(text)) not in _NOUNS_ARE_CAPITAL:
-        words = {m[0] for m in _NAME.finditer(text) if not _BEGINS.search(text, max(0, m.start() - 8), m.start())}
+        words = {
+            m[0]
+            for m in _NAME.finditer(text)
+            if not _BEGINS.search(text, max(0, m.start() - 8), m.start())
+        }
         text = _NAME.sub(lambda m: "X" if _is_name(m, text, words) else m[0], text)
         text = _PRONOUN.sub("X", text)
     return " ".join(_NUMBER.sub("0", text).split())
@@ -120,12 +143,17 @@ class Diversity:
         example = " ".join(self.example.split())
         shown = example if len(example) <= 80 else f"{example[:79]}…"
         return (
-            f"{self.rows:,} rows are {sentences} with other numbers and names; the most common occurs {self.most:,} "
-            f"times: {shown!r}"
+            f"{self.rows:,} rows are {sentences} with other numbers and names; the most common"
+            f" occurs {self.most:,} times: {shown!r}"
         )
 
     def as_json(self) -> dict[str, object]:
-        return {"rows": self.rows, "forms": self.forms, "commonest": self.most, "example": self.example}
+        return {
+            "rows": self.rows,
+            "forms": self.forms,
+            "commonest": self.most,
+            "example": self.example,
+        }
 
 
 class Forms:
@@ -163,10 +191,12 @@ def diversity_of(rows: Iterable[Mapping[str, object]]) -> Diversity:
 
 
 def given_away(values: Mapping[str, object]) -> str | None:
-    """Returns the part of a question that contains its answer, such as `(The answer is 2976.)` or `... = 12`, or None.
+    """Returns the part of a question that contains its answer, such as `(The answer is 2976.)` or
+    `... = 12`, or None.
 
-    Numbers may be written differently (`2,976`, `twelve`), and an answer of at least four words may occur in the
-    sentence that asks. An answer that is only mentioned, such as one of several choices, does not count.
+    Numbers may be written differently (`2,976`, `twelve`), and an answer of at least four words may
+    occur in the sentence that asks. An answer that is only mentioned, such as one of several
+    choices, does not count.
     """
     question = text_of(values)
     folded = " ".join(question.casefold().split())
@@ -180,12 +210,18 @@ def given_away(values: Mapping[str, object]) -> str | None:
             return after.strip()
         sentence = " ".join(re.split(r"[.!?\n]\s", before)[-1].casefold().split())
         phrase = " ".join(answer.casefold().strip(" .").split())
-        if phrase.count(" ") >= _PHRASE and phrase in sentence and not re.search(r"\bor\b|[:|]", sentence):
+        if (
+            phrase.count(" ") >= _PHRASE
+            and phrase in sentence
+            and not re.search(r"\bor\b|[:|]", sentence)
+        ):
             return phrase
     return None
 
 
-def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers: Sequence[pl.Series]) -> pl.Series:
+def may_give_away(
+    texts: pl.Series, forms: pl.Series, marked: pl.Series, answers: Sequence[pl.Series]
+) -> pl.Series:
     """Marks the rows for which `given_away` may return something.
 
     Args:
@@ -194,13 +230,17 @@ def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers
         marked: marks at least the forms that contain one of `CUES`.
         answers: columns of answers as text, with numbers as in JSON.
     """
-    open_ended = (~texts.str.strip_chars_end(_BEHIND).str.ends_with("?")).fill_null(False).arg_true()
+    open_ended = (
+        (~texts.str.strip_chars_end(_BEHIND).str.ends_with("?")).fill_null(False).arg_true()
+    )
     behind_question = open_ended.filter(texts.gather(open_ended).str.contains("?", literal=True))
     has_cue = marked.clone().scatter(behind_question, True)
     plain = texts.str.len_bytes() == texts.str.len_chars()
     gives_away = pl.repeat(False, len(texts), eager=True)
     for answer in answers:
-        long = (answer.str.len_bytes() > 2 * _PHRASE).fill_null(False).arg_true()  # words with blanks between them
+        long = (
+            (answer.str.len_bytes() > 2 * _PHRASE).fill_null(False).arg_true()
+        )  # words with blanks between them
         phrases = long.filter(answer.gather(long).str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)
         some = (has_cue.clone().scatter(phrases, True) & answer.is_not_null()).arg_true()
         questions = forms.gather(some)
@@ -214,7 +254,9 @@ def may_give_away(texts: pl.Series, forms: pl.Series, marked: pl.Series, answers
         )
         is_said = pl.select(
             pl.when(whole)
-            .then(questions.str.replace_all(",", "", literal=True).str.contains(digits, literal=True))
+            .then(
+                questions.str.replace_all(",", "", literal=True).str.contains(digits, literal=True)
+            )
             .otherwise(is_said)
         ).to_series()
         gives_away = gives_away.scatter(some.filter(is_said.fill_null(False)), True)
@@ -229,7 +271,9 @@ def _cued(answer: str, question: str) -> str | None:
     start = folded.find(sought)
     while start >= 0:
         end, near = start + len(sought), max(0, start - _CUE_LENGTH)
-        if not _GOES_ON_BEFORE.match(question, max(0, start - 1), start) and not _GOES_ON.match(question, end):
+        if not _GOES_ON_BEFORE.match(question, max(0, start - 1), start) and not _GOES_ON.match(
+            question, end
+        ):
             cue = None if _IS_CHOICE.match(question, end) else _CUE.search(question, near, start)
             if cue is None and question.startswith(answer, start) and _ENDS.match(question, end):
                 cue = _EXPRESSION.search(question, near, start)

@@ -45,13 +45,17 @@ class Keep:
     def __post_init__(self) -> None:
         for language in self.languages:
             if language not in (*LANGUAGES, "und"):
-                raise ConfigError(f"--language {language} is unknown; languages: {', '.join(LANGUAGES)}, und")
+                raise ConfigError(
+                    f"--language {language} is unknown; languages: {', '.join(LANGUAGES)}, und"
+                )
 
-    def of(self, blocks: Iterable[Block], reread: Callable[[], Iterable[Block]] | None = None) -> Iterator[Kept]:
+    def of(
+        self, blocks: Iterable[Block], reread: Callable[[], Iterable[Block]] | None = None
+    ) -> Iterator[Kept]:
         """Yields each block with the indices of its accepted rows, in order.
 
-        Raises ConfigError at the end for a field that no row had; `reread` returns the blocks again, to search them for
-        it.
+        Raises ConfigError at the end for a field that no row had; `reread` returns the blocks
+        again, to search them for it.
         """
         for block in blocks:
             yield block, self._kept(block)
@@ -74,11 +78,16 @@ class Keep:
         kept = np.flatnonzero(left)
         return self._verify(block, kept) if self.judge else kept
 
-    def _conditions(self, block: Block) -> Iterator[tuple[npt.NDArray[np.bool_], str | Callable[[int], str]]]:
+    def _conditions(
+        self, block: Block
+    ) -> Iterator[tuple[npt.NDArray[np.bool_], str | Callable[[int], str]]]:
         """Yields a mask for each condition, and the reason for rejections."""
         if self.languages:
             detected = [language_of(text) for text in block.texts]
-            yield np.isin(detected, list(self.languages)), lambda index: f"in another language ({detected[index]})"
+            yield (
+                np.isin(detected, list(self.languages)),
+                lambda index: f"in another language ({detected[index]})",
+            )
         if self.where:
             yield self.where.mask(block), "not matching the expression"
         if self.filter:
@@ -90,7 +99,9 @@ class Keep:
             self.on_left_out(next(iter(block.rows([index]))), reason)
         return False
 
-    def _verify(self, block: Block, indices: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.integer[Any]]:
+    def _verify(
+        self, block: Block, indices: npt.NDArray[np.integer[Any]]
+    ) -> npt.NDArray[np.integer[Any]]:
         judge = self.judge
         assert judge is not None
         import asyncio
@@ -102,7 +113,9 @@ class Keep:
         try:
             while some := [int(index) for index in islice(left, _AT_ONCE)]:
                 rows = list(block.rows(some))
-                for index, row, verdict in zip(some, rows, loop.run_until_complete(verdicts(rows)), strict=True):
+                for index, row, verdict in zip(
+                    some, rows, loop.run_until_complete(verdicts(rows)), strict=True
+                ):
                     if self._accept(block, index, row, verdict):
                         kept.append(index)
         finally:
@@ -117,5 +130,7 @@ class Keep:
             return self._reject(block, index, verdict.reason)
         reward = verdict.details.get("reward")
         if self.reward is not None and isinstance(reward, int | float):
-            return reward >= self.reward or self._reject(block, index, f"with a reward below {self.reward:g}")
+            return reward >= self.reward or self._reject(
+                block, index, f"with a reward below {self.reward:g}"
+            )
         return verdict.ok or self._reject(block, index, verdict.reason)

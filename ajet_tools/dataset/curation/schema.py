@@ -52,10 +52,12 @@ class _Node:
 
 
 class RowShape:
-    """The shape of seeds: names, kinds, optional fields, lists of allowed words, numbers written as text.
+    """The shape of seeds: names, kinds, optional fields, lists of allowed words, numbers written as
+    text.
 
-    A field besides question and answer with the same value in every seed is a constant: it is not requested, but added
-    to each row. Numbers and text are converted to each other where that is lossless.
+    A field besides question and answer with the same value in every seed is a constant: it is not
+    requested, but added to each row. Numbers and text are converted to each other where that is
+    lossless.
     """
 
     def __init__(self, root: _Node, query: str | None) -> None:
@@ -65,7 +67,8 @@ class RowShape:
 
     @classmethod
     def infer(cls, rows: Sequence[Row], *, free_language: bool = False) -> RowShape:
-        """Infers the shape of the seeds. Raises TaskError, with two locations, if they differ in shape.
+        """Infers the shape of the seeds. Raises TaskError, with two locations, if they differ in
+        shape.
 
         With `free_language`, a constant field such as `language` is requested nevertheless.
         """
@@ -75,11 +78,13 @@ class RowShape:
         if len(queries) > 1:
             (first_query, first), (second_query, second), *_ = queries.items()
             raise TaskError(
-                f"the seeds have different shapes: the question is in {first_query or 'messages'!r} in {first} and in "
-                f"{second_query or 'messages'!r} in {second}. Use --map to make them the same, or expand them "
-                "separately"
+                f"the seeds have different shapes: the question is in {first_query or 'messages'!r}"
+                f" in {first} and in {second_query or 'messages'!r} in {second}. Use --map to make"
+                " them the same, or expand them separately"
             )
-        stripped = [(row.where, {k: v for k, v in row.values.items() if k not in OURS}) for row in rows]
+        stripped = [
+            (row.where, {k: v for k, v in row.values.items() if k not in OURS}) for row in rows
+        ]
         root = _infer(stripped, "")
         [query] = queries
         _mark_constants(root, query, free_language)
@@ -87,7 +92,9 @@ class RowShape:
 
     def example(self, values: Mapping[str, object]) -> dict[str, object]:
         """Returns a row for a prompt, without fields that are not requested."""
-        return dict(_requested_fields({k: v for k, v in values.items() if k not in OURS}, self._root))
+        return dict(
+            _requested_fields({k: v for k, v in values.items() if k not in OURS}, self._root)
+        )
 
     def fit(self, values: Any) -> dict[str, object]:
         """Validates a row and adds the constants. Raises Misfit with the reason."""
@@ -106,7 +113,11 @@ class RowShape:
 
     def describe(self) -> list[str]:
         """Returns a line per requested field, for a prompt."""
-        return [line for node in self._root.fields.values() for line in _lines(node, node.path in self._root.required)]
+        return [
+            line
+            for node in self._root.fields.values()
+            for line in _lines(node, node.path in self._root.required)
+        ]
 
 
 def _infer(values: Sequence[tuple[str, Any]], path: str) -> _Node:
@@ -142,8 +153,9 @@ def _common_kind(values: Sequence[tuple[str, Any]], path: str) -> str:
     if len(seen) > 1:
         (first_kind, first), (second_kind, second), *_ = seen.items()
         raise TaskError(
-            f"the seeds have different shapes: {path or 'the row'} is {KINDS[first_kind]} in {first} and "
-            f"{KINDS[second_kind]} in {second}. Make them the same, or expand them separately"
+            f"the seeds have different shapes: {path or 'the row'} is {KINDS[first_kind]} in"
+            f" {first} and {KINDS[second_kind]} in {second}. Make them the same, or expand them"
+            " separately"
         )
     return next(iter(seen), "null")
 
@@ -164,15 +176,20 @@ def _refuse_strangers(path: str, rows: Sequence[tuple[str, Any]]) -> None:
         first, known = filled[0]
         if "[]" not in path and not set(row) & set(known):
             raise TaskError(
-                f"the seeds have different shapes: {path or 'the row'} has {', '.join(known)} in {first} and "
-                f"{', '.join(row)} in {where}. Use --map to make them the same, or expand them separately"
+                f"the seeds have different shapes: {path or 'the row'} has {', '.join(known)} in"
+                f" {first} and {', '.join(row)} in {where}. Use --map to make them the same, or"
+                " expand them separately"
             )
 
 
 def _mark_constants(node: _Node, query: str | None, free_language: bool) -> None:
     """Unmarks constants that must be requested: question, answer, and values in lists."""
     for name, inner in node.fields.items():
-        asked = inner.path == query or is_answer(name) or (free_language and name.lower() in LANGUAGE_FIELDS)
+        asked = (
+            inner.path == query
+            or is_answer(name)
+            or (free_language and name.lower() in LANGUAGE_FIELDS)
+        )
         if asked or name not in node.required:
             inner.is_constant = False
         if inner.path == query or (asked and len(inner.allowed) < 2):
@@ -207,7 +224,9 @@ def _fit(values: Mapping[str, object], node: _Node) -> Iterator[tuple[str, Any]]
         elif name in values:
             yield name, _fit_value(values[name], inner)
         elif name in node.required:
-            if inner.kind != "object" or not all(child.is_constant for child in inner.fields.values()):
+            if inner.kind != "object" or not all(
+                child.is_constant for child in inner.fields.values()
+            ):
                 raise Misfit(f"{place}{name} is missing")
             yield name, dict(_fit({}, inner))
 
@@ -247,9 +266,15 @@ def _check_text(text: str, node: _Node) -> None:
     if node.numeric and not _NUMBER.match(text):
         raise Misfit(f"{node.path} is not a number, as in the seeds: {_short(text)}")
     if node.allowed and text not in node.allowed:
-        raise Misfit(f"{node.path} is {_short(text)}, and in the seeds only {', '.join(map(repr, node.allowed))}")
+        raise Misfit(
+            f"{node.path} is {_short(text)}, and in the seeds only"
+            f" {', '.join(map(repr, node.allowed))}"
+        )
     if len(text) > max(_LONGEST, 20 * node.longest):
-        raise Misfit(f"{node.path} is {len(text):,} characters long, and in the seeds at most {node.longest:,}")
+        raise Misfit(
+            f"{node.path} is {len(text):,} characters long, and in the seeds at most"
+            f" {node.longest:,}"
+        )
 
 
 def _short(value: Any) -> str:
@@ -268,6 +293,8 @@ def _lines(node: _Node, required: bool) -> Iterator[str]:
     if node.numeric:
         description = "a number, written as text"
     if node.allowed:
-        description = "one of " + ", ".join(json.dumps(text, ensure_ascii=False) for text in node.allowed)
+        description = "one of " + ", ".join(
+            json.dumps(text, ensure_ascii=False) for text in node.allowed
+        )
     ending = "" if required else "; may be left out"
     yield f"{node.path}: {description}{' or null' if node.may_be_null else ''}{ending}"

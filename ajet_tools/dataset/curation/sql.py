@@ -1,7 +1,8 @@
 """SQL over the rows of a dataset (DuckDB): a WHERE condition, or any SELECT.
 
 The derived fields of the filter language are functions of a column: `chars(main_query) < 500`,
-`language(metadata.answer) = 'en'`. In a WHERE they are columns too (`text`, `chars`, `words`, `language`).
+`language(metadata.answer) = 'en'`. In a WHERE they are columns too (`text`, `chars`, `words`,
+`language`).
 """
 
 from __future__ import annotations
@@ -33,16 +34,23 @@ from ajet_tools.dataset.files.writer import Writer
 _ROWS = 8192
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
 _SIGNS = re.compile(
-    r"\b(?:i?like|between)\s|\bin\s*\(|\bis\s+(?:not\s+)?null\b|\bcase\s+when\b|<>|\|\||\w\(|\s[+*/%-]\s", re.I
+    r"\b(?:i?like|between)\s|\bin\s*\(|\bis\s+(?:not\s+)?null\b|\bcase\s+when\b|<>|\|\||\w\(|\s[+*/%-]\s",
+    re.I,
 )
 _DERIVED = ("text", "chars", "words", "language")
-_MACROS = {"text": "CAST(x AS VARCHAR)", "chars": "length(x)", "words": r"len(regexp_extract_all(x, '\S+'))"}
+_MACROS = {
+    "text": "CAST(x AS VARCHAR)",
+    "chars": "length(x)",
+    "words": r"len(regexp_extract_all(x, '\S+'))",
+}
 _ROW = "row of ajet"
 _LIST = re.compile(r"\s*select\s+(?:distinct\s+)?(.+?)\s+from\s+(?:rows|self)\b", re.I | re.S)
 _ALL = re.compile(r"\*(?:$|\s+exclude\b)", re.I)
 _COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.I)
 _NESTS = re.compile(r"\b(?:join|union|except|intersect)\b|\(\s*select\b", re.I)
-_MISSING = re.compile(r'Referenced (?:column|table) "([^"]+)" not found|Could not find key "([^"]+)" in struct')
+_MISSING = re.compile(
+    r'Referenced (?:column|table) "([^"]+)" not found|Could not find key "([^"]+)" in struct'
+)
 
 
 def is_sql(text: str) -> bool:
@@ -55,9 +63,13 @@ def _connect(path: Path | None = None) -> Any:
     import duckdb
 
     def languages(some: pa.Array) -> pa.Array:
-        return pa.array([None if text is None else language_of(text) for text in some.to_pylist()], pa.string())
+        return pa.array(
+            [None if text is None else language_of(text) for text in some.to_pylist()], pa.string()
+        )
 
-    connection = duckdb.connect(str(path or ":memory:"), config={"threads": 1, "memory_limit": "1GB"})
+    connection = duckdb.connect(
+        str(path or ":memory:"), config={"threads": 1, "memory_limit": "1GB"}
+    )
     for name, meaning in _MACROS.items():
         connection.execute(f"CREATE MACRO {name}(x) AS {meaning}")
     connection.create_function("language", languages, ["VARCHAR"], "VARCHAR", type="arrow")
@@ -68,18 +80,25 @@ class Where:
     """A SQL condition on the columns of a dataset."""
 
     def __init__(self, text: str, path: str) -> None:
-        """`path` is the dataset whose columns are used. Raises ConfigError for an invalid condition."""
+        """`path` is the dataset whose columns are used. Raises ConfigError for an invalid
+        condition."""
         self.text = text
         schema = types_of(path)
         self._names = [*_paths(schema), *_DERIVED]
-        self._wanted = _named(pl.Struct(schema), text.casefold()) or pl.Struct({"task_id": pl.String})
+        self._wanted = _named(pl.Struct(schema), text.casefold()) or pl.Struct(
+            {"task_id": pl.String}
+        )
         self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", text, re.I) is not None
         self._connection = _connect()
-        empty = pl.Schema({field.name: field.dtype for field in self._wanted.fields}).to_frame(eager=True)
+        empty = pl.Schema({field.name: field.dtype for field in self._wanted.fields}).to_frame(
+            eager=True
+        )
         with _explain(text, self._names):
             [kind] = self._rows(empty, pl.Series([], dtype=pl.String)).project(f"({text}\n)").types
         if str(kind) not in ("BOOLEAN", '"NULL"'):
-            raise ConfigError(f"{text!r} is not a condition: its result is {kind}, not true or false")
+            raise ConfigError(
+                f"{text!r} is not a condition: its result is {kind}, not true or false"
+            )
 
     def mask(self, block: Block) -> npt.NDArray[np.bool_]:
         """Marks the matching rows of a block."""
@@ -87,11 +106,17 @@ class Where:
             frame = block.frame(self._wanted)
         except Irregular:  # values of several types
             rows, fields = [row.values for row in block.rows()], self._wanted.fields
-            columns = (column(field.name, [values.get(field.name) for values in rows]) for field in fields)
-            frame = pl.DataFrame([c.cast(f.dtype, strict=False) for c, f in zip(columns, fields, strict=True)])
+            columns = (
+                column(field.name, [values.get(field.name) for values in rows]) for field in fields
+            )
+            frame = pl.DataFrame(
+                [c.cast(f.dtype, strict=False) for c, f in zip(columns, fields, strict=True)]
+            )
         fits = np.zeros(len(block), bool)
         with _explain(self.text, self._names):
-            rows = self._rows(frame, block.texts if self._asks_text else None).filter(f"({self.text}\n)")
+            rows = self._rows(frame, block.texts if self._asks_text else None).filter(
+                f"({self.text}\n)"
+            )
             fits[rows.project(f'"{_ROW}"').to_arrow_table().column(0).to_numpy()] = True
         return fits
 
@@ -106,7 +131,9 @@ class Where:
 
 def _named(dtype: pl.Struct, text: str) -> pl.Struct | None:
     """Returns the struct type with the fields that a text mentions, or None."""
-    fields = {member.name: member.dtype for member in dtype.fields if member.name.casefold() in text}
+    fields = {
+        member.name: member.dtype for member in dtype.fields if member.name.casefold() in text
+    }
     inner = {
         name: _named(member, text) or member if isinstance(member, pl.Struct) else member
         for name, member in fields.items()
@@ -122,11 +149,17 @@ def _paths(schema: Mapping[str, object], before: str = "") -> Iterator[str]:
 
 
 def _as_arrow(frame: pl.DataFrame) -> pa.Table:
-    """Converts a frame to types that DuckDB supports. Raises ConfigError if two names differ in case only."""
+    """Converts a frame to types that DuckDB supports. Raises ConfigError if two names differ in
+    case only."""
     names = {name.casefold(): name for name in frame.columns}
     if twice := [name for name in frame.columns if names[name.casefold()] != name]:
-        raise ConfigError(f"SQL has a single column for {twice[0]!r} and {names[twice[0].casefold()]!r} (use --map)")
-    fitting = frame.cast({name: _fitting(kind) for name, kind in frame.schema.items() if _fitting(kind) != kind})
+        raise ConfigError(
+            f"SQL has a single column for {twice[0]!r} and {names[twice[0].casefold()]!r} (use"
+            " --map)"
+        )
+    fitting = frame.cast(
+        {name: _fitting(kind) for name, kind in frame.schema.items() if _fitting(kind) != kind}
+    )
     return fitting.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
@@ -135,7 +168,13 @@ def _fitting(kind: Any) -> Any:
         return pl.Struct({member.name: _fitting(member.dtype) for member in kind.fields})
     if isinstance(kind, pl.List):
         return pl.List(_fitting(kind.inner))
-    return pl.Decimal(38, 0) if kind in (pl.Int128, pl.UInt128) else pl.Float32 if kind == pl.Float16 else kind
+    return (
+        pl.Decimal(38, 0)
+        if kind in (pl.Int128, pl.UInt128)
+        else pl.Float32
+        if kind == pl.Float16
+        else kind
+    )
 
 
 @contextmanager
@@ -151,12 +190,14 @@ def _explain(text: str, names: Sequence[str]) -> Iterator[None]:
             name = missing[1] or missing[2]
             inner = {known_name.rpartition(".")[2] for known_name in names} - {*names}
             raise unknown_field(name, [*names, *inner]) from error
-        raise ConfigError(f"cannot evaluate {text!r}: {message.partition(': ')[2] or message}") from error
+        raise ConfigError(
+            f"cannot evaluate {text!r}: {message.partition(': ')[2] or message}"
+        ) from error
 
 
 def select(query: str, path: str, out: str) -> int:
-    """Writes the result of a SELECT over the rows of a file, the table `rows` or `self`, and returns the number of
-    rows.
+    """Writes the result of a SELECT over the rows of a file, the table `rows` or `self`, and
+    returns the number of rows.
 
     Columns that are selected unchanged keep their type and metadata. Raises ConfigError.
     """
@@ -183,32 +224,46 @@ def select(query: str, path: str, out: str) -> int:
         columns = _columns(query, path, result.limit(0).to_arrow_table().schema, wide)
         with Writer(out, tables=[columns]) as writer:
             for batch in result.to_arrow_reader(_ROWS):
-                arrays = [array.cast(field.type) for array, field in zip(batch, columns.schema, strict=True)]
+                arrays = [
+                    array.cast(field.type)
+                    for array, field in zip(batch, columns.schema, strict=True)
+                ]
                 data = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
                 writer.write_block(TableBlock(path, columns, data))
     return writer.rows
 
 
 def _plain(relation: Any) -> tuple[Any, set[str]]:
-    """Converts a result to supported types; also returns the columns of integers beyond 64 bits, which become text."""
+    """Converts a result to supported types; also returns the columns of integers beyond 64 bits,
+    which become text."""
     kinds, wide = list[str](), set[str]()
     for name, kind in zip(relation.columns, map(str, relation.types), strict=True):
         quoted = '"' + name.replace('"', '""') + '"'
         if kind in ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)"):
-            fits = relation.aggregate(f"coalesce(bool_and({quoted} BETWEEN {-(1 << 63)} AND {(1 << 63) - 1}), true)")
+            fits = relation.aggregate(
+                f"coalesce(bool_and({quoted} BETWEEN {-(1 << 63)} AND {(1 << 63) - 1}), true)"
+            )
             kind = "BIGINT" if fits.fetchall()[0][0] else "VARCHAR"
             wide |= {name} if kind == "VARCHAR" else set()
         elif kind in ("INTERVAL", "BIT", "BIGNUM"):
             kind = "VARCHAR"
-        kinds.append(f"CAST({quoted} AS {kind}) AS {quoted}" if kind in ("BIGINT", "VARCHAR") else quoted)
+        kinds.append(
+            f"CAST({quoted} AS {kind}) AS {quoted}" if kind in ("BIGINT", "VARCHAR") else quoted
+        )
     return relation.project(", ".join(kinds)), wide
 
 
 def _columns(query: str, path: str, result_schema: pa.Schema, wide: set[str]) -> Columns:
     """Returns the columns of a result; unchanged columns keep their declaration in the source."""
     columns, tables = Columns.of(path, result_schema), tables_of(path)
-    fields = {name: Place(json=True) if name in wide else place for name, place in columns.fields.items()}
-    source = merged(tables) if tables and len(tables) == len(files_of(path)) else Columns.of(path, pa.schema([]))
+    fields = {
+        name: Place(json=True) if name in wide else place for name, place in columns.fields.items()
+    }
+    source = (
+        merged(tables)
+        if tables and len(tables) == len(files_of(path))
+        else Columns.of(path, pa.schema([]))
+    )
     for name in _unchanged(query, source.fields) & fields.keys():
         try:
             pa.array([], fields[name].type).cast(source.fields[name].type)
@@ -216,7 +271,9 @@ def _columns(query: str, path: str, result_schema: pa.Schema, wide: set[str]) ->
             continue
         fields[name] = source.fields[name]
     has_unchanged = any(place is source.fields.get(name) for name, place in fields.items())
-    return Columns(path, replace(columns.row, fields=fields), source.metadata if has_unchanged else {})
+    return Columns(
+        path, replace(columns.row, fields=fields), source.metadata if has_unchanged else {}
+    )
 
 
 def _unchanged(query: str, names: Iterable[str]) -> set[str]:
@@ -228,5 +285,7 @@ def _unchanged(query: str, names: Iterable[str]) -> set[str]:
     start, end = listed.span(1)
     cuts = [start, *(start + match.start() for match in re.finditer(",", listed[1])), end]
     plain = {query[cut:next_cut].strip(", \n\t").strip('"`') for cut, next_cut in pairwise(cuts)}
-    everything = any(_ALL.match(item) for item in plain) and not re.search(r"\b(?:replace|rename)\b", blank, re.I)
+    everything = any(_ALL.match(item) for item in plain) and not re.search(
+        r"\b(?:replace|rename)\b", blank, re.I
+    )
     return set(names) if everything else plain & set(names)

@@ -42,7 +42,12 @@ class Lengths(Counter[int]):
         total = sum(length * times for length, times in self.items())
         quantiles = {f"p{share}": self.quantile(share / 100) for share in (5, 50, 95)}
         ends = min(self, default=0), max(self, default=0)
-        return {"min": ends[0], **quantiles, "max": ends[1], "mean": round(total / max(1, self.total()), 4)}
+        return {
+            "min": ends[0],
+            **quantiles,
+            "max": ends[1],
+            "mean": round(total / max(1, self.total()), 4),
+        }
 
 
 @dataclass
@@ -62,12 +67,16 @@ class Field:
         self.kinds[kind_of(value)] += times
         if value is None or isinstance(value, Mapping):
             return
-        nested = isinstance(value, list) and (len(value) > 8 or any(isinstance(item, dict | list) for item in value))
+        nested = isinstance(value, list) and (
+            len(value) > 8 or any(isinstance(item, dict | list) for item in value)
+        )
         if nested or (isinstance(value, str) and len(value) > _LONGEST_VALUE):
             self.others += times
             return
         text = _ENCODE(value)
-        if text in self.values or (len(self.values) < _MOST_VALUES and len(text) <= _LONGEST_VALUE + 2):
+        if text in self.values or (
+            len(self.values) < _MOST_VALUES and len(text) <= _LONGEST_VALUE + 2
+        ):
             self.values[text] += times
         else:
             self.others += times
@@ -75,7 +84,12 @@ class Field:
     def as_json(self) -> dict[str, object]:
         distinct = len(self.values) if not self.others else f">{len(self.values)}"
         kinds = dict(ordered(self.kinds))
-        return {"present": self.present, "kinds": kinds, "distinct": distinct, "common": dict(self.common())}
+        return {
+            "present": self.present,
+            "kinds": kinds,
+            "distinct": distinct,
+            "common": dict(self.common()),
+        }
 
     def common(self, most: int = _SHOWN) -> list[tuple[str, int]]:
         """Returns the repeated values, as JSON, with their counts."""
@@ -86,8 +100,8 @@ class Field:
 class Stats:
     rows: int = 0
     looked_at: int = 0
-    """Number of rows whose language, form, answer and fields were examined: all, or the first 10,000 and every 101st of
-    the others, which then counts as 101.
+    """Number of rows whose language, form, answer and fields were examined: all, or the first
+    10,000 and every 101st of the others, which then counts as 101.
     """
     distinct: int = 0
     """Number of distinct texts, ignoring case and white space."""
@@ -127,7 +141,9 @@ class Stats:
             "fields": {name: part.as_json() for name, part in self.fields.items()},
         }
         if self.by:
-            groups = {name: {"rows": part.total(), **part.as_json()} for name, part in self.top_groups()}
+            groups = {
+                name: {"rows": part.total(), **part.as_json()} for name, part in self.top_groups()
+            }
             summary["by"] = {self.by: groups}
         return summary
 
@@ -138,8 +154,8 @@ class Stats:
 def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True) -> Stats:
     """Computes the statistics; `by` groups text lengths by the values of a field.
 
-    Unless `exact`, fields, answers, forms and languages of more than 10,000 rows are estimates (`looked_at`); counts of
-    rows and distinct texts, and lengths, are always exact.
+    Unless `exact`, fields, answers, forms and languages of more than 10,000 rows are estimates
+    (`looked_at`); counts of rows and distinct texts, and lengths, are always exact.
     """
     stats = Stats(by=by)
     forms, hashes = Forms(), list[pl.Series]()
@@ -174,7 +190,9 @@ def _add(stats: Stats, forms: Forms, values: Mapping[str, object], times: int) -
         stats.groups.setdefault(name, Lengths())[len(text)] += times
 
 
-def _add_fields(fields: dict[str, Field], values: Mapping[str, object], times: int, before: str = "") -> None:
+def _add_fields(
+    fields: dict[str, Field], values: Mapping[str, object], times: int, before: str = ""
+) -> None:
     for name, value in values.items():
         path = f"{before}{name}"
         column = fields.get(path)

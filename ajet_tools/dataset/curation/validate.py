@@ -94,7 +94,10 @@ class Report:
 
 
 def validate(
-    sources: Mapping[str, str], *, mapping: Mapping[str, str] | None = None, near: float | None = None
+    sources: Mapping[str, str],
+    *,
+    mapping: Mapping[str, str] | None = None,
+    near: float | None = None,
 ) -> Report:
     """Validates datasets, which may be splits of one. Raises nothing for problems in them.
 
@@ -112,7 +115,9 @@ def validate(
             for index, kinds, times in facts.kinds:
                 shapes.add(kinds, block.where(index), times)
             for index, kind, message in facts.problems:
-                report.add((number, start + index, _ORDER.index(kind)), kind, block.where(index), message)
+                report.add(
+                    (number, start + index, _ORDER.index(kind)), kind, block.where(index), message
+                )
             tasks.add(block, facts.tasks)
         report.rows[name] = tasks.rows - first
         end = (number, tasks.rows, len(_ORDER))
@@ -122,7 +127,9 @@ def validate(
         else:
             report.add(end, "empty", name, "has no rows")
     for row, message in tasks.grown_apart(mapping):
-        report.add((tasks.file_of(row), row, _ORDER.index("leakage")), "leakage", tasks.where(row), message)
+        report.add(
+            (tasks.file_of(row), row, _ORDER.index("leakage")), "leakage", tasks.where(row), message
+        )
     others = Counter[str]()
     for row, kind, message in tasks.problems(mapping, others):
         report.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
@@ -134,8 +141,16 @@ def validate(
 
 
 _ORDER = (
-    "unreadable", "given away", "prompt", "no task", "asks nothing", "id", "leakage", "contradiction", "duplicate",
-)  # fmt: skip
+    "unreadable",
+    "given away",
+    "prompt",
+    "no task",
+    "asks nothing",
+    "id",
+    "leakage",
+    "contradiction",
+    "duplicate",
+)
 """The order of problems of a row."""
 
 
@@ -196,18 +211,25 @@ class Tasks:
         self.rows += len(block)
 
     def where(self, row: int) -> str:
-        start, name, numbers = self._places[bisect_right(self._places, row, key=lambda entry: entry[0]) - 1]
+        start, name, numbers = self._places[
+            bisect_right(self._places, row, key=lambda entry: entry[0]) - 1
+        ]
         return LineBlock(name, pl.Series(dtype=pl.String), numbers).where(row - start)
 
     def file_of(self, row: int) -> int:
         return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
 
     def grown_apart(self, mapping: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
-        """Yields rows that were grown from a row of another file, over any number of generations."""
+        """Yields rows that were grown from a row of another file, over any number of
+        generations."""
         if not self._has_lineage or len(self._files) < 2:
             return
-        rows = [descent_of(row.values) for _, path, _ in self._files for block in self._blocks(path, mapping)
-                for row in block.rows()]  # fmt: skip
+        rows = [
+            descent_of(row.values)
+            for _, path, _ in self._files
+            for block in self._blocks(path, mapping)
+            for row in block.rows()
+        ]
         bounds = [*(start for *_, start in self._files), self.rows]
         for start, end in pairwise(bounds):
             others = [place for place in range(len(rows)) if not start <= place < end]
@@ -215,18 +237,25 @@ class Tasks:
                 message = f"was grown from {self._at(others[source], start + place)} (provenance)"
                 yield start + place, message
 
-    def problems(self, mapping: Mapping[str, str] | None, others: Counter[str]) -> Iterator[tuple[int, str, str]]:
-        """Yields row index, kind and message of the first problems of each kind; `others` counts the rest."""
+    def problems(
+        self, mapping: Mapping[str, str] | None, others: Counter[str]
+    ) -> Iterator[tuple[int, str, str]]:
+        """Yields row index, kind and message of the first problems of each kind; `others` counts
+        the rest."""
         if not self._frames:
             return
         rows = pl.concat(self._frames).with_row_index("row")
-        rows = rows.with_columns(file=pl.Series(np.searchsorted([n for *_, n in self._files], rows["row"], "right")))
+        rows = rows.with_columns(
+            file=pl.Series(np.searchsorted([n for *_, n in self._files], rows["row"], "right"))
+        )
         for row, first, name in self._of_two_contents(rows, mapping, others):
             yield row, "id", f"has the task_id {name!r} of another task, {self._at(first, row)}"
         # a system prompt makes no other question, unless a file asks the same under several
         of_file = rows.group_by("file", "asked").agg(several=pl.col("text").n_unique() > 1)
         several = of_file.filter(pl.col("several"))["asked"].implode()
-        rows = rows.with_columns(asked=pl.when(pl.col("asked").is_in(several)).then("text").otherwise("asked"))
+        rows = rows.with_columns(
+            asked=pl.when(pl.col("asked").is_in(several)).then("text").otherwise("asked")
+        )
         leaks = _repeated(rows, "asked").filter(pl.col("file") != pl.col("file_of_first"))
         again = _repeated(rows, "text").filter(pl.col("file") == pl.col("file_of_first"))
         again = again.with_columns(
@@ -234,7 +263,11 @@ class Tasks:
             .then(pl.lit("contradiction"))
             .otherwise(pl.lit("duplicate"))
         )
-        for kind, addition in ("leakage", ""), ("contradiction", ", but has a different answer"), ("duplicate", ""):
+        for kind, addition in (
+            ("leakage", ""),
+            ("contradiction", ", but has a different answer"),
+            ("duplicate", ""),
+        ):
             some = leaks if kind == "leakage" else again.filter(pl.col("kind") == kind)
             others[kind] += max(0, len(some) - _FIRST)
             for row, first in some.select("row", "row_of_first").head(_FIRST).iter_rows():
@@ -244,25 +277,39 @@ class Tasks:
         self, rows: pl.DataFrame, mapping: Mapping[str, str] | None, others: Counter[str]
     ) -> Iterator[tuple[int, int, str]]:
         """Yields rows that share an id with an earlier row of different content: indices and id."""
-        if self._has_made_ids and len(loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]):
+        if self._has_made_ids and len(
+            loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]
+        ):
             made_ids = [task.task_id for _, task in self._read_again(set(loose), mapping)]
-            rows = rows.with_columns(rows["id"].scatter(loose, pl.Series(made_ids, dtype=pl.String).hash()))
+            rows = rows.with_columns(
+                rows["id"].scatter(loose, pl.Series(made_ids, dtype=pl.String).hash())
+            )
         again = _repeated(rows, "id").filter(pl.col("line") != pl.col("line_of_first"))
         tasks = set(again["row"]) | set(again["row_of_first"])
-        known = {row: (task.task_id, _digest(task)) for row, task in self._read_again(tasks, mapping)} if tasks else {}
+        known = (
+            {row: (task.task_id, _digest(task)) for row, task in self._read_again(tasks, mapping)}
+            if tasks
+            else {}
+        )
         pairs = zip(again["row"], again["row_of_first"], strict=True)
-        conflicts = [(row, first, known[row][0]) for row, first in pairs if known[row][1] != known[first][1]]
+        conflicts = [
+            (row, first, known[row][0]) for row, first in pairs if known[row][1] != known[first][1]
+        ]
         others["id"] += max(0, len(conflicts) - _FIRST)
         yield from islice(conflicts, _FIRST)
 
-    def _read_again(self, wanted: Collection[int], mapping: Mapping[str, str] | None) -> Iterator[tuple[int, Task]]:
+    def _read_again(
+        self, wanted: Collection[int], mapping: Mapping[str, str] | None
+    ) -> Iterator[tuple[int, Task]]:
         """Reads these rows again as tasks."""
         chosen = np.zeros(self.rows, bool)
         chosen[list(wanted)] = True
         for _, path, start in self._files:
             for block in self._blocks(path, mapping):
                 for index, row in zip(
-                    indices := np.flatnonzero(chosen[start : start + len(block)]), block.rows(indices), strict=True
+                    indices := np.flatnonzero(chosen[start : start + len(block)]),
+                    block.rows(indices),
+                    strict=True,
                 ):
                     yield start + int(index), to_task(row, {})
                 start += len(block)
@@ -278,8 +325,13 @@ class Tasks:
 
     def _at(self, place: int, row: int) -> str:
         """Returns a location, with its file if that is not clear."""
-        where, (file, row_file) = self.where(place), (Path(self._name(each)) for each in (place, row))
-        is_clear = self._name(place) == self._name(row) or (file.name in where and file.name != row_file.name)
+        where, (file, row_file) = (
+            self.where(place),
+            (Path(self._name(each)) for each in (place, row)),
+        )
+        is_clear = self._name(place) == self._name(row) or (
+            file.name in where and file.name != row_file.name
+        )
         return where if is_clear else f"{where} of {self._name(place)}"
 
     def _name(self, row: int) -> str:
@@ -298,7 +350,9 @@ def _repeated(rows: pl.DataFrame, column: str) -> pl.DataFrame:
 def _digest(task: Task) -> bytes:
     content = task.model_dump(exclude={"task_id"})
     content["metadata"].pop("provenance", None)
-    return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).digest()
+    return hashlib.blake2b(
+        json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8
+    ).digest()
 
 
 class _Shapes:
@@ -327,9 +381,13 @@ class _Shapes:
 
     def problems(self) -> Iterator[tuple[str, str]]:
         for path, kinds in self._kinds.items():
-            ranked_kinds = sorted(((n, kind, where) for kind, (n, where) in kinds.items()), reverse=True)
+            ranked_kinds = sorted(
+                ((n, kind, where) for kind, (n, where) in kinds.items()), reverse=True
+            )
             if len({kind for _, kind, _ in ranked_kinds} - {"null"}) > 1:
-                parts = ", ".join(f"{kind} in {n:,} (first {where})" for n, kind, where in ranked_kinds)
+                parts = ", ".join(
+                    f"{kind} in {n:,} (first {where})" for n, kind, where in ranked_kinds
+                )
                 yield "shape", f"{path} is of several kinds: {parts}"
             number = self._rows - sum(n for n, _, _ in ranked_kinds)
             if not number or path.startswith("provenance"):
@@ -346,9 +404,17 @@ def _check_near_leakage(
 ) -> None:
     known, end = NearIndex(least), len(sources)
     for name, path in sources.items():
-        rows = [(row.where, without_system(text_of(row.values))) for row in read(path, mapping=mapping, skip_bad=True)]
+        rows = [
+            (row.where, without_system(text_of(row.values)))
+            for row in read(path, mapping=mapping, skip_bad=True)
+        ]
         for (where, _), match in zip(rows, known.find_all([text for _, text in rows]), strict=True):
             if match is not None and match.kind == "near":
-                report.add((end, 0, 0), "near leakage", where, f"is {match.similarity:.0%} similar to {match.key}")
+                report.add(
+                    (end, 0, 0),
+                    "near leakage",
+                    where,
+                    f"is {match.similarity:.0%} similar to {match.key}",
+                )
         for where, text in rows:
             known.add(f"{where} of {name}", text)

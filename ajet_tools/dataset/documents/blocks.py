@@ -1,4 +1,5 @@
-"""Splits a document into blocks (headings, paragraphs, tables, code), each with its page and headings."""
+"""Splits a document into blocks (headings, paragraphs, tables, code), each with its page and
+headings."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import Literal
 from markdown_it import MarkdownIt
 
 Kind = Literal["heading", "text", "table", "code"]
-_PAGE_NUMBER = re.compile(r"(?:page )?(?:\d+|[ivxl]+)(?: (?:of|/) \d+)?|[-–] \d+ [-–]", re.IGNORECASE)
+_PAGE_NUMBER = re.compile(
+    r"(?:page )?(?:\d+|[ivxl]+)(?: (?:of|/) \d+)?|[-–] \d+ [-–]", re.IGNORECASE
+)
 _FRONT_MATTER = re.compile(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|$)", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _MARKDOWN = MarkdownIt("commonmark").enable("table").disable(["inline", "reference"])
@@ -25,7 +28,8 @@ class Block:
     text: str
     page: int | None = None
     heading: str = ""
-    """Path of headings, outermost first: `Guide > Install`. Includes the block itself if it is a heading."""
+    """Path of headings, outermost first: `Guide > Install`. Includes the block itself if it is a
+    heading."""
 
 
 class Headings:
@@ -36,7 +40,9 @@ class Headings:
 
     def enter(self, level: int, title: str) -> None:
         """Replaces the headings of this level (1 is the outermost) and below."""
-        self._levels = {outer_level: name for outer_level, name in self._levels.items() if outer_level < level}
+        self._levels = {
+            outer_level: name for outer_level, name in self._levels.items() if outer_level < level
+        }
         self._levels[level] = " ".join(title.split())
 
     @property
@@ -46,7 +52,11 @@ class Headings:
 
 def table_text(rows: list[list[str]]) -> str:
     """Formats cells as a Markdown table; the first row is the header."""
-    cleaned = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows if any(map(str.strip, row))]
+    cleaned = [
+        [" ".join(cell.split()).replace("|", "\\|") for cell in row]
+        for row in rows
+        if any(map(str.strip, row))
+    ]
     if not cleaned:
         return ""
     width = max(map(len, cleaned))
@@ -67,15 +77,23 @@ def plain_blocks(text: str, page: int | None = None, heading: str = "") -> Itera
 
 
 def markdown_blocks(text: str) -> Iterator[Block]:
-    """Yields headings, paragraphs and lists, tables and fenced code; drops front matter and comments."""
+    """Yields headings, paragraphs and lists, tables and fenced code; drops front matter and
+    comments."""
     front_matter = _FRONT_MATTER.match(text)
-    headings, source = Headings(), _COMMENT.sub("", text[front_matter.end() :] if front_matter else text)
+    headings, source = (
+        Headings(),
+        _COMMENT.sub("", text[front_matter.end() :] if front_matter else text),
+    )
     lines, tokens = source.split("\n"), _MARKDOWN.parse(source)
     for at, token in enumerate(tokens):
         if token.level or token.map is None:
             continue
         kind = _KINDS.get(token.type, "text")
-        body = tokens[at + 1].content if kind == "heading" else "\n".join(lines[slice(*token.map)]).strip("\n").rstrip()
+        body = (
+            tokens[at + 1].content
+            if kind == "heading"
+            else "\n".join(lines[slice(*token.map)]).strip("\n").rstrip()
+        )
         if not body.strip():
             continue
         if kind == "heading":

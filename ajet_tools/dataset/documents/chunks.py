@@ -1,4 +1,5 @@
-"""Splits documents into chunks for prompts, at headings and paragraphs; tables and code stay whole."""
+"""Splits documents into chunks for prompts, at headings and paragraphs; tables and code stay
+whole."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ WHOLE = 4
 _SMALL = 0.25
 """A heading starts a new chunk unless the current one is smaller than this share of the size."""
 _SENTENCE = re.compile(r"[.!?。！？\n](?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？\n]))")
-"""The pattern starts with a set of characters, which keeps the search of a 50 MB text under a second."""
+"""The pattern starts with a set of characters, which keeps the search of a 50 MB text under a
+second."""
 _BETWEEN = "\n\n"
 
 
@@ -42,7 +44,8 @@ class Chunk:
 def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
     """Yields chunks of at most `size` characters; a longer table or code block is its own chunk.
 
-    Long paragraphs are split between sentences. Chunks without text under their headings are dropped.
+    Long paragraphs are split between sentences. Chunks without text under their headings are
+    dropped.
     """
     taken: list[Block] = []
     length = number = 0
@@ -50,9 +53,13 @@ def chunks_of(document: Document, size: int) -> Iterator[Chunk]:
     for piece in [*pieces, None]:
         more = len(_show(piece)) + len(_BETWEEN) if piece is not None else 0
         full = length + more - len(_BETWEEN) > size
-        if taken and (piece is None or full or (piece.kind == "heading" and length >= _SMALL * size)):
+        if taken and (
+            piece is None or full or (piece.kind == "heading" and length >= _SMALL * size)
+        ):
             last = reversed(taken) if piece is not None and piece.kind != "heading" else ()
-            headings = [*takewhile(lambda block: block.kind == "heading", last)][::-1]  # they belong to the next chunk
+            headings = [*takewhile(lambda block: block.kind == "heading", last)][
+                ::-1
+            ]  # they belong to the next chunk
             body = taken[: len(taken) - len(headings)]
             if any(block.kind != "heading" for block in body):
                 yield Chunk(document, number, tuple(body), _BETWEEN.join(map(_show, body)))
@@ -92,8 +99,14 @@ def _units(block: Block, size: int) -> tuple[str, Iterator[str]]:
         lines = block.text.splitlines(keepends=True)
         return "".join(lines[:2]), (part for line in lines[2:] for part in _split_text(line, size))
     if block.kind == "code":
-        return "", (part for line in block.text.splitlines(keepends=True) for part in _split_text(line, size))
-    return "", (part for sentence in sentences_of(block.text) for part in _split_text(sentence, size))
+        return "", (
+            part
+            for line in block.text.splitlines(keepends=True)
+            for part in _split_text(line, size)
+        )
+    return "", (
+        part for sentence in sentences_of(block.text) for part in _split_text(sentence, size)
+    )
 
 
 def sentences_of(text: str) -> Iterator[str]:

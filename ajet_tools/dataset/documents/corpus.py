@@ -1,7 +1,8 @@
-"""Prepares documents for questions: removes copies, splits them into chunks, and assigns each to a split side.
+"""Prepares documents for questions: removes copies, splits them into chunks, and assigns each to a
+split side.
 
-Documents that share much of their text (two versions, the same report as PDF and as HTML) stay on one side, and a chunk
-that occurs in two documents is used once.
+Documents that share much of their text (two versions, the same report as PDF and as HTML) stay on
+one side, and a chunk that occurs in two documents is used once.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ class Corpus:
     unreadable: tuple[Unreadable, ...] = ()
 
     def chunks(self, side: str, seed: int) -> list[Chunk]:
-        """Returns the chunks of a side in the order of use, which interleaves the documents by their length."""
+        """Returns the chunks of a side in the order of use, which interleaves the documents by
+        their length."""
         placed = [
             ((rank + start) / len(entry.chunks), entry.document.digest, chunk)
             for entry in self.held
             if entry.side == side
             for start in [int(_hash(f"{seed}:{entry.document.digest}")[:8], 16) / 0x100000000]
             for rank, chunk in enumerate(
-                sorted(entry.chunks, key=lambda chunk: _hash(f"{seed}:{chunk.document.digest}:{chunk.number}"))
+                sorted(
+                    entry.chunks,
+                    key=lambda chunk: _hash(f"{seed}:{chunk.document.digest}:{chunk.number}"),
+                )
             )
         ]
         return [chunk for _, _, chunk in sorted(placed, key=lambda item: item[:2])]
@@ -60,7 +65,11 @@ class Corpus:
     def share(self, side: str) -> float:
         """Returns a side's share of all chunks."""
         total = sum(len(entry.chunks) for entry in self.held)
-        return sum(len(entry.chunks) for entry in self.held if entry.side == side) / total if total else 0.0
+        return (
+            sum(len(entry.chunks) for entry in self.held if entry.side == side) / total
+            if total
+            else 0.0
+        )
 
     @property
     def digest(self) -> str:
@@ -80,12 +89,16 @@ class Corpus:
 
 
 def prepare(
-    read: Iterable[Document | Unreadable], *, size: int, seed: int = 0, validation: float | None = None
+    read: Iterable[Document | Unreadable],
+    *,
+    size: int,
+    seed: int = 0,
+    validation: float | None = None,
 ) -> Corpus:
     """Splits documents into chunks of `size` characters, and assigns them to sides.
 
-    `validation` is the share of chunks to hold out; None means a tenth if there are five documents. Raises ConfigError
-    if no document can be held out.
+    `validation` is the share of chunks to hold out; None means a tenth if there are five documents.
+    Raises ConfigError if no document can be held out.
     """
     by_digest: dict[str, Document] = {}
     copies, unreadable = list[tuple[str, str]](), list[Unreadable]()
@@ -97,13 +110,21 @@ def prepare(
     documents = list(by_digest.values())
     first: dict[str, Chunk] = {}
     chunks = [
-        tuple(c for c in chunks_of(document, size) if first.setdefault(_hash(normal(c.text)), c) is c)
+        tuple(
+            c for c in chunks_of(document, size) if first.setdefault(_hash(normal(c.text)), c) is c
+        )
         for document in documents
     ]
     groups = _groups(documents)
-    apart = _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation) if documents else ()
+    apart = (
+        _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation)
+        if documents
+        else ()
+    )
     sides = ("validation" if group in apart else "train" for group in groups)
-    return Corpus(tuple(map(Held, documents, chunks, sides, groups)), tuple(copies), tuple(unreadable))
+    return Corpus(
+        tuple(map(Held, documents, chunks, sides, groups)), tuple(copies), tuple(unreadable)
+    )
 
 
 def _groups(documents: Sequence[Document]) -> list[int]:
@@ -130,11 +151,18 @@ def _sentences(document: Document) -> set[bytes]:
     """Returns the digests of the long sentences."""
     all_sentences = (sentence for block in document.blocks for sentence in sentences_of(block.text))
     long = (sentence[:_MOST] for sentence in all_sentences if len(sentence) >= _LEAST)
-    return {hashlib.blake2b(normal(sentence).encode("utf-8", "replace"), digest_size=8).digest() for sentence in long}
+    return {
+        hashlib.blake2b(normal(sentence).encode("utf-8", "replace"), digest_size=8).digest()
+        for sentence in long
+    }
 
 
 def _choose_validation(
-    groups: Sequence[int], sizes: Sequence[int], digests: Sequence[str], seed: int, validation: float | None
+    groups: Sequence[int],
+    sizes: Sequence[int],
+    digests: Sequence[str],
+    seed: int,
+    validation: float | None,
 ) -> set[int]:
     """Chooses groups at random until they make up the validation share."""
     chunks: dict[int, int] = defaultdict(int)
@@ -146,16 +174,25 @@ def _choose_validation(
     if not share:
         return set()
     if len(chunks) < 2:
-        reason = "there is one document" if len(groups) == 1 else "the documents have most of their text in common"
+        reason = (
+            "there is one document"
+            if len(groups) == 1
+            else "the documents have most of their text in common"
+        )
         raise ConfigError(
-            f"--validation {share:g}: {reason}, and no document is on both sides; add documents, or pass 0"
+            f"--validation {share:g}: {reason}, and no document is on both sides; add documents, or"
+            " pass 0"
         )
     wanted = share * sum(chunks.values())
     order = sorted(chunks, key=lambda group: _hash(f"{seed}:{names[group]}"))
     chosen: list[int] = []
     for group in order:
         taken = sum(chunks[chosen_group] for chosen_group in chosen)
-        if len(chosen) < len(order) - 1 and taken < wanted and taken + chunks[group] <= 1.5 * wanted:
+        if (
+            len(chosen) < len(order) - 1
+            and taken < wanted
+            and taken + chunks[group] <= 1.5 * wanted
+        ):
             chosen.append(group)
     return set(chosen) or {min(order, key=lambda group: chunks[group])}
 

@@ -1,7 +1,8 @@
 """Splits DOCX files into blocks: headings by style, paragraphs, lists and whole tables.
 
-Includes text boxes, controls, insertions, footnotes, and each distinct page header (first) and footer (last); deletions
-and hidden text are dropped. If a table contains tables, each cell becomes text.
+Includes text boxes, controls, insertions, footnotes, and each distinct page header (first) and
+footer (last); deletions and hidden text are dropped. If a table contains tables, each cell becomes
+text.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ def docx_blocks(path: Path) -> Iterator[Block]:
     try:
         blocks = list(_blocks(docx.Document(str(path))))
     except Exception as error:
-        raise TaskError(f"{path} cannot be read as DOCX: {str(error) or type(error).__name__}") from error
+        raise TaskError(
+            f"{path} cannot be read as DOCX: {str(error) or type(error).__name__}"
+        ) from error
     yield from blocks
 
 
 def _check(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(8) == _OLE:
-            raise TaskError(f"{path} is password-protected, or an old .doc. Save it as .docx without a password")
+            raise TaskError(
+                f"{path} is password-protected, or an old .doc. Save it as .docx without a password"
+            )
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -87,15 +92,22 @@ def _paragraph(element: Any, document: Any, headings: Headings) -> Iterator[Bloc
     from docx.text.paragraph import Paragraph
 
     paragraph = Paragraph(element, document)
-    text, style = _text(element).strip(), (paragraph.style.name or "") if paragraph.style is not None else ""
+    text, style = (
+        _text(element).strip(),
+        (paragraph.style.name or "") if paragraph.style is not None else "",
+    )
     match = _HEADING.match(style)
     if text and (match or style == "Title"):  # a title has the level of the first heading
         headings.enter(int(match[1]) if match else 1, text)
         yield Block("heading", text, heading=headings.path)
     elif text:
-        yield Block("text", f"- {text}" if style.startswith("List ") else text, heading=headings.path)
+        yield Block(
+            "text", f"- {text}" if style.startswith("List ") else text, heading=headings.path
+        )
     for box in element.iterdescendants():
-        if _name(box) == "txbxContent" and not any(_name(ancestor) in _UNSEEN for ancestor in box.iterancestors()):
+        if _name(box) == "txbxContent" and not any(
+            _name(ancestor) in _UNSEEN for ancestor in box.iterancestors()
+        ):
             yield from _story(box, document, headings)
 
 
@@ -104,8 +116,12 @@ def _text(element: Any) -> str:
     name = _name(element)
     if name in ("t", *_MARKS):
         return element.text or "" if name == "t" else _MARKS[name]
-    hidden = name == "r" and any(_name(inner) == "vanish" for mark in element if _name(mark) == "rPr" for inner in mark)
-    return "" if hidden or name in (*_UNSEEN, "txbxContent", "pPr") else "".join(map(_text, element))
+    hidden = name == "r" and any(
+        _name(inner) == "vanish" for mark in element if _name(mark) == "rPr" for inner in mark
+    )
+    return (
+        "" if hidden or name in (*_UNSEEN, "txbxContent", "pPr") else "".join(map(_text, element))
+    )
 
 
 def _cells(table: Any, document: Any) -> list[list[str]]:

@@ -1,4 +1,5 @@
-"""Splits HTML into blocks: headings, paragraphs, lists, code and tables; drops menus, scripts and hidden elements."""
+"""Splits HTML into blocks: headings, paragraphs, lists, code and tables; drops menus, scripts and
+hidden elements."""
 
 from __future__ import annotations
 
@@ -11,9 +12,20 @@ from ajet_sdk.errors import MissingExtra, TaskError
 from ajet_tools.dataset.documents.blocks import Block, Headings, table_text
 
 _LEFT_OUT = (
-    "script", "style", "noscript", "template", "svg", "nav", "form", "button", "select", "iframe", "object", "canvas",
+    "script",
+    "style",
+    "noscript",
+    "template",
+    "svg",
+    "nav",
+    "form",
+    "button",
+    "select",
+    "iframe",
+    "object",
+    "canvas",
     "head",
-)  # fmt: skip
+)
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _CONTAINERS = {
     "html", "body", "main", "article", "section", "header", "footer", "aside", "div", "p", "pre", "blockquote", "ul",
@@ -21,7 +33,9 @@ _CONTAINERS = {
 }  # fmt: skip
 """Elements that start a new block."""
 _BLOCK_NAMES = sorted(_CONTAINERS)
-_HIDING = re.compile(r"(?:^|[;\s])(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse))\b", re.IGNORECASE)
+_HIDING = re.compile(
+    r"(?:^|[;\s])(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse))\b", re.IGNORECASE
+)
 _RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 _AT_RULE = re.compile(r"@[^{};]*(?:;|\{(?:[^{}]*\{[^{}]*\})*[^{}]*\})")
 """Matches at-rules, for certain screens or for print."""
@@ -29,13 +43,16 @@ _CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterator[Block]:
-    """Yields the blocks of a page. Raises TaskError if the declared encoding (default: UTF-8) is wrong."""
+    """Yields the blocks of a page. Raises TaskError if the declared encoding (default: UTF-8) is
+    wrong."""
     try:
         from bs4 import BeautifulSoup
         from bs4.dammit import EncodingDetector
     except ImportError:
         raise MissingExtra("beautifulsoup4", "documents") from None
-    declared = encoding or EncodingDetector.find_declared_encoding(data, is_html=True, search_entire_document=False)
+    declared = encoding or EncodingDetector.find_declared_encoding(
+        data, is_html=True, search_entire_document=False
+    )
     data, marked = EncodingDetector.strip_byte_order_mark(data)
     try:
         text = data.decode(marked or declared or "utf-8")
@@ -60,7 +77,9 @@ def _hidden(soup: Any) -> Iterator[Any]:
 
     yield from soup.select("[hidden], dialog:not([open])")
     yield from (tag for tag in soup.find_all(style=True) if _HIDING.search(tag["style"]))
-    sheets = _AT_RULE.sub("", _CSS_COMMENT.sub("", "".join(sheet.get_text() for sheet in soup.find_all("style"))))
+    sheets = _AT_RULE.sub(
+        "", _CSS_COMMENT.sub("", "".join(sheet.get_text() for sheet in soup.find_all("style")))
+    )
     for rule in _RULE.finditer(sheets):
         if _HIDING.search(rule[2]):
             try:
@@ -96,7 +115,10 @@ def _element(tag: Any, headings: Headings) -> Iterator[Block]:
             headings.enter(_HEADINGS[tag.name], title)
             yield Block("heading", title, heading=headings.path)
     elif tag.name == "table" and not tag.find("table"):
-        rows = [[cell.get_text(" ") for cell in row.find_all(["td", "th"])] for row in tag.find_all("tr")]
+        rows = [
+            [cell.get_text(" ") for cell in row.find_all(["td", "th"])]
+            for row in tag.find_all("tr")
+        ]
         if text := table_text(rows):
             yield Block("table", text, heading=headings.path)
     elif tag.name == "pre":

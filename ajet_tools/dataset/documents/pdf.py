@@ -1,7 +1,9 @@
-"""Splits PDFs into blocks: the text of each page, joined into paragraphs, under the headings of the outline.
+"""Splits PDFs into blocks: the text of each page, joined into paragraphs, under the headings of the
+outline.
 
-PDF has neither paragraphs nor tables. Lines are joined if a sentence continues; without an outline, short lines in
-larger type are headings; running heads and page numbers are dropped; a table becomes its lines.
+PDF has neither paragraphs nor tables. Lines are joined if a sentence continues; without an outline,
+short lines in larger type are headings; running heads and page numbers are dropped; a table becomes
+its lines.
 """
 
 from __future__ import annotations
@@ -36,21 +38,28 @@ class _Line(NamedTuple):
 
 
 def pdf_blocks(path: Path) -> Iterator[Block]:
-    """Yields the blocks of a PDF. Raises TaskError if it is broken, password-protected or a scan."""
+    """Yields the blocks of a PDF. Raises TaskError if it is broken, password-protected or a
+    scan."""
     try:
         from pypdf import PdfReader
     except ImportError:
         raise MissingExtra("pypdf", "documents") from None
     with path.open("rb") as file, _explain_errors(path):
         reader = PdfReader(file)
-        if reader.is_encrypted and not reader.decrypt(""):  # an empty password often forbids printing
+        if reader.is_encrypted and not reader.decrypt(
+            ""
+        ):  # an empty password often forbids printing
             raise TaskError(
-                f"{path} is password-protected; decrypt it (`qpdf --decrypt --password=... in.pdf out.pdf`)"
+                f"{path} is password-protected; decrypt it (`qpdf --decrypt --password=... in.pdf"
+                " out.pdf`)"
             )
         pages = _remove_running_heads([_lines(page) for page in reader.pages])
         if not any(line.text.strip() for page in pages for line in page):
             count = "its 1 page has" if len(pages) == 1 else f"its {len(pages)} pages have"
-            raise TaskError(f"{path}: {count} no text (a scan or drawing); run OCR first (`ocrmypdf in.pdf out.pdf`)")
+            raise TaskError(
+                f"{path}: {count} no text (a scan or drawing); run OCR first (`ocrmypdf in.pdf"
+                " out.pdf`)"
+            )
         titles = _titles(reader)
     headings = Headings()
     levels = {} if titles else _levels_by_size(pages)
@@ -58,7 +67,9 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
         page_headings, elsewhere = _find_titles(page, titles.get(number, ()))
         for level, title in elsewhere:
             headings.enter(level, title)
-        large = {index: levels[line.size] for index, line in enumerate(page) if _is_heading(line, levels)}
+        large = {
+            index: levels[line.size] for index, line in enumerate(page) if _is_heading(line, levels)
+        }
         for level, lines in _parts(page, page_headings or large):
             if level:
                 headings.enter(level, lines[0])
@@ -82,7 +93,9 @@ def _explain_errors(path: Path) -> Iterator[None]:
     except DependencyError as error:
         raise MissingExtra(f"{error}; what reads encrypted PDF", "documents") from error
     except Exception as error:
-        raise TaskError(f"{path} cannot be read as PDF: {str(error) or type(error).__name__}") from error
+        raise TaskError(
+            f"{path} cannot be read as PDF: {str(error) or type(error).__name__}"
+        ) from error
     finally:
         log.setLevel(level)
 
@@ -137,7 +150,11 @@ def _find_titles(
     for level, title in titles:
         bare = _strip_title(title)
         after = max(level_at, default=-1)
-        places = (i for i, line in enumerate(page) if i > after and bare and _strip_title(line.text) == bare)
+        places = (
+            i
+            for i, line in enumerate(page)
+            if i > after and bare and _strip_title(line.text) == bare
+        )
         place = next(places, None)
         if place is None:
             elsewhere.append((level, title))
@@ -169,13 +186,17 @@ def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
         return pages
     for at in (0, -1):
         forms = [
-            re.sub(r"\d+", "0", " ".join(page[at].text.split()))
-            if (page := [line for line in page_lines if line.text.strip()])
-            else ""
+            (
+                re.sub(r"\d+", "0", " ".join(page[at].text.split()))
+                if (page := [line for line in page_lines if line.text.strip()])
+                else ""
+            )
             for page_lines in pages
         ]
         counts = Counter(form for form in forms if form)
-        repeated = {form for form, count in counts.items() if count > len(pages) / 2 or is_page_number(form)}
+        repeated = {
+            form for form, count in counts.items() if count > len(pages) / 2 or is_page_number(form)
+        }
         for page, form in zip(pages, forms, strict=True):
             if form in repeated:
                 del page[[index for index, line in enumerate(page) if line.text.strip()][at]]
@@ -185,14 +206,19 @@ def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
 def _paragraphs(lines: Sequence[str]) -> str:
     """Joins lines into paragraphs, separated by blank lines.
 
-    A line continues in the next unless it ends a sentence before the page's width, or the next is a list item.
+    A line continues in the next unless it ends a sentence before the page's width, or the next is a
+    list item.
     """
     width = max((len(line) for line in lines), default=0)
     paragraphs: list[str] = []
     for index, line in enumerate(lines):
         text = line.strip()
         before = lines[index - 1] if index else ""
-        goes_on = bool(paragraphs and paragraphs[-1] and text) and not _ITEM.match(line) and not _ends(before, width)
+        goes_on = (
+            bool(paragraphs and paragraphs[-1] and text)
+            and not _ITEM.match(line)
+            and not _ends(before, width)
+        )
         if not goes_on:
             paragraphs.append(text)
         elif re.search(r"[^\W\d_][-\u00ad]$", paragraphs[-1]) and text[:1].islower():
@@ -223,5 +249,7 @@ def _titles(reader: PdfReader) -> dict[int, list[tuple[int, str]]]:
     try:
         walk(reader.outline, 1)
     except Exception as error:  # noqa: BLE001  pypdf on a broken outline; the text can be read without it
-        logging.getLogger("ajet.dataset").warning("the outline cannot be read; its headings are left out: %s", error)
+        logging.getLogger("ajet.dataset").warning(
+            "the outline cannot be read; its headings are left out: %s", error
+        )
     return titles_by_page

@@ -1,7 +1,7 @@
 """Finds documents below the given paths and extracts their text, by file suffix.
 
-Reads PDF, DOCX, HTML, Markdown and plain text. Documents are identified by a digest of their text, so copies under two
-names count as one.
+Reads PDF, DOCX, HTML, Markdown and plain text. Documents are identified by a digest of their text,
+so copies under two names count as one.
 """
 
 from __future__ import annotations
@@ -28,22 +28,46 @@ SUFFIXES = {
     ".markdown": "markdown", ".txt": "text", ".text": "text", ".rst": "text",
 }  # fmt: skip
 _UNREAD = (
-    ".pptx", ".ppt", ".xlsx", ".xls", ".doc", ".odt", ".odp", ".ods", ".rtf", ".epub", ".pages", ".key", ".numbers",
-    ".csv", ".tsv", ".tex", ".ipynb", ".eml", ".msg", ".xml", ".json",
-)  # fmt: skip
+    ".pptx",
+    ".ppt",
+    ".xlsx",
+    ".xls",
+    ".doc",
+    ".odt",
+    ".odp",
+    ".ods",
+    ".rtf",
+    ".epub",
+    ".pages",
+    ".key",
+    ".numbers",
+    ".csv",
+    ".tsv",
+    ".tex",
+    ".ipynb",
+    ".eml",
+    ".msg",
+    ".xml",
+    ".json",
+)
 """Documents that are not read; in a directory they are named, unlike pictures and programs."""
 LARGEST = 256 << 20
 """Size limit of a file, in bytes."""
 _NAMED = 10
 _SLICE = 1 << 20
 log = logging.getLogger("ajet.dataset")
-_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 
 
 @dataclass(frozen=True)
 class Document:
     name: str
-    """Path below the argument on the command line, without the parent directories of this machine."""
+    """Path below the argument on the command line, without the parent directories of this
+    machine."""
     format: str
     blocks: tuple[Block, ...]
     digest: str
@@ -68,10 +92,11 @@ class Unreadable:
 
 
 def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
-    """Returns name and path of each document: files, files in directories by suffix, and stdin (`-`).
+    """Returns name and path of each document: files, files in directories by suffix, and stdin
+    (`-`).
 
-    Hidden files and directories are skipped. Raises ConfigError for a missing path, an unsupported file, and a
-    directory without documents.
+    Hidden files and directories are skipped. Raises ConfigError for a missing path, an unsupported
+    file, and a directory without documents.
     """
     documents: dict[Path, tuple[str, Path]] = {}
     for named_path in paths:
@@ -90,14 +115,17 @@ def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
             if unread:
                 names = ", ".join(unread[:_NAMED]) + (", ..." if len(unread) > _NAMED else "")
                 log.warning(
-                    "%s: %d documents of formats that are not read are left out: %s. Save them as PDF, DOCX or text",
+                    "%s: %d documents of formats that are not read are left out: %s. Save them as"
+                    " PDF, DOCX or text",
                     *(named_path, len(unread), names),
                 )
             if not inside:
                 raise ConfigError(f"{named_path} contains no documents ({', '.join(SUFFIXES)})")
         elif path.is_file():
             if path.suffix.lower() not in SUFFIXES:
-                raise ConfigError(f"{named_path} is not a supported document; supported: {', '.join(SUFFIXES)}")
+                raise ConfigError(
+                    f"{named_path} is not a supported document; supported: {', '.join(SUFFIXES)}"
+                )
             inside = [path]
         else:
             raise ConfigError(f"there is no file or directory {named_path}")
@@ -138,7 +166,8 @@ def read_documents(
 
 
 def read_document(path: Path, *, name: str | None = None, encoding: str | None = None) -> Document:
-    """Reads a document; `-` is stdin, as Markdown. `encoding` applies to text without a byte order mark.
+    """Reads a document; `-` is stdin, as Markdown. `encoding` applies to text without a byte order
+    mark.
 
     Raises TaskError for an unreadable document, MissingExtra if its reader is not installed.
     """
@@ -149,7 +178,10 @@ def read_document(path: Path, *, name: str | None = None, encoding: str | None =
         if not size:
             raise TaskError(f"{'stdin' if kind == 'stdin' else path} is empty")
         if size > LARGEST:
-            raise TaskError(f"{path} has {size / 1e6:,.0f} MB; the limit per document is {LARGEST / 1e6:,.0f} MB")
+            raise TaskError(
+                f"{path} has {size / 1e6:,.0f} MB; the limit per document is"
+                f" {LARGEST / 1e6:,.0f} MB"
+            )
         blocks = tuple(map(_normalize, _blocks(path, kind, encoding, data)))
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from error
@@ -167,7 +199,8 @@ def _normalize(block: Block) -> Block:
     if block.text.isascii() and block.heading.isascii():
         return block
     text, heading = (
-        unicodedata.normalize("NFC", part).encode("utf-8", "replace").decode() for part in (block.text, block.heading)
+        unicodedata.normalize("NFC", part).encode("utf-8", "replace").decode()
+        for part in (block.text, block.heading)
     )
     return replace(block, text=text, heading=heading)
 
@@ -193,8 +226,9 @@ def _decode(path: Path, data: bytes, encoding: str | None) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TaskError(
-            f"{path} line {line} is not {marked or encoding or 'UTF-8'} (byte 0x{data[error.start]:02x}). Pass "
-            "--encoding latin-1 (or the right one), or convert it with `iconv -t UTF-8`"
+            f"{path} line {line} is not {marked or encoding or 'UTF-8'} (byte"
+            f" 0x{data[error.start]:02x}). Pass --encoding latin-1 (or the right one), or convert"
+            " it with `iconv -t UTF-8`"
         ) from None
     if "\x00" in text[:4096]:
         raise TaskError(f"{path} is not a text file: it contains zero bytes")

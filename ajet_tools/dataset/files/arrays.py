@@ -35,7 +35,8 @@ class Misfit(TaskError):
     def __init__(self, place: Place, path: str, value: object) -> None:
         kind = f"a class label of {place.labels}" if place.labels else place.type
         super().__init__(
-            f"{path} is {kind} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or change its type"
+            f"{path} is {kind} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or"
+            " change its type"
         )
         self.path = path
 
@@ -44,7 +45,9 @@ def infer(name: str, rows: Sequence[Mapping[str, object]]) -> tuple[pa.RecordBat
     """Converts rows of JSON values to a record batch, with types that hold them without loss."""
     array, row = _infer_objects(rows, {}, "")
     if len(row.fields or {}) > _MOST_COLUMNS:
-        raise TaskError(f"there are more than {_MOST_COLUMNS:,} columns, too many for Parquet; write .jsonl")
+        raise TaskError(
+            f"there are more than {_MOST_COLUMNS:,} columns, too many for Parquet; write .jsonl"
+        )
     columns = Columns(name, row)
     return batch_of(array, columns, len(rows)), columns
 
@@ -59,7 +62,9 @@ def _infer(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
     seen_types = set(map(type, values))
     flags = Flags(absent=type(ABSENT) in seen_types, nulls=type(None) in seen_types)
     types = seen_types - {type(ABSENT), type(NOWHERE), type(None)}
-    there: Sequence[Any] = _without(values) if type(ABSENT) in seen_types or type(NOWHERE) in seen_types else values
+    there: Sequence[Any] = (
+        _without(values) if type(ABSENT) in seen_types or type(NOWHERE) in seen_types else values
+    )
     deep = path.count(".") >= DEEPEST
     if not types and not (flags["absent"] and flags["nulls"]):
         return pa.nulls(len(values)), Place(**flags)
@@ -71,9 +76,13 @@ def _infer(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
             if converted[1].fields and len(converted[1].fields) <= MOST_FIELDS:
                 return converted
         elif types == {list} and not deep:
-            array, item = _infer([element for value in there if value is not None for element in value], f"{path}.")
+            array, item = _infer(
+                [element for value in there if value is not None for element in value], f"{path}."
+            )
             lengths = [0 if value is None else len(value) for value in there]
-            return _lists(array, lengths, [value is None for value in there]), Place(item=item, **flags)
+            return _lists(array, lengths, [value is None for value in there]), Place(
+                item=item, **flags
+            )
         elif types == {bool}:
             return pa.array(there, pa.bool_()), Place(pa.bool_(), **flags)
         elif types == {str}:
@@ -85,12 +94,18 @@ def _infer(values: Sequence[object], path: str) -> tuple[pa.Array, Place]:
                 return pa.array(there, pa.int64()), replace(Place(pa.int64(), **flags), large=large)
             if not large and not any(type(value) is float and math.isinf(value) for value in there):
                 return pa.array(there, pa.float64()), Place(pa.float64(), **flags)
-    except (UnicodeEncodeError, OverflowError, pa.ArrowException):  # lone surrogate, more than 64 bits
+    except (
+        UnicodeEncodeError,
+        OverflowError,
+        pa.ArrowException,
+    ):  # lone surrogate, more than 64 bits
         pass
     try:
         return _json_text(values), Place(json=True, **flags)
     except ValueError as error:
-        raise TaskError(f"{path} has a number that is larger than any float, such as 1e400; write .jsonl") from error
+        raise TaskError(
+            f"{path} has a number that is larger than any float, such as 1e400; write .jsonl"
+        ) from error
 
 
 def _without(values: Sequence[object]) -> list[object]:
@@ -98,21 +113,30 @@ def _without(values: Sequence[object]) -> list[object]:
 
 
 def _json_text(values: Sequence[object]) -> pa.StringArray:
-    return pa.array([None if v is ABSENT or v is NOWHERE else _encode(v) for v in values], pa.string())
+    return pa.array(
+        [None if v is ABSENT or v is NOWHERE else _encode(v) for v in values], pa.string()
+    )
 
 
-def _infer_objects(values: Sequence[Mapping[str, object] | None], flags: Flags, path: str) -> tuple[pa.Array, Place]:
+def _infer_objects(
+    values: Sequence[Mapping[str, object] | None], flags: Flags, path: str
+) -> tuple[pa.Array, Place]:
     names = dict.fromkeys(name for value in values if value is not None for name in value)
     try:
         "".join(names).encode()
     except UnicodeEncodeError:
         if path:
             raise
-        raise TaskError("the name of a column is not text that UTF-8 can hold; write .jsonl") from None
+        raise TaskError(
+            "the name of a column is not text that UTF-8 can hold; write .jsonl"
+        ) from None
     if len(names) > (MOST_FIELDS if path else _MOST_COLUMNS + 1):
         names = dict.fromkeys(list(names)[: _MOST_COLUMNS + 1]) if not path else {}
     fields = {
-        name: _infer([NOWHERE if value is None else value.get(name, ABSENT) for value in values], _below(path, name))
+        name: _infer(
+            [NOWHERE if value is None else value.get(name, ABSENT) for value in values],
+            _below(path, name),
+        )
         for name in names
     }
     places = {name: place for name, (_, place) in fields.items()}
@@ -135,12 +159,17 @@ def objects(fields: Mapping[str, tuple[pa.Array, Place]], nulls: Sequence[bool])
 
 def _lists(items: pa.Array, lengths: Sequence[int], nulls: Sequence[bool]) -> pa.ListArray:
     ends = pa.array(accumulate(lengths, initial=0), pa.int32())
-    return pa.ListArray.from_arrays(ends, items, mask=pa.array(nulls, pa.bool_()) if any(nulls) else None)
+    return pa.ListArray.from_arrays(
+        ends, items, mask=pa.array(nulls, pa.bool_()) if any(nulls) else None
+    )
 
 
 def with_statistics(data: pa.RecordBatch, columns: Columns) -> Columns:
     """Returns the columns, updated with the nulls and large integers of a record batch."""
-    fields = {name: _updated(data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
+    fields = {
+        name: _updated(data.column(i), place)
+        for i, (name, place) in enumerate(columns.fields.items())
+    }
     if fields == columns.fields:
         return columns
     return Columns(columns.name, replace(columns.row, fields=fields), columns.metadata, columns.own)
@@ -157,7 +186,10 @@ def _updated(array: pa.Array, place: Place, above: int = 0) -> Place:
     fields = place.fields
     if fields and not place.is_json:
         inner = zip(fields.items(), array.flatten(), strict=True)
-        fields = {name: _updated(inner_array, child, array.null_count) for (name, child), inner_array in inner}
+        fields = {
+            name: _updated(inner_array, child, array.null_count)
+            for (name, child), inner_array in inner
+        }
     if (nulls, large, fields) == (place.nulls, place.large, place.fields):
         return place
     return replace(place, nulls=nulls, large=large, fields=fields)
@@ -169,20 +201,34 @@ def not_finite(data: pa.RecordBatch) -> list[str]:
 
     def holds(array: pa.Array) -> bool:
         if pa.types.is_struct(array.type) or pa.types.is_list(array.type):
-            return any(map(holds, array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]))
-        return bool(pa.types.is_floating(array.type) and pc.any(pc.invert(pc.is_finite(array))).as_py())
+            return any(
+                map(holds, array.flatten() if pa.types.is_struct(array.type) else [array.flatten()])
+            )
+        return bool(
+            pa.types.is_floating(array.type) and pc.any(pc.invert(pc.is_finite(array))).as_py()
+        )
 
-    return [name for name, array in zip(data.schema.names, data.columns, strict=True) if holds(array)]
+    return [
+        name for name, array in zip(data.schema.names, data.columns, strict=True) if holds(array)
+    ]
 
 
 def convert(data: pa.RecordBatch, columns: Columns, to: Columns) -> pa.RecordBatch:
     """Converts a record batch to columns that its own were merged into. Raises Misfit."""
     if columns is to or columns.schema.equals(to.schema, check_metadata=True):
         return data
-    arrays = {name: (data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())}
+    arrays = {
+        name: (data.column(i), place) for i, (name, place) in enumerate(columns.fields.items())
+    }
     try:
-        converted = [_converted(*arrays[name], place, name) if name in arrays else pa.nulls(len(data), place.type)
-                for name, place in to.fields.items()]  # fmt: skip
+        converted = [
+            (
+                _converted(*arrays[name], place, name)
+                if name in arrays
+                else pa.nulls(len(data), place.type)
+            )
+            for name, place in to.fields.items()
+        ]
         return pa.RecordBatch.from_arrays(converted, schema=to.schema)
     except (pa.ArrowException, OverflowError) as error:
         raise TaskError(f"these rows cannot be put into one table: {error}") from error
@@ -216,7 +262,9 @@ def _converted(array: pa.Array, place: Place, to: Place, path: str) -> pa.Array:
     if to.item is not None and not place.is_json:
         inner = place.item or Place.declared(place.type.value_field, {}, None, "")
         lengths = [length or 0 for length in array.value_lengths().to_pylist()]
-        return _lists(_converted(array.flatten(), inner, to.item, path), lengths, array.is_null().to_pylist())
+        return _lists(
+            _converted(array.flatten(), inner, to.item, path), lengths, array.is_null().to_pylist()
+        )
     if (place.table or not to.table) and not place.is_json and place.fields is None:
         return array.cast(to.type)
     return _parse(_without(_plain(array, place, path)), to, path)
@@ -244,11 +292,16 @@ def change(
     before: Sequence[Mapping[str, object]],
     after: Sequence[Mapping[str, object]],
 ) -> tuple[pa.RecordBatch, Columns]:
-    """Builds a record batch from the rows of `after`; values unchanged since `before` keep their types.
+    """Builds a record batch from the rows of `after`; values unchanged since `before` keep their
+    types.
 
     Raises Misfit if a new value does not fit a declared type.
     """
-    whole = pa.StructArray.from_arrays(data.columns, fields=list(data.schema)) if data.num_columns else None
+    whole = (
+        pa.StructArray.from_arrays(data.columns, fields=list(data.schema))
+        if data.num_columns
+        else None
+    )
     array, row = _changed_objects(whole, columns.row, before, after, "")
     changed_columns = Columns(columns.name, row, columns.metadata)
     if list(changed_columns.fields.items()) == list(columns.fields.items()):
@@ -266,17 +319,27 @@ def _changed(
     if all(same):
         return array, place
     types = set(map(type, after))
-    if place.fields is not None and types <= {dict, type(None), type(ABSENT), type(NOWHERE)} and not place.is_json:
+    if (
+        place.fields is not None
+        and types <= {dict, type(None), type(ABSENT), type(NOWHERE)}
+        and not place.is_json
+    ):
         return _changed_objects(array, place, before, after, path)
     if place.is_natural:
         return _infer(after, path)
-    parsed = _parse(_without([value for value, is_kept in zip(after, same, strict=True) if not is_kept]), place, path)
+    parsed = _parse(
+        _without([value for value, is_kept in zip(after, same, strict=True) if not is_kept]),
+        place,
+        path,
+    )
     order, new = list[int](), len(array)
     for index, is_kept in enumerate(same):
         order.append(index if is_kept else new)
         new += not is_kept
     flags = Flags(absent=type(ABSENT) in types, nulls=type(None) in types)
-    return pa.concat_arrays([array, parsed]).take(pa.array(order, pa.int64())), replace(place, **flags)
+    return pa.concat_arrays([array, parsed]).take(pa.array(order, pa.int64())), replace(
+        place, **flags
+    )
 
 
 def _changed_objects(
@@ -284,11 +347,20 @@ def _changed_objects(
 ) -> tuple[pa.Array, Place]:
     old = dict(zip(place.fields or {}, array.flatten() if array is not None else (), strict=True))
     changed_fields = {}
-    for name in dict.fromkeys(name for value in after if isinstance(value, Mapping) for name in value):
-        new = [value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in after]
+    for name in dict.fromkeys(
+        name for value in after if isinstance(value, Mapping) for name in value
+    ):
+        new = [
+            value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in after
+        ]
         if name in old:
-            had = [value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in before]
-            changed_fields[name] = _changed(old[name], (place.fields or {})[name], had, new, _below(path, name))
+            had = [
+                value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE
+                for value in before
+            ]
+            changed_fields[name] = _changed(
+                old[name], (place.fields or {})[name], had, new, _below(path, name)
+            )
         else:
             changed_fields[name] = _infer(new, _below(path, name))
     fields = {name: inner for name, (_, inner) in changed_fields.items()}
@@ -336,14 +408,22 @@ def _native(value: Any, type_: pa.DataType) -> object:
     """Converts a value for pyarrow. Raises ValueError, TypeError or KeyError."""
     if value is None:
         return None
-    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+    if (
+        pa.types.is_binary(type_)
+        or pa.types.is_large_binary(type_)
+        or pa.types.is_fixed_size_binary(type_)
+    ):
         try:
             return base64.b64decode(value, validate=True)
         except binascii.Error as error:
             raise ValueError(str(error)) from error
     if pa.types.is_decimal(type_):
         return Decimal(value)
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+    if (
+        pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+    ):
         if not isinstance(value, list):
             raise TypeError("no list")
         return [_native(inner, type_.value_type) for inner in value]

@@ -1,7 +1,7 @@
 """Blocks of some thousand rows in their stored form: lines of JSON, or a record batch of a table.
 
-Commands that select rows read columns of a block (polars) and pass its lines or Arrow rows on unchanged. Row objects
-are built only for a model, a judge or a user's function.
+Commands that select rows read columns of a block (polars) and pass its lines or Arrow rows on
+unchanged. Row objects are built only for a model, a judge or a user's function.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Row(TaskRow):
 
     values: dict[str, Any]
     stored: Stored | None = field(default=None, compare=False, repr=False)
-    """The row in its table, from which `Writer.write` takes the types; None if it was read from text."""
+    """The row in its table, from which `Writer.write` takes the types; None if it was read from
+    text."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,13 @@ class LineBlock:
     lines: pl.Series
     """Stripped lines."""
     numbers: Any
-    """Line numbers in the file, from 1, as a numpy array; or a list with the location of each row as text."""
+    """Line numbers in the file, from 1, as a numpy array; or a list with the location of each row
+    as text."""
     known: dict[Wanted, Any] = field(default_factory=dict, repr=False)
     """Decoded values: columns of text by path, frames by type."""
     asked: list[Wanted] = field(default_factory=list, repr=False)
-    """Paths and types requested from earlier blocks of this file; later blocks decode them while they are checked."""
+    """Paths and types requested from earlier blocks of this file; later blocks decode them while
+    they are checked."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -90,25 +93,32 @@ class LineBlock:
 
     def columns(self, paths: Sequence[Path]) -> dict[Path, pl.Series]:
         """Returns the values at these paths as text. Raises Irregular."""
-        if (missing := [path for path in paths if path not in self.known]) and not self.decode(missing):
+        if (missing := [path for path in paths if path not in self.known]) and not self.decode(
+            missing
+        ):
             raise Irregular
         return {path: self.known[path] for path in paths}
 
     def frame(self, dtype: pl.Struct) -> pl.DataFrame:
-        """Returns the fields of a struct type as a frame. Raises Irregular if a value has a different type."""
+        """Returns the fields of a struct type as a frame. Raises Irregular if a value has a
+        different type."""
         if dtype not in self.known and not self.decode([dtype]):
             raise Irregular
         return self.known[dtype]  # type: ignore[no-any-return]
 
     def decode(self, wanted: Sequence[Wanted]) -> bool:
-        """Decodes paths and types into `known`; False if a line is invalid JSON or a value has a different type."""
+        """Decodes paths and types into `known`; False if a line is invalid JSON or a value has a
+        different type."""
         results = decode(self.lines, wanted)
         self.known |= results or {}
-        self.asked += [key for key in wanted if key not in self.asked] if results is not None else []
+        self.asked += (
+            [key for key in wanted if key not in self.asked] if results is not None else []
+        )
         return results is not None
 
     def whole(self, dtype: pl.Struct) -> pl.DataFrame | None:
-        """Returns a frame with the fields of that type, or None if polars can't decode the lines so.
+        """Returns a frame with the fields of that type, or None if polars can't decode the lines
+        so.
 
         Later blocks decode the union of the fields requested so far.
         """
@@ -129,7 +139,11 @@ class LineBlock:
         return _block_of(map(Row, map(self.where, range(len(self))), rows), self.name)
 
     def take(self, indices: Sequence[int] | npt.NDArray[np.integer[Any]]) -> LineBlock:
-        numbers = self.numbers[indices] if isinstance(self.numbers, np.ndarray) else [self.numbers[i] for i in indices]
+        numbers = (
+            self.numbers[indices]
+            if isinstance(self.numbers, np.ndarray)
+            else [self.numbers[i] for i in indices]
+        )
         return LineBlock(self.name, self.lines.gather(np.asarray(indices)), numbers)
 
 
@@ -178,15 +192,27 @@ class TableBlock:
         if remaining and not pa.types.is_null(array.type):
             raise Irregular
         types = pa.types
-        if any(fits(array.type) for fits in (types.is_string, types.is_large_string, types.is_integer, types.is_null)):
+        if any(
+            fits(array.type)
+            for fits in (types.is_string, types.is_large_string, types.is_integer, types.is_null)
+        ):
             return pl.Series(array).cast(pl.String)
         if types.is_boolean(array.type):
-            return pl.Series(array).replace_strict({True: "true", False: "false"}, return_dtype=pl.String)
-        return pl.Series(["[" if valid else None for valid in array.is_valid().to_pylist()], dtype=pl.String)
+            return pl.Series(array).replace_strict(
+                {True: "true", False: "false"}, return_dtype=pl.String
+            )
+        return pl.Series(
+            ["[" if valid else None for valid in array.is_valid().to_pylist()], dtype=pl.String
+        )
 
     def frame(self, dtype: pl.Struct) -> pl.DataFrame:
-        """Returns the existing columns of a struct type as a frame. Raises Irregular if polars lacks a type."""
-        names = [wanted_field.name for wanted_field in dtype.fields if wanted_field.name in self.table.fields]
+        """Returns the existing columns of a struct type as a frame. Raises Irregular if polars
+        lacks a type."""
+        names = [
+            wanted_field.name
+            for wanted_field in dtype.fields
+            if wanted_field.name in self.table.fields
+        ]
         data = self.data.select(names or self.data.schema.names[:1])
         if "decimal256" in str(data.schema):  # not supported by polars
             raise Irregular
@@ -209,12 +235,16 @@ class TableBlock:
         places = self._places()
         for name, value in values.items():
             array = pa.repeat(pa.scalar(value), len(self))
-            places.setdefault(name, (Place() if value is None else Place(array.type, table=self.name), array))
+            places.setdefault(
+                name, (Place() if value is None else Place(array.type, table=self.name), array)
+            )
         return self._with(places)
 
     def renamed(self, mapping: Mapping[str, str]) -> TableBlock:
         """Renames columns as `--map` says."""
-        places = {name: arranged for name, arranged in self._places().items() if name not in mapping}
+        places = {
+            name: arranged for name, arranged in self._places().items() if name not in mapping
+        }
         for name, target in mapping.items():
             root, _, inner = target.partition(".")
             if root != "metadata":
@@ -222,21 +252,32 @@ class TableBlock:
                 continue
             before = places.pop("metadata", None)
             if before is None or not before[0].is_json:
-                places["metadata"] = _object({**(_fields(before) if before else {}), inner: self._places()[name]})
+                places["metadata"] = _object(
+                    {**(_fields(before) if before else {}), inner: self._places()[name]}
+                )
         return self._with(places)
 
     def opened(self) -> TableBlock:
         """Adds the fields of `metadata` as columns."""
         places = self._places()
-        return self._with({**(_fields(places["metadata"]) if "metadata" in places else {}), **places})
+        return self._with(
+            {**(_fields(places["metadata"]) if "metadata" in places else {}), **places}
+        )
 
     def _places(self) -> dict[str, _Arranged]:
-        return {name: (place, self.data.column(i)) for i, (name, place) in enumerate(self.table.fields.items())}
+        return {
+            name: (place, self.data.column(i))
+            for i, (name, place) in enumerate(self.table.fields.items())
+        }
 
     def _with(self, places: Mapping[str, _Arranged]) -> TableBlock:
-        row = Place(fields={name: place for name, (place, _) in places.items()}, table=self.table.row.table)
+        row = Place(
+            fields={name: place for name, (place, _) in places.items()}, table=self.table.row.table
+        )
         table = Columns(self.name, row, self.table.metadata)
-        data = pa.RecordBatch.from_arrays([array for _, array in places.values()], schema=table.schema)
+        data = pa.RecordBatch.from_arrays(
+            [array for _, array in places.values()], schema=table.schema
+        )
         return replace(self, table=table, data=data)
 
 
@@ -248,14 +289,19 @@ def _fields(arranged: _Arranged) -> dict[str, _Arranged]:
     place, array = arranged
     if place.fields is None or place.is_json:
         return {}
-    return dict(zip(place.fields, zip(place.fields.values(), array.flatten(), strict=True), strict=True))
+    return dict(
+        zip(place.fields, zip(place.fields.values(), array.flatten(), strict=True), strict=True)
+    )
 
 
 def _object(fields: Mapping[str, _Arranged]) -> _Arranged:
     some = {name: replace(inner, nullable=True) for name, (inner, _) in fields.items()}
-    place = Place(fields=some, table=next((inner.table for inner in some.values() if inner.table), None))
+    place = Place(
+        fields=some, table=next((inner.table for inner in some.values() if inner.table), None)
+    )
     array = pa.StructArray.from_arrays(
-        [array for _, array in fields.values()], fields=[inner.as_field(name) for name, inner in some.items()]
+        [array for _, array in fields.values()],
+        fields=[inner.as_field(name) for name, inner in some.items()],
     )
     return place, array
 
@@ -282,7 +328,11 @@ def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
 
 def _block_of(rows: Iterable[Row], name: str) -> LineBlock:
     pairs = [(json_line(row.values)[:-1].decode(), row.where) for row in rows]
-    return LineBlock(name, pl.Series("line", [line for line, _ in pairs], pl.String), [where for _, where in pairs])
+    return LineBlock(
+        name,
+        pl.Series("line", [line for line, _ in pairs], pl.String),
+        [where for _, where in pairs],
+    )
 
 
 def as_lines(block: Block) -> LineBlock:
@@ -300,46 +350,63 @@ def as_table(block: Block) -> TableBlock:
 
 
 def join(blocks: Sequence[Block], *, lines: bool) -> Block:
-    """Joins blocks into one; its rows lose their locations. Raises TaskError if the types can't be merged."""
+    """Joins blocks into one; its rows lose their locations. Raises TaskError if the types can't be
+    merged."""
     if lines:
         some = [as_lines(block) for block in blocks]
         return LineBlock("", pl.concat([block.lines for block in some]), [""] * sum(map(len, some)))
     tables = [as_table(block) for block in blocks]
     same = all(block.table is tables[0].table for block in tables)
-    updated = [block.table if same else with_statistics(block.data, block.table) for block in tables]
+    updated = [
+        block.table if same else with_statistics(block.data, block.table) for block in tables
+    ]
     to = merged(updated)
-    data = [convert(block.data, columns, to) for block, columns in zip(tables, updated, strict=True)]
+    data = [
+        convert(block.data, columns, to) for block, columns in zip(tables, updated, strict=True)
+    ]
     whole = pa.Table.from_batches(data, to.schema).unify_dictionaries().combine_chunks()
     return TableBlock(tables[0].name, to, (whole.to_batches() or data)[0])
 
 
 def _texts(block: Block) -> pl.Series:
-    """Returns the question of each row: from its only column, or from the row where several fields may ask."""
+    """Returns the question of each row: from its only column, or from the row where several fields
+    may ask."""
     try:
         columns = block.columns(QUERIES)
     except Irregular:
-        return pl.Series("text", [encodable(text_of(row.values)) for row in block.rows()], pl.String)
+        return pl.Series(
+            "text", [encodable(text_of(row.values)) for row in block.rows()], pl.String
+        )
     filled = [series for series in columns.values() if series.null_count() < len(series)]
     texts = filled[0] if filled else columns[QUERIES[0]]
     several = _asked_by_several(block)
     if len(filled) > 1:
         texts = pl.select(pl.coalesce(filled)).to_series()
-        number = pl.select(pl.sum_horizontal([series.is_not_null().cast(pl.Int8) for series in filled])).to_series()
+        number = pl.select(
+            pl.sum_horizontal([series.is_not_null().cast(pl.Int8) for series in filled])
+        ).to_series()
         several = several | (number > 1)
     unclear = texts.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True)
     to_read = (unclear | several).arg_true()
     if not len(to_read):
         return texts
-    return texts.clone().scatter(to_read, [encodable(text_of(row.values)) for row in block.rows(to_read)])
+    return texts.clone().scatter(
+        to_read, [encodable(text_of(row.values)) for row in block.rows(to_read)]
+    )
 
 
 def _asked_by_several(block: Block) -> pl.Series:
-    """Marks the rows in which a field besides `QUERY_COLUMNS` may ask; in lines a text that looks like one may too."""
+    """Marks the rows in which a field besides `QUERY_COLUMNS` may ask; in lines a text that looks
+    like one may too."""
     if isinstance(block, LineBlock):
         return block.lines.str.contains(_ASKING)
     names = [name for name in block.data.schema.names if name not in QUERY_COLUMNS]
     for name in set(INNER).intersection(names):
         kind = block.data.schema.field(name).type
-        names += [kind.field(index).name for index in range(kind.num_fields)] if pa.types.is_struct(kind) else [name]
+        names += (
+            [kind.field(index).name for index in range(kind.num_fields)]
+            if pa.types.is_struct(kind)
+            else [name]
+        )
     is_several = any(is_asking(name) for name in names)
     return pl.repeat(is_several, len(block), eager=True)

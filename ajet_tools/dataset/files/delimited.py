@@ -22,7 +22,9 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
     """Yields rows of text. Cells with a JSON object or list are parsed, except in query columns."""
     csv.field_size_limit(LONGEST)  # process-wide; the default is 131,072 characters
     stream = io.BufferedReader(stream, _SNIFFED)  # type: ignore[type-var]
-    delimiter, quote = _dialect(stream.peek(_SNIFFED)[:_SNIFFED], "\t" if name.endswith(".tsv") else ",")
+    delimiter, quote = _dialect(
+        stream.peek(_SNIFFED)[:_SNIFFED], "\t" if name.endswith(".tsv") else ","
+    )
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     table = csv.reader(text, delimiter=delimiter, quotechar=quote)
     names: list[str] | None = None
@@ -35,11 +37,21 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
             elif not cells:
                 continue
             elif len(cells) != len(names):
-                bad.add(where, f"has {len(cells)} cell{'s' * (len(cells) != 1)}, but the header has {len(names)}")
+                bad.add(
+                    where,
+                    f"has {len(cells)} cell{'s' * (len(cells) != 1)}, but the header has"
+                    f" {len(names)}",
+                )
             elif not all(map(_is_utf8, cells)):
                 bad.add(where, "is not UTF-8")
             else:
-                yield where, {column: _cell(column, cell) for column, cell in zip(names, cells, strict=True)}
+                yield (
+                    where,
+                    {
+                        column: _cell(column, cell)
+                        for column, cell in zip(names, cells, strict=True)
+                    },
+                )
     except csv.Error as error:
         raise TaskError(f"{name} line {line} is not CSV: {error}") from error
     text.detach()
@@ -52,7 +64,8 @@ def dialect_of(file: Path) -> tuple[str, str]:
 
 
 def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
-    """Counts the rows; None unless all is UTF-8, column names are distinct and each row has a cell per column."""
+    """Counts the rows; None unless all is UTF-8, column names are distinct and each row has a cell
+    per column."""
     csv.field_size_limit(LONGEST)
     with file.open("rb") as content:
         text = io.TextIOWrapper(bounded(content, file.name), encoding="utf-8-sig", newline="")
@@ -66,7 +79,8 @@ def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
 
 
 def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:
-    """Returns the delimiter and quote that divide the first lines into the same number of cells, at least two.
+    """Returns the delimiter and quote that divide the first lines into the same number of cells, at
+    least two.
 
     Prefers the usual delimiter, then the most cells.
     """
@@ -77,7 +91,9 @@ def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:
     for delimiter in (usual, *(candidate for candidate in ",;\t|" if candidate != usual)):
         for quote in ('"', "'"):
             try:
-                rows = [row for row in csv.reader(lines, delimiter=delimiter, quotechar=quote) if row]
+                rows = [
+                    row for row in csv.reader(lines, delimiter=delimiter, quotechar=quote) if row
+                ]
             except csv.Error:
                 continue
             if rows[:-1]:  # the last may be cut off
@@ -93,7 +109,9 @@ def _header(cells: list[str], where: str) -> list[str]:
     if not all(map(_is_utf8, cells)):
         raise TaskError(f"{where} is not UTF-8; convert the file first (`iconv -t UTF-8`)")
     if len(set(cells)) < len(cells):
-        raise TaskError(f"{where}: two columns of the header have the same name: {', '.join(cells)}")
+        raise TaskError(
+            f"{where}: two columns of the header have the same name: {', '.join(cells)}"
+        )
     return cells
 
 

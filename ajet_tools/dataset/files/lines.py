@@ -1,7 +1,7 @@
 """Lines of JSON: fields as columns, structures, and from these the types and a record batch.
 
-A structure gives the keys of an object, in order, and the kind of each value. `arrays.infer` infers the same types from
-Python values; here Python parses no row.
+A structure gives the keys of an object, in order, and the kind of each value. `arrays.infer` infers
+the same types from Python values; here Python parses no row.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
 from ajet_tools.dataset.files.values import kind_of
 
 Structure = Mapping[str, Any]
-"""Field -> kind of its value (`kind_of`; `number` beyond 64 bits), or the structure of an object."""
+"""Field -> kind of its value (`kind_of`; `number` beyond 64 bits), or the structure of an
+object."""
 Path = tuple[str, ...]
 """The path of a field, such as `("metadata", "level")`."""
 Wanted = Path | pl.Struct
 """A field to decode as text, or a type to decode as a frame."""
-HALF_PAIR = re.compile(r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]")
+HALF_PAIR = re.compile(
+    r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]"
+)
 """Matches escapes of lone surrogates, and text that looks like one."""
 _MOST_PATHS, _MOST_STRUCTURES, _MOST_TRIES = 256, 1024, 32
 _paths: dict[str, bool] = {}
-"""JSON pointers to the fields seen so far, and whether one was an object. If the next lines have no other fields, one
-query determines their structures.
+"""JSON pointers to the fields seen so far, and whether one was an object. If the next lines have no
+other fields, one query determines their structures.
 """
 
 
@@ -57,13 +60,20 @@ def asking(structure: Structure) -> str | None:
     inner_names: list[str] = []
     for name in INNER:
         inner = structure.get(name)
-        inner_names += [key for key, kind in inner.items() if kind != "null"] if isinstance(inner, dict) else []
+        inner_names += (
+            [key for key, kind in inner.items() if kind != "null"]
+            if isinstance(inner, dict)
+            else []
+        )
     column = asks_by_one(filled, inner_names)
     return column if column is not None and kind_at(structure, (column,)) == "text" else None
 
 
-def kinds_of(values: Mapping[str, object], kind: Callable[[object], str] = kind_of, before: str = "") -> dict[str, str]:
-    """Returns the kinds of a row's columns and of the fields within them, by path; integers count as numbers.
+def kinds_of(
+    values: Mapping[str, object], kind: Callable[[object], str] = kind_of, before: str = ""
+) -> dict[str, str]:
+    """Returns the kinds of a row's columns and of the fields within them, by path; integers count
+    as numbers.
 
     Pass `kind_in` as `kind` for a structure.
     """
@@ -85,20 +95,26 @@ def leaves(structure: Structure, before: Path = ()) -> Iterator[tuple[Path, str]
 
 
 def structures(lines: pl.Series) -> list[tuple[Structure | None, npt.NDArray[np.integer[Any]]]]:
-    """Groups lines by structure, in order of the first line; returns each structure with the indices of its lines.
+    """Groups lines by structure, in order of the first line; returns each structure with the
+    indices of its lines.
 
-    The structure is None for lines with a duplicate key, and for the whole series if it has hundreds of different keys
-    or structures, or if DuckDB can't parse a line (lone surrogates).
+    The structure is None for lines with a duplicate key, and for the whole series if it has
+    hundreds of different keys or structures, or if DuckDB can't parse a line (lone surrogates).
     """
     known = dict(_paths)
     for _ in range(_MOST_TRIES if len(lines) else 0):
         groups = _grouped(lines, known)
         if not 0 < len(groups) <= _MOST_STRUCTURES:
             break
-        first_structures = [_structure_of(line) for line in lines.gather([indices[0] for indices in groups])]
+        first_structures = [
+            _structure_of(line) for line in lines.gather([indices[0] for indices in groups])
+        ]
         paths: dict[str, bool] = {}
         for path, is_object in (
-            pointer for structure in first_structures if structure is not None for pointer in _pointers(structure)
+            pointer
+            for structure in first_structures
+            if structure is not None
+            for pointer in _pointers(structure)
         ):
             paths[path] = is_object or paths.get(path, False)
         if all(known.get(path) in (is_object, True) for path, is_object in paths.items()):
@@ -113,12 +129,15 @@ def structures(lines: pl.Series) -> list[tuple[Structure | None, npt.NDArray[np.
 
 
 def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np.integer[Any]]]:
-    """Groups line indices by keys and by kinds at the known paths; empty if a line is invalid JSON."""
+    """Groups line indices by keys and by kinds at the known paths; empty if a line is invalid
+    JSON."""
     import duckdb
 
     quoted = {path: "'" + path.replace("'", "''") + "'" for path in paths}
     objects = ", ".join(["'$'", *(quoted[path] for path, is_object in paths.items() if is_object)])
-    keys = f"hash(flatten(json_keys(line, [{objects}]))) AS keys"  # the hash of nested lists ignores their order
+    keys = (  # the hash of nested lists ignores their order
+        f"hash(flatten(json_keys(line, [{objects}]))) AS keys"
+    )
     kinds = f"hash(json_type(line, [{', '.join(quoted.values())}]::VARCHAR[])) AS kinds"
     try:
         with _connection().cursor() as cursor:
@@ -131,14 +150,19 @@ def _grouped(lines: pl.Series, paths: Mapping[str, bool]) -> list[npt.NDArray[np
 
 
 def json_at(lines: pl.Series, path: Path) -> pl.Series | None:
-    """Returns the JSON of each line at a path (null if absent), or None if DuckDB can't parse a line."""
+    """Returns the JSON of each line at a path (null if absent), or None if DuckDB can't parse a
+    line."""
     import duckdb
 
-    pointer = "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in path).replace("'", "''")
+    pointer = "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in path).replace(
+        "'", "''"
+    )
     try:
         with _connection().cursor() as cursor:
             table = cursor.from_arrow(lines.rename("line").to_frame().to_arrow())
-            values = table.project(f"json_extract(line, '{pointer}')::VARCHAR AS value").to_arrow_table()
+            values = table.project(
+                f"json_extract(line, '{pointer}')::VARCHAR AS value"
+            ).to_arrow_table()
             return pl.DataFrame(values)["value"]
     except duckdb.Error:
         return None
@@ -153,7 +177,10 @@ def _connection() -> Any:
 
 def _structure_of(line: str) -> Structure | None:
     try:
-        return {name: _kind(value) for name, value in json.loads(line, object_pairs_hook=_object).items()}
+        return {
+            name: _kind(value)
+            for name, value in json.loads(line, object_pairs_hook=_object).items()
+        }
     except (_Twice, RecursionError):
         return None
 
@@ -186,7 +213,8 @@ def _pointers(structure: Structure, before: str = "") -> Iterator[tuple[str, boo
 
 
 def decode(lines: pl.Series, wanted: Sequence[Wanted]) -> dict[Wanted, Any] | None:
-    """Decodes paths as columns of text, and types as frames; None if polars can't decode the lines so."""
+    """Decodes paths as columns of text, and types as frames; None if polars can't decode the lines
+    so."""
     escaped = lines.filter(lines.str.contains(r"\\u[dD][89a-fA-F]"))
     if any(map(HALF_PAIR.search, escaped)):  # polars would decode it as NUL
         return None
@@ -199,23 +227,30 @@ def decode(lines: pl.Series, wanted: Sequence[Wanted]) -> dict[Wanted, Any] | No
         if decoded.null_count():
             return None
         for path in paths:
-            known[path] = reduce(lambda column, step: column.struct.unnest().get_column(step), path, decoded)
+            known[path] = reduce(
+                lambda column, step: column.struct.unnest().get_column(step), path, decoded
+            )
         if not paths:
             known[dtype] = decoded.struct.unnest()
     return known
 
 
 def _together(wanted: Sequence[Wanted]) -> list[tuple[pl.Struct, list[Path]]]:
-    """Groups paths into types to decode at once; a field and a field within it need different types."""
+    """Groups paths into types to decode at once; a field and a field within it need different
+    types."""
     groups: list[list[Path]] = []
     for path in (item for item in wanted if isinstance(item, tuple)):
         for group in groups:
-            if not any(all(a == b for a, b in zip(path, known_path, strict=False)) for known_path in group):
+            if not any(
+                all(a == b for a, b in zip(path, known_path, strict=False)) for known_path in group
+            ):
                 group.append(path)
                 break
         else:
             groups.append([path])
-    frames: list[tuple[pl.Struct, list[Path]]] = [(item, []) for item in wanted if not isinstance(item, tuple)]
+    frames: list[tuple[pl.Struct, list[Path]]] = [
+        (item, []) for item in wanted if not isinstance(item, tuple)
+    ]
     return [*frames, *((_type_of(group), group) for group in groups)] or [(_type_of([]), [])]
 
 
@@ -228,7 +263,8 @@ def _type_of(paths: Sequence[Path]) -> pl.Struct:
 
 
 def as_json(column: pl.Series, kind: str, encode: Callable[[str], str]) -> pl.Series | str:
-    """Encodes a column of text, integers, booleans or nulls as JSON; `encode` is applied to text that needs escapes."""
+    """Encodes a column of text, integers, booleans or nulls as JSON; `encode` is applied to text
+    that needs escapes."""
     if kind == "null":
         return "null"
     if kind != "text":
@@ -242,7 +278,12 @@ def as_json(column: pl.Series, kind: str, encode: Callable[[str], str]) -> pl.Se
 
 
 _LEAVES = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "bool": pa.bool_()}
-_DTYPES = {pa.string(): pl.String(), pa.int64(): pl.Int64(), pa.float64(): pl.Float64(), pa.bool_(): pl.Boolean()}
+_DTYPES = {
+    pa.string(): pl.String(),
+    pa.int64(): pl.Int64(),
+    pa.float64(): pl.Float64(),
+    pa.bool_(): pl.Boolean(),
+}
 _encode = json.JSONEncoder().encode
 _Group = tuple[Structure | str, np.ndarray]
 """A structure or kind, and the indices of the lines that have it."""
@@ -258,10 +299,12 @@ def read_columns(
     """Converts lines to a record batch, with types that hold their values without loss.
 
     `decode` decodes them as a frame with the fields of a type, or returns None.
-    Returns None if the rows have to be parsed: lists, a duplicate key, integers beyond 64 bits or (among floats) beyond
-    2^53, numbers or objects mixed with values of another kind.
+    Returns None if the rows have to be parsed: lists, a duplicate key, integers beyond 64 bits or
+    (among floats) beyond 2^53, numbers or objects mixed with values of another kind.
     """
-    groups = [(structure, indices) for structure, indices in structures(lines) if structure is not None]
+    groups = [
+        (structure, indices) for structure, indices in structures(lines) if structure is not None
+    ]
     if sum(len(indices) for _, indices in groups) < len(lines):
         return None
     try:
@@ -277,10 +320,17 @@ def read_columns(
 
 
 def _place(
-    groups: Sequence[_Group], count: int, depth: int = DEEPEST + 1, *, absent: bool = False, nulls: bool = False
+    groups: Sequence[_Group],
+    count: int,
+    depth: int = DEEPEST + 1,
+    *,
+    absent: bool = False,
+    nulls: bool = False,
 ) -> Place:
     """Returns the place of `count` objects with these structures. Raises _Unclear."""
-    names = dict.fromkeys(name for structure, _ in groups if isinstance(structure, dict) for name in structure)
+    names = dict.fromkeys(
+        name for structure, _ in groups if isinstance(structure, dict) for name in structure
+    )
     if not names or not depth or len(names) > MOST_FIELDS:
         raise _Unclear
     fields = {}
@@ -297,7 +347,11 @@ def _place(
             size = sum(len(rows) for _, rows in inner)
             fields[name] = _place(inner, size, depth - 1, absent=lacking, nulls=null)
         else:
-            leaf = None if is_json or not kinds else _LEAVES["number" if len(kinds) > 1 else kinds.pop()]
+            leaf = (
+                None
+                if is_json or not kinds
+                else _LEAVES["number" if len(kinds) > 1 else kinds.pop()]
+            )
             fields[name] = Place(leaf, json=is_json, absent=lacking, nulls=null)
     return Place(fields=fields, absent=absent, nulls=nulls)
 
@@ -307,7 +361,11 @@ def _objects(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _below(groups: Sequence[_Group], name: str) -> list[_Group]:
-    return [(structure[name], rows) for structure, rows in groups if isinstance(structure, dict) and name in structure]
+    return [
+        (structure[name], rows)
+        for structure, rows in groups
+        if isinstance(structure, dict) and name in structure
+    ]
 
 
 def _dtype(place: Place) -> pl.Struct:
@@ -328,7 +386,9 @@ def with_fields(dtype: pl.Struct, more: pl.Struct) -> pl.Struct:
     return pl.Struct(fields)
 
 
-def _array_of(frame: pl.DataFrame, place: Place, groups: Sequence[_Group]) -> tuple[pa.StructArray, Place]:
+def _array_of(
+    frame: pl.DataFrame, place: Place, groups: Sequence[_Group]
+) -> tuple[pa.StructArray, Place]:
     """Converts the columns of a frame to an array of objects. Raises _Unclear."""
     fields = {}
     for name, inner in (place.fields or {}).items():
@@ -342,20 +402,32 @@ def _array_of(frame: pl.DataFrame, place: Place, groups: Sequence[_Group]) -> tu
     nulls = np.ones(len(frame), bool)
     for _, rows in groups:
         nulls[rows] = False
-    return objects(fields, nulls.tolist()), replace(place, fields={name: inner for name, (_, inner) in fields.items()})
+    return objects(fields, nulls.tolist()), replace(
+        place, fields={name: inner for name, (_, inner) in fields.items()}
+    )
 
 
 def _leaf(column: pl.Series, place: Place, groups: Sequence[_Group]) -> tuple[pa.Array, Place]:
-    """Returns values of one type, or each as JSON text. Raises _Unclear if the nulls of polars are at other lines."""
-    if len(column) - column.null_count() != sum(len(rows) for kind, rows in groups if kind != "null"):
+    """Returns values of one type, or each as JSON text. Raises _Unclear if the nulls of polars are
+    at other lines."""
+    if len(column) - column.null_count() != sum(
+        len(rows) for kind, rows in groups if kind != "null"
+    ):
         raise _Unclear
     if place.json:
         for kind in {kind for kind, _ in groups}:
             rows = np.concatenate([rows for known, rows in groups if known == kind])
             values = column.gather(rows)
-            cells = as_json(values.cast(pl.Int64) if kind == "integer" else values, str(kind), _encode)
-            column = column.scatter(rows, cells if isinstance(cells, str) else cells.cast(pl.String))
-    elif place.leaf in (pa.int64(), pa.float64()) and not column.drop_nulls().is_between(-EXACT, EXACT).all():
+            cells = as_json(
+                values.cast(pl.Int64) if kind == "integer" else values, str(kind), _encode
+            )
+            column = column.scatter(
+                rows, cells if isinstance(cells, str) else cells.cast(pl.String)
+            )
+    elif (
+        place.leaf in (pa.int64(), pa.float64())
+        and not column.drop_nulls().is_between(-EXACT, EXACT).all()
+    ):
         if place.leaf == pa.float64():
             raise _Unclear
         place = replace(place, large=True)

@@ -1,13 +1,14 @@
 """The type of each place of the rows in a table: a column, or a field or list item within it.
 
-A column of a table has one type. Types from several files, or from text, are merged (`merge`). Declared types stay as
-they are, with the features of Hugging Face's `datasets`. The schema's metadata records two more encodings, which
-`ajet_sdk.tasks.task_rows` reverses on reading:
+A column of a table has one type. Types from several files, or from text, are merged (`merge`).
+Declared types stay as they are, with the features of Hugging Face's `datasets`. The schema's
+metadata records two more encodings, which `ajet_sdk.tasks.task_rows` reverses on reading:
 
-- a place with values of several types, or that Arrow cannot hold (an empty object, an integer beyond 64 bits, lone
-  surrogates, an object with hundreds of keys), is JSON text;
-- a key that some rows lack is null there and removed again on reading. If other rows have a true null, the place is
-  JSON text, in which `null` differs from a missing key (for a declared type, it is null).
+- a place with values of several types, or that Arrow cannot hold (an empty object, an integer
+  beyond 64 bits, lone surrogates, an object with hundreds of keys), is JSON text;
+- a key that some rows lack is null there and removed again on reading. If other rows have a true
+  null, the place is JSON text, in which `null` differs from a missing key (for a declared type, it
+  is null).
 
 An integer among floats becomes the float of the same value.
 """
@@ -63,24 +64,37 @@ class Place:
     """The feature of `datasets`."""
 
     @classmethod
-    def declared(cls, field: pa.Field, notes: Mapping[str, Any], feature: object, table: str) -> Place:
+    def declared(
+        cls, field: pa.Field, notes: Mapping[str, Any], feature: object, table: str
+    ) -> Place:
         """Returns the place of a column that a table declares."""
-        known = {"absent": bool(notes.get("absent")), "nullable": field.nullable, "metadata": field.metadata}
+        known = {
+            "absent": bool(notes.get("absent")),
+            "nullable": field.nullable,
+            "metadata": field.metadata,
+        }
         if "json" in notes:
             return cls(**known, json=True)
         if "item" in notes:
-            return cls(**known, item=cls.declared(field.type.value_field, notes["item"], None, table))
+            return cls(
+                **known, item=cls.declared(field.type.value_field, notes["item"], None, table)
+            )
         if pa.types.is_struct(field.type):
             below, inner = notes.get("fields", {}), _fields_of(feature)
             some = [field.type.field(i) for i in range(field.type.num_fields)]
-            fields = {f.name: cls.declared(f, below.get(f.name, {}), inner.get(f.name), table) for f in some}
+            fields = {
+                f.name: cls.declared(f, below.get(f.name, {}), inner.get(f.name), table)
+                for f in some
+            }
             return cls(**known, fields=fields, table=table, feature=feature)
         return cls(**known, leaf=field.type, table=table, feature=feature)
 
     @cached_property
     def is_json(self) -> bool:
         lacking = self.absent and self.nulls
-        return self.json or (self.table is None and (lacking or (self.fields is not None and not self.fields)))
+        return self.json or (
+            self.table is None and (lacking or (self.fields is not None and not self.fields))
+        )
 
     @cached_property
     def is_empty(self) -> bool:
@@ -105,7 +119,11 @@ class Place:
     @property
     def labels(self) -> Sequence[str] | None:
         """The names of the class labels, if the column has them."""
-        return _labels(self.feature) if isinstance(self.feature, dict) and "_type" in self.feature else None
+        return (
+            _labels(self.feature)
+            if isinstance(self.feature, dict) and "_type" in self.feature
+            else None
+        )
 
     def as_field(self, name: str) -> pa.Field:
         return pa.field(name, self.type, self.nullable or self.absent or self.nulls, self.metadata)
@@ -118,7 +136,9 @@ class Place:
             notes["absent"] = True
         if self.is_json:
             return {**notes, "json": True}
-        if below := {name: place.notes for name, place in (self.fields or {}).items() if place.notes}:
+        if below := {
+            name: place.notes for name, place in (self.fields or {}).items() if place.notes
+        }:
             notes["fields"] = below
         if self.item is not None and self.item.notes:
             notes["item"] = self.item.notes
@@ -127,7 +147,11 @@ class Place:
     @cached_property
     def noted(self) -> object:
         """The `datasets` feature, derived from the type if the file has none."""
-        if self.fields is not None and not self.is_json and (self.feature is None or _fields_of(self.feature)):
+        if (
+            self.fields is not None
+            and not self.is_json
+            and (self.feature is None or _fields_of(self.feature))
+        ):
             return {name: place.noted for name, place in self.fields.items()}
         return _feature(self.type) if self.feature is None else self.feature
 
@@ -152,7 +176,9 @@ class Columns:
         notes = json.loads(metadata[KEY]).get("fields", {}) if KEY in metadata else {}
         features = _features(metadata) or {}
         fields = {
-            column.name: Place.declared(column, notes.get(column.name, {}), features.get(column.name), name)
+            column.name: Place.declared(
+                column, notes.get(column.name, {}), features.get(column.name), name
+            )
             for column in schema
         }
         return cls(name, Place(fields=fields, table=name), metadata, schema)
@@ -169,7 +195,9 @@ class Columns:
         metadata.pop(KEY, None)
         if notes := self.notes:
             metadata[KEY] = json.dumps(notes).encode()
-        return pa.schema([place.as_field(name) for name, place in self.fields.items()], metadata or None)
+        return pa.schema(
+            [place.as_field(name) for name, place in self.fields.items()], metadata or None
+        )
 
     @property
     def fields(self) -> Mapping[str, Place]:
@@ -183,11 +211,15 @@ class Columns:
     @cached_property
     def as_written(self) -> tuple[object, ...]:
         """All that a file of these columns stores about them."""
-        some = {name: (place.type, place.notes, place.noted, place.metadata) for name, place in self.fields.items()}
+        some = {
+            name: (place.type, place.notes, place.noted, place.metadata)
+            for name, place in self.fields.items()
+        }
         return list(some.items()), dict(self.metadata)
 
     def labels_at(self, path: Sequence[str]) -> list[str]:
-        """Returns the names of the class labels at a path (also of a list of labels); empty for other columns."""
+        """Returns the names of the class labels at a path (also of a list of labels); empty for
+        other columns."""
         place: Place | None = self.row
         for name in path:
             place = (place.fields or {}).get(name) if place is not None else None
@@ -195,8 +227,13 @@ class Columns:
         return list((labels.get("feature") if isinstance(labels, dict) else labels) or ())
 
     def lost_in_text(self) -> dict[str, str]:
-        """Returns the columns that text can't represent fully, with their types: bytes, times, labels."""
-        lost = {name: str(place.type) for name, place in self.fields.items() if _is_beyond_json(place.type)}
+        """Returns the columns that text can't represent fully, with their types: bytes, times,
+        labels."""
+        lost = {
+            name: str(place.type)
+            for name, place in self.fields.items()
+            if _is_beyond_json(place.type)
+        }
         for name, place in self.fields.items():
             if names := _labels(place.feature):
                 lost[name] = f"class label of {names}"
@@ -204,7 +241,8 @@ class Columns:
 
 
 def merged(some: Sequence[Columns]) -> Columns:
-    """Merges columns so that rows of all fit. Raises TaskError if declared types can't be merged."""
+    """Merges columns so that rows of all fit. Raises TaskError if declared types can't be
+    merged."""
     result = some[0]
     for columns in some[1:]:
         if columns is not result:
@@ -232,22 +270,32 @@ def merge(first: Place, second: Place, path: str = "") -> Place:
     if first.fields is not None and second.fields is not None and not (first.json or second.json):
         return _merge_objects(first, second, path, flags)
     declared, inferred = (first, second) if first.table else (second, first)
-    if first.table and second.table and (common_type := _one_type(first.type, second.type)) is not None:
-        return replace(first if common_type == first.type else replace(second, leaf=common_type), **flags)
+    if (
+        first.table
+        and second.table
+        and (common_type := _one_type(first.type, second.type)) is not None
+    ):
+        return replace(
+            first if common_type == first.type else replace(second, leaf=common_type), **flags
+        )
     same = declared.type == inferred.type and not (first.is_json or second.is_json)
     if declared.table and not inferred.table and (same or not declared.is_natural):
         return replace(declared, **flags)  # the conversion reports values that do not fit
     if not (first.is_natural and second.is_natural):
         raise TaskError(
-            f"{path} is {first.type} in {first.table} and {second.type} in {second.table}, which do not fit one type; "
-            "write .jsonl, or convert the values first"
+            f"{path} is {first.type} in {first.table} and {second.type} in {second.table}, which do"
+            " not fit one type; write .jsonl, or convert the values first"
         )
     first, second = _opened(first), _opened(second)
     if first.item is not None and second.item is not None and not (first.json or second.json):
         return Place(item=merge(first.item, second.item, path), **flags)
     if {first.leaf, second.leaf} == {pa.int64(), pa.float64()} and not flags["large"]:
         return Place(pa.float64(), **flags)
-    return Place(first.leaf, **flags) if first.leaf == second.leaf is not None else Place(json=True, **flags)
+    return (
+        Place(first.leaf, **flags)
+        if first.leaf == second.leaf is not None
+        else Place(json=True, **flags)
+    )
 
 
 def _merge_objects(first: Place, second: Place, path: str, flags: Flags) -> Place:
@@ -262,7 +310,11 @@ def _merge_objects(first: Place, second: Place, path: str, flags: Flags) -> Plac
     if path and not table and (len(fields) > MOST_FIELDS or path.count(".") >= DEEPEST):
         return Place(json=True, **flags)
     merged_place = Place(fields=fields, table=table, metadata=first.metadata, **flags)
-    features = [each.feature for each in (first, second) if each.feature is not None and each.type == merged_place.type]
+    features = [
+        each.feature
+        for each in (first, second)
+        if each.feature is not None and each.type == merged_place.type
+    ]
     return replace(merged_place, feature=features[0]) if features else merged_place
 
 
@@ -270,15 +322,17 @@ def _opened(place: Place) -> Place:
     """Converts a declared list of a natural type to an inferred one."""
     if place.leaf is None or not pa.types.is_list(place.leaf) or not place.is_natural:
         return place
-    return replace(place, leaf=None, table=None, item=Place.declared(place.leaf.value_field, {}, None, ""))
+    return replace(
+        place, leaf=None, table=None, item=Place.declared(place.leaf.value_field, {}, None, "")
+    )
 
 
 def _check_labels(first: Place, second: Place, path: str) -> None:
     a, b = _labels(first.feature), _labels(second.feature)
     if a and b and a != b:
         raise TaskError(
-            f"{path} is a class label of {a} in {first.table} and of {b} in {second.table}: the same number means "
-            "different labels. Make them the same first"
+            f"{path} is a class label of {a} in {first.table} and of {b} in {second.table}: the"
+            " same number means different labels. Make them the same first"
         )
 
 
@@ -296,9 +350,13 @@ def _one_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 
 def _family(type_: pa.DataType) -> str:
-    kinds = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
-             "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
-             "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind)}  # fmt: skip
+    kinds = {
+        "int": pa.types.is_integer,
+        "float": pa.types.is_floating,
+        "decimal": pa.types.is_decimal,
+        "text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+        "bytes": lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+    }
     return next((name for name, fits in kinds.items() if fits(type_)), str(type_))
 
 
@@ -312,18 +370,35 @@ def _is_natural(type_: pa.DataType) -> bool:
 
 def _is_beyond_json(type_: pa.DataType) -> bool:
     types = pa.types
-    if any(fits(type_) for fits in (types.is_dictionary, types.is_list, types.is_large_list, types.is_fixed_size_list)):
+    if any(
+        fits(type_)
+        for fits in (
+            types.is_dictionary,
+            types.is_list,
+            types.is_large_list,
+            types.is_fixed_size_list,
+        )
+    ):
         return _is_beyond_json(type_.value_type)
     if types.is_struct(type_):
         return any(_is_beyond_json(type_.field(i).type) for i in range(type_.num_fields))
-    known = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean,
-             types.is_null)  # fmt: skip
+    known = (
+        types.is_string,
+        types.is_large_string,
+        types.is_integer,
+        types.is_floating,
+        types.is_boolean,
+        types.is_null,
+    )
     return not any(fits(type_) for fits in known)
 
 
 def _fields_of(feature: object) -> Mapping[str, object]:
-    """Returns the features of an object's fields; empty for features with a type of their own, such as images."""
-    return feature if isinstance(feature, dict) and not isinstance(feature.get("_type"), str) else {}
+    """Returns the features of an object's fields; empty for features with a type of their own, such
+    as images."""
+    return (
+        feature if isinstance(feature, dict) and not isinstance(feature.get("_type"), str) else {}
+    )
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
@@ -340,7 +415,11 @@ def _labels(feature: object) -> Any:
         return feature.get("names")
     if isinstance(feature, dict):
         return {name: names for name, inner in feature.items() if (names := _labels(inner))}
-    return [names for inner in feature if (names := _labels(inner))] if isinstance(feature, list) else None
+    return (
+        [names for inner in feature if (names := _labels(inner))]
+        if isinstance(feature, list)
+        else None
+    )
 
 
 def _feature(type_: pa.DataType) -> object:

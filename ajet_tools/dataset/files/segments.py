@@ -1,7 +1,7 @@
 """Writes a table whose columns are known only after the last row.
 
-Rows go into a Parquet file; a new one starts when a block has columns that do not fit. A single file is the result;
-several are rewritten with the merged columns.
+Rows go into a Parquet file; a new one starts when a block has columns that do not fit. A single
+file is the result; several are rewritten with the merged columns.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Segments:
     def _write(self, data: pa.RecordBatch, columns: Columns) -> None:
         file = self._file
         if file is not None and (
-            file.size >= self._shard_bytes > 0 or not file.columns.schema.equals(columns.schema, check_metadata=True)
+            file.size >= self._shard_bytes > 0
+            or not file.columns.schema.equals(columns.schema, check_metadata=True)
         ):
             file.close()
             file = None
@@ -76,12 +77,17 @@ class Segments:
         file.write(data)
 
     def finish(self, path: Path, rows: int) -> list[Path]:
-        """Returns the files for `path`, rewritten if some lack columns. Raises TaskError if the rows do not fit."""
+        """Returns the files for `path`, rewritten if some lack columns. Raises TaskError if the
+        rows do not fit."""
         import pyarrow.parquet as pq
 
         columns = self._shape.columns
         if columns is None:
-            columns = merged(self._shape.tables) if self._shape.tables else Columns(path.name, Place(fields={}))
+            columns = (
+                merged(self._shape.tables)
+                if self._shape.tables
+                else Columns(path.name, Place(fields={}))
+            )
         if rows and not len(columns.schema):
             raise TaskError(f"all rows for {path} are empty, which Parquet cannot store")
         if self._file is not None:
@@ -117,7 +123,9 @@ class _TableFile:
         self._waiting: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         try:
-            self.writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
+            self.writer = pq.ParquetWriter(
+                path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17
+            )
         except NotImplementedError as error:  # raised by Arrow for an object without fields
             raise TaskError(f"Parquet cannot store these columns, write .jsonl: {error}") from error
 

@@ -33,12 +33,14 @@ _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
 
 
 def files_of(path: str | Path) -> list[Path | str]:
-    """Returns the files of a path, in order; `-` for stdin. Raises ConfigError if there are none."""
+    """Returns the files of a path, in order; `-` for stdin. Raises ConfigError if there are
+    none."""
     return list(columns_of(path))
 
 
 def columns_of(path: str | Path) -> Mapping[Path | str, dict[str, object]]:
-    """Returns the files of a path, each with the columns that partition directories such as `label=dog/` define."""
+    """Returns the files of a path, each with the columns that partition directories such as
+    `label=dog/` define."""
     if str(path) == "-":
         return {"-": {}}
     folder, files = _find(path)
@@ -60,13 +62,17 @@ def _find(path: str | Path) -> tuple[Path, list[Path]]:
     folder = Path(before).expanduser()
     if colon and folder.is_dir():
         return folder, _files_of_split(folder, split)
-    raise ConfigError(f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a pattern, or -")
+    raise ConfigError(
+        f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a pattern, or -"
+    )
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
     """Returns the files of a directory by split (`by_split`)."""
     files = sorted(p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
-    shown = [p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    shown = [
+        p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    ]
     named = ((p, unpacked_name(p.name).rpartition(".")[0]) for p in shown)
     return by_split(folder, ((p, stem) for p, stem in named if stem not in _NOT_ROWS))
 
@@ -94,7 +100,8 @@ def is_table(file: Path) -> bool:
 
 @contextmanager
 def open_text(file: Path, *, cut: bool = False) -> Iterator[Any]:
-    """Opens a file and decompresses it. Reading a line above the size limit raises TaskError, or cuts the line."""
+    """Opens a file and decompresses it. Reading a line above the size limit raises TaskError, or
+    cuts the line."""
     with file.open("rb", buffering=0) as stream:
         yield bounded(unpacked(stream, named=file.name), file.name, cut=cut)
 
@@ -103,7 +110,11 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
     """Decompresses a stream if its first bytes or its name indicate compression."""
     stream = io.BufferedReader(stream, 1 << 20)  # type: ignore[type-var]
     start = stream.peek(6)
-    fits = (suffix for begins, suffix in _PACKED.items() if start.startswith(begins) or named.endswith(suffix))
+    fits = (
+        suffix
+        for begins, suffix in _PACKED.items()
+        if start.startswith(begins) or named.endswith(suffix)
+    )
     packed = next(fits, None)
     if packed == ".zst":
         return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
@@ -113,7 +124,9 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
 
 def unpacked_name(name: str) -> str:
     """Removes the suffix of a compressed file."""
-    return next((name.removesuffix(suffix) for suffix in _PACKED.values() if name.endswith(suffix)), name)
+    return next(
+        (name.removesuffix(suffix) for suffix in _PACKED.values() if name.endswith(suffix)), name
+    )
 
 
 @contextmanager
@@ -124,7 +137,9 @@ def explain_errors(file: object) -> Iterator[None]:
     except pl.exceptions.PolarsError as error:
         raise TaskError(f"cannot read {file}: {str(error).partition(chr(10))[0]}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise TaskError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
+        raise TaskError(
+            f"cannot read {file}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     except ValueError as error:
         if isinstance(error, TaskError) or not type(error).__name__.startswith("Arrow"):
             raise

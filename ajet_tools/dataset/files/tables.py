@@ -1,8 +1,8 @@
 """Reads rows and blocks from the file formats of datasets.
 
-JSON lines (also one JSON document), Parquet, Arrow, CSV (text also compressed), a directory in the Hugging Face layout,
-and stdin (`-`). Errors name file and line. Memory is constant: some thousand rows, for a table at most some megabytes
-unless a single row is larger.
+JSON lines (also one JSON document), Parquet, Arrow, CSV (text also compressed), a directory in the
+Hugging Face layout, and stdin (`-`). Errors name file and line. Memory is constant: some thousand
+rows, for a table at most some megabytes unless a single row is larger.
 """
 
 from __future__ import annotations
@@ -44,9 +44,14 @@ _TABLE_BUFFER = 1 << 20
 
 
 def read(
-    path: str | Path, *, mapping: Mapping[str, str] | None = None, skip_bad: bool = False, bad: BadRows | None = None
+    path: str | Path,
+    *,
+    mapping: Mapping[str, str] | None = None,
+    skip_bad: bool = False,
+    bad: BadRows | None = None,
 ) -> Iterator[Row]:
-    """Reads the rows of a file, a directory (its `train` split; `DIR:NAME` is another), or stdin (`-`).
+    """Reads the rows of a file, a directory (its `train` split; `DIR:NAME` is another), or stdin
+    (`-`).
 
     Args:
         path: the source; its suffix gives the format. On stdin, Parquet, Arrow and CSV are detected, else JSON lines.
@@ -54,8 +59,8 @@ def read(
         skip_bad: skip rows that cannot be read, instead of raising at the first.
         bad: counts bad rows and keeps the first few.
 
-    Values are JSON values: bytes are base64, times text, NaN null. Raises TaskError, with file and line, for a bad row
-    and for an unreadable file; ConfigError if there is none.
+    Values are JSON values: bytes are base64, times text, NaN null. Raises TaskError, with file and
+    line, for a bad row and for an unreadable file; ConfigError if there is none.
     """
     bad = bad if bad is not None else BadRows(skip=skip_bad)
     for block in read_blocks(path, mapping=mapping, bad=bad):
@@ -78,7 +83,9 @@ def read_blocks(
             block = block.with_columns(more) if more else block
             if not mapping:
                 yield block
-            elif isinstance(block, TableBlock) and all(name in block.table.fields for name in mapping):
+            elif isinstance(block, TableBlock) and all(
+                name in block.table.fields for name in mapping
+            ):
                 yield block.renamed(mapping)
             else:
                 yield from blocks_of(_renamed(block, mapping, bad), block.name)
@@ -108,9 +115,13 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
         if isinstance(file, Path) and is_table(file):
             with explain_errors(file):
                 columns = Columns.of(file.name, schema_of(file))
-                empty = TableBlock(file.name, columns, pa.RecordBatch.from_pylist([], schema=columns.schema))
+                empty = TableBlock(
+                    file.name, columns, pa.RecordBatch.from_pylist([], schema=columns.schema)
+                )
                 empty = empty.with_columns(more) if more else empty
-                known = {name: to for name, to in (mapping or {}).items() if name in empty.table.fields}
+                known = {
+                    name: to for name, to in (mapping or {}).items() if name in empty.table.fields
+                }
                 tables.append((empty.renamed(known) if known else empty).table)
     return tables
 
@@ -121,17 +132,24 @@ def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
             yield from _table_blocks(file, file.name, bad, parquet=file.name.endswith(".parquet"))
             return
         name = unpacked_name(file.name)
-        with explain_errors(file), open_text(file, cut=bad.skip and not name.endswith(_DELIMITED)) as stream:
+        with (
+            explain_errors(file),
+            open_text(file, cut=bad.skip and not name.endswith(_DELIMITED)) as stream,
+        ):
             yield from _text_blocks(stream, name, bad)
         return
     with explain_errors("stdin"):
         stdin = io.BufferedReader(unpacked(sys.stdin.buffer), 1 << 20)
         start = stdin.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
         if start.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
-            yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin", bad, parquet=start.startswith(b"PAR1"))
+            yield from _table_blocks(
+                pa.BufferReader(stdin.read()), "stdin", bad, parquet=start.startswith(b"PAR1")
+            )
         else:
             line = start.partition(b"\n")[0]
-            is_csv = start[:1] not in (b"{", b"[", b"") and any(mark in line for mark in (b",", b";", b"\t", b"|"))
+            is_csv = start[:1] not in (b"{", b"[", b"") and any(
+                mark in line for mark in (b",", b";", b"\t", b"|")
+            )
             lines = bounded(stdin, "stdin", cut=bad.skip and not is_csv)
             yield from _text_blocks(lines, "stdin.csv" if is_csv else "stdin", bad)
 
@@ -183,7 +201,9 @@ def _line_blocks(stream: IO[bytes], name: str, bad: BadRows) -> Iterator[Block]:
             yield block
 
 
-def _line_block(data: bytes, name: str, first: int, asked: list[Wanted], bad: BadRows) -> tuple[LineBlock, int]:
+def _line_block(
+    data: bytes, name: str, first: int, asked: list[Wanted], bad: BadRows
+) -> tuple[LineBlock, int]:
     try:
         lines = pl.read_lines(data, name="line").to_series()
     except pl.exceptions.PolarsError:  # not UTF-8
@@ -208,7 +228,9 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
     for number, raw in enumerate(lines, first):
         if not (line := raw.strip()):
             continue
-        row = parse_line(line, f"{name} line {number}", number, ended=number < first + len(lines) - 1)
+        row = parse_line(
+            line, f"{name} line {number}", number, ended=number < first + len(lines) - 1
+        )
         if row.problem is None and not isinstance(row.value, dict):
             _is_row(row, bad)
         elif row.problem is not None:
@@ -219,13 +241,19 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
     return LineBlock(name, series, np.array([number for number, _ in good], np.int64))
 
 
-def _table_blocks(source: Path | pa.BufferReader, name: str, bad: BadRows, *, parquet: bool) -> Iterator[Block]:
+def _table_blocks(
+    source: Path | pa.BufferReader, name: str, bad: BadRows, *, parquet: bool
+) -> Iterator[Block]:
     columns, number = None, 1
     with explain_errors(source if isinstance(source, Path) else name):
         for schema, data in _batches(source) if parquet else _arrow_batches(source):
             if columns is None or not columns.schema.equals(schema, check_metadata=True):
                 columns = Columns.of(name, schema)
-            for first, some in _without_long_rows(data, name, number, bad) if data.nbytes > LONGEST else [(0, data)]:
+            for first, some in (
+                _without_long_rows(data, name, number, bad)
+                if data.nbytes > LONGEST
+                else [(0, data)]
+            ):
                 yield TableBlock(name, columns, some, number + first)
             number += data.num_rows
 
@@ -233,12 +261,16 @@ def _table_blocks(source: Path | pa.BufferReader, name: str, bad: BadRows, *, pa
 def _without_long_rows(
     data: pa.RecordBatch, name: str, number: int, bad: BadRows
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Splits a batch at rows with a cell above the size limit, and reports those; yields first index and rows."""
+    """Splits a batch at rows with a cell above the size limit, and reports those; yields first
+    index and rows."""
     start = 0
     for index in range(data.num_rows):
         sizes = {column: _size(data.column(column).slice(index, 1)) for column in data.schema.names}
         if longest := next((column for column, size in sizes.items() if size > LONGEST), None):
-            bad.add(f"{name} row {number + index}", f"has more than {LONGEST >> 20} MiB in column {longest}")
+            bad.add(
+                f"{name} row {number + index}",
+                f"has more than {LONGEST >> 20} MiB in column {longest}",
+            )
             yield start, data.slice(start, index - start)
             start = index + 1
     yield start, data.slice(start)
@@ -262,9 +294,13 @@ def _batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, pa.Rec
 
     table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
     schema = _without_views(table.schema_arrow)
-    for group in range(table.num_row_groups):  # over all groups at once, pyarrow's read-ahead grows with the file
+    for group in range(
+        table.num_row_groups
+    ):  # over all groups at once, pyarrow's read-ahead grows with the file
         about = table.metadata.row_group(group)
-        most = max(1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
+        most = max(
+            1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size))
+        )
         for batch in table.iter_batches(most, row_groups=[group], use_threads=False):
             yield schema, batch if batch.schema.equals(schema) else batch.cast(schema)
 
@@ -277,7 +313,9 @@ def _arrow_batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, 
 
 
 @contextmanager
-def _opened_arrow(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+def _opened_arrow(
+    source: Path | pa.BufferReader,
+) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     with source.open("rb") if isinstance(source, Path) else source as file:
         try:
             opened = pa.ipc.open_stream(file)
@@ -293,7 +331,9 @@ def _without_views(schema: pa.Schema) -> pa.Schema:
     """Replaces string and binary views, on which Arrow has no `take`."""
     if "_view" not in str(schema):
         return schema
-    return pa.schema([field.with_type(_without_view(field.type)) for field in schema], schema.metadata)
+    return pa.schema(
+        [field.with_type(_without_view(field.type)) for field in schema], schema.metadata
+    )
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
@@ -305,10 +345,14 @@ def _without_view(kind: pa.DataType) -> pa.DataType:
     if types.is_struct(kind):
         return pa.struct([field.with_type(_without_view(field.type)) for field in kind])
     if types.is_map(kind):
-        return pa.map_(_without_view(kind.key_type), _without_view(kind.item_type), kind.keys_sorted)
+        return pa.map_(
+            _without_view(kind.key_type), _without_view(kind.item_type), kind.keys_sorted
+        )
     if types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)))
-    if any(fits(kind) for fits in (types.is_large_list, types.is_list_view, types.is_large_list_view)):
+    if any(
+        fits(kind) for fits in (types.is_large_list, types.is_list_view, types.is_large_list_view)
+    ):
         return pa.large_list(kind.value_field.with_type(_without_view(kind.value_type)))
     if types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)), kind.list_size)
@@ -330,7 +374,8 @@ def _check_mapping(mapping: Mapping[str, str]) -> None:
         root, _, name = target.partition(".")
         if not (root == "metadata" and name) and (target not in FIELDS or target == "metadata"):
             raise ConfigError(
-                f"{column!r} is mapped to {target!r}, not main_query, init_messages, task_id, env_type or metadata.NAME"
+                f"{column!r} is mapped to {target!r}, not main_query, init_messages, task_id,"
+                " env_type or metadata.NAME"
             )
 
 
@@ -340,7 +385,10 @@ def _rename(values: Mapping[str, object], mapping: Mapping[str, str]) -> dict[st
         root, _, name = target.partition(".")
         if root == "metadata":
             metadata = renamed.get("metadata")
-            renamed["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), name: values[column]}
+            renamed["metadata"] = {
+                **(metadata if isinstance(metadata, dict) else {}),
+                name: values[column],
+            }
         else:
             renamed[target] = values[column]
     return renamed

@@ -20,14 +20,19 @@ POSITION = re.compile(r"-?[0-9]{1,9}")
 
 
 def objects_of(data: pa.RecordBatch, columns: Columns) -> list[dict[str, object]]:
-    """Returns the rows of a record batch as JSON values: bytes as base64, times and decimals as text, NaN as null.
+    """Returns the rows of a record batch as JSON values: bytes as base64, times and decimals as
+    text, NaN as null.
 
-    Raises TaskError for a time out of Python's range inside a type that can't be read by field, such as a map.
+    Raises TaskError for a time out of Python's range inside a type that can't be read by field,
+    such as a map.
     """
     try:
         rows = data.to_pylist()
     except (ValueError, OverflowError):  # nanoseconds, or the year 30,000
-        some = {name: values_of(data.column(i), f"{columns.name}: {name}") for i, name in enumerate(data.schema.names)}
+        some = {
+            name: values_of(data.column(i), f"{columns.name}: {name}")
+            for i, name in enumerate(data.schema.names)
+        }
         rows = [dict(zip(some, values, strict=True)) for values in zip(*some.values(), strict=True)]
     if notes := columns.notes:
         rows = [decoded(row, notes) for row in rows]
@@ -42,10 +47,14 @@ def values_of(array: pa.Array, name: str) -> list[Any]:
         if types.is_struct(array.type):
             names = [array.type.field(i).name for i in range(array.type.num_fields)]
             fields = [values_of(item, name) for item in array.flatten()]
-            rows: list[object] = [dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)]
+            rows: list[object] = [
+                dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)
+            ]
         elif types.is_list(array.type) or types.is_large_list(array.type):
             items = values_of(array.flatten(), name)
-            ends = accumulate((length or 0 for length in array.value_lengths().to_pylist()), initial=0)
+            ends = accumulate(
+                (length or 0 for length in array.value_lengths().to_pylist()), initial=0
+            )
             rows = [items[start:end] for start, end in pairwise(ends)]
         elif types.is_duration(array.type):
             rows = [str(item) for item in array.cast(pa.int64()).to_pylist()]
@@ -79,7 +88,15 @@ KINDS = {
     "object": "an object", "list": "a list", "null": "null",
 }  # fmt: skip
 """Each kind of value, as messages name it."""
-_NAMES = {str: "text", bool: "bool", int: "integer", float: "number", list: "list", dict: "object", type(None): "null"}
+_NAMES = {
+    str: "text",
+    bool: "bool",
+    int: "integer",
+    float: "number",
+    list: "list",
+    dict: "object",
+    type(None): "null",
+}
 
 
 def kind_of(value: object) -> str:
@@ -94,7 +111,8 @@ def value_at(values: object, path: str) -> Any:
 
 
 def find_at(values: object, steps: Sequence[str]) -> Any:
-    """Returns the value at a path, or ABSENT. A path may end in the `count` of a list or the `chars` of a text."""
+    """Returns the value at a path, or ABSENT. A path may end in the `count` of a list or the
+    `chars` of a text."""
     if not steps:
         return values
     if isinstance(values, Mapping):

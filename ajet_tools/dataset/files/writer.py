@@ -23,7 +23,15 @@ import polars as pl
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.whole_file import remove_draft
 from ajet_tools.dataset.files.arrays import not_finite
-from ajet_tools.dataset.files.blocks import ROWS, Block, LineBlock, Stored, TableBlock, join, json_line
+from ajet_tools.dataset.files.blocks import (
+    ROWS,
+    Block,
+    LineBlock,
+    Stored,
+    TableBlock,
+    join,
+    json_line,
+)
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.segments import Segments, Shape
 
@@ -38,15 +46,17 @@ class Writer:
     """Writes rows to a path in the format of its suffix, and replaces the file at the end.
 
     `.jsonl`, `.jsonl.gz`, `.csv`, `.parquet`, or no suffix: a directory in the Hugging Face layout
-    (`data/train-00000-of-0000N.parquet`, with `split` in place of train). `-` is stdout, as JSON lines. Memory is
-    constant: Parquet and CSV, whose columns are known only after the last row, go through drafts beside the file.
-    Writers of several splits share a `shape` to get the same columns; close them together. If an error leaves the
-    `with` block, the draft is removed and the existing file stays.
+    (`data/train-00000-of-0000N.parquet`, with `split` in place of train). `-` is stdout, as JSON
+    lines. Memory is constant: Parquet and CSV, whose columns are known only after the last row, go
+    through drafts beside the file. Writers of several splits share a `shape` to get the same
+    columns; close them together. If an error leaves the `with` block, the draft is removed and the
+    existing file stays.
 
-    Parquet stores rows of mixed shapes whole (see `dataset.files.places`), and keeps the types and schema metadata of
-    rows that were read from a table; without rows, it has the columns of `tables`. Text cannot hold such types: a
-    warning names the columns and how they are written. In CSV, other values than text are JSON, nulls and missing keys
-    are empty, and lone surrogates are `?`.
+    Parquet stores rows of mixed shapes whole (see `dataset.files.places`), and keeps the types and
+    schema metadata of rows that were read from a table; without rows, it has the columns of
+    `tables`. Text cannot hold such types: a warning names the columns and how they are written. In
+    CSV, other values than text are JSON, nulls and missing keys are empty, and lone surrogates are
+    `?`.
     """
 
     def __init__(
@@ -59,7 +69,9 @@ class Writer:
         shard_bytes: int = _SHARD_BYTES,
     ) -> None:
         if not str(path):
-            raise ConfigError("the path to write is empty; name a file, a directory, or - for stdout")
+            raise ConfigError(
+                "the path to write is empty; name a file, a directory, or - for stdout"
+            )
         self.path = Path(path)
         self.rows = 0
         self._format = _format(self.path)
@@ -117,7 +129,9 @@ class Writer:
         try:
             line = json_line(values)
         except (ValueError, TypeError, RecursionError) as error:
-            raise TaskError(f"row {self.rows + 1} for {self.path} cannot be written as JSON: {error}") from error
+            raise TaskError(
+                f"row {self.rows + 1} for {self.path} cannot be written as JSON: {error}"
+            ) from error
         if self._segments is None:
             if stored is not None:
                 self._log_losses(stored.block)
@@ -128,7 +142,9 @@ class Writer:
         if len(self._waiting) >= ROWS:
             self._flush()
 
-    def write_block(self, block: Block, indices: npt.NDArray[np.integer[Any]] | None = None) -> None:
+    def write_block(
+        self, block: Block, indices: npt.NDArray[np.integer[Any]] | None = None
+    ) -> None:
         """Writes all rows of a block, or those at the indices, in their stored form."""
         if indices is not None:
             if not len(indices):
@@ -166,7 +182,9 @@ class Writer:
         blocks = [_block([waiting[index] for index in group]) for group in groups.values()]
         order = np.argsort(np.concatenate([*groups.values()]), kind="stable")
         with self._explain_errors():
-            self._segments.add(join(blocks, lines=False).take(order) if len(blocks) > 1 else blocks[0])
+            self._segments.add(
+                join(blocks, lines=False).take(order) if len(blocks) > 1 else blocks[0]
+            )
 
     def _log_losses(self, block: TableBlock) -> None:
         """Warns once per table about values that text can't represent."""
@@ -174,16 +192,27 @@ class Writer:
             self._logged.add(block.name)
             columns = ", ".join(f"{name} ({what})" for name, what in lost.items())
             log.warning(
-                "%s has columns of types that JSON does not have: %s. They are written as text, bytes as base64, "
-                "labels by their numbers; write .parquet to keep them", block.name, columns,
-            )  # fmt: skip
-        if (name := f"NaN of {block.name}") not in self._logged and (some := not_finite(block.data)):
+                "%s has columns of types that JSON does not have: %s. They are written as text,"
+                " bytes as base64, labels by their numbers; write .parquet to keep them",
+                block.name,
+                columns,
+            )
+        if (name := f"NaN of {block.name}") not in self._logged and (
+            some := not_finite(block.data)
+        ):
             self._logged.add(name)
-            log.warning("%s has NaN or an infinity in %s, which JSON does not have: written as null; write .parquet "
-                        "to keep them", block.name, ", ".join(some))  # fmt: skip
+            log.warning(
+                "%s has NaN or an infinity in %s, which JSON does not have: written as null; write"
+                " .parquet to keep them",
+                block.name,
+                ", ".join(some),
+            )
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if str(self.path) == "-":
             if kind is None:
@@ -223,7 +252,9 @@ class Writer:
         """Moves the shards into place, then removes those of an earlier, longer dataset."""
         folder = self.path / "data"
         folder.mkdir(parents=True, exist_ok=True)
-        names = [f"{self._split}-{number:05d}-of-{len(made):05d}.parquet" for number in range(len(made))]
+        names = [
+            f"{self._split}-{number:05d}-of-{len(made):05d}.parquet" for number in range(len(made))
+        ]
         for shard, name in zip(made, names, strict=True):
             _move_into_place(shard, folder / name)
         for old in folder.glob(f"{self._split}-*-of-*.parquet"):
@@ -231,7 +262,9 @@ class Writer:
                 old.unlink()
 
     def _write_csv(self, path: Path) -> None:
-        names = list(dict.fromkeys(name for rows in self._drafted() for row in rows for name in row))
+        names = list(
+            dict.fromkeys(name for rows in self._drafted() for row in rows for name in row)
+        )
         with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(names)
@@ -255,14 +288,20 @@ class Writer:
             raise
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error
-            raise ConfigError(f"cannot write {self.path}: {why}. An existing file was not changed") from error
+            raise ConfigError(
+                f"cannot write {self.path}: {why}. An existing file was not changed"
+            ) from error
 
 
 def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
     """Builds a block of rows that all derive from one block, or from none."""
     first = rows[0][1]
     if first is None:
-        return LineBlock("", pl.Series("line", [line[:-1].decode() for line, _ in rows], pl.String), [""] * len(rows))
+        return LineBlock(
+            "",
+            pl.Series("line", [line[:-1].decode() for line, _ in rows], pl.String),
+            [""] * len(rows),
+        )
     some = first.block.take([stored.index for _, stored in rows if stored is not None])
     return some.changed([json.loads(line) for line, _ in rows])
 
@@ -275,7 +314,9 @@ def _format(path: Path) -> _Format:
             return suffix
     if path.is_dir() or not path.suffix:
         return "directory"
-    raise ConfigError(f"cannot write {path}: use .jsonl, .jsonl.gz, .csv, .parquet, or a directory (no suffix)")
+    raise ConfigError(
+        f"cannot write {path}: use .jsonl, .jsonl.gz, .csv, .parquet, or a directory (no suffix)"
+    )
 
 
 def _cell(value: object) -> str:
@@ -293,7 +334,9 @@ def _move_into_place(draft: Path, path: Path) -> None:
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     if path.is_file() and _is_trace(path):
-        raise ConfigError(f"{path} is a trace, which a dataset never overwrites; choose another file")
+        raise ConfigError(
+            f"{path} is a trace, which a dataset never overwrites; choose another file"
+        )
     draft.replace(path)
 
 

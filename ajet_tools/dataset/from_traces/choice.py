@@ -21,7 +21,8 @@ from ajet_tools.trace.queries.listing import open_listing
 
 @dataclass(frozen=True)
 class Opinion:
-    """The combined feedback on an episode. If a person rated the same thing twice, the later rating counts."""
+    """The combined feedback on an episode. If a person rated the same thing twice, the later rating
+    counts."""
 
     score: float | None = None
     """The mean of the scores; thumbs up is 1, thumbs down 0."""
@@ -41,7 +42,9 @@ class Opinion:
 def opinion(feedback: Iterable[Feedback]) -> Opinion:
     """Combines the feedback on an episode."""
     ordered = sorted(feedback, key=lambda entry: (entry.at, entry.feedback_id))
-    scores = {(f.call_id, f.author or f.feedback_id): f.score for f in ordered if f.score is not None}
+    scores = {
+        (f.call_id, f.author or f.feedback_id): f.score for f in ordered if f.score is not None
+    }
     corrections = [entry for entry in ordered if entry.correction and entry.correction.strip()]
     return Opinion(
         score=sum(scores.values()) / len(scores) if scores else None,
@@ -55,7 +58,9 @@ def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
     by_episode: dict[str, list[Feedback]] = defaultdict(list)
     for row in rows(reader, "SELECT * FROM feedback"):
         by_episode[row["episode_id"]].append(Feedback(**row))
-    return defaultdict(Opinion, {episode_id: opinion(feedback) for episode_id, feedback in by_episode.items()})
+    return defaultdict(
+        Opinion, {episode_id: opinion(feedback) for episode_id, feedback in by_episode.items()}
+    )
 
 
 FEEDBACK = ("up", "down", "corrected")
@@ -72,7 +77,8 @@ class Choice:
     feedback: Sequence[str] = ()
     """Any of FEEDBACK."""
     failures: bool = False
-    """Only failed episodes: by feedback, else by the run's result, else by a reward below `below`."""
+    """Only failed episodes: by feedback, else by the run's result, else by a reward below
+    `below`."""
     below: float = 0.5
     run: str | None = None
     """A unique prefix of a run id; None means all runs."""
@@ -119,7 +125,11 @@ def choose(reader: TraceReader, choice: Choice) -> Chosen:
         ids, left_out = training_ids(reader, ids, run_id)
     all_opinions = opinions(reader)
     facts = _facts(reader, ids)
-    failed = {id: why for id, row in facts.items() if (why := _failure(row, all_opinions[id], choice.below))}
+    failed = {
+        id: why
+        for id, row in facts.items()
+        if (why := _failure(row, all_opinions[id], choice.below))
+    }
     attempts = Counter(row["task_id"] for row in facts.values())
     failures = Counter(facts[id]["task_id"] for id in failed)
     tried = {task_id: (count, failures[task_id]) for task_id, count in attempts.items()}
@@ -145,7 +155,8 @@ def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]
 
 
 def _failure(row: dict[str, Any], person_opinion: Opinion, below: float) -> str | None:
-    """Returns why an episode failed, or None. Feedback outranks the reward; infrastructure faults don't count."""
+    """Returns why an episode failed, or None. Feedback outranks the reward; infrastructure faults
+    don't count."""
     if row["infrastructure"]:
         return None
     if person_opinion.correction is not None:

@@ -34,14 +34,19 @@ class Corrections:
     def of(cls, records: Iterable[Record], foreign_runs: frozenset[str]) -> Corrections:
         """Judges all corrections: the majority answer to a question counts.
 
-        If a person corrected the same reply twice, the later correction counts. Corrections of tool calls are not
-        answers and take no part in the vote.
+        If a person corrected the same reply twice, the later correction counts. Corrections of tool
+        calls are not answers and take no part in the vote.
         """
         refused: dict[str, str] = {}
         votes: dict[str, dict[str, str]] = defaultdict(dict)
         for record in records:
-            corrections = [entry for entry in record.feedback if entry.correction and entry.correction.strip()]
-            last = {(entry.call_id, entry.author or entry.feedback_id): entry.feedback_id for entry in corrections}
+            corrections = [
+                entry for entry in record.feedback if entry.correction and entry.correction.strip()
+            ]
+            last = {
+                (entry.call_id, entry.author or entry.feedback_id): entry.feedback_id
+                for entry in corrections
+            }
             for entry in corrections:
                 if entry.feedback_id not in last.values():
                     refused[entry.feedback_id] = _REPLACED
@@ -52,25 +57,40 @@ class Corrections:
                 alone = replace(record, feedback=(entry,))
                 for traced in traced_tasks(alone, foreign=record.episode.run_id in foreign_runs):
                     if traced.answer_from == "correction":
-                        votes[traced.key][entry.feedback_id] = plain_text(str(traced.answer)).strip(" .!")
+                        votes[traced.key][entry.feedback_id] = plain_text(str(traced.answer)).strip(
+                            " .!"
+                        )
         disputed = set[str]()
         for key, answers in votes.items():
             [(most, times), *others] = Counter(answers.values()).most_common()
             tie = bool(others) and others[0][1] == times
             disputed.update([key] if tie else [])
             reason = _DISPUTED if tie else _OUTVOTED
-            refused.update({feedback_id: reason for feedback_id, answer in answers.items() if tie or answer != most})
+            refused.update(
+                {
+                    feedback_id: reason
+                    for feedback_id, answer in answers.items()
+                    if tie or answer != most
+                }
+            )
         return cls(refused, frozenset(disputed))
 
     def settle(self, record: Record, *keep: str) -> tuple[Record, list[str]]:
-        """Removes ignored corrections from a record and returns the reasons; those with a reason in `keep` stay."""
-        reasons = [self.refused[entry.feedback_id] for entry in record.feedback if entry.feedback_id in self.refused]
+        """Removes ignored corrections from a record and returns the reasons; those with a reason in
+        `keep` stay."""
+        reasons = [
+            self.refused[entry.feedback_id]
+            for entry in record.feedback
+            if entry.feedback_id in self.refused
+        ]
         if not reasons:
             return record, reasons
         feedback = tuple(
-            entry.model_copy(update={"correction": None})
-            if self.refused.get(entry.feedback_id) not in (None, *keep)
-            else entry
+            (
+                entry.model_copy(update={"correction": None})
+                if self.refused.get(entry.feedback_id) not in (None, *keep)
+                else entry
+            )
             for entry in record.feedback
         )
         return replace(record, feedback=feedback), reasons
@@ -78,13 +98,15 @@ class Corrections:
 
 @dataclass
 class ConversationsJob(Job):
-    """Exports episodes to learn from, in the given order: a limited number per task, with corrected replies."""
+    """Exports episodes to learn from, in the given order: a limited number per task, with corrected
+    replies."""
 
     foreign_runs: frozenset[str] = frozenset()
     corrections: Corrections = field(default_factory=Corrections)
     per_task: int = 1
     liked: bool = True
-    """Skip failed episodes, disliked ones without a correction, and those that earned nothing and nobody liked."""
+    """Skip failed episodes, disliked ones without a correction, and those that earned nothing and
+    nobody liked."""
     worthless: Mapping[str, str] = field(default_factory=dict)
     """Episodes that earned nothing, with the reason."""
     duplicates: int = 0
@@ -111,7 +133,9 @@ class ConversationsJob(Job):
             return True
         failed = episode.status != "succeeded"
         if failed or "down" in record_opinion.kinds:
-            self.left_out[f"episodes that {'failed' if failed else 'people gave a thumb down'}"] += 1
+            self.left_out[
+                f"episodes that {'failed' if failed else 'people gave a thumb down'}"
+            ] += 1
             return False
         reason = self.worthless.get(episode.episode_id)
         if reason is not None and "up" not in record_opinion.kinds:
@@ -123,7 +147,9 @@ class ConversationsJob(Job):
         if not self.per_task:
             return False
         foreign = record.episode.run_id in self.foreign_runs
-        keys = [traced.key for traced in traced_tasks(record, foreign=foreign)] or [record.episode.episode_id]
+        keys = [traced.key for traced in traced_tasks(record, foreign=foreign)] or [
+            record.episode.episode_id
+        ]
         if all(self._taken[key] >= self.per_task for key in keys):
             self.duplicates += 1
             return True
@@ -131,7 +157,8 @@ class ConversationsJob(Job):
         return False
 
     def _correct_record(self, record: Record, record_opinion: Opinion) -> Record:
-        """Replaces the corrected reply and drops the calls after it, which follow from the original reply."""
+        """Replaces the corrected reply and drops the calls after it, which follow from the original
+        reply."""
         correction = record_opinion.correction
         if correction is None or not correction.correction:
             return record
@@ -143,14 +170,19 @@ class ConversationsJob(Job):
             return record
         message = {"role": "assistant", "content": correction.correction}
         response = {"choices": [{"index": 0, "message": message}]}
-        corrected = calls[len(before)].model_copy(update={"response": response, "finish_reason": "stop"})
+        corrected = calls[len(before)].model_copy(
+            update={"response": response, "finish_reason": "stop"}
+        )
         self.corrected.add(record.episode.episode_id)
-        return replace(record, episode=record.episode.model_copy(update={"calls": (*before, corrected)}))
+        return replace(
+            record, episode=record.episode.model_copy(update={"calls": (*before, corrected)})
+        )
 
 
 @dataclass
 class AttemptsJob(Job):
-    """Groups attempts by task across runs; if none has a reward, feedback or grader scores replace it."""
+    """Groups attempts by task across runs; if none has a reward, feedback or grader scores replace
+    it."""
 
     foreign_runs: frozenset[str] = frozenset()
     corrections: Corrections = field(default_factory=Corrections)
@@ -159,7 +191,10 @@ class AttemptsJob(Job):
 
     def members(self) -> dict[tuple[str, str], list[str]]:
         """Groups by task; tasks of other tools' traces are identified by their text."""
-        sql = "SELECT episode_id, run_id, task_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
+        sql = (
+            "SELECT episode_id, run_id, task_id FROM episodes WHERE episode_id IN (SELECT"
+            " unnest(?::VARCHAR[]))"
+        )
         keys: dict[str, tuple[str, str]] = {}
         foreign: list[str] = []
         for start in range(0, len(self.episode_ids), 5_000):
@@ -188,7 +223,11 @@ class AttemptsJob(Job):
     def _set_reward(self, record: Record) -> Record:
         """Sets the score as the reward. A correction without a score counts as 0."""
         record_opinion = opinion(record.feedback)
-        score = 0.0 if record_opinion.correction is not None and record_opinion.score is None else record_opinion.score
+        score = (
+            0.0
+            if record_opinion.correction is not None and record_opinion.score is None
+            else record_opinion.score
+        )
         name = "feedback" if score is not None else "rubric"
         score = self.scores.get(record.episode.episode_id) if score is None else score
         if score is None or not any(exchange_of(call) for call in record.episode.calls):

@@ -29,7 +29,8 @@ _LONGEST_OUTCOME = 4_000
 
 
 def read_rubric(text: str) -> str:
-    """Returns a rubric given as text or as a file. Raises ConfigError if it is empty or unreadable."""
+    """Returns a rubric given as text or as a file. Raises ConfigError if it is empty or
+    unreadable."""
     path = Path(text) if len(text) < 1000 and "\n" not in text else None
     try:
         if path is not None and path.is_file():
@@ -39,7 +40,9 @@ def read_rubric(text: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--rubric: cannot read {path}: {error}") from error
     if not text.strip():
-        raise ConfigError("--rubric is empty: describe what makes an episode good, or name a file that does")
+        raise ConfigError(
+            "--rubric is empty: describe what makes an episode good, or name a file that does"
+        )
     return text.strip()
 
 
@@ -67,7 +70,8 @@ class EpisodeGrader:
     async def ask_all(
         self, ask: Callable[[A], Awaitable[T]], about: Sequence[A], done: Callable[[], None]
     ) -> list[T | None]:
-        """Asks about each item; returns None for items beyond the budget. Raises the endpoint's errors."""
+        """Asks about each item; returns None for items beyond the budget. Raises the endpoint's
+        errors."""
 
         async def within_budget(item: A) -> T | None:
             if self.spent is not None:
@@ -92,23 +96,39 @@ class EpisodeGrader:
         """Grades an episode. An invalid reply is retried once; then the verdict is a failure."""
         judge = LlmJudge(
             self.rubric or "",
-            model=JudgeModel(self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1),
-            prompt=load("from-traces/grade").render(rubric="{rubric}", transcript="{answer}", remarks="{reference}"),
+            model=JudgeModel(
+                self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1
+            ),
+            prompt=load("from-traces/grade").render(
+                rubric="{rubric}", transcript="{answer}", remarks="{reference}"
+            ),
             max_score=10,
         )
         details = {"least": self.least, "prompt": self.prompt}
-        return await graded(judge, Material("", _transcript(record), "\n".join(_remarks(record))), self.least, details)
+        return await graded(
+            judge,
+            Material("", _transcript(record), "\n".join(_remarks(record))),
+            self.least,
+            details,
+        )
 
     async def value_of(self, asked: tuple[str, str]) -> str | None:
-        """Returns the answer that an output gives to a question, or None if it has no verifiable one.
+        """Returns the answer that an output gives to a question, or None if it has no verifiable
+        one.
 
         Two replies must agree, and the answer must occur in the output.
         """
         question, output = asked
         text = load("from-traces/value").render(question=question, output=shorten(output))
-        replies = await independent(self.endpoint, text, 2, seed=0, max_tokens=self.max_tokens, what="--read-values")
+        replies = await independent(
+            self.endpoint, text, 2, seed=0, max_tokens=self.max_tokens, what="--read-values"
+        )
         winner = votes([final_of(reply) for reply in replies])
-        return winner.answer if winner.answer and winner.count == 2 and stands_in(winner.answer, output) else None
+        return (
+            winner.answer
+            if winner.answer and winner.count == 2 and stands_in(winner.answer, output)
+            else None
+        )
 
 
 def _transcript(record: Record) -> str:
@@ -126,7 +146,13 @@ def _transcript(record: Record) -> str:
 def _remarks(record: Record) -> list[str]:
     remarks = []
     for feedback in record.feedback:
-        remarks += [f"rated {feedback.score:g} (0 bad, 1 good)"] if feedback.score is not None else []
+        remarks += (
+            [f"rated {feedback.score:g} (0 bad, 1 good)"] if feedback.score is not None else []
+        )
         remarks += [feedback.comment] if feedback.comment else []
-        remarks += [f"the right answer would have been: {feedback.correction}"] if feedback.correction else []
+        remarks += (
+            [f"the right answer would have been: {feedback.correction}"]
+            if feedback.correction
+            else []
+        )
     return remarks

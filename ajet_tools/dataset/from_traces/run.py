@@ -1,7 +1,8 @@
-"""The feedback loop: converts episodes of a deployed agent to tasks, messages, preference pairs or tokens.
+"""The feedback loop: converts episodes of a deployed agent to tasks, messages, preference pairs or
+tokens.
 
-Formats and redaction are those of `ajet_tools.trace.export`. This package adds the choice of episodes (feedback,
-failures, a rubric), corrections, one row per task, and provenance.
+Formats and redaction are those of `ajet_tools.trace.export`. This package adds the choice of
+episodes (feedback, failures, a rubric), corrections, one row per task, and provenance.
 """
 
 from __future__ import annotations
@@ -21,10 +22,20 @@ from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, choose
-from ajet_tools.dataset.from_traces.exports import REDACTED, AttemptsJob, ConversationsJob, Corrections
+from ajet_tools.dataset.from_traces.exports import (
+    REDACTED,
+    AttemptsJob,
+    ConversationsJob,
+    Corrections,
+)
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import Sources
-from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks
+from ajet_tools.dataset.from_traces.tasks import (
+    TaskPool,
+    has_placeholder,
+    rejected_row,
+    traced_tasks,
+)
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace.export import tokens
 from ajet_tools.trace.export.conversations import write_messages
@@ -87,8 +98,8 @@ def from_traces(
 ) -> TraceRun:
     """Writes the dataset, complete or not at all, to a path (its suffix gives the format) or `-`.
 
-    Raises ConfigError if no row is left, FilterError, EngineError if the grader's endpoint fails (its cache keeps the
-    grades).
+    Raises ConfigError if no row is left, FilterError, EngineError if the grader's endpoint fails
+    (its cache keeps the grades).
     """
     work = _RowBuilder(sources, to, choice, options, grader, progress)
     if to == "tokens":
@@ -120,16 +131,24 @@ def _no_rows_error(trace_run: TraceRun) -> ConfigError:
     if not trace_run.of:
         return ConfigError("this trace has no finished episodes")
     if not trace_run.chosen and trace_run.left_out:
-        reasons = "; ".join(f"left out: {count:,} {reason}" for reason, count in trace_run.left_out.items())
+        reasons = "; ".join(
+            f"left out: {count:,} {reason}" for reason, count in trace_run.left_out.items()
+        )
         return ConfigError(f"none of {trace_run.of:,} episodes is left: {reasons}")
     if not trace_run.chosen:
-        return ConfigError(f"none of {trace_run.of:,} episodes matches; to see what does, use `ajet trace ls --filter`")
+        return ConfigError(
+            f"none of {trace_run.of:,} episodes matches; to see what does, use `ajet trace ls"
+            " --filter`"
+        )
     why = Counter({reason: count for reason, count in trace_run.left_out.items() if count})
     why.update(str(row["reason"]) for row in trace_run.rejected)
     reasons = "; ".join(f"{count:,} {reason}" for reason, count in why.most_common(5))
     if not reasons and trace_run.to == "preferences":
         reasons = "no two attempts at a task differ in reward, and nobody corrected an answer"
-    return ConfigError(f"{trace_run.chosen:,} of {trace_run.of:,} episodes match but give no {trace_run.to}: {reasons}")
+    return ConfigError(
+        f"{trace_run.chosen:,} of {trace_run.of:,} episodes match but give no {trace_run.to}:"
+        f" {reasons}"
+    )
 
 
 class _RowBuilder:
@@ -144,16 +163,24 @@ class _RowBuilder:
         grader: EpisodeGrader | None,
         progress: Progress = lambda what, done, of: None,
     ) -> None:
-        self._sources, self._choice, self._options = sources, choice or Choice(), options or Options()
+        self._sources, self._choice, self._options = (
+            sources,
+            choice or Choice(),
+            options or Options(),
+        )
         self._progress = progress
         self._chosen = choose(sources.reader, self._choice)
-        self.made = TraceRun(to, len(self._chosen.ids), self._chosen.of, left_out=Counter(self._chosen.left_out))
+        self.made = TraceRun(
+            to, len(self._chosen.ids), self._chosen.of, left_out=Counter(self._chosen.left_out)
+        )
         if not self._chosen.ids:
             raise _no_rows_error(self.made)
         self._grader = grader if grader is not None and grader.rubric is not None else None
         self._verdicts: dict[str, RowVerdict | None] = {}
         self._pool: TaskPool | None = None
-        corrected = [id for id in self._chosen.ids if self._chosen.opinions[id].correction is not None]
+        corrected = [
+            id for id in self._chosen.ids if self._chosen.opinions[id].correction is not None
+        ]
         groups = Job(sources.reader, corrected, self._options.redact).groups(feedback=True)
         self._corrections = Corrections.of(chain.from_iterable(groups), sources.foreign_runs)
         if grader is not None:
@@ -180,14 +207,24 @@ class _RowBuilder:
             trace_run.graded += 1
             self._progress("grading", trace_run.graded, of)
 
-        groups = Job(self._sources.reader, self._chosen.ids, self._options.redact).groups(feedback=True)
+        groups = Job(self._sources.reader, self._chosen.ids, self._options.redact).groups(
+            feedback=True
+        )
         records = chain.from_iterable(groups)
         while chunk := list(islice(records, max(_CHUNK, 4 * grader.endpoint.concurrency))):
-            for record, verdict in zip(chunk, await grader.ask_all(grader.grade, chunk, count), strict=True):
+            for record, verdict in zip(
+                chunk, await grader.ask_all(grader.grade, chunk, count), strict=True
+            ):
                 task, episode_id = record.episode.task, record.episode.episode_id
                 self._verdicts[episode_id] = verdict
-                if verdict is not None and not verdict.ok and trace_run.to in ("messages", "tokens"):
-                    trace_run.rejected.append(rejected_row(task, episode_id, verdict.reason, verdict.as_json("rubric")))
+                if (
+                    verdict is not None
+                    and not verdict.ok
+                    and trace_run.to in ("messages", "tokens")
+                ):
+                    trace_run.rejected.append(
+                        rejected_row(task, episode_id, verdict.reason, verdict.as_json("rubric"))
+                    )
 
     @property
     def kept(self) -> list[str]:
@@ -203,7 +240,14 @@ class _RowBuilder:
 
     def job(self, kind: type[Job], ids: Sequence[str], **more: Any) -> Any:
         progress = partial(self._progress, "reading")
-        return kind(self._sources.reader, list(ids), self._options.redact, self._options.margin, progress, **more)
+        return kind(
+            self._sources.reader,
+            list(ids),
+            self._options.redact,
+            self._options.margin,
+            progress,
+            **more,
+        )
 
     def count(self, job: Job) -> None:
         self.made.left_out.update({reason: n for reason, n in job.left_out.items() if n})
@@ -221,7 +265,11 @@ class _RowBuilder:
             return {}
         grader = self._grader
         model = getattr(grader.endpoint, "model", None)
-        parameters = {"temperature": grader.temperature, "least": grader.least, "rubric": grader.rubric}
+        parameters = {
+            "temperature": grader.temperature,
+            "least": grader.least,
+            "rubric": grader.rubric,
+        }
         return {"prompt": grader.prompt, "model": model, "parameters": parameters}
 
     def tasks(self) -> Iterator[dict[str, object]]:
@@ -229,7 +277,9 @@ class _RowBuilder:
         pool, trace_run = self._pool or self._fill_pool(), self.made
         self._count_ungraded()
         tried = self._chosen.tried if self._choice.failures else None
-        yield from pool.rows(tried, need_answer=self._options.need_answer, provenance=self._provenance())
+        yield from pool.rows(
+            tried, need_answer=self._options.need_answer, provenance=self._provenance()
+        )
         trace_run.rejected += pool.rejected
         trace_run.duplicates, trace_run.answers = pool.duplicates, pool.answered
 
@@ -241,20 +291,32 @@ class _RowBuilder:
             if self._grader is not None and verdict is None:
                 continue
             foreign = whole.episode.run_id in self._sources.foreign_runs
-            record, _ = self._corrections.settle(whole, REDACTED)  # a task whose answer was redacted is rejected
-            tasks = list(traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs))
+            record, _ = self._corrections.settle(
+                whole, REDACTED
+            )  # a task whose answer was redacted is rejected
+            tasks = list(
+                traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs)
+            )
             if not tasks:
                 self.made.left_out["episodes without a task"] += 1
             for traced in tasks:
                 if verdict is not None and not verdict.ok:
-                    pool.rejected.append(rejected_row(traced.task, episode_id, verdict.reason, verdict_record))
+                    pool.rejected.append(
+                        rejected_row(traced.task, episode_id, verdict.reason, verdict_record)
+                    )
                 else:
-                    pool.add(traced, self._chosen.failed.get(episode_id), verdict_record, self._split(episode_id))
+                    pool.add(
+                        traced,
+                        self._chosen.failed.get(episode_id),
+                        verdict_record,
+                        self._split(episode_id),
+                    )
         self.count(job)
         return pool
 
     def messages(self) -> Iterator[dict[str, object]]:
-        """Yields a row per conversation of the best episodes of each task, with corrected replies."""
+        """Yields a row per conversation of the best episodes of each task, with corrected
+        replies."""
         job = self.job(
             ConversationsJob,
             sorted(self.kept, key=self._worth),
@@ -268,7 +330,8 @@ class _RowBuilder:
         self.made.duplicates = job.duplicates
 
     def _worthless(self) -> dict[str, str]:
-        """Returns the chosen episodes that earned nothing; the grader's verdicts count where there are any."""
+        """Returns the chosen episodes that earned nothing; the grader's verdicts count where there
+        are any."""
         if self._verdicts:
             return {}
         return worthless({id: self._chosen.rewards.get(id) for id in self._chosen.ids})
@@ -277,12 +340,24 @@ class _RowBuilder:
         """Sorts the best episodes first: corrected, liked, rewarded; then the oldest."""
         opinion = self._chosen.opinions[episode_id]
         liked = 0.5 if opinion.score is None else opinion.score
-        return -float(opinion.correction is not None), -liked, -self._chosen.rewards.get(episode_id, 0.0)
+        return (
+            -float(opinion.correction is not None),
+            -liked,
+            -self._chosen.rewards.get(episode_id, 0.0),
+        )
 
     def preferences(self) -> Iterator[dict[str, object]]:
         """Yields pairs of better and worse attempts, and corrections, without repetitions."""
-        scores = {id: v.details["score"] for id, v in self._verdicts.items() if v is not None and not v.failed}
-        more = {"foreign_runs": self._sources.foreign_runs, "corrections": self._corrections, "scores": scores}
+        scores = {
+            id: v.details["score"]
+            for id, v in self._verdicts.items()
+            if v is not None and not v.failed
+        }
+        more = {
+            "foreign_runs": self._sources.foreign_runs,
+            "corrections": self._corrections,
+            "scores": scores,
+        }
         job = self.job(AttemptsJob, self._chosen.ids, **more)
         self._count_ungraded()
         seen: set[str] = set()
@@ -304,7 +379,9 @@ class _RowBuilder:
                 learnt = row["chosen"] if "chosen" in row else row["messages"]
                 replies = [parts_of(m).text for m in learnt if m["role"] == "assistant"]
                 if self._options.redact and any(map(has_placeholder, replies)):
-                    self.made.left_out["rows with a reply of personal data or a secret, now redacted"] += 1
+                    self.made.left_out[
+                        "rows with a reply of personal data or a secret, now redacted"
+                    ] += 1
                     continue
                 episodes = [row[name] for name in _EPISODES if row.get(name)]
                 provenance = {

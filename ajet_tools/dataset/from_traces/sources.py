@@ -25,7 +25,8 @@ class Sources:
     reader: TraceReader
     names: tuple[str, ...]
     foreign_runs: frozenset[str] = frozenset()
-    """Runs recorded by other tools; their tasks come from the conversations, their metadata from the log."""
+    """Runs recorded by other tools; their tasks come from the conversations, their metadata from
+    the log."""
     imported: Imported | None = None
     formats: dict[str, str] = field(default_factory=dict)
     """Detected format of each imported file."""
@@ -35,11 +36,12 @@ class Sources:
 def opened_sources(
     paths: Sequence[str | Path], format: SourceFormat | None = None, *, skip_bad_rows: bool = False
 ) -> Iterator[Sources]:
-    """Opens traces (files, directories, also live) and other tools' files (`-` is stdin) as one trace.
+    """Opens traces (files, directories, also live) and other tools' files (`-` is stdin) as one
+    trace.
 
-    Without paths, opens the newest trace below the current directory. Other tools' files are imported into a temporary
-    trace (`ajet_tools.trace.imports`). Raises TraceError, TaskError for a bad row, ConfigError for an unknown file or
-    an episode that occurs in two sources.
+    Without paths, opens the newest trace below the current directory. Other tools' files are
+    imported into a temporary trace (`ajet_tools.trace.imports`). Raises TraceError, TaskError for a
+    bad row, ConfigError for an unknown file or an episode that occurs in two sources.
     """
     paths = [path if str(path) == "-" else _studio_in(Path(path)) for path in paths]
     traces = [Path(path) for path in paths if str(path) != "-" and _is_trace(Path(path))]
@@ -49,7 +51,10 @@ def opened_sources(
             reader, at = open_located(traces[0] if traces else None)
             yield Sources(stack.enter_context(closing(reader)), (str(at),))
             return
-        files, names = [file for path in traces for file in located_files(path)], tuple(map(str, paths))
+        files, names = (
+            [file for path in traces for file in located_files(path)],
+            tuple(map(str, paths)),
+        )
         if not foreign:
             reader = stack.enter_context(closing(open_trace(*files)))
             _refuse_twice(reader)
@@ -57,7 +62,10 @@ def opened_sources(
             return
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-from-traces-"))
         imported_file = Path(folder, "imported.duckdb")
-        done, runs = import_files(foreign, imported_file, format, skip_bad_rows=skip_bad_rows), frozenset[str]()
+        done, runs = (
+            import_files(foreign, imported_file, format, skip_bad_rows=skip_bad_rows),
+            frozenset[str](),
+        )
         if any(kind != "native" for kind in done.formats.values()):
             with closing(open_trace(imported_file)) as imported:
                 runs = frozenset(row["run_id"] for row in rows(imported, "SELECT run_id FROM runs"))
@@ -83,10 +91,12 @@ def _is_trace(path: Path) -> bool:
 
 
 def _refuse_twice(reader: TraceReader) -> None:
-    """Raises ConfigError for an episode in two sources, which would be read with every call twice."""
+    """Raises ConfigError for an episode in two sources, which would be read with every call
+    twice."""
     sql = "SELECT episode_id FROM episodes GROUP BY episode_id HAVING count(*) > 1 LIMIT 1"
     for row in rows(reader, sql):
         raise ConfigError(
-            f"episode {row['episode_id']} is in two of the sources; name only one of them, or import what "
-            "`ajet trace export --format native` writes of each into one file, which removes the copy"
+            f"episode {row['episode_id']} is in two of the sources; name only one of them, or"
+            " import what `ajet trace export --format native` writes of each into one file, which"
+            " removes the copy"
         )

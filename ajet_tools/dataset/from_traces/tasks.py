@@ -65,8 +65,11 @@ class _Question:
     """Whether it is the episode's stored task, and not a later question."""
 
 
-def traced_tasks(record: Record, *, foreign: bool = False, accept_output: bool = False) -> Iterator[TracedTask]:
-    """Yields the task of an episode; for a process observed without a workflow, a task per conversation.
+def traced_tasks(
+    record: Record, *, foreign: bool = False, accept_output: bool = False
+) -> Iterator[TracedTask]:
+    """Yields the task of an episode; for a process observed without a workflow, a task per
+    conversation.
 
     Args:
         record: the episode with its feedback, redacted or not.
@@ -82,9 +85,16 @@ def traced_tasks(record: Record, *, foreign: bool = False, accept_output: bool =
         stored = question.own and not foreign
         key = f"id:{task.task_id}" if stored else f"text:{task_key(task)}"
         answer, of, corrected = _answer(episode, question, mine, accept_output)
-        hidden = record.redacted and of is not None and isinstance(answer, str) and has_placeholder(answer)
+        hidden = (
+            record.redacted
+            and of is not None
+            and isinstance(answer, str)
+            and has_placeholder(answer)
+        )
         problem = "the answer contained personal data or a secret, now redacted" if hidden else None
-        yield TracedTask(key, task, episode.episode_id, answer, of, corrected, mine, problem, stored)
+        yield TracedTask(
+            key, task, episode.episode_id, answer, of, corrected, mine, problem, stored
+        )
 
 
 def has_placeholder(text: str) -> bool:
@@ -108,7 +118,9 @@ def _questions(episode: Episode, overall_opinion: Opinion) -> list[_Question]:
     if _is_process(episode):
         return [_last_of(conversation) for conversation in all_conversations]
     named = overall_opinion.correction.call_id if overall_opinion.correction else None
-    answered = [(c, place) for c in all_conversations for call_id, place in c.turns if call_id == named]
+    answered = [
+        (c, place) for c in all_conversations for call_id, place in c.turns if call_id == named
+    ]
     for conversation, place in answered[:1]:
         later = _cut(conversation, _last_user(conversation.messages[:place]), own=False)
         if any(message.get("role") == "assistant" for message in later.messages):
@@ -121,17 +133,23 @@ def _is_process(episode: Episode) -> bool:
 
 
 def _last_of(conversation: Conversation) -> _Question:
-    return _cut(conversation, _last_user(conversation.messages[: conversation.turns[-1][1]]), own=False)
+    return _cut(
+        conversation, _last_user(conversation.messages[: conversation.turns[-1][1]]), own=False
+    )
 
 
 def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question:
-    """Locates the stored question: as a whole message, else inside a message, else at the beginning."""
+    """Locates the stored question: as a whole message, else inside a message, else at the
+    beginning."""
     query = task.main_query.strip()
     located_messages = [(c, i, m) for c in all_conversations for i, m in enumerate(c.messages)]
     for conversation, at, message in located_messages:
         if query and message.get("role") == "user" and parts_of(message).text.strip() == query:
             return _cut(conversation, at)
-    if not query or any(m.get("role") == "tool" and parts_of(m).text.strip() == query for _, _, m in located_messages):
+    if not query or any(
+        m.get("role") == "tool" and parts_of(m).text.strip() == query
+        for _, _, m in located_messages
+    ):
         return _last_of(all_conversations[0])  # the query of a served request may be a tool result
     for conversation, at, message in located_messages:
         if message.get("role") == "user" and query in parts_of(message).text:
@@ -148,16 +166,26 @@ def _last_user(messages: Sequence[Message]) -> int:
 def _cut(conversation: Conversation, at: int, *, own: bool = True) -> _Question:
     turns = [(call_id, place) for call_id, place in conversation.turns if place > at]
     reply = conversation.messages[turns[-1][1]] if turns else None
-    return _Question(conversation.messages[: at + 1], reply, tuple(call_id for call_id, _ in turns), own)
+    return _Question(
+        conversation.messages[: at + 1], reply, tuple(call_id for call_id, _ in turns), own
+    )
 
 
 def _task(stored: Task, question: _Question) -> Task:
     """Returns the stored task with its conversation, or a new task for a different question."""
     messages = [dict(message) for message in question.messages]
     if question.own:
-        return stored if stored.init_messages or not messages else stored.model_copy(update={"init_messages": messages})
+        return (
+            stored
+            if stored.init_messages or not messages
+            else stored.model_copy(update={"init_messages": messages})
+        )
     query = parts_of(messages[-1]).text.strip() if messages else stored.main_query
-    moved = {k: query if v == stored.main_query and v else v for k, v in stored.metadata.items() if k != "answer"}
+    moved = {
+        k: query if v == stored.main_query and v else v
+        for k, v in stored.metadata.items()
+        if k != "answer"
+    }
     return Task(main_query=query, init_messages=messages, env_type=stored.env_type, metadata=moved)
 
 
@@ -175,7 +203,11 @@ def _answer(
     stored = episode.task.metadata.get("answer") if question.own else None
     stored = None if isinstance(stored, str) and not stored.strip() else stored
     correction = feedback_opinion.correction
-    if correction is not None and correction.correction and not _asks_a_tool(episode, correction.call_id):
+    if (
+        correction is not None
+        and correction.correction
+        and not _asks_a_tool(episode, correction.call_id)
+    ):
         text = correction.correction.strip()
         if stored is None or str(stored).strip() == text:
             return (text if stored is None else stored), "correction", None
@@ -193,11 +225,16 @@ def _answer(
 
 
 def _value(liked: object) -> Any:
-    """Returns the answer of a liked output if a rule finds it (`42` in `So the answer is 42.`), else None."""
+    """Returns the answer of a liked output if a rule finds it (`42` in `So the answer is 42.`),
+    else None."""
     if not isinstance(liked, str):
         return liked
     final = final_of(liked)
-    return final if final is not None and (number(final) is not None or _MARKED.search(liked)) else None
+    return (
+        final
+        if final is not None and (number(final) is not None or _MARKED.search(liked))
+        else None
+    )
 
 
 def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
@@ -225,7 +262,13 @@ class _Group:
     verdict: Mapping[str, object] | None = None
     splits: set[str] = field(default_factory=set)
 
-    def add(self, traced: TracedTask, failure: str | None, verdict: Mapping[str, object] | None, split: str) -> None:
+    def add(
+        self,
+        traced: TracedTask,
+        failure: str | None,
+        verdict: Mapping[str, object] | None,
+        split: str,
+    ) -> None:
         self.splits.add(split)
         self.episodes.append(traced.episode_id)
         self.scores += [] if traced.said.score is None else [traced.said.score]
@@ -242,13 +285,18 @@ class _Group:
         if self.corrections:
             _, answer, stored = max(self.corrections, key=lambda correction: correction[0])
             return answer, "correction", stored
-        return next(((self.answers[of], of, None) for of in _ORIGINS if of in self.answers), (None, None, None))
+        return next(
+            ((self.answers[of], of, None) for of in _ORIGINS if of in self.answers),
+            (None, None, None),
+        )
 
     def count_attempts(self, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         attempts, failed = tried.get(self.task.task_id, (0, 0))
         return max(attempts, len(self.episodes)), max(failed, self.failures.total())
 
-    def row(self, tried: Mapping[str, tuple[int, int]] | None, more: Mapping[str, object]) -> dict[str, object]:
+    def row(
+        self, tried: Mapping[str, tuple[int, int]] | None, more: Mapping[str, object]
+    ) -> dict[str, object]:
         answer, of, corrected = self.settle_answer()
         task = self.task if tried is None or not self.stored else _seed(self.task)
         metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
@@ -261,7 +309,10 @@ class _Group:
         if of == "model":
             provenance["wording"] = self.answers["wording"]
         if self.scores:
-            provenance["feedback"] = {"mean": sum(self.scores) / len(self.scores), "given": len(self.scores)}
+            provenance["feedback"] = {
+                "mean": sum(self.scores) / len(self.scores),
+                "given": len(self.scores),
+            }
         if self.comments:
             provenance["comments"] = self.comments[:_MOST_EPISODES]
         if tried is not None:
@@ -276,7 +327,8 @@ class _Group:
 
 
 class TaskPool:
-    """Collects tasks by key, in order of first occurrence; each becomes a row unless it is disputed."""
+    """Collects tasks by key, in order of first occurrence; each becomes a row unless it is
+    disputed."""
 
     def __init__(self, disputed: Collection[str] = ()) -> None:
         self._disputed = disputed
@@ -286,7 +338,8 @@ class TaskPool:
         self.rejected: list[dict[str, object]] = []
         """Rejected tasks, each with a `reason`."""
         self.answered: Counter[str] = Counter()
-        """Rows by origin of their answer (`model`: extracted from an output); `none` without an answer."""
+        """Rows by origin of their answer (`model`: extracted from an output); `none` without an
+        answer."""
 
     def add(
         self,
@@ -300,14 +353,20 @@ class TaskPool:
             self.rejected.append(rejected_row(traced.task, traced.episode_id, traced.problem))
             return
         self.duplicates += traced.key in self._seen
-        self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(traced, failure, verdict, split)
+        self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(
+            traced, failure, verdict, split
+        )
 
     async def read_values(self, model: EpisodeGrader, progress: Callable[[int, int], None]) -> None:
         """Extracts answers from liked outputs with a model, where no rule finds one."""
         asked = [seen for seen in self._seen.values() if seen.settle_answer()[1] == "wording"]
-        pairs = [(plain_question(seen.task.model_dump()), seen.answers["wording"]) for seen in asked]
+        pairs = [
+            (plain_question(seen.task.model_dump()), seen.answers["wording"]) for seen in asked
+        ]
         numbers = count(1)
-        values = await model.ask_all(model.value_of, pairs, lambda: progress(next(numbers), len(asked)))
+        values = await model.ask_all(
+            model.value_of, pairs, lambda: progress(next(numbers), len(asked))
+        )
         for seen, value in zip(asked, values, strict=True):
             if value is not None:
                 seen.answers["model"] = value
@@ -319,7 +378,8 @@ class TaskPool:
         need_answer: bool = False,
         provenance: Mapping[str, object] | None = None,
     ) -> Iterator[dict[str, object]]:
-        """Yields task rows; with `tried` (task id -> attempts, failures) as seeds, by decreasing failure rate.
+        """Yields task rows; with `tried` (task id -> attempts, failures) as seeds, by decreasing
+        failure rate.
 
         Tasks with contradicting corrections and no majority are rejected.
         """
@@ -329,12 +389,18 @@ class TaskPool:
             return -failed / attempts, -failed
 
         disputed = [self._seen[key] for key in self._disputed if key in self._seen]
-        items = self._seen.values() if tried is None else sorted(self._seen.values(), key=failure_rank)
+        items = (
+            self._seen.values() if tried is None else sorted(self._seen.values(), key=failure_rank)
+        )
         for seen in items:
             _, of, _ = seen.settle_answer()
             doubted = any(seen is group for group in disputed)
             if doubted or (need_answer and of is None):
-                reason = "people gave different corrections, without a majority" if doubted else "no answer is known"
+                reason = (
+                    "people gave different corrections, without a majority"
+                    if doubted
+                    else "no answer is known"
+                )
                 self.rejected.append(rejected_row(seen.task, seen.episodes[0], reason))
                 continue
             self.answered[of or "none"] += 1

@@ -1,8 +1,9 @@
 """Tracks the variety of generated rows, and chooses the kind of row to request next.
 
-A cell is a combination of values of the axes: topic, skill, difficulty, length, or any field of the seeds or option of
-the user. A row counts in the cell of its own fields and length; on axes without a field, in the requested cell. It
-covers the cell if its form (its text without numbers and names) is new.
+A cell is a combination of values of the axes: topic, skill, difficulty, length, or any field of the
+seeds or option of the user. A row counts in the cell of its own fields and length; on axes without
+a field, in the requested cell. It covers the cell if its form (its text without numbers and names)
+is new.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
 
 WINDOW = 100
 """Number of recent sound rows in which new forms are counted."""
-_NAMED = re.compile(r"topic|subject|category|domain|area|skill|difficulty|level|form|format|type|kind|style")
+_NAMED = re.compile(
+    r"topic|subject|category|domain|area|skill|difficulty|level|form|format|type|kind|style"
+)
 """Fields of seeds that always are axes; other fields are if each of their values repeats."""
 _MOST_VALUES = 50
 _MOST_CELLS = 2000
@@ -69,7 +72,8 @@ class Axis:
 
 
 def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
-    """Parses `--cells`: `topic=rates,percentages`, `topic=FILE` (a value per line), or a YAML file of lists by axis.
+    """Parses `--cells`: `topic=rates,percentages`, `topic=FILE` (a value per line), or a YAML file
+    of lists by axis.
 
     Returns None without options; `none` means no axes. Raises ConfigError.
     """
@@ -85,11 +89,15 @@ def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
         elif Path(text).is_file():
             values_by_axis |= _read_axes(Path(text))
         elif text != "none":
-            raise ConfigError(f"--cells {text}: write AXIS=VALUE,VALUE, AXIS=FILE, none or a YAML file")
+            raise ConfigError(
+                f"--cells {text}: write AXIS=VALUE,VALUE, AXIS=FILE, none or a YAML file"
+            )
     for name, axis in values_by_axis.items():
         if not name or len(axis) < 2 or len(set(axis)) < len(axis):
             there = ", ".join(axis) or "none"
-            raise ConfigError(f"--cells {name}: an axis has at least 2 different values (got {there})")
+            raise ConfigError(
+                f"--cells {name}: an axis has at least 2 different values (got {there})"
+            )
     return values_by_axis
 
 
@@ -99,26 +107,36 @@ def _read_axes(path: Path) -> dict[str, tuple[str, ...]]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the cells in {path}: {error}") from error
     if not isinstance(read, dict) or not all(isinstance(values, list) for values in read.values()):
-        raise ConfigError(f"{path} names no axes: it reads `topic: [rates, percentages]`, a line for each axis")
+        raise ConfigError(
+            f"{path} names no axes: it reads `topic: [rates, percentages]`, a line for each axis"
+        )
     return {str(name): tuple(map(str, values)) for name, values in read.items()}
 
 
 def axes_of(seeds: Sequence[Row], given: Mapping[str, Sequence[str]] | None) -> list[Axis]:
-    """Returns the axes of the seeds' fields and lengths, and the given axes, which replace those of the same name.
+    """Returns the axes of the seeds' fields and lengths, and the given axes, which replace those of
+    the same name.
 
     An empty `given` means no axes. Raises ConfigError for too many cells.
     """
     if given is not None and not given:
         return []
-    given = {name: values for name, values in (given or {}).items() if name not in CIRCUMSTANCE.values()}
+    given = {
+        name: values for name, values in (given or {}).items() if name not in CIRCUMSTANCE.values()
+    }
     rows = [seed.values for seed in seeds]
     axis_by_name = {axis.name: axis for axis in [*_field_axes(rows), *_length_axis(rows)]}
     for name, values in given.items():
-        axis_by_name[name] = Axis(name, tuple(values), axis_by_name[name].path if name in axis_by_name else ())
+        axis_by_name[name] = Axis(
+            name, tuple(values), axis_by_name[name].path if name in axis_by_name else ()
+        )
     cells = math.prod(len(axis.values) for axis in axis_by_name.values())
     if cells > _MOST_CELLS:
         sizes = ", ".join(f"{axis.name} {len(axis.values)}" for axis in axis_by_name.values())
-        raise ConfigError(f"there are {cells:,} cells ({sizes}), at most {_MOST_CELLS:,}: --cells AXIS=... with fewer")
+        raise ConfigError(
+            f"there are {cells:,} cells ({sizes}), at most {_MOST_CELLS:,}: --cells AXIS=... with"
+            " fewer"
+        )
     return list(axis_by_name.values())
 
 
@@ -130,8 +148,17 @@ def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
         inner = metadata.items() if isinstance(metadata, Mapping) else ()
         fields = [((name,), value) for name, value in row.items()]
         for path, value in [*fields, *((("metadata", name), value) for name, value in inner)]:
-            taken = is_answer(path[-1]) or path[-1].lower() in (*LANGUAGE_FIELDS, *OURS) or path[-1] == query_of(row)
-            if not taken and isinstance(value, str | int) and not isinstance(value, bool) and len(str(value)) <= 60:
+            taken = (
+                is_answer(path[-1])
+                or path[-1].lower() in (*LANGUAGE_FIELDS, *OURS)
+                or path[-1] == query_of(row)
+            )
+            if (
+                not taken
+                and isinstance(value, str | int)
+                and not isinstance(value, bool)
+                and len(str(value)) <= 60
+            ):
                 counts.setdefault(path, Counter())[str(value)] += 1
     return [
         Axis(path[-1], tuple(sorted(values)), path)
@@ -143,19 +170,28 @@ def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
 
 
 def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
-    """Divides the seeds in thirds by length, if the longest has at least twice the words of the shortest."""
+    """Divides the seeds in thirds by length, if the longest has at least twice the words of the
+    shortest."""
     words = sorted(len(text_of(row).split()) for row in rows)
     if len(words) < 4 or words[-1] < 2 * words[0]:
         return []
     bounds = tuple(sorted({words[(len(words) - 1) // 3], words[2 * (len(words) - 1) // 3]}))
     between = [f"{low + 1} to {high} words" for low, high in itertools.pairwise(bounds)]
-    return [Axis("length", (f"up to {bounds[0]} words", *between, f"more than {bounds[-1]} words"), bounds=bounds)]
+    return [
+        Axis(
+            "length",
+            (f"up to {bounds[0]} words", *between, f"more than {bounds[-1]} words"),
+            bounds=bounds,
+        )
+    ]
 
 
 class Coverage:
     """Counts cells and forms. Deterministic for the same rows in the same order."""
 
-    def __init__(self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, object]], least_new: float) -> None:
+    def __init__(
+        self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, object]], least_new: float
+    ) -> None:
         self.axes = list(axes)
         self._forms: Counter[str] = Counter()
         self._cells: Counter[tuple[str, ...]] = Counter()
@@ -164,7 +200,9 @@ class Coverage:
         """Number of these rows and of calls, by cell and by value of an axis."""
         self._recent: deque[bool] = deque(maxlen=WINDOW)
         self._all: list[tuple[str, ...]] = list(itertools.product(*(axis.values for axis in axes)))
-        self.seeds_repeat = bool(seeds) and 2 * len({form_of(text_of(seed)) for seed in seeds}) <= len(seeds)
+        self.seeds_repeat = bool(seeds) and 2 * len(
+            {form_of(text_of(seed)) for seed in seeds}
+        ) <= len(seeds)
         """Whether the seeds themselves have few forms, so that few forms are intended."""
         self._least_new, self._warned_at = least_new, 0
 
@@ -174,7 +212,11 @@ class Coverage:
             return {}
 
         def weight(cell: tuple[str, ...]) -> tuple[int, int, float]:
-            return self._weights[cell], sum(self._weights[pair] for pair in enumerate(cell)), chance.random()
+            return (
+                self._weights[cell],
+                sum(self._weights[pair] for pair in enumerate(cell)),
+                chance.random(),
+            )
 
         least: tuple[str, ...] = min(self._all, key=weight)
         return dict(zip((axis.name for axis in self.axes), least, strict=True))
@@ -204,30 +246,38 @@ class Coverage:
 
     @property
     def repeated(self) -> list[str]:
-        """The most common repeated forms, for the prompt to exclude; empty if the seeds repeat too."""
+        """The most common repeated forms, for the prompt to exclude; empty if the seeds repeat
+        too."""
         if self.seeds_repeat or not self.axes:
             return []
         return [form for form, rows in self._forms.most_common(_AVOIDED) if rows >= _REPEATED]
 
     def collapse(self) -> str | None:
-        """Returns a warning when new forms get rare. Raises Collapsed if that persists for `WINDOW` rows."""
+        """Returns a warning when new forms get rare. Raises Collapsed if that persists for `WINDOW`
+        rows."""
         rows = self._forms.total()
         is_low = len(self._recent) == WINDOW and sum(self._recent) < self._least_new * WINDOW
         if not is_low or self.seeds_repeat:
             return None
         summary = (
-            f"of the last {WINDOW} rows {sum(self._recent)} have a new form (the others repeat one of "
-            f"{len(self._forms):,} with other numbers and names)"
+            f"of the last {WINDOW} rows {sum(self._recent)} have a new form (the others repeat one"
+            f" of {len(self._forms):,} with other numbers and names)"
         )
         change = (
-            "name what rows should differ in (--cells topic=...), raise --temperature, give more varied seeds or "
-            "another model; --max-same-form 5 keeps at most five of each form"
+            "name what rows should differ in (--cells topic=...), raise --temperature, give more"
+            " varied seeds or another model; --max-same-form 5 keeps at most five of each form"
         )
         if not self._warned_at:
             self._warned_at = rows
-            return f"{summary}; if the next {WINDOW} are the same, the run stops. To avoid that: {change}"
+            return (
+                f"{summary}; if the next {WINDOW} are the same, the run stops. To avoid that:"
+                f" {change}"
+            )
         if rows >= self._warned_at + WINDOW:
-            raise Collapsed(f"the writer repeats itself: {summary}. {change}; --min-new-forms 0 continues anyway")
+            raise Collapsed(
+                f"the writer repeats itself: {summary}. {change}; --min-new-forms 0 continues"
+                " anyway"
+            )
         return None
 
     def parts(self) -> list[str]:

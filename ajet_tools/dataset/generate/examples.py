@@ -28,9 +28,14 @@ LARGEST = 64 << 10
 
 
 def read_seeds(
-    path: str | Path, *, mapping: dict[str, str] | None = None, skip_bad: bool = False, include_validation: bool = False
+    path: str | Path,
+    *,
+    mapping: dict[str, str] | None = None,
+    skip_bad: bool = False,
+    include_validation: bool = False,
 ) -> list[Row]:
-    """Reads the distinct seeds of a file. Raises TaskError for fewer than two, or an invalid seed."""
+    """Reads the distinct seeds of a file. Raises TaskError for fewer than two, or an invalid
+    seed."""
     rows = read(path, mapping=mapping, skip_bad=skip_bad)
     return select_seeds(rows, str(path), skip_bad=skip_bad, include_validation=include_validation)
 
@@ -54,12 +59,20 @@ def select_seeds(
         if HELD_OUT in splits:
             provenance = row.values.get("provenance")
             known = provenance if isinstance(provenance, dict) else {}
-            row = replace(row, values={**row.values, "provenance": {**known, "splits": sorted(filter(None, splits))}})
+            row = replace(
+                row,
+                values={
+                    **row.values,
+                    "provenance": {**known, "splits": sorted(filter(None, splits))},
+                },
+            )
         fields = row.stored.columns.fields if row.stored is not None else {}
         if binary := [name for name, place in fields.items() if "binary" in str(place.type)]:
             raise TaskError(
-                f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does not make. "
-                f'Leave them out: ajet dataset filter {name} --sql "SELECT * EXCLUDE ({", ".join(binary)}) FROM rows" '
+                f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does"
+                " not make. "
+                f'Leave them out: ajet dataset filter {name} --sql "SELECT * EXCLUDE'
+                f' ({", ".join(binary)}) FROM rows" '
                 "-o seeds.parquet"
             )
         problem = _problem(row)
@@ -73,7 +86,9 @@ def select_seeds(
     if held_out:
         what = f"{held_out:,} of {read_rows:,} rows of {name} come from validation tasks"
         if len(seeds) < 2:
-            raise TaskError(f"{what}: no training data is made of them, unless you pass --include-validation")
+            raise TaskError(
+                f"{what}: no training data is made of them, unless you pass --include-validation"
+            )
         log.warning("%s and are left out; --include-validation keeps them", what)
     if read_rows == 0:
         raise TaskError(f"{name} is empty; a dataset grows from at least 2 seeds, better 5 or more")
@@ -81,9 +96,15 @@ def select_seeds(
         what = "has one row" if read_rows == 1 else f"has {read_rows} rows, which are all the same"
         if read_rows > 1 and not seeds:
             what = "has no row that can be a seed"
-        raise TaskError(f"{name} {what}: a dataset grows from at least 2 different seeds, better 5 or more")
+        raise TaskError(
+            f"{name} {what}: a dataset grows from at least 2 different seeds, better 5 or more"
+        )
     if len(seeds) + held_out < read_rows:
-        log.warning("%d of %d seeds are duplicates or were skipped", read_rows - len(seeds) - held_out, read_rows)
+        log.warning(
+            "%d of %d seeds are duplicates or were skipped",
+            read_rows - len(seeds) - held_out,
+            read_rows,
+        )
     return list(seeds.values())
 
 
@@ -97,7 +118,8 @@ def as_example(row: Row) -> Example:
 
 
 def as_examples(rows: Sequence[Row]) -> list[Example]:
-    """Returns the rows as examples; roots that are themselves grown rows among them are replaced by their roots."""
+    """Returns the rows as examples; roots that are themselves grown rows among them are replaced by
+    their roots."""
     examples = [as_example(row) for row in rows]
     roots_by_id = {example.id: example.roots for example in examples}
     return [replace(example, roots=_first_roots(example, roots_by_id)) for example in examples]
@@ -121,7 +143,10 @@ def _problem(row: Row) -> str | None:
     size = len(json.dumps(row.values, ensure_ascii=False, default=str))
     if size > LARGEST:
         long = f"{size / 1e6:.1f} MB" if size > 500_000 else f"{size:,} characters"
-        return f"is {long} long; seeds are part of every prompt and are limited to {LARGEST:,} characters"
+        return (
+            f"is {long} long; seeds are part of every prompt and are limited to {LARGEST:,}"
+            " characters"
+        )
     name = query_of(row.values)
     if name is not None and not row.values[name].strip():
         return f"asks nothing: {name} is empty"
@@ -161,12 +186,18 @@ class Example:
         of = splits_of(values) if splits is None else frozenset(splits)
         if roots is None:
             roots = sorted(roots_of(values) - {id}) or (id,)
-        return cls(id, values, words, tuple(seeds) if seeds is not None else (id,), tuple(roots), of)
+        return cls(
+            id, values, words, tuple(seeds) if seeds is not None else (id,), tuple(roots), of
+        )
 
 
 def splits_from(examples: Iterable[Example], side: str) -> list[str]:
     """Returns the splits of a row made from examples: its own and theirs."""
-    return sorted({HELD_OUT if side == "validation" else side}.union(*(example.splits for example in examples)))
+    return sorted(
+        {HELD_OUT if side == "validation" else side}.union(
+            *(example.splits for example in examples)
+        )
+    )
 
 
 @dataclass(kw_only=True)
@@ -214,11 +245,22 @@ class Side:
         return taken
 
     def _spread(
-        self, source: Sequence[Example], count: int, beside: Sequence[Example], chance: random.Random
+        self,
+        source: Sequence[Example],
+        count: int,
+        beside: Sequence[Example],
+        chance: random.Random,
     ) -> list[Example]:
-        looked_at = source if len(source) <= 3 * _LOOKED_AT else chance.sample(source, 3 * _LOOKED_AT)
-        order = sorted(looked_at, key=lambda example: (self.used[example.id], chance.random()))[:_LOOKED_AT]
-        nearest = {example.id: max((alike(example, chosen) for chosen in beside), default=0.0) for example in order}
+        looked_at = (
+            source if len(source) <= 3 * _LOOKED_AT else chance.sample(source, 3 * _LOOKED_AT)
+        )
+        order = sorted(looked_at, key=lambda example: (self.used[example.id], chance.random()))[
+            :_LOOKED_AT
+        ]
+        nearest = {
+            example.id: max((alike(example, chosen) for chosen in beside), default=0.0)
+            for example in order
+        }
         taken: list[Example] = []
         while order and len(taken) < count:
             best = min(order, key=lambda example: nearest[example.id])
@@ -230,27 +272,43 @@ class Side:
 
 
 def split_sides(
-    seeds: Sequence[Example], config: CallSettings, share: float, result: GenerationResult, *, of_seeds: float
+    seeds: Sequence[Example],
+    config: CallSettings,
+    share: float,
+    result: GenerationResult,
+    *,
+    of_seeds: float,
 ) -> dict[str, Side]:
-    """Returns both sides, or one if the validation share is 0; seeds are assigned by hash, families as a whole."""
+    """Returns both sides, or one if the validation share is 0; seeds are assigned by hash, families
+    as a whole."""
     wanted = config.count or 0
     apart, target = (
         min(max(1, round(part * whole)), whole - 1) if share else 0
         for part, whole in ((of_seeds, len(seeds)), (share, wanted))
     )
-    order = sorted(seeds, key=lambda seed: hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest())
+    order = sorted(
+        seeds, key=lambda seed: hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest()
+    )
     ids = _held_out_ids(order, apart)
     if apart > 0 and not ids:
         log.warning(
-            "no validation rows are made: all seeds are of one family (provenance.roots), and a family is on one side. "
-            "Make validation rows from tasks that these were not grown from"
+            "no validation rows are made: all seeds are of one family (provenance.roots), and a"
+            " family is on one side. Make validation rows from tasks that these were not grown from"
         )
         share, target = 0.0, 0
     targets = (None, None) if config.count is None else (wanted - target, target)
-    train, validation = ([seed for seed in seeds if (seed.id in ids) is is_apart] for is_apart in (False, True))
+    train, validation = (
+        [seed for seed in seeds if (seed.id in ids) is is_apart] for is_apart in (False, True)
+    )
     sides = [
         Side(name="train", share=1 - share, target=targets[0], rows=result.train, seeds=train),
-        Side(name="validation", share=share, target=targets[1], rows=result.validation, seeds=validation),
+        Side(
+            name="validation",
+            share=share,
+            target=targets[1],
+            rows=result.validation,
+            seeds=validation,
+        ),
     ]
     return {side.name: side for side in sides if side.share}
 

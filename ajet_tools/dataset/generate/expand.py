@@ -14,7 +14,13 @@ from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.schema import Misfit, RowShape
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.coverage import axes_of
-from ajet_tools.dataset.generate.examples import Example, Side, as_examples, split_sides, splits_from
+from ajet_tools.dataset.generate.examples import (
+    Example,
+    Side,
+    as_examples,
+    split_sides,
+    splits_from,
+)
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     CIRCUMSTANCE,
@@ -32,7 +38,8 @@ SMALL = 5
 
 
 class Expansion(Generation[WriterCall]):
-    """A run of `expand`: `await run()` once. `result` and the endpoint's budget are readable meanwhile."""
+    """A run of `expand`: `await run()` once. `result` and the endpoint's budget are readable
+    meanwhile."""
 
     config: GenerationConfig
 
@@ -52,8 +59,16 @@ class Expansion(Generation[WriterCall]):
         every = as_examples([*seeds, *known])
         examples = every[: len(seeds)]
         there = {example.id: example for example in every}.values()
-        super().__init__(config, endpoint, list(there), checks, axes=axes, fields=self.shape.describe())
-        share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
+        super().__init__(
+            config, endpoint, list(there), checks, axes=axes, fields=self.shape.describe()
+        )
+        share = (
+            config.validation
+            if config.validation is not None
+            else 0.1
+            if len(examples) >= SMALL
+            else 0.0
+        )
         self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
 
     def preview(self, strategy: str) -> WriterCall:
@@ -65,10 +80,14 @@ class Expansion(Generation[WriterCall]):
         config = self.config
         seeds = [example.values for side in self._sides.values() for example in side.seeds]
         wanted = [tokens_of(list(self.preview(name).messages)) for name in config.strategies]
-        row = sum(tokens_of(json.dumps(self.shape.example(values), default=str)) for values in seeds) / len(seeds)
+        row = sum(
+            tokens_of(json.dumps(self.shape.example(values), default=str)) for values in seeds
+        ) / len(seeds)
         question = sum(tokens_of(text_of(values)) for values in seeds) / len(seeds)
         prompt, asked = sum(wanted) / len(wanted), 0 if self.result.calls else len(seeds)
-        return Outlook(self._calls_left(config.count), prompt, row + 10, question, question + 100, asked)
+        return Outlook(
+            self._calls_left(config.count), prompt, row + 10, question, question + 100, asked
+        )
 
     def _next(self, number: int, each: float) -> WriterCall | None:
         side = min(self._sides.values(), key=lambda candidate: candidate.progress(each))
@@ -84,7 +103,10 @@ class Expansion(Generation[WriterCall]):
         chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
         examples = side.draw(config.shots, chance)
         language = config.languages[number % len(config.languages)] if config.languages else ""
-        drawn = {name: coverage.choose_value(name, config.phrases(name), chance) for name in CIRCUMSTANCE.values()}
+        drawn = {
+            name: coverage.choose_value(name, config.phrases(name), chance)
+            for name in CIRCUMSTANCE.values()
+        }
         cell = coverage.choose(chance)
         places = {".".join(axis.path) or axis.name: cell[axis.name] for axis in coverage.axes}
         form = prompts.load("expand/form").render(
@@ -110,7 +132,9 @@ class Expansion(Generation[WriterCall]):
         seed = chance.getrandbits(31)
         origin = {
             "source": "expand",
-            "seeds": list(dict.fromkeys(seed_id for example in examples for seed_id in example.seeds)),
+            "seeds": list(
+                dict.fromkeys(seed_id for example in examples for seed_id in example.seeds)
+            ),
             "roots": list(dict.fromkeys(root for example in examples for root in example.roots)),
             "examples": [example.id for example in examples],
             "splits": splits_from(examples, side.name),
@@ -122,13 +146,19 @@ class Expansion(Generation[WriterCall]):
         messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         return WriterCall(number, side.name, count, messages, seed, provenance)
 
-    def _read_row(self, attempt: WriterCall, row: Any) -> tuple[dict[str, object], Mapping[str, object]]:
+    def _read_row(
+        self, attempt: WriterCall, row: Any
+    ) -> tuple[dict[str, object], Mapping[str, object]]:
         try:
             return self.shape.fit(row), attempt.provenance
         except Misfit as misfit:
             raise Unusable("wrong format", str(misfit), attempt.provenance) from misfit
 
-    def _record_decision(self, attempt: WriterCall, side: Side, candidate: Candidate, sound: bool) -> None:
+    def _record_decision(
+        self, attempt: WriterCall, side: Side, candidate: Candidate, sound: bool
+    ) -> None:
         if sound:
             values, of = candidate.values, candidate.provenance
-            side.accepted.append(Example.of(values["task_id"], values, of["seeds"], of["splits"], of["roots"]))
+            side.accepted.append(
+                Example.of(values["task_id"], values, of["seeds"], of["splits"], of["roots"])
+            )

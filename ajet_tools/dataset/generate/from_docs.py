@@ -1,4 +1,5 @@
-"""Generates tasks from documents: questions whose answers are in a quotation that is verified against the source."""
+"""Generates tasks from documents: questions whose answers are in a quotation that is verified
+against the source."""
 
 from __future__ import annotations
 
@@ -38,11 +39,15 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
 
 _ABOUT_TEXT = re.compile(
-    r"\b(according to|(stated|mentioned|described|given|shown|listed|discussed) in) (the|this|that) "
+    r"\b(according to|(stated|mentioned|described|given|shown|listed|discussed) in)"
+    r" (the|this|that) "
     r"((above|given|provided) )?(passage|text|excerpt|document|section|article|author|table)\b"
-    r"|\b(this|the (above|given|provided|following)) (passage|text|excerpt|document|section|article)\b"
-    r"|\bthe (passage|excerpt)\b|\bdo(es)? the (text|author|document|article)s? (say|state|mention|describe)"
-    r"|\b(laut|nach|in|aus) (dem|diesem|der|diesen) (text|textabschnitt|abschnitt|auszug|dokument)\b"
+    r"|\b(this|the (above|given|provided|following))"
+    r" (passage|text|excerpt|document|section|article)\b"
+    r"|\bthe (passage|excerpt)\b|\bdo(es)? the (text|author|document|article)s?"
+    r" (say|state|mention|describe)"
+    r"|\b(laut|nach|in|aus) (dem|diesem|der|diesen)"
+    r" (text|textabschnitt|abschnitt|auszug|dokument)\b"
     r"|\b(selon|d['’]après|dans) (le|ce|l['’]|cet) ?(texte|passage|extrait|document)\b"
     r"|\b(según|en) (el|este) (texto|pasaje|fragmento|documento)\b"
     r"|(根据|依据)(本|上述|该|以上|这段)?(文本|文章|段落|文档|文中)",
@@ -70,14 +75,19 @@ class DocsAttempt(WriterCall):
         document: dict[str, object] = {**self.provenance["document"], "chunk": self.chunk.number}
         document |= {"page": block.page} if block.page is not None else {}
         document |= {"heading": block.heading} if block.heading else {}
-        evidence = {} if span is None else {"span": {"quote": span.text, "start": span.start, "end": span.end}}
+        evidence = (
+            {}
+            if span is None
+            else {"span": {"quote": span.text, "start": span.start, "end": span.end}}
+        )
         return {**self.provenance, "document": document, **evidence}
 
 
 def read_question(
     attempt: DocsAttempt, row: object, shape: RowShape | None
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """Returns a valid row with its provenance. Raises Unusable if its format or quotation is wrong."""
+    """Returns a valid row with its provenance. Raises Unusable if its format or quotation is
+    wrong."""
     try:
         values, quote = _task_of(row, shape)
     except Misfit as misfit:
@@ -90,7 +100,9 @@ def read_question(
 
 def open_book(values: Mapping[str, object], passage: str) -> dict[str, object]:
     """Adds the chunk to the question, for verifiers that have to find the answer there."""
-    text = prompts.load("from-docs/open-book").render(passage=passage, question=plain_question(values))
+    text = prompts.load("from-docs/open-book").render(
+        passage=passage, question=plain_question(values)
+    )
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 
@@ -105,7 +117,9 @@ def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
     if shape is not None:
         return shape.fit(fields), quote
     question, answer = fields.get("question"), fields.get("answer")
-    answer = str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
+    answer = (
+        str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
+    )
     for name, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
             raise Misfit(f"{name} is {'missing' if value is None else 'empty or no text'}")
@@ -133,11 +147,20 @@ def _problem(
     if attempt.kind == "knowledge" and (answer := answer_of(values)) is not None:
         # figures in the answer must be in the quote, unless it may spell them out
         there = {figure.replace(",", "") for figure in _FIGURE.findall(span.text)}
-        strange = [figure for figure in _FIGURE.findall(str(answer)) if figure.replace(",", "") not in there]
+        strange = [
+            figure
+            for figure in _FIGURE.findall(str(answer))
+            if figure.replace(",", "") not in there
+        ]
         if not there:
-            strange = [figure for figure in strange if not may_be_spelt(figure.replace(",", ""), span.text)]
+            strange = [
+                figure for figure in strange if not may_be_spelt(figure.replace(",", ""), span.text)
+            ]
         if strange:
-            return "answer not in the quote", f"{strange[0]} is in the answer and not in {_short(span.text)}"
+            return (
+                "answer not in the quote",
+                f"{strange[0]} is in the answer and not in {_short(span.text)}",
+            )
     return None
 
 
@@ -156,13 +179,17 @@ _MARKS = str.maketrans(
 )
 
 _FORMS = {
-    **{code: unicodedata.normalize("NFKC", chr(code)) for code in (*range(0xFB00, 0xFB07), *range(0xFF01, 0xFF5F))},
+    **{
+        code: unicodedata.normalize("NFKC", chr(code))
+        for code in (*range(0xFB00, 0xFB07), *range(0xFF01, 0xFF5F))
+    },
     ord("…"): "...",
 }
 """Ligatures and full-width letters, but no characters with a meaning of their own, such as x²."""
 _AROUND = " \t\n\"'"
 _LEAST, _LEAST_FIGURE, _LEAST_WIDE = 12, 6, 5
-"""Minimum letters and digits of a quotation: words only, with a figure, in Chinese, Japanese or Korean."""
+"""Minimum letters and digits of a quotation: words only, with a figure, in Chinese, Japanese or
+Korean."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +209,8 @@ class Searchable:
         self._form, self._places = _plain(text)
 
     def find(self, quote: str) -> Span | None:
-        """Returns the first occurrence, or None. Surrounding quotation marks and dots are ignored."""
+        """Returns the first occurrence, or None. Surrounding quotation marks and dots are
+        ignored."""
         form = _plain(unicodedata.normalize("NFC", quote))[0].strip(_AROUND)
         form = form.removeprefix("...").removesuffix("...").strip(_AROUND)
         at = self._form.find(form) if form else -1
@@ -221,24 +249,50 @@ def _plain(text: str) -> tuple[str, list[int]]:
 
 
 _SMALL = (
-    ("zero", "no", "none"), ("one", "first", "once", "single", "a"), ("two", "second", "twice", "pair", "both"),
-    ("three", "third", "thrice"), ("four", "fourth"), ("five", "fifth"), ("six", "sixth", "half"), ("seven", "seventh"),
-    ("eight", "eighth"), ("nine", "ninth"), ("ten", "tenth", "decade"), ("eleven", "eleventh"),
-    ("twelve", "twelfth", "dozen"), ("thirteen", "thirteenth"), ("fourteen", "fourteenth", "fortnight"),
-    ("fifteen", "fifteenth"), ("sixteen", "sixteenth"), ("seventeen", "seventeenth"), ("eighteen", "eighteenth"),
+    ("zero", "no", "none"),
+    ("one", "first", "once", "single", "a"),
+    ("two", "second", "twice", "pair", "both"),
+    ("three", "third", "thrice"),
+    ("four", "fourth"),
+    ("five", "fifth"),
+    ("six", "sixth", "half"),
+    ("seven", "seventh"),
+    ("eight", "eighth"),
+    ("nine", "ninth"),
+    ("ten", "tenth", "decade"),
+    ("eleven", "eleventh"),
+    ("twelve", "twelfth", "dozen"),
+    ("thirteen", "thirteenth"),
+    ("fourteen", "fourteenth", "fortnight"),
+    ("fifteen", "fifteenth"),
+    ("sixteen", "sixteenth"),
+    ("seventeen", "seventeenth"),
+    ("eighteen", "eighteenth"),
     ("nineteen", "nineteenth"),
-)  # fmt: skip
+)
 """Words for 0 to 19."""
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 _LARGE = (
     *("hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
     *("dozen", "dozens", "century"),
 )
-_PARTS = ("half", "halves", "third", "thirds", "quarter", "quarters", "point", "tenth", "tenths", "percent")
+_PARTS = (
+    "half",
+    "halves",
+    "third",
+    "thirds",
+    "quarter",
+    "quarters",
+    "point",
+    "tenth",
+    "tenths",
+    "percent",
+)
 
 
 def may_be_spelt(figure: str, quote: str) -> bool:
-    """Whether a quotation without figures may spell one out; other languages than English aren't read."""
+    """Whether a quotation without figures may spell one out; other languages than English aren't
+    read."""
     if language_of(quote) != "en":
         return True
     words = set(re.findall(r"[a-z]+", quote.lower()))
@@ -249,7 +303,9 @@ def may_be_spelt(figure: str, quote: str) -> bool:
         return not words.isdisjoint(_SMALL[value])
     if value < 100:
         return any(word.startswith(_TENS[value // 10 - 2][:-1]) for word in words)
-    return not words.isdisjoint(_LARGE) or any(word in _TENS or word.endswith("teen") for word in words)
+    return not words.isdisjoint(_LARGE) or any(
+        word in _TENS or word.endswith("teen") for word in words
+    )
 
 
 ROW_TOKENS = 110
@@ -265,7 +321,8 @@ class ChunksExhausted(AjetError, RuntimeError):
 
 
 class FromDocs(Generation[DocsAttempt]):
-    """A run of `from-docs`: `await run()` once. `result` and the endpoint's budget are readable meanwhile."""
+    """A run of `from-docs`: `await run()` once. `result` and the endpoint's budget are readable
+    meanwhile."""
 
     config: DocsConfig
 
@@ -284,14 +341,21 @@ class FromDocs(Generation[DocsAttempt]):
             raise ConfigError("few-shot tasks follow the style of examples; pass --seeds FILE")
         named = next((row.where for row in seeds if "quote" in row.values), None)
         if named is not None:
-            raise ConfigError(f"{named} has the reserved field 'quote'; rename it (--map quote=metadata.quotation)")
+            raise ConfigError(
+                f"{named} has the reserved field 'quote'; rename it (--map"
+                " quote=metadata.quotation)"
+            )
         self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = as_examples(seeds)
         fields = self.shape.describe() if self.shape is not None else ()
         super().__init__(config, endpoint, examples, checks, fields=fields)
         validation_share = corpus.share("validation")
-        share = validation_share if config.validation is None or not validation_share else config.validation
+        share = (
+            validation_share
+            if config.validation is None or not validation_share
+            else config.validation
+        )
         self._sides = split_sides(examples, config, share, self.result, of_seeds=validation_share)
         self._chunks = {name: corpus.chunks(name, config.seed) for name in self._sides}
         """Chunks of each side, in order of use."""
@@ -315,9 +379,13 @@ class FromDocs(Generation[DocsAttempt]):
         config, chunks, calls_made = self.config, self.chunks, self.result.calls
         calls = max(0, len(chunks) - calls_made)
         if config.count is not None:
-            calls = min(self._calls_left(config.count), max(0, len(chunks) * config.passes - calls_made))
+            calls = min(
+                self._calls_left(config.count), max(0, len(chunks) * config.passes - calls_made)
+            )
         looked_at = chunks[:: max(1, len(chunks) // _SAMPLE)]
-        prompt = sum(tokens_of(self.preview(chunk).messages) for chunk in looked_at) / len(looked_at)
+        prompt = sum(tokens_of(self.preview(chunk).messages) for chunk in looked_at) / len(
+            looked_at
+        )
         passage = sum(tokens_of(chunk.text) for chunk in looked_at) / len(looked_at)
         return Outlook(calls, prompt, ROW_TOKENS, ROW_TOKENS / 2, passage + 300)
 
@@ -329,20 +397,24 @@ class FromDocs(Generation[DocsAttempt]):
         if wanted is not None and result.accepted < wanted:
             times = "once" if self.config.passes == 1 else f"{self.config.passes} times"
             result.stopped = ChunksExhausted(
-                f"the documents gave {result.accepted:,} of {wanted:,} rows, after every part was asked {times}. Add "
-                "documents, raise --passes, or lower --chunk-size"
+                f"the documents gave {result.accepted:,} of {wanted:,} rows, after every part was"
+                f" asked {times}. Add documents, raise --passes, or lower --chunk-size"
             )
         elif wanted is None and unanswered:
             result.stopped = ChunksExhausted(
-                f"{unanswered:,} of {result.calls:,} parts got no answer (see rejected.jsonl) and gave no rows"
+                f"{unanswered:,} of {result.calls:,} parts got no answer (see rejected.jsonl) and"
+                " gave no rows"
             )
         elif not result.accepted:
             result.stopped = NoProgress(
-                f"no row was accepted (rejected: {self._reasons()}); see rejected.jsonl and --show-prompt"
+                f"no row was accepted (rejected: {self._reasons()}); see rejected.jsonl and"
+                " --show-prompt"
             )
 
     def _next(self, number: int, each: float) -> DocsAttempt | None:
-        for side in self._sides.values():  # start a pass after all results of the last one, which the prompts list
+        for side in (
+            self._sides.values()
+        ):  # start a pass after all results of the last one, which the prompts list
             if not self._waiting[side.name] and not side.composed and not self._is_exhausted(side):
                 self._passed[side.name] += 1
                 self._waiting[side.name].extend(self._chunks[side.name])
@@ -361,7 +433,11 @@ class FromDocs(Generation[DocsAttempt]):
         config, shape, count = self.config, self.shape, self.config.per_call
         chance = random.Random(f"{config.seed}:{number}")
         kind = config.kinds[number % len(config.kinds)]
-        language = config.languages[number // len(config.kinds) % len(config.languages)] if config.languages else ""
+        language = (
+            config.languages[number // len(config.kinds) % len(config.languages)]
+            if config.languages
+            else ""
+        )
         examples = side.draw(config.shots, chance) if kind == "few-shot" else []
         prompt = config.prompt(kind)
         text = prompt.render(
@@ -372,7 +448,9 @@ class FromDocs(Generation[DocsAttempt]):
             count=count,
             language=language,
             before=self._before.get((chunk.document.digest, chunk.number), []),
-            examples=[shape.example(example.values) for example in examples] if shape is not None else [],
+            examples=(
+                [shape.example(example.values) for example in examples] if shape is not None else []
+            ),
             fields=shape.describe() if shape is not None else [],
             kind=kind,
         )
@@ -384,19 +462,31 @@ class FromDocs(Generation[DocsAttempt]):
             "roots": list(dict.fromkeys(root for example in examples for root in example.roots)),
             "splits": splits_from(examples, side.name),
         }
-        parameters = {"kind": kind, **({"language": language} if language else {}), "chunk_size": config.chunk_size}
+        parameters = {
+            "kind": kind,
+            **({"language": language} if language else {}),
+            "chunk_size": config.chunk_size,
+        }
         provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
         system = prompts.load("from-docs/system").render()
         messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         return DocsAttempt(number, side.name, count, messages, seed, provenance, chunk, kind)
 
-    def _read_row(self, attempt: DocsAttempt, row: object) -> tuple[dict[str, object], Mapping[str, object]]:
+    def _read_row(
+        self, attempt: DocsAttempt, row: object
+    ) -> tuple[dict[str, object], Mapping[str, object]]:
         return read_question(attempt, row, self.shape if attempt.kind == "few-shot" else None)
 
-    def _row_for_verifier(self, attempt: DocsAttempt, candidate: Candidate, verifier: Verifier) -> Mapping[str, object]:
+    def _row_for_verifier(
+        self, attempt: DocsAttempt, candidate: Candidate, verifier: Verifier
+    ) -> Mapping[str, object]:
         """Adds the chunk for verifiers that ask a model, which may not know the facts."""
-        return open_book(candidate.values, attempt.chunk.text) if verifier.calls else candidate.values
+        return (
+            open_book(candidate.values, attempt.chunk.text) if verifier.calls else candidate.values
+        )
 
-    def _record_decision(self, attempt: DocsAttempt, side: Side, candidate: Candidate, sound: bool) -> None:
+    def _record_decision(
+        self, attempt: DocsAttempt, side: Side, candidate: Candidate, sound: bool
+    ) -> None:
         place = attempt.chunk.document.digest, attempt.chunk.number
         self._before.setdefault(place, []).append(text_of(candidate.values))

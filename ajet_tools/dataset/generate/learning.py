@@ -48,7 +48,8 @@ class Policy(Protocol):
 class LearningValue:
     """A verifier of rows: the policy must solve the task in some of k attempts, but not in all.
 
-    A trial depends on the task only: seeds derive from the task's id, and results in `known` are reused.
+    A trial depends on the task only: seeds derive from the task's id, and results in `known` are
+    reused.
     """
 
     name: ClassVar[str] = "policy"
@@ -80,10 +81,15 @@ class LearningValue:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the settings that determine verdicts, to compare when a run is resumed."""
-        return {"attempts": self.k, "pass_rate": str(self.band), "conditions": self.known.held_under}
+        return {
+            "attempts": self.k,
+            "pass_rate": str(self.band),
+            "conditions": self.known.held_under,
+        }
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
-        """Returns the verdict with the measurement as details. Raises TaskError if no trial is usable."""
+        """Returns the verdict with the measurement as details. Raises TaskError if no trial is
+        usable."""
         try:
             measured = await self._measure(task_of_row("row", row))
         except Inconclusive as error:
@@ -100,22 +106,31 @@ class LearningValue:
         if self.halted:
             raise Halted("not tried: no further calls are made")
         async with self._room:
-            episodes = await self.policy.attempt([self._attempt(task, number) for number in range(self.k)])
+            episodes = await self.policy.attempt(
+                [self._attempt(task, number) for number in range(self.k)]
+            )
         try:
             measured = measurement(episodes)
         except Inconclusive as error:
             self._inconclusive += 1
             if self._inconclusive >= _FRUITLESS and not self._tried:
-                raise TaskError(f"the policy could not try any of {_FRUITLESS} tasks; the last: {error}") from error
+                raise TaskError(
+                    f"the policy could not try any of {_FRUITLESS} tasks; the last: {error}"
+                ) from error
             raise
         self._tried += 1
         self.known.put(key, task, measured)
         return measured
 
     def _attempt(self, task: Task, number: int) -> Attempt:
-        own_seed, shared = seed_of(self.seed, task.task_id, number), seed_of(self.seed, task.task_id, "group")
+        own_seed, shared = (
+            seed_of(self.seed, task.task_id, number),
+            seed_of(self.seed, task.task_id, "group"),
+        )
         group = f"{task.task_id}/{shared}"
-        return Attempt(task, "", group, number, 0, "val", None if self.seed is None else own_seed, shared)
+        return Attempt(
+            task, "", group, number, 0, "val", None if self.seed is None else own_seed, shared
+        )
 
 
 def seed_of(*parts: object) -> int:
@@ -125,7 +140,8 @@ def seed_of(*parts: object) -> int:
 
 
 def with_pass_rate(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Sets the `metadata.pass_rate` and `metadata.difficulty` of an accepted row's trial, if any."""
+    """Sets the `metadata.pass_rate` and `metadata.difficulty` of an accepted row's trial, if
+    any."""
     for verdict in single_verdicts(row["provenance"].get("verdict") or {}):
         if verdict["verifier"] == "policy":
             return with_difficulty(row, Measurement(**verdict["details"]))

@@ -1,9 +1,9 @@
 """The generation loop of `expand` and `from-docs`.
 
-A run is a function of its inputs, its config and the replies: calls are numbered, results are processed in order, and
-call N is composed when the result of call N - `window` is processed; it is sent when it is needed. Equal replies
-therefore give equal bytes, at any speed and for any number of rows, and a run can be resumed or extended from cached
-replies.
+A run is a function of its inputs, its config and the replies: calls are numbered, results are
+processed in order, and call N is composed when the result of call N - `window` is processed; it is
+sent when it is needed. Equal replies therefore give equal bytes, at any speed and for any number of
+rows, and a run can be resumed or extended from cached replies.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ A = TypeVar("A", bound=WriterCall)
 
 
 class Generation(ABC, Generic[A]):
-    """A generation run: `await run()` once. `result` and the endpoint's budget are readable meanwhile."""
+    """A generation run: `await run()` once. `result` and the endpoint's budget are readable
+    meanwhile."""
 
     def __init__(
         self,
@@ -97,7 +98,9 @@ class Generation(ABC, Generic[A]):
         """Called after each processed call."""
         self._screen = Screen(config, examples, checks, fields)
         self._sides: dict[str, Side] = {}
-        self.coverage = Coverage(axes, [example.values for example in examples], config.min_new_forms)
+        self.coverage = Coverage(
+            axes, [example.values for example in examples], config.min_new_forms
+        )
         self._composed: deque[A] = deque()
         """Calls not sent yet."""
         self._calls: dict[int, tuple[A, asyncio.Task[_Outcome]]] = {}
@@ -129,7 +132,9 @@ class Generation(ABC, Generic[A]):
     def _is_exhausted(self, side: Side) -> bool:
         return False
 
-    def _row_for_verifier(self, attempt: A, candidate: Candidate, verifier: Verifier) -> Mapping[str, Any]:
+    def _row_for_verifier(
+        self, attempt: A, candidate: Candidate, verifier: Verifier
+    ) -> Mapping[str, Any]:
         """Returns the row as verifiers see it."""
         return candidate.values
 
@@ -140,7 +145,8 @@ class Generation(ABC, Generic[A]):
         """Called at the end, to report missing rows."""
 
     async def run(self) -> GenerationResult:
-        """Runs until there are enough rows, or it has to stop, with the reason in `result.stopped`."""
+        """Runs until there are enough rows, or it has to stop, with the reason in
+        `result.stopped`."""
         stopping: asyncio.Task[object] = asyncio.create_task(self.stop.wait())
         number = 0
         try:
@@ -154,9 +160,15 @@ class Generation(ABC, Generic[A]):
                     break
                 attempt, task = self._calls[number]
                 while not (task.done() or self.stop.is_set()):
-                    await asyncio.wait([task, stopping], timeout=self.quiet, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        [task, stopping], timeout=self.quiet, return_when=asyncio.FIRST_COMPLETED
+                    )
                     if not (task.done() or self.stop.is_set()):
-                        log.warning("no reply in %.0f s: waiting for %s", self.quiet, self.describe_wait(0.0))
+                        log.warning(
+                            "no reply in %.0f s: waiting for %s",
+                            self.quiet,
+                            self.describe_wait(0.0),
+                        )
                 if self.stop.is_set():
                     self.result.stopped = Interrupted(self.stopped_by)
                     break
@@ -198,7 +210,8 @@ class Generation(ABC, Generic[A]):
             await endpoint.aclose()
 
     async def _drain(self) -> None:
-        """After a stop, waits for calls in flight, which are paid for, and processes complete results.
+        """After a stop, waits for calls in flight, which are paid for, and processes complete
+        results.
 
         If the rows themselves ended the run, results are only cached, for reproducibility.
         """
@@ -208,12 +221,20 @@ class Generation(ABC, Generic[A]):
         done, _ = await asyncio.wait({task for _, task in self._calls.values()}, timeout=GRACE)
         for number in sorted(self._calls):
             attempt, task = self._calls[number]
-            if task in done and task.result().error is None and not isinstance(self.result.stopped, NoProgress):
+            if (
+                task in done
+                and task.result().error is None
+                and not isinstance(self.result.stopped, NoProgress)
+            ):
                 self._take_in(attempt, task.result())
 
     def _dispatch(self, taken_in: int) -> None:
         """Composes calls from the processed results, and sends those that are needed."""
-        each = max(0.1, (self.result.sound + 1) / (self.result.asked + 1)) if self.result.sound else 1.0
+        each = (
+            max(0.1, (self.result.sound + 1) / (self.result.asked + 1))
+            if self.result.sound
+            else 1.0
+        )
         while self._attempts < taken_in + self.config.window:
             attempt = self._next(self._attempts, each)
             if attempt is None:
@@ -247,7 +268,10 @@ class Generation(ABC, Generic[A]):
         try:
             try:
                 [reply] = await self.endpoint.chat(
-                    attempt.messages, temperature=config.temperature, max_tokens=config.max_tokens, seed=attempt.seed
+                    attempt.messages,
+                    temperature=config.temperature,
+                    max_tokens=config.max_tokens,
+                    seed=attempt.seed,
                 )
                 outcome.rows, outcome.refused = self._read_reply(attempt, reply)
                 outcome.vectors = await self._screen.vectors(outcome.rows)
@@ -281,7 +305,9 @@ class Generation(ABC, Generic[A]):
         return candidates, refused
 
     async def _verify(self, attempt: A, outcome: _Outcome, verifier: Verifier) -> None:
-        rows = [self._row_for_verifier(attempt, candidate, verifier) for candidate in outcome.candidates]
+        rows = [
+            self._row_for_verifier(attempt, candidate, verifier) for candidate in outcome.candidates
+        ]
         checks = (verifier.check(row, self.endpoint) for row in rows)
         for verdict in await asyncio.gather(*checks, return_exceptions=True):
             if isinstance(verdict, AjetError):
@@ -306,11 +332,14 @@ class Generation(ABC, Generic[A]):
         self.result.rejected += outcome.refused
         before = self.result.sound
         for index, candidate in enumerate(outcome.candidates):
-            self._decide(attempt, side, candidate, outcome.verdicts[index] if outcome.verdicts else None)
+            self._decide(
+                attempt, side, candidate, outcome.verdicts[index] if outcome.verdicts else None
+            )
         self._without_progress = 0 if self.result.sound > before else self._without_progress + 1
         if self._without_progress >= NO_PROGRESS and self.result.stopped is None:
             self.result.stopped = NoProgress(
-                f"{NO_PROGRESS} calls in a row gave no row ({self._reasons()}); see rejected.jsonl and --show-prompt"
+                f"{NO_PROGRESS} calls in a row gave no row ({self._reasons()}); see rejected.jsonl"
+                " and --show-prompt"
             )
         self._watch_forms()
         if self.on_change is not None:
@@ -336,16 +365,23 @@ class Generation(ABC, Generic[A]):
             log.warning("%s", warning)
 
     def _reasons(self) -> str:
-        return ", ".join(f"{count} {reason}" for reason, count in self.result.refused.most_common(3)) or "none"
+        return (
+            ", ".join(f"{count} {reason}" for reason, count in self.result.refused.most_common(3))
+            or "none"
+        )
 
-    def _decide(self, attempt: A, side: Side, candidate: Candidate, verdict: RowVerdict | None) -> None:
+    def _decide(
+        self, attempt: A, side: Side, candidate: Candidate, verdict: RowVerdict | None
+    ) -> None:
         verdict_record = None
         if verdict is not None and self.checks.verifier is not None:
             verdict_record = verdict.as_json(self.checks.verifier.name)
         provenance = {**candidate.provenance, "verdict": verdict_record}
         sound = verdict is None or verdict.ok
         if verdict is not None and not sound:
-            self.result.rejected.append(Rejected(verdict.reason, _short(verdict.details), candidate.values, provenance))
+            self.result.rejected.append(
+                Rejected(verdict.reason, _short(verdict.details), candidate.values, provenance)
+            )
         elif side.target is not None and len(side.rows) >= side.target:
             self.result.surplus += 1
         else:
@@ -356,10 +392,13 @@ class Generation(ABC, Generic[A]):
         self._record_decision(attempt, side, candidate, sound)
 
     def _fail(self, attempt: A, error: AjetError) -> None:
-        """Records a failed call; several in a row, or an error that affects all calls, end the run."""
+        """Records a failed call; several in a row, or an error that affects all calls, end the
+        run."""
         self._failed.append(error)
         limited = isinstance(error, EngineUnavailable) and error.status == 429
-        passing = isinstance(error, ContextOverflow | RequestRefused | EngineUnavailable) and not limited
+        passing = (
+            isinstance(error, ContextOverflow | RequestRefused | EngineUnavailable) and not limited
+        )
         if passing:
             self.result.rejected.append(Rejected("no reply", str(error), None, attempt.provenance))
         if (not passing or len(self._failed) >= FAILED) and self.result.stopped is None:

@@ -53,7 +53,9 @@ class Estimate:
         """Estimates the remaining work, with verification and trials."""
         left, price, checks = run.outlook(), run.endpoint.budget.price, run.checks
         rows, replied = left.calls * run.config.per_call, 0
-        embeddings = checks.meanings.requests(left.calls, left.seeds) if checks.meanings is not None else 0
+        embeddings = (
+            checks.meanings.requests(left.calls, left.seeds) if checks.meanings is not None else 0
+        )
         read = left.calls * left.prompt + ((rows + left.seeds) * left.question if embeddings else 0)
         written = rows * left.row
         money = price.of(read, written) if price is not None else None
@@ -63,9 +65,20 @@ class Estimate:
             read += replies * left.check
             written += replies * ANSWER_TOKENS
             if part.endpoint is not None and (part_price := part.endpoint.budget.price) is not None:
-                money = (money or 0.0) + part_price.of(replies * left.check, replies * ANSWER_TOKENS)
+                money = (money or 0.0) + part_price.of(
+                    replies * left.check, replies * ANSWER_TOKENS
+                )
         attempts = rows * value.k if value is not None else 0
-        return cls(left.calls, replied, embeddings, round(read), round(written), money, run.result.accepted, attempts)
+        return cls(
+            left.calls,
+            replied,
+            embeddings,
+            round(read),
+            round(written),
+            money,
+            run.result.accepted,
+            attempts,
+        )
 
     def as_text(self) -> str:
         checks = f", {self.checks:,} replies to verify them" if self.checks else ""
@@ -79,7 +92,8 @@ class Estimate:
 
 
 class Directory:
-    """The output directory. Call `compare` and `begin` before the first call, `write` at the end."""
+    """The output directory. Call `compare` and `begin` before the first call, `write` at the
+    end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,15 +112,21 @@ class Directory:
                 raise ValueError("it was written by another version of ajet")
             return begun
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot continue from {file}: {error}; choose another directory with --out") from error
+            raise ConfigError(
+                f"cannot continue from {file}: {error}; choose another directory with --out"
+            ) from error
 
     def check(self, *, resume: bool) -> None:
         """Raises ConfigError if another run's files exist."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--out {self.path} is a file, but must be a directory")
-        there = next((p for p in (self.own / "run.json", self.train, self.validation) if p.exists()), None)
+        there = next(
+            (p for p in (self.own / "run.json", self.train, self.validation) if p.exists()), None
+        )
         if there is not None and not resume:
-            raise ConfigError(f"{there} already exists; pass --resume, or another directory with --out")
+            raise ConfigError(
+                f"{there} already exists; pass --resume, or another directory with --out"
+            )
 
     def compare(self, facts: Mapping[str, Any]) -> None:
         """Raises ConfigError, with the differences, if the settings differ from the run to resume.
@@ -119,29 +139,40 @@ class Directory:
         earlier, count = (options["options"].get("count") for options in (before, facts))
         if earlier is not None and count is not None and count < earlier:
             raise ConfigError(
-                f"--resume: the run in {self.path} has {earlier:,} rows, --count {count:,} is fewer; use another --out"
+                f"--resume: the run in {self.path} has {earlier:,} rows, --count {count:,} is"
+                " fewer; use another --out"
             )
         more = {"count": count} if earlier is not None and count is not None else {}
         before = {**before, "options": {**before["options"], **more}}
         if changed := _describe_changes(before, json.loads(json.dumps(masked(facts, "***")))):
             raise ConfigError(
-                f"--resume: settings of {self.path} differ: {'; '.join(changed)}; pass the same, or another --out"
+                f"--resume: settings of {self.path} differ: {'; '.join(changed)}; pass the same, or"
+                " another --out"
             )
 
     def begin(self, facts: Mapping[str, object]) -> None:
         """Stores the settings that determine the rows."""
         try:
             self.own.mkdir(parents=True, exist_ok=True)
-            write_whole(self.own / "run.json", json.dumps(masked(facts, "***"), indent=2, ensure_ascii=False) + "\n")
+            write_whole(
+                self.own / "run.json",
+                json.dumps(masked(facts, "***"), indent=2, ensure_ascii=False) + "\n",
+            )
         except OSError as error:
             raise ConfigError(f"cannot write {self.own}: {error.strerror or error}") from error
 
 
 def write(
-    directory: Directory, result: GenerationResult, facts: Facts, documents: Sequence[Mapping[str, object]] = ()
+    directory: Directory,
+    result: GenerationResult,
+    facts: Facts,
+    documents: Sequence[Mapping[str, object]] = (),
 ) -> list[Path]:
     """Writes all files, each complete; a split without rows gets none. Returns the files."""
-    splits = {"train": (directory.train, result.train), "validation": (directory.validation, result.validation)}
+    splits = {
+        "train": (directory.train, result.train),
+        "validation": (directory.validation, result.validation),
+    }
     files: list[tuple[Path, Sequence[Mapping[str, object]]]] = [
         *splits.values(),
         (directory.path / "rejected.jsonl", [rejected.as_row() for rejected in result.rejected]),
@@ -167,7 +198,11 @@ def write(
         notes=[*ended, *facts.notes],
         files={name: path.name for name, (path, rows) in splits.items() if rows},
     )
-    written.append(write_card(directory.path, {name: rows for name, (_, rows) in splits.items() if rows}, card_facts))
+    written.append(
+        write_card(
+            directory.path, {name: rows for name, (_, rows) in splits.items() if rows}, card_facts
+        )
+    )
     return written
 
 
@@ -176,7 +211,9 @@ def digest_of(rows: Sequence[Row]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _describe_changes(before: Mapping[str, object], now: Mapping[str, object], path: str = "") -> list[str]:
+def _describe_changes(
+    before: Mapping[str, object], now: Mapping[str, object], path: str = ""
+) -> list[str]:
     changes = []
     for name in dict.fromkeys((*before, *now)):
         old, new = before.get(name), now.get(name)

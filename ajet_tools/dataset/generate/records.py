@@ -47,7 +47,8 @@ class CallSettings:
     """Validation share. Default: a tenth, or 0 with fewer than five seeds or documents."""
     similarity: float = field(default=0.8, kw_only=True)
     max_same_form: int | None = field(default=None, kw_only=True)
-    """Maximum number of rows that differ only in numbers and names (see `forms`). None: no limit."""
+    """Maximum number of rows that differ only in numbers and names (see `forms`). None: no
+    limit."""
     window: int = field(default=32, kw_only=True)
     """Maximum number of calls beyond the processed ones."""
     template: Path | None = field(default=None, kw_only=True)
@@ -59,13 +60,29 @@ class CallSettings:
         if self.count is not None and self.count < 1:
             raise ConfigError(f"--count must be at least 1 (got {self.count})")
         if self.validation is not None and not 0 <= self.validation < 1:
-            raise ConfigError(f"--validation must be a fraction from 0 to below 1 (got {self.validation:g})")
-        for name, bound in {"per_call": 1, "shots": 1, "window": 1, "max_tokens": 1, **least}.items():
+            raise ConfigError(
+                f"--validation must be a fraction from 0 to below 1 (got {self.validation:g})"
+            )
+        for name, bound in {
+            "per_call": 1,
+            "shots": 1,
+            "window": 1,
+            "max_tokens": 1,
+            **least,
+        }.items():
             if getattr(self, name) < bound:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {bound} (got {getattr(self, name)})")
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be at least {bound} (got"
+                    f" {getattr(self, name)})"
+                )
 
     def provenance(
-        self, prompt: Prompt, model: str, seed: int, origin: Mapping[str, object], parameters: Mapping[str, object]
+        self,
+        prompt: Prompt,
+        model: str,
+        seed: int,
+        origin: Mapping[str, object],
+        parameters: Mapping[str, object],
     ) -> dict[str, Any]:
         """Returns the provenance of a call's rows: sources, prompt, model and parameters."""
         asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
@@ -86,7 +103,9 @@ class CallSettings:
     @property
     def wording(self) -> frozenset[str]:
         """The word runs of the prompts, which no row may repeat."""
-        return frozenset(prompts.wording()).union(*(prompt.wording for prompt in self._prompts.values()))
+        return frozenset(prompts.wording()).union(
+            *(prompt.wording for prompt in self._prompts.values())
+        )
 
     def _as_json(self, *shared: str) -> dict[str, Any]:
         """Returns the settings that determine the rows, to compare when a run is resumed."""
@@ -117,7 +136,9 @@ class GenerationConfig(CallSettings):
     @property
     def wording(self) -> frozenset[str]:
         lists = [self.phrases(axis) for axis in CIRCUMSTANCE.values()]
-        return super().wording.union(*(prompts.runs_of_phrase(phrase) for some in lists for phrase in some))
+        return super().wording.union(
+            *(prompts.runs_of_phrase(phrase) for some in lists for phrase in some)
+        )
 
     def phrases(self, axis: str) -> Sequence[str]:
         """Returns the values of `domain` or `persona`."""
@@ -144,13 +165,18 @@ def strategies_of(texts: Sequence[str]) -> dict[str, float]:
     for part in (item.strip() for text in texts for item in text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if name not in STRATEGIES:
-            raise ConfigError(f"--strategy {name} is unknown; known: {', '.join(STRATEGIES)}; with a weight: harder=2")
+            raise ConfigError(
+                f"--strategy {name} is unknown; known: {', '.join(STRATEGIES)}; with a weight:"
+                " harder=2"
+            )
         try:
             weights[name] = float(number) if equals else 1.0
         except ValueError:
             weights[name] = -1.0
         if not 0 < weights[name] < 1e6:
-            raise ConfigError(f"--strategy {part}: a weight must be a number above 0, such as {name}=2")
+            raise ConfigError(
+                f"--strategy {part}: a weight must be a number above 0, such as {name}=2"
+            )
     return weights or dict(STRATEGIES)
 
 
@@ -174,7 +200,9 @@ class DocsConfig(CallSettings):
         self._check(chunk_size=200, passes=1)
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
-            raise ConfigError(f"--kind {unknown[0] if unknown else ''} is unknown; kinds: {', '.join(KINDS)}")
+            raise ConfigError(
+                f"--kind {unknown[0] if unknown else ''} is unknown; kinds: {', '.join(KINDS)}"
+            )
 
     @cached_property
     def _prompts(self) -> dict[str, Prompt]:
@@ -184,7 +212,10 @@ class DocsConfig(CallSettings):
         return {kind: prompts.load(f"from-docs/{kind}") for kind in self.kinds}
 
     def as_json(self) -> dict[str, Any]:
-        return {**self._as_json("from-docs/system", "from-docs/open-book"), "kinds": list(self.kinds)}
+        return {
+            **self._as_json("from-docs/system", "from-docs/open-book"),
+            "kinds": list(self.kinds),
+        }
 
 
 class NoProgress(AjetError, RuntimeError):

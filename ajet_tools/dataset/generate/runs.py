@@ -1,4 +1,5 @@
-"""Complete runs of `expand` and `from-docs`, for commands and training jobs: from sources to output files."""
+"""Complete runs of `expand` and `from-docs`, for commands and training jobs: from sources to output
+files."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, write
-from ajet_tools.dataset.generate.records import Checks, DocsConfig, GenerationConfig, GenerationResult
+from ajet_tools.dataset.generate.records import (
+    Checks,
+    DocsConfig,
+    GenerationConfig,
+    GenerationResult,
+)
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import open_verification
@@ -91,9 +97,15 @@ def read_corpus(
             yield _redacted(read, counts) if redact and isinstance(read, Document) else read
 
     counts = Counter[str]()
-    corpus = prepare(warn_of_unreadable(), size=config.chunk_size, seed=config.seed, validation=config.validation)
+    corpus = prepare(
+        warn_of_unreadable(), size=config.chunk_size, seed=config.seed, validation=config.validation
+    )
     if not corpus.held:
-        failed = "the document" if len(corpus.unreadable) == 1 else f"none of the {len(corpus.unreadable)} documents"
+        failed = (
+            "the document"
+            if len(corpus.unreadable) == 1
+            else f"none of the {len(corpus.unreadable)} documents"
+        )
         verb = "cannot be read" if len(corpus.unreadable) == 1 else "can be read"
         raise TaskError(f"{failed} {verb}: {corpus.unreadable[0].problem}")
     if counts:
@@ -126,7 +138,8 @@ def make_tasks(
     meanings: MeaningIndex | None = None,
     **how: Any,
 ) -> GenerationRun:
-    """Generates tasks from documents, as `grow` does from seeds; `seeds` are examples for few-shot tasks.
+    """Generates tasks from documents, as `grow` does from seeds; `seeds` are examples for few-shot
+    tasks.
 
     Verifiers that ask a model get the passage too.
     """
@@ -148,8 +161,13 @@ def make_tasks(
         "chunks": sum(len(entry.chunks) for entry in corpus.held),
         "seeds": len(seeds),
     }
-    note = "Each answer is in a quotation verified in its document; a document is on one side of the split only."
-    card_facts = Facts(made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note])
+    note = (
+        "Each answer is in a quotation verified in its document; a document is on one side of the"
+        " split only."
+    )
+    card_facts = Facts(
+        made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note]
+    )
     return _run_to_end(run, directory, facts, card_facts, corpus=corpus, **how)
 
 
@@ -168,12 +186,18 @@ def _begin(
     leaks = Leaks.of(evals) if evals else None
     verify = Verify.of(verify)
     if verify.paraphrases and leaks is None:
-        raise ConfigError("--eval-paraphrases compares rows with an evaluation set; pass --eval FILE")
+        raise ConfigError(
+            "--eval-paraphrases compares rows with an evaluation set; pass --eval FILE"
+        )
     first = Paraphrases(leaks.known) if verify.paraphrases and leaks is not None else None
-    return config, Checks(open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings=meanings)
+    return config, Checks(
+        open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings=meanings
+    )
 
 
-def _facts(run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]) -> dict[str, object]:
+def _facts(
+    run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]
+) -> dict[str, object]:
     """Returns the settings that determine the rows."""
     endpoint, verifier, meanings = run.endpoint, run.checks.verifier, run.checks.meanings
     return {
@@ -198,7 +222,9 @@ def _run_to_end(
     corpus: Corpus | None = None,
     confirm: Callable[[Estimate], None] | None = None,
     dry_run: bool = False,
-    watching: Callable[[_Run], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
+    watching: (
+        Callable[[_Run], AbstractContextManager[Callable[[GenerationResult], None]]] | None
+    ) = None,
 ) -> GenerationRun:
     """Runs the generation and writes its files; `card_facts` has the caller's facts for the card.
 
@@ -236,9 +262,12 @@ def _run_to_end(
 
 
 async def _run(
-    generation: Generation[Any], value: LearningValue | None, begin: Callable[[], None] = lambda: None
+    generation: Generation[Any],
+    value: LearningValue | None,
+    begin: Callable[[], None] = lambda: None,
 ) -> GenerationResult:
-    """Runs the generation and closes its endpoints. The first SIGINT or SIGTERM waits for calls in flight.
+    """Runs the generation and closes its endpoints. The first SIGINT or SIGTERM waits for calls in
+    flight.
 
     `begin` is called when the policy is ready, before the first call.
     """
@@ -305,8 +334,9 @@ def grow(
             the work beyond cached replies. `watching`: a context manager around the run, whose value is called after
             each processed call.
 
-    Ctrl-C and SIGTERM in the main thread end the run like a spent budget. Raises ConfigError and TaskError before the
-    first call; later errors are in `result.stopped`, except errors on writing the files.
+    Ctrl-C and SIGTERM in the main thread end the run like a spent budget. Raises ConfigError and
+    TaskError before the first call; later errors are in `result.stopped`, except errors on writing
+    the files.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
     if checks.verifier is not None:
@@ -315,13 +345,19 @@ def grow(
     if value is not None:
         checks = replace(checks, verifier=value.after(checks.verifier))
     run = Expansion(seeds, config, endpoint, checks, known=known)
-    facts = {**_facts(run, [*seeds, *known], evals), "for": value.as_json() if value is not None else None}
+    facts = {
+        **_facts(run, [*seeds, *known], evals),
+        "for": value.as_json() if value is not None else None,
+    }
     parameters = {
         "strategies": ", ".join(f"{name} {weight:g}" for name, weight in config.strategies.items()),
         "prompts": ", ".join(config.prompt(name).label for name in config.strategies),
     }
     if value is not None:
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
-    counts = {"seeds": len(seeds), **({"validation tasks compared with": len(held_out.known)} if held_out else {})}
+    counts = {
+        "seeds": len(seeds),
+        **({"validation tasks compared with": len(held_out.known)} if held_out else {}),
+    }
     card_facts = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
     return _run_to_end(run, directory, facts, card_facts, value=value, **how)

@@ -19,14 +19,20 @@ from ajet_sdk.protocols import Engine
 
 
 def local_url(checkpoint: Path) -> str:
-    """Identifies a checkpoint by the sizes and times of its files, since reading them would take too long."""
+    """Identifies a checkpoint by the sizes and times of its files, since reading them would take
+    too long."""
     files = sorted(file for file in checkpoint.iterdir() if file.is_file())
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return f"local://{hashlib.blake2b(repr(stats).encode(), digest_size=8).hexdigest()}"
 
 
 def open_endpoint(
-    base_url: str | None, model: str | None, api_key: str | None = None, *, scripted: str | None = None, **how: Any
+    base_url: str | None,
+    model: str | None,
+    api_key: str | None = None,
+    *,
+    scripted: str | None = None,
+    **how: Any,
 ) -> ModelClient:
     """Opens a model: the function that `scripted` names, an endpoint, or a local checkpoint.
 
@@ -49,9 +55,13 @@ def open_endpoint(
     if model is not None and Path(model).is_dir() and not base_url:
         checkpoint = Path(model)
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
-        return ModelClient(local_url(checkpoint), checkpoint.name, transport=InProcess(engine, limited=True), **how)
+        return ModelClient(
+            local_url(checkpoint), checkpoint.name, transport=InProcess(engine, limited=True), **how
+        )
     if not base_url:
-        raise ConfigError("no model: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py")
+        raise ConfigError(
+            "no model: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py"
+        )
     if not model:
         raise ConfigError(f"no model named at {base_url}: pass --model NAME (or set OPENAI_MODEL)")
     if not base_url.startswith(("http://", "https://")):
@@ -60,7 +70,8 @@ def open_endpoint(
 
 
 class _Scripted(InProcess):
-    """A user's function; its errors are reported with their line. Its tokens are bytes, so no limit applies."""
+    """A user's function; its errors are reported with their line. Its tokens are bytes, so no limit
+    applies."""
 
     def __init__(self, engine: Engine, file: Path) -> None:
         super().__init__(engine, limited=False)
@@ -72,7 +83,11 @@ class _Scripted(InProcess):
         except (AjetError, OSError):
             raise
         except Exception as error:
-            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == self._path]
+            lines = [
+                f.lineno
+                for f in traceback.extract_tb(error.__traceback__)
+                if f.filename == self._path
+            ]
             where = f"{self._file} line {lines[-1]}" if lines else str(self._file)
             raise EngineError(f"{where} raised {type(error).__name__}: {error}") from error
 
@@ -86,7 +101,8 @@ def open_named(
     like: ModelClient | None = None,
     **how: Any,
 ) -> ModelClient:
-    """Opens a model by a spec: `NAME@URL`, `NAME` at `base_url`, a checkpoint, `scripted:FILE.py:FUNCTION`.
+    """Opens a model by a spec: `NAME@URL`, `NAME` at `base_url`, a checkpoint,
+    `scripted:FILE.py:FUNCTION`.
 
     Args:
         option: the option with the spec, for messages.

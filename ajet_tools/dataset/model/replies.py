@@ -13,9 +13,11 @@ _LISTED = ("tasks", "rows", "items", "data", "examples")
 
 
 def rows_in(text: str) -> tuple[list[object], str | None]:
-    """Returns the rows, and the problem: `not JSON` or `incomplete JSON` with its position, or None.
+    """Returns the rows, and the problem: `not JSON` or `incomplete JSON` with its position, or
+    None.
 
-    Complete rows before a truncation are kept. Text up to `</think>` is skipped, unless it is inside a row.
+    Complete rows before a truncation are kept. Text up to `</think>` is skipped, unless it is
+    inside a row.
     """
     rows, problem, end = _read(text)
     while (thought := text.find(_THOUGHT_END, end)) >= 0:
@@ -29,7 +31,11 @@ def _read(text: str) -> tuple[list[object], str | None, int]:
     start = _first(text)
     if start is None:
         shown_text = " ".join(text.split())
-        return [], f"not JSON: {shown_text[:120]!r}" if shown_text else "not JSON: the reply is empty", 0
+        return (
+            [],
+            f"not JSON: {shown_text[:120]!r}" if shown_text else "not JSON: the reply is empty",
+            0,
+        )
     listed = text[start] == "["
     at = start + 1 if listed else start
     rows: list[object] = []
@@ -37,7 +43,9 @@ def _read(text: str) -> tuple[list[object], str | None, int]:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string too
         if at >= len(text):
             return rows if listed else _unwrap(rows), _half(rows) if listed else None, at
-        if (text[at] == "]") if listed else (text[at] not in "{["):  # the end, or prose after the objects
+        if (
+            (text[at] == "]") if listed else (text[at] not in "{[")
+        ):  # the end, or prose after the objects
             return _unwrap(rows), None, at
         try:
             value, at = _DECODER.raw_decode(text, at)

@@ -1,7 +1,7 @@
 """The prompts of the dataset commands: Jinja files, each with a version.
 
-The first line of a file is `{# version N #}`; increment N when the wording changes. The version of a user's template is
-a hash of its text.
+The first line of a file is `{# version N #}`; increment N when the wording changes. The version of
+a user's template is a hash of its text.
 """
 
 from __future__ import annotations
@@ -48,14 +48,17 @@ class Prompt:
     """Word runs of its sentences, as plain text, which a generated row should not repeat."""
 
     def render(self, **variables: object) -> str:
-        """Renders the text. Raises ConfigError if the template fails or uses an unknown variable."""
+        """Renders the text. Raises ConfigError if the template fails or uses an unknown
+        variable."""
         import jinja2
 
         try:
             return self.template.render(**variables).strip()
         except jinja2.TemplateError as error:
             known = ", ".join(sorted(variables))
-            raise ConfigError(f"the template {self.name} failed: {error}; it may use {known}") from error
+            raise ConfigError(
+                f"the template {self.name} failed: {error}; it may use {known}"
+            ) from error
 
     @property
     def label(self) -> str:
@@ -84,13 +87,16 @@ def load(name: str) -> Prompt:
     text = path.read_text(encoding="utf-8")
     version_match = _VERSION.match(text)
     assert version_match is not None, f"{path} does not start with its version: {{# version 1 #}}"
-    family = "".join(p.read_text(encoding="utf-8") for p in sorted({path, *path.parent.glob("base.jinja")}))
+    family = "".join(
+        p.read_text(encoding="utf-8") for p in sorted({path, *path.parent.glob("base.jinja")})
+    )
     template = _environment().get_template(f"{name}.jinja")
     return Prompt(name, version_match.group(1), _digest(family), template, _runs(text))
 
 
 def load_file(path: Path) -> Prompt:
-    """Loads a user's template. Raises ConfigError, with file and line, if it cannot be read or parsed."""
+    """Loads a user's template. Raises ConfigError, with file and line, if it cannot be read or
+    parsed."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -100,7 +106,9 @@ def load_file(path: Path) -> Prompt:
     try:
         template = _environment().from_string(text)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{path} line {error.lineno} is not valid Jinja: {error.message}") from error
+        raise ConfigError(
+            f"{path} line {error.lineno} is not valid Jinja: {error.message}"
+        ) from error
     return Prompt(path.name, _digest(text)[:8], _digest(text), template, _runs(text))
 
 
@@ -108,12 +116,21 @@ def load_file(path: Path) -> Prompt:
 def wording() -> tuple[str, ...]:
     """Returns the word runs of all prompts for generating rows."""
     files = [path for kind in ("expand", "from-docs") for path in (_FOLDER / kind).glob("*.jinja")]
-    lists = [runs_of_phrase(phrase) for name in ("personas", "domains") for phrase in phrases(f"expand/{name}")]
-    return tuple(sorted(set[str]().union(*(_runs(path.read_text(encoding="utf-8")) for path in files), *lists)))
+    lists = [
+        runs_of_phrase(phrase)
+        for name in ("personas", "domains")
+        for phrase in phrases(f"expand/{name}")
+    ]
+    return tuple(
+        sorted(
+            set[str]().union(*(_runs(path.read_text(encoding="utf-8")) for path in files), *lists)
+        )
+    )
 
 
 def runs_of_phrase(phrase: str) -> frozenset[str]:
-    """Returns the word runs of a persona or domain that no row may repeat: its start, without the article."""
+    """Returns the word runs of a persona or domain that no row may repeat: its start, without the
+    article."""
     words = plain_text(phrase).split()
     words = words[1:] if words and words[0] in ("a", "an", "the") else words
     return frozenset([" ".join(words[:_RUN]).strip(_EDGES)] if len(words) >= _PHRASE else ())
@@ -126,12 +143,17 @@ def repeated(text: str, runs: Iterable[str]) -> str | None:
 
 
 def _runs(template: str) -> frozenset[str]:
-    """Returns every six consecutive words of a template's sentences, and its short headings (`Keep to this:`)."""
+    """Returns every six consecutive words of a template's sentences, and its short headings
+    (`Keep to this:`)."""
     runs = set[str]()
     for text in _MARKUP.split(template):
-        for sentence in (part for item in _ITEMS.split(text) for part in _SENTENCES.split(item.strip())):
+        for sentence in (
+            part for item in _ITEMS.split(text) for part in _SENTENCES.split(item.strip())
+        ):
             words = plain_text(sentence).split()
-            runs.update(" ".join(words[at : at + _RUN]).strip(_EDGES) for at in range(len(words) - _RUN + 1))
+            runs.update(
+                " ".join(words[at : at + _RUN]).strip(_EDGES) for at in range(len(words) - _RUN + 1)
+            )
             if sentence[:1].isupper() and sentence.endswith(":") and _HEADING <= len(words) < _RUN:
                 runs.add(" ".join(words))
     return frozenset(runs)

@@ -57,7 +57,11 @@ class ErrorEstimate:
 
     def as_text(self) -> str:
         low, high = self.interval
-        kind = "accepted rows have a wrong answer" if self.accepted else "refused rows have a right answer"
+        kind = (
+            "accepted rows have a wrong answer"
+            if self.accepted
+            else "refused rows have a right answer"
+        )
         text = (
             f"{self.wrong / self.labelled:.1%} of the {kind} ({low:.1%} to {high:.1%} at 95 %), by "
             f"{self.labelled:,} {'random ' if self.at_random else ''}labels of {self.rows:,} rows"
@@ -66,15 +70,24 @@ class ErrorEstimate:
             return text
         text += f"; {self.labels_for((high - low) / 2):,} labels make that half as wide"
         if not self.at_random:
-            return f"{text}. These rows were chosen, not drawn: label those of `ajet dataset view FILE --sample 50`"
-        return f"{text}. {self.skipped:,} rows of the sample were skipped: label them too" if self.skipped else text
+            return (
+                f"{text}. These rows were chosen, not drawn: label those of `ajet dataset view FILE"
+                " --sample 50`"
+            )
+        return (
+            f"{text}. {self.skipped:,} rows of the sample were skipped: label them too"
+            if self.skipped
+            else text
+        )
 
 
 def estimate_errors(path: Path) -> ErrorEstimate | None:
-    """Estimates the error rate of verdicts from the marks on a file; None if no verified row is marked.
+    """Estimates the error rate of verdicts from the marks on a file; None if no verified row is
+    marked.
 
-    `accepted` means a right answer, `rejected` a wrong one, in files of accepted and of refused rows. Rows that were
-    rejected and saved elsewhere count too. If a random sample was labelled, only its labels count.
+    `accepted` means a right answer, `rejected` a wrong one, in files of accepted and of refused
+    rows. Rows that were rejected and saved elsewhere count too. If a random sample was labelled,
+    only its labels count.
     """
     journal = Journal(journal_beside(str(path)))
     marks = journal.read() if path.is_file() else {}
@@ -104,7 +117,9 @@ def estimate_errors(path: Path) -> ErrorEstimate | None:
     labels = labels or [mark for mark, _ in marked if mark is not None]
     if passed is None or not labels:
         return None
-    last = max((place for mark, place in marked if mark is not None and place is not None), default=0)
+    last = max(
+        (place for mark, place in marked if mark is not None and place is not None), default=0
+    )
     skipped = sum(mark is None and place is not None and place < last for mark, place in marked)
     wrong = labels.count("rejected" if passed else "accepted")
     return ErrorEstimate(passed, len(marked), len(labels), wrong, at_random, skipped)
@@ -121,7 +136,10 @@ def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[
     if errors or not files:
         return [estimate.as_text() for estimate in errors]
     view = f"ajet dataset view {files[0]} --sample 50"
-    return [f"the error rate of these verdicts is unknown: mark rows as right (a) or wrong (x) in `{view}`"]
+    return [
+        "the error rate of these verdicts is unknown: mark rows as right (a) or wrong (x) in"
+        f" `{view}`"
+    ]
 
 
 def _verdict(values: Mapping[str, object]) -> Mapping[str, object] | None:

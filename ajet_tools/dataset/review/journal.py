@@ -30,7 +30,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class Sample:
-    """A random sample of rows: ordered by a hash of the seed and the row, up to and including `last`.
+    """A random sample of rows: ordered by a hash of the seed and the row, up to and including
+    `last`.
 
     The sample is stable when other rows are removed, and a larger sample starts with it.
     """
@@ -40,9 +41,12 @@ class Sample:
 
     @staticmethod
     def place(seed: int, values: Mapping[str, object]) -> int:
-        """Returns a row's position in the order, ignoring the reason of a rejection, which `save` may rewrite."""
+        """Returns a row's position in the order, ignoring the reason of a rejection, which `save`
+        may rewrite."""
         line = json_line({name: value for name, value in values.items() if name != "rejected"})
-        return int.from_bytes(hashlib.blake2b(line, digest_size=8, key=b"%d" % seed).digest(), "big")
+        return int.from_bytes(
+            hashlib.blake2b(line, digest_size=8, key=b"%d" % seed).digest(), "big"
+        )
 
     def find(self, values: Mapping[str, object]) -> int | None:
         """Returns the position of a row in the sample, or None."""
@@ -56,7 +60,8 @@ def digest_of_line(line: bytes) -> str:
 
 
 def journal_beside(source: str) -> Path:
-    """Returns `.tasks.jsonl.review.jsonl` for `tasks.jsonl`, `.SPLIT.review.jsonl` in a directory; readers skip it."""
+    """Returns `.tasks.jsonl.review.jsonl` for `tasks.jsonl`, `.SPLIT.review.jsonl` in a directory;
+    readers skip it."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path / ".train.review.jsonl"
@@ -75,7 +80,8 @@ class Journal:
         """The random sample under review; known after reading."""
 
     def read(self) -> dict[tuple[int, str], Decision]:
-        """Returns the last decision on each row, by number and digest. Raises ConfigError for an invalid file."""
+        """Returns the last decision on each row, by number and digest. Raises ConfigError for an
+        invalid file."""
         decisions: dict[tuple[int, str], Decision] = {}
         for number, digest, decision in self._read_entries():
             decisions.pop((number, digest), None)
@@ -107,9 +113,13 @@ class Journal:
             raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
         return whole.splitlines()
 
-    def add(self, decisions: Mapping[int, tuple[str, Decision]], sample: Sample | None = None) -> None:
+    def add(
+        self, decisions: Mapping[int, tuple[str, Decision]], sample: Sample | None = None
+    ) -> None:
         """Appends decisions: row number -> digest and decision."""
-        lines = [self._line(number, digest, decision) for number, (digest, decision) in decisions.items()]
+        lines = [
+            self._line(number, digest, decision) for number, (digest, decision) in decisions.items()
+        ]
         if sample not in (None, self.sample):
             self.sample = sample
             lines = [*self._sample_lines(), *lines]
@@ -126,7 +136,10 @@ class Journal:
             if not decisions and self.sample is None:
                 self.path.unlink(missing_ok=True)
                 return
-            lines = [*self._sample_lines(), *(self._line(number, *rest) for number, rest in decisions.items())]
+            lines = [
+                *self._sample_lines(),
+                *(self._line(number, *rest) for number, rest in decisions.items()),
+            ]
             write_whole(self.path, b"".join(lines))
         except OSError as error:
             raise self._write_error(error) from error
@@ -136,9 +149,12 @@ class Journal:
 
     @staticmethod
     def _line(number: int, digest: str, decision: Decision) -> bytes:
-        return json_line({"row": number, "of": digest, "mark": decision.mark, "values": decision.values})
+        return json_line(
+            {"row": number, "of": digest, "mark": decision.mark, "values": decision.values}
+        )
 
     def _write_error(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"cannot store decisions in {self.path}: {error.strerror or error}. They are lost unless saved"
+            f"cannot store decisions in {self.path}: {error.strerror or error}. They are lost"
+            " unless saved"
         )

@@ -1,4 +1,5 @@
-"""A person's review of a dataset: accepting, rejecting and editing rows, with undo, stored as it goes."""
+"""A person's review of a dataset: accepting, rejecting and editing rows, with undo, stored as it
+goes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from ajet_tools.dataset.curation.filter import Filter
 from ajet_tools.dataset.files.blocks import LineBlock, Row, json_line
 from ajet_tools.dataset.files.sources import files_of
 from ajet_tools.dataset.files.tables import read, tables_of
-from ajet_tools.dataset.review.journal import Decision, Journal, Mark, Sample, digest_of_line, journal_beside
+from ajet_tools.dataset.review.journal import (
+    Decision,
+    Journal,
+    Mark,
+    Sample,
+    digest_of_line,
+    journal_beside,
+)
 from ajet_tools.dataset.review.row_file import Kinds, RowFile, edited
 
 Only = Literal["all", "undecided", "accepted", "rejected", "edited"]
@@ -30,10 +38,11 @@ _TOLD = 4096
 
 
 class Review:
-    """The rows of a dataset and the decisions on them. Call `load` in a thread, everything else in one other.
+    """The rows of a dataset and the decisions on them. Call `load` in a thread, everything else in
+    one other.
 
-    Decisions are stored beside the dataset and restored when it is reopened; the dataset is unchanged until `save`.
-    Rows are numbered from 0.
+    Decisions are stored beside the dataset and restored when it is reopened; the dataset is
+    unchanged until `save`. Rows are numbered from 0.
     """
 
     def __init__(
@@ -50,7 +59,9 @@ class Review:
         Raises ConfigError if there is no such dataset, or it is stdin, which is the keyboard.
         """
         if source == "-":
-            raise ConfigError("stdin, the keyboard, cannot be browsed; write the dataset to a file first")
+            raise ConfigError(
+                "stdin, the keyboard, cannot be browsed; write the dataset to a file first"
+            )
         self.source = source
         self.mapping = dict(mapping or {})
         self.bad = BadRows(skip=skip_bad)
@@ -126,11 +137,14 @@ class Review:
                 self._restore(number, waiting.pop(0))
         self.lost = sum(map(len, by_digest.values()))
         if self.is_kept:
-            self.journal.replace({number: (self._digest(number), each) for number, each in self.decisions.items()})
+            self.journal.replace(
+                {number: (self._digest(number), each) for number, each in self.decisions.items()}
+            )
 
     @property
     def is_kept(self) -> bool:
-        """Whether decisions are stored on disk; not if columns are mapped, since the rows differ from the file."""
+        """Whether decisions are stored on disk; not if columns are mapped, since the rows differ
+        from the file."""
         return not self.mapping and self.unkept is None
 
     def row(self, number: int) -> Row:
@@ -157,15 +171,22 @@ class Review:
             for row_number in self.decisions.keys() & set(numbers.tolist()):
                 if (values := self._values_of(row_number)) is not None:
                     some[row_number - number] = json_line(values)
-            yield LineBlock("", pl.Series("line", [line[:-1].decode() for line in some], pl.String), numbers)
+            yield LineBlock(
+                "", pl.Series("line", [line[:-1].decode() for line in some], pl.String), numbers
+            )
             number += len(some)
 
-    def fitting(self, wanted: Filter, only: Only = "all", *, stop: threading.Event) -> list[int] | None:
-        """Returns the numbers of matching rows, or None if stopped. Raises ConfigError for an unknown field."""
+    def fitting(
+        self, wanted: Filter, only: Only = "all", *, stop: threading.Event
+    ) -> list[int] | None:
+        """Returns the numbers of matching rows, or None if stopped. Raises ConfigError for an
+        unknown field."""
         fitting_numbers: list[int] = []
         table = next(iter(tables_of(self.source, self.mapping)), None)
         for block in self._scan(stop):
-            in_scope = [only == "all" or self._is(number, only) for number in block.numbers.tolist()]
+            in_scope = [
+                only == "all" or self._is(number, only) for number in block.numbers.tolist()
+            ]
             fitting_numbers += block.numbers[wanted.mask(block, table) & in_scope].tolist()
             wanted.note(block)
         if stop.is_set():
@@ -198,7 +219,9 @@ class Review:
     @property
     def marks(self) -> Counter[str]:
         decisions = list(self.decisions.values())
-        counts: Counter[str] = Counter(decision.mark for decision in decisions if decision.mark is not None)
+        counts: Counter[str] = Counter(
+            decision.mark for decision in decisions if decision.mark is not None
+        )
         counts["edited"] = sum(decision.values is not None for decision in decisions)
         return counts
 
@@ -218,7 +241,9 @@ class Review:
         edited_values = edited(self.spool.row(number).values, before, values, self._shape)
         if edited_values != before:
             unchanged = edited_values == self.spool.row(number).values
-            self._decide({number: Decision(self.mark_of(number), None if unchanged else edited_values)})
+            self._decide(
+                {number: Decision(self.mark_of(number), None if unchanged else edited_values)}
+            )
 
     def undo(self) -> list[int]:
         """Reverts the last decision and returns its rows."""
@@ -232,7 +257,9 @@ class Review:
         return self.decisions.get(number, Decision()).values
 
     def _decide(self, decisions: Mapping[int, Decision]) -> None:
-        self._history.append({number: self.decisions.get(number, Decision()) for number in decisions})
+        self._history.append(
+            {number: self.decisions.get(number, Decision()) for number in decisions}
+        )
         self._put(decisions)
 
     def _put(self, decisions: Mapping[int, Decision]) -> None:
@@ -243,7 +270,10 @@ class Review:
                 self.decisions.pop(number, None)
         if self.is_kept:
             try:
-                noted = {number: (self._digest(number), decision) for number, decision in decisions.items()}
+                noted = {
+                    number: (self._digest(number), decision)
+                    for number, decision in decisions.items()
+                }
                 self.journal.add(noted, self._sample)
             except ConfigError as error:
                 self.unkept = error

@@ -21,7 +21,8 @@ _TOGETHER = 256
 
 
 class RowFile:
-    """Stores rows as JSON lines in a private database on disk. One thread adds rows, any thread may read."""
+    """Stores rows as JSON lines in a private database on disk. One thread adds rows, any thread may
+    read."""
 
     def __init__(self) -> None:
         self._rows = sqlite3.connect("", check_same_thread=False)
@@ -38,7 +39,8 @@ class RowFile:
         return self._count
 
     def add(self, row: Row) -> bytes:
-        """Adds a row and returns its JSON line; it becomes readable with `publish` at the latest."""
+        """Adds a row and returns its JSON line; it becomes readable with `publish` at the
+        latest."""
         line = json_line(row.values)
         place = row.where.encode("utf-8", "replace").decode()
         self._waiting.append((self._count + len(self._waiting), place, line))
@@ -53,29 +55,43 @@ class RowFile:
                 self._rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._waiting)
         except sqlite3.Error as error:
             raise ConfigError(
-                f"cannot store the rows in {tempfile.gettempdir()}: {error}; free some space, or set TMPDIR"
+                f"cannot store the rows in {tempfile.gettempdir()}: {error}; free some space, or"
+                " set TMPDIR"
             ) from error
         self._count += len(self._waiting)
         self._waiting.clear()
 
     def line(self, number: int) -> bytes:
-        return bytes(self._rows.execute("SELECT line FROM rows WHERE number = ?", (number,)).fetchone()[0])
+        return bytes(
+            self._rows.execute("SELECT line FROM rows WHERE number = ?", (number,)).fetchone()[0]
+        )
 
     def rows(self, numbers: Iterable[int]) -> list[Row]:
         """Returns the existing rows of these numbers."""
         numbers = list(numbers)
         query = "SELECT * FROM rows WHERE number IN (SELECT value FROM json_each(?)) AND number < ?"
-        known = {number: row for number, *row in self._rows.execute(query, (str(numbers), self._count))}
-        return [Row(known[number][0], json.loads(known[number][1])) for number in numbers if number in known]
+        known = {
+            number: row for number, *row in self._rows.execute(query, (str(numbers), self._count))
+        }
+        return [
+            Row(known[number][0], json.loads(known[number][1]))
+            for number in numbers
+            if number in known
+        ]
 
     def row(self, number: int) -> Row:
         return self.rows([number])[0]
 
     def lines(self) -> Iterator[bytes]:
         """Yields every readable row as a JSON line, in batches."""
-        query, count = "SELECT line FROM rows WHERE number >= ? AND number < ? ORDER BY number", self._count
+        query, count = (
+            "SELECT line FROM rows WHERE number >= ? AND number < ? ORDER BY number",
+            self._count,
+        )
         for start in range(0, count, _TOGETHER):
-            for (line,) in self._rows.execute(query, (start, min(start + _TOGETHER, count))).fetchall():
+            for (line,) in self._rows.execute(
+                query, (start, min(start + _TOGETHER, count))
+            ).fetchall():
                 yield line
 
 
@@ -96,9 +112,13 @@ _KINDS = {**KINDS, "integer": "a number"}
 
 
 def edited(
-    original: Mapping[str, object], before: Mapping[str, object], after: Mapping[str, object], shape: Kinds
+    original: Mapping[str, object],
+    before: Mapping[str, object],
+    after: Mapping[str, object],
+    shape: Kinds,
 ) -> dict[str, object]:
-    """Returns the row to store: with the task id of its new content, and the changes in its provenance.
+    """Returns the row to store: with the task id of its new content, and the changes in its
+    provenance.
 
     Args:
         original: the row as read.
@@ -109,11 +129,15 @@ def edited(
     Raises TaskError if it no longer is a row of this dataset.
     """
     result = dict(after)
-    if before.get("task_id") is not None and result.get("task_id") == before["task_id"] == _id_by_content(before):
+    if before.get("task_id") is not None and result.get("task_id") == before[
+        "task_id"
+    ] == _id_by_content(before):
         result["task_id"] = _id_by_content(result)
     check_row(before, result, shape)
     provenance = result.get("provenance")
-    changed = sorted(path for path in _changed(original, result) if path.partition(".")[0] not in OURS)
+    changed = sorted(
+        path for path in _changed(original, result) if path.partition(".")[0] not in OURS
+    )
     if changed and isinstance(provenance, dict):  # its verdict is about the original row
         result["provenance"] = {**provenance, "edited": changed}
     elif not changed and isinstance(provenance, dict) and "provenance" in original:
@@ -130,7 +154,9 @@ def check_row(before: Mapping[str, object], after: Mapping[str, object], shape: 
     if text_of(before).strip() and not text_of(after).strip():
         raise TaskError("the row has no question any more")
     if task_id_of(before) is not None and task_id_of(after) is None:
-        raise TaskError("the row is no valid task: main_query is text, metadata an object, init_messages a list")
+        raise TaskError(
+            "the row is no valid task: main_query is text, metadata an object, init_messages a list"
+        )
 
 
 def _id_by_content(values: Mapping[str, object]) -> str | None:
@@ -140,17 +166,23 @@ def _id_by_content(values: Mapping[str, object]) -> str | None:
 def _changed(before: object, after: object, path: str = "") -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in dict.fromkeys((*before, *after)):
-            yield from _changed(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+            yield from _changed(
+                before.get(name), after.get(name), f"{path}.{name}" if path else name
+            )
     elif before != after:
         yield path
 
 
 def _check_kinds(before: object, after: object, shape: Kinds | None, path: str) -> None:
-    known = {_KINDS[kind] for kind in (*(shape.kinds if shape is not None else ()), kind_of(before))}
+    known = {
+        _KINDS[kind] for kind in (*(shape.kinds if shape is not None else ()), kind_of(before))
+    }
     known.discard("null")
     kind = _KINDS[kind_of(after)]
     if known and kind != "null" and kind not in known:
-        raise TaskError(f"{path or 'the row'} is {kind}, and {' or '.join(sorted(known))} in these rows")
+        raise TaskError(
+            f"{path or 'the row'} is {kind}, and {' or '.join(sorted(known))} in these rows"
+        )
     if isinstance(after, Mapping):
         fields = shape.fields if shape is not None else {}
         inner = before if isinstance(before, Mapping) else {}
@@ -159,5 +191,8 @@ def _check_kinds(before: object, after: object, shape: Kinds | None, path: str) 
             if name not in fields and name not in inner:
                 missing = [field for field in (*fields, *inner) if field not in after]
                 if near := difflib.get_close_matches(name, missing, n=1, cutoff=0.75):
-                    raise TaskError(f"{place} is a field that no row has, and {near[0]} is missing: is it misspelt?")
+                    raise TaskError(
+                        f"{place} is a field that no row has, and {near[0]} is missing: is it"
+                        " misspelt?"
+                    )
             _check_kinds(inner.get(name), value, fields.get(name), place)

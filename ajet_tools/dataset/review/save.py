@@ -64,20 +64,27 @@ def proposed(review: Review) -> Path:
         [file] = review.files
         if file.name.lower().endswith(_WRITTEN):
             return file
-    path = Path(review.source.rpartition(":")[0] if ":" in review.source else review.source).expanduser()
+    path = Path(
+        review.source.rpartition(":")[0] if ":" in review.source else review.source
+    ).expanduser()
     stem = path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
     return path.with_name(f"{stem or 'rows'}.reviewed.jsonl")
 
 
 def rejected_beside(target: Path) -> Path:
-    """Returns the file for rejected rows; Parquet if the target is, which keeps the types of columns."""
+    """Returns the file for rejected rows; Parquet if the target is, which keeps the types of
+    columns."""
     stem = target.name.removesuffix(".gz").rpartition(".")[0] or target.name
-    return target.with_name(f"{stem}.rejected{'.parquet' if target.suffix.lower() == '.parquet' else '.jsonl'}")
+    return target.with_name(
+        f"{stem}.rejected{'.parquet' if target.suffix.lower() == '.parquet' else '.jsonl'}"
+    )
 
 
 def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
     if target.is_dir() or not target.name.lower().endswith(_WRITTEN):
-        raise ConfigError(f"{target} is not a dataset file name; it must end in {', '.join(_WRITTEN)}")
+        raise ConfigError(
+            f"{target} is not a dataset file name; it must end in {', '.join(_WRITTEN)}"
+        )
     if not in_place:
         return
     advice = "save under another name"
@@ -88,16 +95,21 @@ def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
     if review.mapping:
         raise ConfigError(f"the columns of {target} would be renamed (--map): {advice}")
     if lost:
-        raise ConfigError(f"{lost:,} undecided rows would be lost: {advice}, or save all but the rejected")
+        raise ConfigError(
+            f"{lost:,} undecided rows would be lost: {advice}, or save all but the rejected"
+        )
     if review.stamps_now() != review.stamps:
-        raise ConfigError(f"{target} was changed by another program: {advice}, or reopen it (decisions are kept)")
+        raise ConfigError(
+            f"{target} was changed by another program: {advice}, or reopen it (decisions are kept)"
+        )
 
 
 def save(review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
-    """Writes the kept rows to `target`, complete or not at all, and adds rejected rows to their file.
+    """Writes the kept rows to `target`, complete or not at all, and adds rejected rows to their
+    file.
 
-    Rejected rows are written first, so that no row is ever lost. Raises ConfigError and TaskError on failure, without
-    changing files.
+    Rejected rows are written first, so that no row is ever lost. Raises ConfigError and TaskError
+    on failure, without changing files.
     """
     plan = Plan.of(review, target, only_accepted=only_accepted)
     if plan.rejected:
@@ -123,14 +135,20 @@ def _rows(review: Review) -> Iterator[tuple[int, Row]]:
     """
     starts = range(0, len(review.spool), _TOGETHER)
     batches = (range(start, min(start + _TOGETHER, len(review.spool))) for start in starts)
-    spooled = (pair for numbers in batches for pair in zip(numbers, review.rows(numbers), strict=True))
+    spooled = (
+        pair for numbers in batches for pair in zip(numbers, review.rows(numbers), strict=True)
+    )
     if not any(file.suffix in (".parquet", ".arrow") for file in review.files):
         yield from spooled
         return
     rows = read(review.source, mapping=review.mapping, bad=BadRows(skip=review.bad.skip))
-    for number, (row, stored) in enumerate(zip_longest((spooled_row for _, spooled_row in spooled), rows)):
+    for number, (row, stored) in enumerate(
+        zip_longest((spooled_row for _, spooled_row in spooled), rows)
+    ):
         if row is None or stored is None or row.where != stored.where:
-            raise ConfigError(f"{review.source} was changed by another program since it was opened; reopen it")
+            raise ConfigError(
+                f"{review.source} was changed by another program since it was opened; reopen it"
+            )
         yield number, Row(row.where, row.values, stored.stored)
 
 
@@ -144,5 +162,8 @@ def _write_rejected(review: Review, path: Path) -> None:
                 writer.write(row.values, row.stored)
         for number, row in _rows(review):
             values = {**row.values, "rejected": BY_HAND}
-            if review.mark_of(number) == "rejected" and digest_of_line(json_line(values)) not in seen:
+            if (
+                review.mark_of(number) == "rejected"
+                and digest_of_line(json_line(values)) not in seen
+            ):
                 writer.write(values, row.stored)

@@ -1,10 +1,11 @@
 """Finds rows of a dataset that leak a row of an evaluation set, with the evidence.
 
-Kinds of evidence: the same text; a near copy (`likeness`); a shared run of words (13 by default) in any text of the
-row, which also finds documents that quote the question; most of the words in the same order (`altered`), which finds
-quotations with every sixth word changed; similar embeddings. A shorter evaluation row counts as one run if it has at
-least 6 words, or 3 with a number (unless it is part of a longer sum). Runs in more than a twentieth of the evaluation
-rows (and in more than 3) are instructions and ignored.
+Kinds of evidence: the same text; a near copy (`likeness`); a shared run of words (13 by default) in
+any text of the row, which also finds documents that quote the question; most of the words in the
+same order (`altered`), which finds quotations with every sixth word changed; similar embeddings. A
+shorter evaluation row counts as one run if it has at least 6 words, or 3 with a number (unless it
+is part of a longer sum). Runs in more than a twentieth of the evaluation rows (and in more than 3)
+are instructions and ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ LEAST_WORDS = 6
 LEAST_WITH_NUMBER = 3
 """Minimum words of an evaluation row with a number, such as `What is 12 + 34?`."""
 ALTERED_WORDS = 12
-"""Minimum words for `altered`: with two words changed, a shorter row may be a different question."""
+"""Minimum words for `altered`: with two words changed, a shorter row may be a different
+question."""
 _GRAM = 4
 """Words of a run that makes an evaluation row a candidate for `altered`."""
 _KEPT = 0.78
@@ -89,10 +91,19 @@ class Leaks:
         numbers: bool = True,
     ) -> None:
         if ngram < LEAST_WORDS:
-            raise ConfigError(f"--ngram must be at least {LEAST_WORDS} (got {ngram}); shorter runs occur everywhere")
+            raise ConfigError(
+                f"--ngram must be at least {LEAST_WORDS} (got {ngram}); shorter runs occur"
+                " everywhere"
+            )
         if not known:
             raise ConfigError("there are no evaluation rows: the files of --eval are empty")
-        self.known = list(zip((where for where, _ in known), _asked_texts([text for _, text in known]), strict=True))
+        self.known = list(
+            zip(
+                (where for where, _ in known),
+                _asked_texts([text for _, text in known]),
+                strict=True,
+            )
+        )
         self.share = share
         self._near = NearIndex(threshold, seed, numbers=numbers)
         for number, (_, text) in enumerate(self.known):
@@ -130,7 +141,9 @@ class Leaks:
         rows_with: Counter[tuple[str, ...]] = Counter()
         first_of_text: dict[tuple[str, ...], int] = {}
         for index, row_words in enumerate(self._words):
-            if first_of_text.setdefault(tuple(row_words), index) != index:  # a repeated question is not an instruction
+            if (
+                first_of_text.setdefault(tuple(row_words), index) != index
+            ):  # a repeated question is not an instruction
                 continue
             runs = _runs_to_know(row_words, size)
             for part in self._alone.get(index, ()):
@@ -170,12 +183,22 @@ class Leaks:
         """
         leaks: dict[int, Leak] = {}
         known = [text for _, text in self.known]
-        for index, match in enumerate(self._near.find_all([without_system(text) for text in texts], on_progress)):
-            match = match or self._match_with_system(texts[index]) or self._match_of_part(texts[index])
+        for index, match in enumerate(
+            self._near.find_all([without_system(text) for text in texts], on_progress)
+        ):
+            match = (
+                match or self._match_with_system(texts[index]) or self._match_of_part(texts[index])
+            )
             if match is not None:
-                leaks[index] = Leak(int(match.key), match.kind, match.similarity, known[int(match.key)])
+                leaks[index] = Leak(
+                    int(match.key), match.kind, match.similarity, known[int(match.key)]
+                )
         for index, text in enumerate(everything):
-            if index not in leaks and (quoted := self.quoted(text)) is not None and quoted.similarity >= self.share:
+            if (
+                index not in leaks
+                and (quoted := self.quoted(text)) is not None
+                and quoted.similarity >= self.share
+            ):
                 leaks[index] = quoted
         if vectors is not None:
             for index, (number, cosine) in enumerate(nearest(*vectors, texts, known)):
@@ -187,9 +210,14 @@ class Leaks:
         return self._near.find(text) if SYSTEM in text else None
 
     def _match_of_part(self, text: str) -> Match | None:
-        """Returns the evaluation row that one part of a text is, such as the input of an instruction."""
+        """Returns the evaluation row that one part of a text is, such as the input of an
+        instruction."""
         asked = without_system(text)
-        parts = [part for part in asked.split(PART) if len(words(part)) >= LEAST_WITH_NUMBER] if PART in asked else []
+        parts = (
+            [part for part in asked.split(PART) if len(words(part)) >= LEAST_WITH_NUMBER]
+            if PART in asked
+            else []
+        )
         for match in self._near.find_all(parts):
             if match is not None and match.kind == "exact":
                 return match
@@ -204,7 +232,9 @@ class Leaks:
             for length in self._lengths.get(start, ()):
                 run = tuple(text_words[at : at + length])
                 index = self._runs.get(run) if len(run) == length else None
-                if index is not None and (length >= LEAST_WORDS or _stands_alone(text_words, at, length)):
+                if index is not None and (
+                    length >= LEAST_WORDS or _stands_alone(text_words, at, length)
+                ):
                     covered[index].update(range(at, at + length))
         if not covered:
             return self._altered(text_words)
@@ -215,7 +245,8 @@ class Leaks:
         return Leak(index, "words", share, " ".join(text_words[places[0] : last + 1]))
 
     def _altered(self, text_words: Sequence[str]) -> Leak | None:
-        """Returns the evaluation row most of whose words occur in the text, in order and with the same numbers."""
+        """Returns the evaluation row most of whose words occur in the text, in order and with the
+        same numbers."""
         offsets: dict[int, list[int]] = defaultdict(list)
         for at, gram in enumerate(_runs_of(text_words, _GRAM)):
             for index, place in self._grams.get(gram, ()):
@@ -229,14 +260,20 @@ class Leaks:
             start = max(0, sorted(places)[len(places) // 2] - slack)
             window = text_words[start : start + len(known) + 2 * slack]
             share = LCSseq.similarity(known, window) / len(known)
-            if share >= max(_KEPT, best.similarity if best else 0.0) and _same_numbers(known, window):
+            if share >= max(_KEPT, best.similarity if best else 0.0) and _same_numbers(
+                known, window
+            ):
                 best = Leak(index, "altered", share, " ".join(window))
         return best
 
     def __call__(self, values: Mapping[str, object]) -> str | None:
         """Returns the evidence that a row leaks a text, or None."""
         text = text_of(values)
-        match = self._near.find(without_system(text)) or self._match_with_system(text) or self._match_of_part(text)
+        match = (
+            self._near.find(without_system(text))
+            or self._match_with_system(text)
+            or self._match_of_part(text)
+        )
         if match is not None:
             how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
             return f"{how} {self.known[int(match.key)][0]}"
@@ -250,14 +287,18 @@ class Leaks:
         mine = self._words[leak.evaluation]
         if self.share and LCSseq.similarity(mine, words(text)) / len(mine) < self.share:
             return None
-        relation = f"{leak.similarity:.0%} of the words of" if leak.kind == "altered" else "in common with"
+        relation = (
+            f"{leak.similarity:.0%} of the words of" if leak.kind == "altered" else "in common with"
+        )
         return f"{relation} {self.known[leak.evaluation][0]}: {leak.evidence!r}"
 
     def by_meaning(self, text: str, vector: Vectors, least: float) -> str | None:
         """Returns the evidence that a row paraphrases a text, or None."""
         if self.vectors is None:
             return None
-        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [known for _, known in self.known])
+        [(index, cosine)] = nearest(
+            vector[None], self.vectors, [text], [known for _, known in self.known]
+        )
         return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
 
 
@@ -269,25 +310,34 @@ def _asked_texts(texts: Sequence[str]) -> list[str]:
     different: dict[str, set[str]] = defaultdict(set)
     for text in texts:
         different[normal(without_system(text))].add(text)
-    return [text if len(different[normal(without_system(text))]) > 1 else without_system(text) for text in texts]
+    return [
+        text if len(different[normal(without_system(text))]) > 1 else without_system(text)
+        for text in texts
+    ]
 
 
 def _distinct_parts(alone: Sequence[Sequence[str]]) -> dict[int, list[str]]:
-    """Returns the parts, by row, that are long enough to ask by themselves and that no other row has.
+    """Returns the parts, by row, that are long enough to ask by themselves and that no other row
+    has.
 
     A part that several rows have is an instruction or a passage.
     """
     rows_with = Counter(normal(part) for parts in alone if len(parts) > 1 for part in set(parts))
     distinct: dict[int, list[str]] = {}
     for index, parts in enumerate(alone):
-        own = [part for part in parts if rows_with[normal(part)] == 1 and _runs_to_know(words(part), LEAST_WORDS)]
+        own = [
+            part
+            for part in parts
+            if rows_with[normal(part)] == 1 and _runs_to_know(words(part), LEAST_WORDS)
+        ]
         if len(parts) > 1 and own:
             distinct[index] = own
     return distinct
 
 
 def _runs_to_know(row_words: Sequence[str], size: int) -> set[tuple[str, ...]]:
-    """Returns the runs of words of an evaluation row; none if it is too short to tell a leak from chance."""
+    """Returns the runs of words of an evaluation row; none if it is too short to tell a leak from
+    chance."""
     length = min(size, len(row_words))
     if length < (LEAST_WITH_NUMBER if any(map(_is_figure, row_words)) else LEAST_WORDS):
         return set()
@@ -310,7 +360,9 @@ def _stands_alone(words_of_text: Sequence[str], at: int, length: int) -> bool:
 
 def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:
     """Whether the numbers agree; in a long text, a third of them may be altered."""
-    mine, theirs = (Counter(word for word in words if word[0].isdigit()) for words in (known, window))
+    mine, theirs = (
+        Counter(word for word in words if word[0].isdigit()) for words in (known, window)
+    )
     missing = (mine - theirs).total()
     return missing <= (mine.total() // 3 if sum(map(len, known)) >= MARKED else 0)
 
@@ -318,16 +370,26 @@ def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:
 def numbers_agree(first: str, second: str) -> bool:
     """Whether two wordings agree in their numbers, in any order; one may be spelt out."""
     mine, theirs = (Counter(_NUMBER.findall(normal(text))) for text in (first, second))
-    return max((mine - theirs).total(), (theirs - mine).total()) <= max(1, max(mine.total(), theirs.total()) // 3)
+    return max((mine - theirs).total(), (theirs - mine).total()) <= max(
+        1, max(mine.total(), theirs.total()) // 3
+    )
 
 
 def nearest(
     rows: Vectors, known: Vectors, texts: Sequence[str], known_texts: Sequence[str]
 ) -> Iterator[tuple[int, float]]:
-    """Yields for each row the evaluation row with the nearest meaning and agreeing numbers, and the cosine."""
+    """Yields for each row the evaluation row with the nearest meaning and agreeing numbers, and the
+    cosine."""
     for start in range(0, len(rows), _CHUNK):
         cosines = rows[start : start + _CHUNK] @ known.T
         for index, each in enumerate(cosines, start):
             order = np.argsort(-each, kind="stable")[:_NEAREST].tolist()
-            fit = next((candidate for candidate in order if numbers_agree(texts[index], known_texts[candidate])), None)
+            fit = next(
+                (
+                    candidate
+                    for candidate in order
+                    if numbers_agree(texts[index], known_texts[candidate])
+                ),
+                None,
+            )
             yield (fit, min(1.0, float(each[fit]))) if fit is not None else (0, 0.0)

@@ -1,7 +1,7 @@
 """Finds duplicate rows: exact copies, near copies and, with embeddings, paraphrases.
 
-Similar rows form clusters, transitively. One row per cluster stays, chosen by a policy. The clusters do not depend on
-the order of the rows.
+Similar rows form clusters, transitively. One row per cluster stays, chosen by a policy. The
+clusters do not depend on the order of the rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import numpy.typing as npt
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.questions import answer_of, text_of
 from ajet_tools.dataset.files.values import value_at
-from ajet_tools.dataset.similarity.near import Clusters, OnProgress, Pair, check_threshold, close_pairs, near_pairs
+from ajet_tools.dataset.similarity.near import (
+    Clusters,
+    OnProgress,
+    Pair,
+    check_threshold,
+    close_pairs,
+    near_pairs,
+)
 from ajet_tools.dataset.similarity.text import likeness, normal
 
 Kind = Literal["exact", "near", "meaning"]
@@ -36,9 +43,16 @@ class RowFacts:
 
     @classmethod
     def of(cls, where: str, values: Mapping[str, object], keep: str = "first") -> RowFacts:
-        """Raises ConfigError for an unknown policy, or if the row lacks the number that it needs."""
+        """Raises ConfigError for an unknown policy, or if the row lacks the number that it
+        needs."""
         text, answer = text_of(values), answer_of(values)
-        shown = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True)
+        shown = (
+            ""
+            if answer is None
+            else answer
+            if isinstance(answer, str)
+            else json.dumps(answer, sort_keys=True)
+        )
         return cls(where, text, shown, _rank(where, values, text, shown, keep))
 
 
@@ -72,7 +86,8 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of `find`: the number of rows, the rows to remove in order, and the number of clusters."""
+    """The result of `find`: the number of rows, the rows to remove in order, and the number of
+    clusters."""
 
     rows: int
     duplicates: list[Duplicate]
@@ -111,7 +126,9 @@ def find(
     def link(pair: Pair, kind: Kind) -> None:
         clusters.join(pair.first, pair.second)
         for item, neighbour in ((pair.first, pair.second), (pair.second, pair.first)):
-            links[item][neighbour] = max(links[item].get(neighbour, (0.0, kind)), (pair.similarity, kind))
+            links[item][neighbour] = max(
+                links[item].get(neighbour, (0.0, kind)), (pair.similarity, kind)
+            )
 
     def why(number: int, home: int) -> tuple[Kind, float, int | None]:
         """Returns kind, similarity and connecting row of a text in a cluster."""
@@ -122,15 +139,21 @@ def find(
             return kind, similarity, None
         if (share := likeness(texts[number], texts[home], threshold, numbers=numbers)) is not None:
             return "near", share, None
-        neighbour = max(links[number], key=lambda neighbour: (links[number][neighbour][0], -neighbour))
+        neighbour = max(
+            links[number], key=lambda neighbour: (links[number][neighbour][0], -neighbour)
+        )
         similarity, kind = links[number][neighbour]
         return kind, similarity, members[neighbour][0]
 
     if near:
-        for pair in near_pairs(texts, threshold, seed=seed, numbers=numbers, on_progress=on_progress):
+        for pair in near_pairs(
+            texts, threshold, seed=seed, numbers=numbers, on_progress=on_progress
+        ):
             link(pair, "near")
     if vectors is not None:
-        for pair in close_pairs(vectors[[rows_of[0] for rows_of in members]], texts, meaning, numbers=numbers):
+        for pair in close_pairs(
+            vectors[[rows_of[0] for rows_of in members]], texts, meaning, numbers=numbers
+        ):
             link(pair, "meaning")
     together: dict[int, dict[int, int]] = defaultdict(dict)
     """Rows of each cluster, with the index of their text."""
@@ -139,8 +162,12 @@ def find(
     duplicates: list[Duplicate] = []
     many = [cluster for cluster in together.values() if len(cluster) > 1]
     for cluster in many:
-        kept = max(cluster, key=lambda index: (rows[index].rank, index if keep == "last" else -index))
+        kept = max(
+            cluster, key=lambda index: (rows[index].rank, index if keep == "last" else -index)
+        )
         for index in cluster.keys() - {kept}:
-            differ = bool(rows[index].answer and rows[kept].answer and rows[index].answer != rows[kept].answer)
+            differ = bool(
+                rows[index].answer and rows[kept].answer and rows[index].answer != rows[kept].answer
+            )
             duplicates.append(Duplicate(index, kept, *why(cluster[index], cluster[kept]), differ))
     return Found(len(rows), sorted(duplicates, key=lambda d: d.index), len(many))

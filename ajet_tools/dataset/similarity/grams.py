@@ -1,12 +1,12 @@
 """Finds candidates for near copies: texts that share rare 8-grams.
 
-A text has up to 48 keys, the smallest hashes of its 8-grams. Two texts that share a fraction s of their characters
-share about s^8 of the keys: 0.43 with a tenth edited, 0.17 with a fifth. A search looks up the rarest shared keys of a
-text, and returns the texts that share at least two. Common 8-grams therefore count only in texts that have hardly any
-others.
+A text has up to 48 keys, the smallest hashes of its 8-grams. Two texts that share a fraction s of
+their characters share about s^8 of the keys: 0.43 with a tenth edited, 0.17 with a fifth. A search
+looks up the rarest shared keys of a text, and returns the texts that share at least two. Common
+8-grams therefore count only in texts that have hardly any others.
 
-Shorter grams survive edits more often, but occur everywhere; unrelated texts in one language share at most a hundredth
-of their 8-grams.
+Shorter grams survive edits more often, but occur everywhere; unrelated texts in one language share
+at most a hundredth of their 8-grams.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Postings(NamedTuple):
     def find(self, asked: Postings) -> tuple[Ints, Ints]:
         """Returns query indices and candidates among these sorted postings, best matches first."""
         asked = asked.sorted()
-        low, high = (np.searchsorted(self.keys, asked.keys, side=side) for side in ("left", "right"))
+        low, high = (
+            np.searchsorted(self.keys, asked.keys, side=side) for side in ("left", "right")
+        )
         return _pick(asked.texts, low, high, self.texts)
 
     def pairs(self) -> Iterator[tuple[Ints, Ints]]:
@@ -77,12 +79,18 @@ def _pick(asking: Any, low: Ints, high: Ints, texts: npt.NDArray[np.int32]) -> t
     asking, size = asking.astype(np.int64), high - low
     order = np.flatnonzero(size)
     # sorting packed integers is five times as fast as by two columns
-    order = np.sort((asking[order] << 43) | (np.minimum(size[order], 2047) << 32) | order) & 0xFFFFFFFF
+    order = (
+        np.sort((asking[order] << 43) | (np.minimum(size[order], 2047) << 32) | order) & 0xFFFFFFFF
+    )
     asking, high, size = asking[order], high[order], size[order]
     rank = _ranks(asking)
     before = np.cumsum(size) - size
     is_looked_up = (rank < _RAREST) & (before - before[np.arange(len(rank)) - rank] < _LOOKED_AT)
-    asking, high, size = asking[is_looked_up], high[is_looked_up], np.minimum(size[is_looked_up], _LOOKED_AT)
+    asking, high, size = (
+        asking[is_looked_up],
+        high[is_looked_up],
+        np.minimum(size[is_looked_up], _LOOKED_AT),
+    )
     looked_up = np.bincount(asking)
     places = np.repeat(high - np.cumsum(size), size) + np.arange(size.sum())
     codes = np.sort((np.repeat(asking, size) << 32) | texts[places])
@@ -110,13 +118,16 @@ def postings(texts: Sequence[str], seed: int = 0) -> Postings:
 
 
 def _smallest(hashes: U64, bounds: Ints) -> Postings:
-    """Returns the smallest hashes per text; for speed, sorts only hashes below a bound unless grams repeat."""
+    """Returns the smallest hashes per text; for speed, sorts only hashes below a bound unless grams
+    repeat."""
     size = np.diff(bounds)
     numbers = np.repeat(np.arange(len(size), dtype=np.uint64), size)
     least = (np.minimum(1.0, 2.5 * KEYS / np.maximum(size, 1)) * (2**64 - 2**11)).astype(np.uint64)
     likely = np.flatnonzero(hashes <= least[numbers])
     smallest = _different(numbers[likely], hashes[likely])
-    poor = np.flatnonzero(np.bincount(smallest.texts, minlength=len(size)) < np.minimum(KEYS, size) // 2)
+    poor = np.flatnonzero(
+        np.bincount(smallest.texts, minlength=len(size)) < np.minimum(KEYS, size) // 2
+    )
     if len(poor):
         again = np.flatnonzero(np.isin(numbers, poor))
         rich = smallest.take(~np.isin(smallest.texts, poor))
@@ -133,7 +144,9 @@ def _different(numbers: U64, hashes: U64) -> Postings:
 
 
 def _starts(values: npt.NDArray[Any]) -> Ints:
-    return np.flatnonzero(np.concatenate((np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1])))
+    return np.flatnonzero(
+        np.concatenate((np.ones(min(1, len(values)), np.bool_), values[1:] != values[:-1]))
+    )
 
 
 def _ranks(values: npt.NDArray[Any]) -> Ints:
@@ -144,7 +157,9 @@ def _ranks(values: npt.NDArray[Any]) -> Ints:
 
 def _grams(texts: Sequence[str], seed: int = 0) -> tuple[U64, Ints]:
     """Returns the hashed 8-grams of all texts, concatenated, and the bounds of each text."""
-    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32).astype(
+        np.uint64
+    )
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     numbers = np.maximum(lengths - GRAM + 1, 0)
     bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum(numbers)))

@@ -26,11 +26,13 @@ from ajet_tools.trace.queries.base import rows
 INCLUDE = "--include-validation keeps them"
 KEEP = "--include-failures keeps them"
 _WHOLE = 1_000_000
-"""A run of this many words is a whole question; phrases shared by tasks of one template don't count."""
+"""A run of this many words is a whole question; phrases shared by tasks of one template don't
+count."""
 
 
 def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[int, int]]:
-    """Returns pairs of indices of tasks and the held-out tasks they nearly repeat, ignoring answers."""
+    """Returns pairs of indices of tasks and the held-out tasks they nearly repeat, ignoring
+    answers."""
     index = NearIndex()
     for place, task in enumerate(held_out):
         if text := question_of_task(task):
@@ -42,7 +44,9 @@ def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[i
         (place, int(match.key))
         for place, match in enumerate(matches)
         if match is not None
-        and not (match.kind == "exact" and clash(tasks[place], held_out[int(match.key)], by_answer=False))
+        and not (
+            match.kind == "exact" and clash(tasks[place], held_out[int(match.key)], by_answer=False)
+        )
     ]
 
 
@@ -54,8 +58,11 @@ def validation_tasks(reader: TraceReader, run_id: str | None = None) -> list[Tas
     return [_task(row["task"]) for row in rows(reader, sql, run_id)]
 
 
-def training_ids(reader: TraceReader, ids: Sequence[str], run_id: str | None = None) -> tuple[list[str], Counter[str]]:
-    """Those of the episodes that are of no validation task of the run (None: of any run), nor of a near copy of one.
+def training_ids(
+    reader: TraceReader, ids: Sequence[str], run_id: str | None = None
+) -> tuple[list[str], Counter[str]]:
+    """Those of the episodes that are of no validation task of the run (None: of any run), nor of a
+    near copy of one.
 
     The others are counted, by a reason.
     """
@@ -99,9 +106,9 @@ def export_rows(
 ) -> Exported:
     """Exports as `export`, without validation tasks and near copies if the format is for training.
 
-    Formats to imitate are without replies that were cut at their limit and without episodes that earned nothing.
-    Considers the validation tasks of the run, or of all runs. Raises ConfigError if nothing is left, and as `export`
-    does.
+    Formats to imitate are without replies that were cut at their limit and without episodes that
+    earned nothing. Considers the validation tasks of the run, or of all runs. Raises ConfigError if
+    nothing is left, and as `export` does.
     """
     left_out = Counter[str]()
     if format in TRAINING and not include_validation:
@@ -111,8 +118,15 @@ def export_rows(
         left_out += failures
     how["keep_cut"] = include_failures
     if left_out and not episode_ids:
-        raise ConfigError(f"nothing to export; left out: {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}")
-    if isinstance(target, Path) and format in TRAINING and target.suffix.lower() not in (SUFFIXES[format], ""):
+        raise ConfigError(
+            "nothing to export; left out:"
+            f" {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}"
+        )
+    if (
+        isinstance(target, Path)
+        and format in TRAINING
+        and target.suffix.lower() not in (SUFFIXES[format], "")
+    ):
         done = _export_table(reader, episode_ids, format, target, **how)
     else:
         done = export(reader, episode_ids, format, target, **how)
@@ -135,8 +149,13 @@ def _export_table(
 
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:
-    """Returns a check for rows that repeat a held-out question, also altered; None without such questions."""
-    known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of_task(task))]
+    """Returns a check for rows that repeat a held-out question, also altered; None without such
+    questions."""
+    known = [
+        (f"validation task {task.task_id}", text)
+        for task in held_out
+        if (text := question_of_task(task))
+    ]
     return Leaks(known, ngram=_WHOLE) if known else None
 
 

@@ -27,7 +27,12 @@ _PART = 4 * BATCH
 
 
 def open_embedder(
-    where: str, model: str, *, concurrency: int = _AT_ONCE, cache: Path | None = None, budget: Budget | None = None
+    where: str,
+    model: str,
+    *,
+    concurrency: int = _AT_ONCE,
+    cache: Path | None = None,
+    budget: Budget | None = None,
 ) -> ModelClient:
     """Opens the client that computes embeddings; close it after use.
 
@@ -43,15 +48,21 @@ def open_embedder(
         at = local_url(Path(model)) if Path(model).is_dir() else f"local://{model}"
         return ModelClient(at, model, concurrency=1, cache=cache, transport=_LocalModel(model))
     if not where.startswith(("http://", "https://")):
-        raise ConfigError(f"--embeddings takes a URL and a model, or `local` and a directory (got {where!r})")
+        raise ConfigError(
+            f"--embeddings takes a URL and a model, or `local` and a directory (got {where!r})"
+        )
     key = api_key("OPENAI_API_KEY")
     return ModelClient(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
 
 
 async def embed(
-    endpoint: ModelClient, texts: Sequence[str], *, on_progress: Callable[[str, int, int], None] | None = None
+    endpoint: ModelClient,
+    texts: Sequence[str],
+    *,
+    on_progress: Callable[[str, int, int], None] | None = None,
 ) -> Vectors:
-    """Returns normalized vectors. Raises as `ModelClient.chat`, and EngineError for different lengths."""
+    """Returns normalized vectors. Raises as `ModelClient.chat`, and EngineError for different
+    lengths."""
     rows: list[npt.NDArray[np.float32]] = []
     for start in range(0, len(texts), _PART):
         if on_progress:
@@ -77,21 +88,28 @@ class _LocalModel:
             raise MissingExtra("transformers", "local") from error
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-            network, report = AutoModel.from_pretrained(model, output_loading_info=True, trust_remote_code=False)
+            network, report = AutoModel.from_pretrained(
+                model, output_loading_info=True, trust_remote_code=False
+            )
         except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"--embeddings local {model}: no model can be loaded there: {error}") from error
+            raise ConfigError(
+                f"--embeddings local {model}: no model can be loaded there: {error}"
+            ) from error
         # the pooler isn't used, and many embedding models are saved without one
         missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
         if missing:
             raise ConfigError(
-                f"--embeddings local {model}: the checkpoint lacks {len(missing)} tensors, such as {missing[0]}"
+                f"--embeddings local {model}: the checkpoint lacks {len(missing)} tensors, such as"
+                f" {missing[0]}"
             )
         self._network = network.eval()
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         vectors = await asyncio.to_thread(self._means, body["input"])
-        return {"data": [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]}
+        return {
+            "data": [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+        }
 
     async def aclose(self) -> None:
         return
@@ -99,7 +117,9 @@ class _LocalModel:
     def _means(self, texts: Sequence[str]) -> list[list[float]]:
         import torch
 
-        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt")
+        tokens = self._tokenizer(
+            list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt"
+        )
         with torch.inference_mode():
             hidden = self._network(**tokens).last_hidden_state.float()
         mask = tokens["attention_mask"].unsqueeze(-1)
@@ -110,8 +130,8 @@ class _LocalModel:
 class MeaningIndex:
     """An index of texts by embedding; `find` returns a text with the same meaning.
 
-    For sets that grow row by row; `near.close_pairs` processes a whole file. As in `dedup`, short texts with different
-    numbers never match.
+    For sets that grow row by row; `near.close_pairs` processes a whole file. As in `dedup`, short
+    texts with different numbers never match.
     """
 
     def __init__(self, embedder: ModelClient, least: float = 0.9, *, paid: bool = True) -> None:
@@ -121,10 +141,15 @@ class MeaningIndex:
         self._vectors: Vectors = np.empty((64, 0), np.float32)
 
     @classmethod
-    def by(cls, embeddings: tuple[str, str], least: float, writer: ModelClient, cache: Path) -> MeaningIndex:
-        """Opens the index; `embeddings` are the arguments of `open_embedder`, charged to the writer's budget."""
+    def by(
+        cls, embeddings: tuple[str, str], least: float, writer: ModelClient, cache: Path
+    ) -> MeaningIndex:
+        """Opens the index; `embeddings` are the arguments of `open_embedder`, charged to the
+        writer's budget."""
         where, model = embeddings
-        embedder = open_embedder(where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget)
+        embedder = open_embedder(
+            where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget
+        )
         return cls(embedder, least, paid=where != "local")
 
     def as_json(self) -> dict[str, Any]:
@@ -145,8 +170,8 @@ class MeaningIndex:
             self._vectors = np.empty((64, new_vectors.shape[1]), np.float32)
         if new_vectors.shape[1] != self._vectors.shape[1]:
             raise EngineError(
-                f"{self.embedder.base_url} returned vectors of {new_vectors.shape[1]} numbers, after "
-                f"{self._vectors.shape[1]} before"
+                f"{self.embedder.base_url} returned vectors of {new_vectors.shape[1]} numbers,"
+                f" after {self._vectors.shape[1]} before"
             )
         return new_vectors
 

@@ -16,7 +16,16 @@ import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.similarity.grams import GRAM, Postings, postings
-from ajet_tools.dataset.similarity.text import FULL, MARKED, least_part, likeness, marks, normal, shortest, unmarked
+from ajet_tools.dataset.similarity.text import (
+    FULL,
+    MARKED,
+    least_part,
+    likeness,
+    marks,
+    normal,
+    shortest,
+    unmarked,
+)
 
 Vectors = npt.NDArray[np.float32]
 ROUNDING = 1e-6
@@ -63,8 +72,8 @@ def near_pairs(
 ) -> Iterator[Pair]:
     """Yields enough pairs of similar texts in normal form to connect each cluster.
 
-    The clusters depend on the texts and the seed, not on the order. `numbers`: texts with different numbers are not
-    similar (see `likeness`).
+    The clusters depend on the texts and the seed, not on the order. `numbers`: texts with different
+    numbers are not similar (see `likeness`).
     """
     least = max(shortest(threshold), GRAM)
     first: dict[str, int] = {}
@@ -95,23 +104,34 @@ def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> P
         return all_keys
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
     below = MARKED / least_part(threshold)  # longer texts match no short one
-    mine = np.array([_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms], np.uint64)
+    mine = np.array(
+        [_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms],
+        np.uint64,
+    )
     marked = all_keys.take(lengths[all_keys.texts] < below)
-    plain = all_keys.take(lengths[all_keys.texts] >= FULL)  # may be contained in a text with more numbers
+    plain = all_keys.take(
+        lengths[all_keys.texts] >= FULL
+    )  # may be contained in a text with more numbers
     return Postings.joined([Postings(marked.keys ^ mine[marked.texts], marked.texts), plain])
 
 
 def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )
 
 
 def numbers_of(form: str) -> list[str] | None:
-    """Returns the numbers and operators that a short text must share with its paraphrases; None for a long text."""
+    """Returns the numbers and operators that a short text must share with its paraphrases; None for
+    a long text."""
     return marks(form) if len(form) < MARKED else None
 
 
-def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True) -> Iterator[Pair]:
-    """Yields all pairs with a cosine of at least `least`; short texts with different numbers are skipped.
+def close_pairs(
+    vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True
+) -> Iterator[Pair]:
+    """Yields all pairs with a cosine of at least `least`; short texts with different numbers are
+    skipped.
 
     Compares all pairs, in blocks of the matrix: 100,000 rows need 5 billion dot products.
     """
@@ -140,15 +160,18 @@ class Match:
 def check_threshold(threshold: float) -> float:
     """Returns the threshold after validation. Raises ConfigError."""
     if not 0.5 <= threshold <= 1:
-        raise ConfigError(f"a similarity must be between 0.5 and 1 (got {threshold:g}); 0.8 tolerates 10 % of edits")
+        raise ConfigError(
+            f"a similarity must be between 0.5 and 1 (got {threshold:g}); 0.8 tolerates 10 % of"
+            " edits"
+        )
     return threshold
 
 
 class NearIndex:
     """An index of texts; `find` returns a text that a new one repeats (see `likeness`).
 
-    Deterministic for the same calls and seed. Exact copies are always found; of texts with a tenth of the characters
-    edited, more than 99 %.
+    Deterministic for the same calls and seed. Exact copies are always found; of texts with a tenth
+    of the characters edited, more than 99 %.
     """
 
     def __init__(self, threshold: float = 0.8, seed: int = 0, *, numbers: bool = True) -> None:
@@ -178,7 +201,9 @@ class NearIndex:
         """Returns the exact copy, else the most similar text, or None."""
         return self.find_all([text])[0]
 
-    def find_all(self, texts: Sequence[str], on_progress: OnProgress | None = None) -> list[Match | None]:
+    def find_all(
+        self, texts: Sequence[str], on_progress: OnProgress | None = None
+    ) -> list[Match | None]:
         """Returns the match of each text, without adding any."""
         matches: list[Match | None] = []
         for start in range(0, len(texts), _BLOCK):
@@ -201,7 +226,9 @@ class NearIndex:
         threshold, _, numbers = self._how
         for index in likely:
             key, candidate = self._texts[index]
-            similarity = likeness(form, candidate, best.similarity if best else threshold, numbers=numbers)
+            similarity = likeness(
+                form, candidate, best.similarity if best else threshold, numbers=numbers
+            )
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
         return best
@@ -211,7 +238,9 @@ class NearIndex:
         likely: dict[int, list[int]] = defaultdict(list)
         asked = _keys([form if len(form) >= self._shortest else "" for form in forms], *self._how)
         for part in self._sorted if len(asked.keys) else ():
-            for who, candidate in zip(*(column.tolist() for column in part.find(asked)), strict=True):
+            for who, candidate in zip(
+                *(column.tolist() for column in part.find(asked)), strict=True
+            ):
                 likely[who].append(candidate)
         return likely
 
@@ -221,13 +250,16 @@ class NearIndex:
             keys, texts = _keys(new, *self._how)
             self._sorted.append(Postings(keys, texts + self._counted).sorted())
             self._counted = len(self._texts)
-        while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(self._sorted[-1].keys):
+        while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(
+            self._sorted[-1].keys
+        ):
             last = [self._sorted.pop(), self._sorted.pop()]
             self._sorted.append(Postings.joined(last[::-1]).sorted())
 
 
 def together_by(keys: Sequence[str], groups: Sequence[int]) -> list[int]:
-    """Returns for each row the position of the first row with which it shares a key or a group, transitively."""
+    """Returns for each row the position of the first row with which it shares a key or a group,
+    transitively."""
     clusters, first = Clusters(len(keys)), dict[str, int]()
     for index, (key, group) in enumerate(zip(keys, groups, strict=True)):
         clusters.join(index, first.setdefault(key, index))
@@ -244,13 +276,16 @@ def together(
     numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> list[str]:
-    """Returns the key of each row; rows with equal keys or similar texts get the key of the first of them."""
+    """Returns the key of each row; rows with equal keys or similar texts get the key of the first
+    of them."""
     clusters, first = Clusters(len(keys)), dict[str, int]()
     forms: dict[str, int] = {}
     for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
         clusters.join(index, first.setdefault(key, index))
         clusters.join(index, forms.setdefault(normal(text), index))
     different = list(forms)
-    for pair in near_pairs(different, threshold, seed=seed, numbers=numbers, on_progress=on_progress):
+    for pair in near_pairs(
+        different, threshold, seed=seed, numbers=numbers, on_progress=on_progress
+    ):
         clusters.join(forms[different[pair.first]], forms[different[pair.second]])
     return [keys[clusters.find(index)] for index in range(len(keys))]

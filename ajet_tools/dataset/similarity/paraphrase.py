@@ -1,4 +1,5 @@
-"""Finds paraphrases of evaluation rows, by showing a model the evaluation rows with the most similar words."""
+"""Finds paraphrases of evaluation rows, by showing a model the evaluation rows with the most
+similar words."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _SCHEMA = object_schema(same={"type": "integer"}, reason={"type": "string"})
 
 
 class Paraphrases:
-    """A verifier that rejects rows that paraphrase one of the nearest evaluation rows, by a model's verdict.
+    """A verifier that rejects rows that paraphrase one of the nearest evaluation rows, by a model's
+    verdict.
 
     The nearest rows share the most words, weighted by their rarity in the evaluation set.
     """
@@ -53,13 +55,20 @@ class Paraphrases:
             weight = math.log((1 + len(self.known)) / (0.5 + len(having))) if having else 0.0
             for index in having if weight > 0 else ():
                 scores[index] += weight / self._sizes[index]  # type: ignore[assignment]  # a Counter of floats
-        return [index for index, _ in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN]]
+        return [
+            index
+            for index, _ in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN]
+        ]
 
     async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
-        text = text_of(row.get("closed_book", row))  # without the passage of a question about a document
+        text = text_of(
+            row.get("closed_book", row)
+        )  # without the passage of a question about a document
         return await self.compare(text, self.nearest(text), endpoint)
 
-    async def compare(self, task: str, near: Sequence[int], endpoint: ModelClient | None) -> RowVerdict:
+    async def compare(
+        self, task: str, near: Sequence[int], endpoint: ModelClient | None
+    ) -> RowVerdict:
         """Compares a task with these evaluation rows."""
         if not near:
             return RowVerdict(True, "shares no word with the evaluation set")
@@ -79,11 +88,22 @@ class Paraphrases:
             same, reason = await model.ask(question, _SCHEMA, read)
         except NoReward as error:
             details = {"error": str(error)[:500], "prompt": prompt.label}
-            return RowVerdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)
+            return RowVerdict(
+                False, "the reply to the paraphrase check cannot be read", details, failed=True
+            )
         if not same:
-            return RowVerdict(True, "no paraphrase of an evaluation row", {"grade": reason, "prompt": prompt.label})
+            return RowVerdict(
+                True,
+                "no paraphrase of an evaluation row",
+                {"grade": reason, "prompt": prompt.label},
+            )
         where, known = self.known[near[same - 1]]
-        details = {"evaluation": where, "text": readable(known), "grade": reason, "prompt": prompt.label}
+        details = {
+            "evaluation": where,
+            "text": readable(known),
+            "grade": reason,
+            "prompt": prompt.label,
+        }
         return RowVerdict(False, IN_EVALUATION, details)
 
 
@@ -98,8 +118,9 @@ async def find_paraphrases(
 ) -> dict[int, Leak]:
     """Adds the paraphrases that a model finds to the leaks, and closes the endpoint.
 
-    The model sees the evaluation rows that share the most words or, with `vectors` of the rows and the evaluation rows,
-    those nearest in meaning. Raises the endpoint's errors, NoReward for an unreadable reply.
+    The model sees the evaluation rows that share the most words or, with `vectors` of the rows and
+    the evaluation rows, those nearest in meaning. Raises the endpoint's errors, NoReward for an
+    unreadable reply.
     """
     checks, done = Paraphrases(known), [0]
     numbers = {where: number for number, (where, _) in enumerate(known)}
@@ -121,11 +142,19 @@ async def find_paraphrases(
         return index, Leak(numbers[where], "paraphrase", 1.0, reason)
 
     try:
-        results = [leak for start in range(0, len(others), _AT_ONCE)
-                 for leak in await asyncio.gather(*map(check, others[start : start + _AT_ONCE]))]  # fmt: skip
+        results = [
+            leak
+            for start in range(0, len(others), _AT_ONCE)
+            for leak in await asyncio.gather(*map(check, others[start : start + _AT_ONCE]))
+        ]
     finally:
         await endpoint.aclose()
-    return dict(sorted([*leaks.items(), *(leak for leak in results if leak is not None)], key=lambda leak: leak[0]))
+    return dict(
+        sorted(
+            [*leaks.items(), *(leak for leak in results if leak is not None)],
+            key=lambda leak: leak[0],
+        )
+    )
 
 
 def _stems(text: str) -> set[str]:

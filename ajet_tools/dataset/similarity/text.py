@@ -1,19 +1,21 @@
 """Defines when two texts are equal or similar.
 
-Equal: the same *normal form* (ignoring letter case, runs of white space, full-width forms and curly quotes). Similar:
-at least `threshold` of the characters are the same, by edit distance. Two rules separate different tasks that look
-alike, which are common in datasets:
+Equal: the same *normal form* (ignoring letter case, runs of white space, full-width forms and curly
+quotes). Similar: at least `threshold` of the characters are the same, by edit distance. Two rules
+separate different tasks that look alike, which are common in datasets:
 
-- In a text under 100 characters, the share that may differ shrinks with the length. At 0.8, `What is 12 + 34?` is
-  similar to no other text, a sentence of 43 characters may differ in 3, one of 100 in 20.
-- Different numbers make a different task: under 200 characters the numbers and operators must be the same; longer
-  texts that differ only in their numbers are different. `numbers=False` disables this rule.
+- In a text under 100 characters, the share that may differ shrinks with the length. At 0.8,
+  `What is 12 + 34?` is similar to no other text, a sentence of 43 characters may differ in 3, one
+  of 100 in 20.
+- Different numbers make a different task: under 200 characters the numbers and operators must be
+  the same; longer texts that differ only in their numbers are different. `numbers=False` disables
+  this rule.
 
-A text of at least 100 characters is also similar to one with the same parts in another order, and to one that contains
-it: at 0.8, if it has at least half of that one's length (`_shared_parts`).
+A text of at least 100 characters is also similar to one with the same parts in another order, and
+to one that contains it: at 0.8, if it has at least half of that one's length (`_shared_parts`).
 
-The markup of Markdown and HTML is ignored. Questions of several parts, such as passage and question, are similar if
-each part is.
+The markup of Markdown and HTML is ignored. Questions of several parts, such as passage and
+question, are similar if each part is.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ FULL = 100
 MARKED = 200
 """Texts below this length are similar only if they have the same numbers and operators."""
 LONG = 4000
-"""Longer texts are compared by parts (`_shared_share`), since the cost of an edit distance is quadratic."""
+"""Longer texts are compared by parts (`_shared_share`), since the cost of an edit distance is
+quadratic."""
 _FULLWIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _QUOTES = {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}
 _UNSEEN = dict.fromkeys((0x00AD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
@@ -56,7 +59,8 @@ _MARKUP = re.compile(
     r"|(?:(?<=^)|(?<=[.:;!?] ))(?:[-*+•>]|#{1,6}) (?=[^\W\d_])"
     r"|(?<!\S)#{2,6} "
 )
-"""Matches markup and its content. Line prefixes match after a sentence too, since a normal form has one line."""
+"""Matches markup and its content. Line prefixes match after a sentence too, since a normal form has
+one line."""
 _ENTITY = re.compile(r"&(?:[a-z]+|#\d+);")
 _GRAM, _PIECE, _CHANCE = 8, 128, 0.06
 _RUN = 12
@@ -83,16 +87,23 @@ def normal(text: str) -> str:
 def normals(texts: pl.Series, form: Callable[[str], str] = normal) -> pl.Series:
     """Returns the normal forms of a series.
 
-    `form` is applied to non-ASCII texts and to those of several parts; for all others the forms agree.
+    `form` is applied to non-ASCII texts and to those of several parts; for all others the forms
+    agree.
     """
     plain = texts.str.len_bytes() == texts.str.len_chars()
     plain = plain & ~texts.str.contains(_SEPARATORS.pattern)
-    spaced = texts.str.contains("  ", literal=True) | texts.str.starts_with(" ") | texts.str.ends_with(" ")
+    spaced = (
+        texts.str.contains("  ", literal=True)
+        | texts.str.starts_with(" ")
+        | texts.str.ends_with(" ")
+    )
     spaced = (plain & (spaced | _has_control(texts))).arg_true()
     non_ascii = (~plain).arg_true()
     normalized = texts.str.to_lowercase()
     if len(spaced):
-        some = normalized.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
+        some = (
+            normalized.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
+        )
         normalized = normalized.scatter(spaced, some)
     if len(non_ascii):
         forms = pl.Series(map(form, texts.gather(non_ascii)), dtype=pl.String)
@@ -106,7 +117,9 @@ def _has_control(texts: pl.Series) -> pl.Series:
     _, starts, data = (buffer or b"" for buffer in array.buffers())
     places = np.flatnonzero(np.frombuffer(data, np.uint8) < 32)
     flags = np.zeros(len(texts) + 1, bool)  # the last of what is not between them
-    flags[np.searchsorted(np.frombuffer(starts, np.int64)[array.offset :], places, side="right") - 1] = True
+    flags[
+        np.searchsorted(np.frombuffer(starts, np.int64)[array.offset :], places, side="right") - 1
+    ] = True
     return pl.Series(flags[:-1])
 
 
@@ -116,7 +129,8 @@ def marks(text: str) -> list[str]:
 
 
 def unmarked(text: str) -> str:
-    """Removes Markdown and HTML markup from a text in normal form: `**bold**`, `<b>bold</b>`, `## title`."""
+    """Removes Markdown and HTML markup from a text in normal form: `**bold**`, `<b>bold</b>`,
+    `## title`."""
     if PART in text:
         return PART.join(map(unmarked, text.split(PART)))
     if "&" in text and _ENTITY.search(text):
@@ -143,22 +157,27 @@ def allowed(length: int, threshold: float) -> float:
 
 
 def shortest(threshold: float) -> int:
-    """Returns the minimum length at which an edit is allowed; a shorter text has no similar texts."""
+    """Returns the minimum length at which an edit is allowed; a shorter text has no similar
+    texts."""
     return next((length for length in range(1, 10_000) if allowed(length, threshold) >= 1), 10_000)
 
 
 def likeness(first: str, second: str, threshold: float, *, numbers: bool = True) -> float | None:
-    """Returns the share of characters that two similar texts in normal form have in common, else None.
+    """Returns the share of characters that two similar texts in normal form have in common, else
+    None.
 
-    It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters; for texts with the same
-    parts the share of characters in these parts, for a contained text its own share. For questions of several parts it
-    is the mean of theirs; with other parts they are similar only if the whole texts are equal.
+    It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters; for
+    texts with the same parts the share of characters in these parts, for a contained text its own
+    share. For questions of several parts it is the mean of theirs; with other parts they are
+    similar only if the whole texts are equal.
     """
     parts = first.split(PART)
     other_parts = second.split(PART)
     if len(parts) == len(other_parts) > 1:
         return _likeness_of_parts(parts, other_parts, threshold, numbers)
-    if len(parts) != len(other_parts):  # one text in another form, or a question with more context than the other
+    if len(parts) != len(
+        other_parts
+    ):  # one text in another form, or a question with more context than the other
         return 1.0 if " ".join(parts) == " ".join(other_parts) else None
     return _likeness(first, second, threshold, numbers)
 
@@ -208,10 +227,11 @@ def least_part(threshold: float) -> float:
 
 
 def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> float | None:
-    """Returns the share of characters in parts that both texts have, in any order; None if they are not similar.
+    """Returns the share of characters in parts that both texts have, in any order; None if they are
+    not similar.
 
-    Parts are runs of at least 12 characters. They must cover all of the shorter text and its numbers, or enough of both
-    texts, with the same numbers.
+    Parts are runs of at least 12 characters. They must cover all of the shorter text and its
+    numbers, or enough of both texts, with the same numbers.
     """
     if threshold >= 1 or len(short) < max(FULL, least_part(threshold) * len(long)):
         return None
@@ -224,11 +244,16 @@ def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> flo
     apart = Counter(marks(short)), Counter(marks(long))
     if share_of_long >= threshold and (apart[0] == apart[1] or not numbers):
         return min(share, share_of_long)
-    return share if share >= _WHOLE and share_of_long < threshold and (apart[0] <= apart[1] or not numbers) else None
+    return (
+        share
+        if share >= _WHOLE and share_of_long < threshold and (apart[0] <= apart[1] or not numbers)
+        else None
+    )
 
 
 def _has_samples(short: str, long: str) -> bool:
-    """Whether a third of some sampled runs occur in the other text; most negatives are found early."""
+    """Whether a third of some sampled runs occur in the other text; most negatives are found
+    early."""
     step = (len(short) - _RUN) / (_SAMPLES - 1)
     hits = 0
     for number in range(_SAMPLES):
@@ -258,14 +283,17 @@ def edits(first: str, second: str, most: int) -> int | None:
 
 
 def _shared_share(text: str, reference: str) -> float:
-    """Estimates the share of a long text's characters that the other text has, as the mean over its parts.
+    """Estimates the share of a long text's characters that the other text has, as the mean over its
+    parts.
 
-    For each part, it is the share of 8-grams found in the other text, to the power 1/8 (the estimate of Mash, Ondov et
-    al. 2016). Parts keep a text with one shared half at 0.5 instead of 0.92; shares that unrelated texts reach count as
-    0.
+    For each part, it is the share of 8-grams found in the other text, to the power 1/8 (the
+    estimate of Mash, Ondov et al. 2016). Parts keep a text with one shared half at 0.5 instead of
+    0.92; shares that unrelated texts reach count as 0.
     """
     known = {reference[start : start + _GRAM] for start in range(len(reference) - _GRAM + 1)}
-    shared = np.array([text[start : start + _GRAM] in known for start in range(len(text) - _GRAM + 1)])
+    shared = np.array(
+        [text[start : start + _GRAM] in known for start in range(len(text) - _GRAM + 1)]
+    )
     bounds = [*range(0, len(shared), _PIECE), len(shared)]
     shares = np.array([shared[low:high].mean() for low, high in pairwise(bounds)])
     return float(np.where(shares > _CHANCE, shares ** (1 / _GRAM), 0).mean())

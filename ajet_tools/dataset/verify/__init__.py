@@ -10,9 +10,9 @@
     A+B                both must pass; B is skipped if A refuses
     A|B                either must pass; `|` binds closer than `+`
 
-A refusal's `reason` is one of a few phrases, so refusals can be counted; `details` has the evidence. `failed` means
-that the check itself failed (the judge raised, the grader's reply was invalid); such a row is refused too. Errors of
-the endpoint and a spent budget are raised.
+A refusal's `reason` is one of a few phrases, so refusals can be counted; `details` has the
+evidence. `failed` means that the check itself failed (the judge raised, the grader's reply was
+invalid); such a row is refused too. Errors of the endpoint and a spent budget are raised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox.fence import fenced
 from ajet_tools.dataset.verify.agreement import AgreementVerifier
-from ajet_tools.dataset.verify.combined import PARTS, CombinedVerifier, VerifierPart, Verify, split_spec
+from ajet_tools.dataset.verify.combined import (
+    PARTS,
+    CombinedVerifier,
+    VerifierPart,
+    Verify,
+    split_spec,
+)
 from ajet_tools.dataset.verify.judge import JudgeVerifier, LlmVerifier
 from ajet_tools.dataset.verify.program import ProgramVerifier
 from ajet_tools.dataset.verify.verdict import Verifier
@@ -38,25 +44,34 @@ def open_verification(
 ) -> CombinedVerifier | None:
     """Opens the verifier of a run, each part with its model; None if nothing is checked.
 
-    `first` is asked before the verifiers of the spec. Raises as `open_verifier`, and ConfigError for a model, price or
-    key that no part uses.
+    `first` is asked before the verifiers of the spec. Raises as `open_verifier`, and ConfigError
+    for a model, price or key that no part uses.
     """
     verify = Verify.of(verify)
     opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
     if first is not None:
         opened = CombinedVerifier(
-            "+".join([first.name, *([opened.name] if opened.parts else [])]), [[VerifierPart(first)], *opened.groups]
+            "+".join([first.name, *([opened.name] if opened.parts else [])]),
+            [[VerifierPart(first)], *opened.groups],
         )
     if not opened.parts:
         if verify.models:
-            raise ConfigError(f"--verify-model {verify.models[0]}: nothing is verified (--verify none)")
+            raise ConfigError(
+                f"--verify-model {verify.models[0]}: nothing is verified (--verify none)"
+            )
         return None
     kinds = {part.kind for part in opened.parts if part.verifier.calls}
     for text in (*verify.models, *verify.prices, *verify.key_envs):
         kind = text.partition("=")[0]
         if ("=" in text and kind in PARTS and kind not in kinds) or not kinds:
-            asks = f"there {'is' if len(kinds) == 1 else 'are'} {', '.join(sorted(kinds))}" if kinds else "none does"
-            raise ConfigError(f"{text}: no such part of --verify {verify.spec} asks a model; {asks}")
+            asks = (
+                f"there {'is' if len(kinds) == 1 else 'are'} {', '.join(sorted(kinds))}"
+                if kinds
+                else "none does"
+            )
+            raise ConfigError(
+                f"{text}: no such part of --verify {verify.spec} asks a model; {asks}"
+            )
     for part in opened.parts:
         part.endpoint = verify.endpoint(part.kind, writer) if part.verifier.calls else None
     return opened
@@ -70,8 +85,9 @@ def open_verifier(spec: str, *, seed: int = 0, unfenced: bool = False) -> Combin
         seed: of requests to the endpoint.
         unfenced: run programs without a sandbox.
 
-    Raises ConfigError for an invalid spec, a missing file, a judge that cannot be imported, and for `code` without a
-    sandbox, unless `unfenced`; SignatureError for a judge with unsupported parameters.
+    Raises ConfigError for an invalid spec, a missing file, a judge that cannot be imported, and for
+    `code` without a sandbox, unless `unfenced`; SignatureError for a judge with unsupported
+    parameters.
     """
     opened = [[_open_one(member, seed, unfenced) for member in group] for group in split_spec(spec)]
     if opened == [[None]]:
@@ -95,14 +111,18 @@ def _open_one(spec: str, seed: int, unfenced: bool) -> Verifier | None:
         return ProgramVerifier(seed=seed, unfenced=not fenced("--verify code", unfenced=unfenced))
     if kind == "llm":
         return LlmVerifier(spec.strip(), _rubric(argument, spec) if argument else None)
-    near = difflib.get_close_matches(kind, [known_kind.partition(":")[0] for known_kind in VERIFIERS], n=1)
+    near = difflib.get_close_matches(
+        kind, [known_kind.partition(":")[0] for known_kind in VERIFIERS], n=1
+    )
     hint = f"did you mean {near[0]}? There" if near and near[0] != kind else "there"
     raise ConfigError(f"--verify {spec!r} is unknown; {hint} are {', '.join(VERIFIERS)}")
 
 
 def _count(text: str, spec: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise ConfigError(f"--verify {spec}: the number of independent answers must be 1 to 64 (got {text!r})")
+        raise ConfigError(
+            f"--verify {spec}: the number of independent answers must be 1 to 64 (got {text!r})"
+        )
     return int(text)
 
 
@@ -111,7 +131,9 @@ def _judge(rest: str, spec: str, seed: int) -> Verifier:
     k = _count(last, spec) if path and last.isdecimal() else 0
     path = path if k else rest
     if ":" not in path and "->" not in path:
-        raise ConfigError(f"--verify {spec}: a judge has the form judge:FILE:NAME, such as judge:agent.py:exact")
+        raise ConfigError(
+            f"--verify {spec}: a judge has the form judge:FILE:NAME, such as judge:agent.py:exact"
+        )
     judge = load_object(path, Path.cwd())
     if isinstance(judge, type):
         raise ConfigError(f"--verify {spec}: {path} is a class; name a function with @ajet.judge")
@@ -123,9 +145,13 @@ def _rubric(name: str, spec: str) -> str:
     try:
         text = path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--verify {spec}: {path} is not UTF-8 ({error.reason} at byte {error.start})") from None
+        raise ConfigError(
+            f"--verify {spec}: {path} is not UTF-8 ({error.reason} at byte {error.start})"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"--verify {spec}: cannot read the rubric {path}: {error.strerror or error}") from None
+        raise ConfigError(
+            f"--verify {spec}: cannot read the rubric {path}: {error.strerror or error}"
+        ) from None
     if not text:
         raise ConfigError(f"--verify {spec}: the rubric {path} is empty")
     return text

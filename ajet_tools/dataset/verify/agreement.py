@@ -17,16 +17,20 @@ from ajet_tools.dataset.verify.verdict import RowVerdict, independent
 LONGEST = 400
 """Maximum characters of a reply without a marked answer that counts as an answer."""
 _MARKED = re.compile(r"^[\s*_`#>]*ANSWER\s*[*_`]*\s*:[ \t]*[*_`]*[ \t]*(\S.*?)\s*$", re.MULTILINE)
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?(?![\w.]*\d)\s*(?:\\?%)?")
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d+(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s*/\s*\d+)?(?![\w.]*\d)\s*(?:\\?%)?"
+)
 _NEGATION = re.compile(r"\b(?:not?|never|cannot|nicht|kein\w*|pas|non)\b|n['’]t\b", re.IGNORECASE)
 _OPEN, _CLOSE = "\"'“”‘’`*_([{", "\"'“”‘’`*_)]}.,;:!"
 
 
 def same(a: str, b: str) -> bool:
-    """Whether two answers are equal: numbers, fractions and percentages by value, else as normalized text.
+    """Whether two answers are equal: numbers, fractions and percentages by value, else as
+    normalized text.
 
-    Text is compared without letter case, white space, Unicode form, surrounding quotes and punctuation, and number
-    formats (`5.0 km` equals `5 km`). Paraphrases and equivalent formulas are not recognized.
+    Text is compared without letter case, white space, Unicode form, surrounding quotes and
+    punctuation, and number formats (`5.0 km` equals `5 km`). Paraphrases and equivalent formulas
+    are not recognized.
     """
     first_number, second_number = number(a), number(b)
     if first_number is not None and second_number is not None:
@@ -55,8 +59,9 @@ def _value(match: re.Match[str]) -> str:
 def final_of(reply: str, *, numeric: bool = False) -> str | None:
     """Returns the final answer of a reply, or None if it is empty or unclear.
 
-    Looks for the last line `ANSWER: ...`; else an answer found by the math judge (a box, `####`, "the answer is"); else
-    takes a short reply as a whole. With `numeric`, takes the reply's last number.
+    Looks for the last line `ANSWER: ...`; else an answer found by the math judge (a box, `####`,
+    "the answer is"); else takes a short reply as a whole. With `numeric`, takes the reply's last
+    number.
     """
     marked = _MARKED.findall(reply)
     answer = final_answer(marked[-1] if marked else reply, numeric=numeric).strip()
@@ -66,7 +71,8 @@ def final_of(reply: str, *, numeric: bool = False) -> str | None:
 
 
 def stated_answer(reference: str, question: str) -> str:
-    """Returns the answer in a row's reference: marked, or the only number of a sentence that the question lacks."""
+    """Returns the answer in a row's reference: marked, or the only number of a sentence that the
+    question lacks."""
     final = final_of(reference)
     is_marked = final is not None and _normal(final) != _normal(reference)
     if final is not None and (is_marked or number(final) is not None):
@@ -75,7 +81,9 @@ def stated_answer(reference: str, question: str) -> str:
         asked = {number(numeral) for numeral in _NUMBER.findall(question)}
         stated = {number(numeral): numeral for numeral in _NUMBER.findall(reference)}
         new: list[str] = [
-            numeral.strip() for value, numeral in stated.items() if value is not None and value not in asked
+            numeral.strip()
+            for value, numeral in stated.items()
+            if value is not None and value not in asked
         ]
         if len(new) == 1:
             return new[0]
@@ -84,7 +92,8 @@ def stated_answer(reference: str, question: str) -> str:
 
 @dataclass(frozen=True)
 class Votes:
-    """The largest group of equal answers. `margin` is its lead over the second, as a share of all asked."""
+    """The largest group of equal answers. `margin` is its lead over the second, as a share of all
+    asked."""
 
     answer: str | None
     count: int
@@ -119,7 +128,8 @@ def votes(answers: Sequence[str | None]) -> Votes:
 
 
 class AgreementVerifier:
-    """Requires a majority of K independent answers to equal the row's answer; a row without one is refused unasked."""
+    """Requires a majority of K independent answers to equal the row's answer; a row without one is
+    refused unasked."""
 
     needs_answer = True
 
@@ -148,4 +158,6 @@ class AgreementVerifier:
             return RowVerdict(False, "independent answers disagree", details)
         if not same(counted.answer, right):
             return RowVerdict(False, "independent answers agree on a different answer", details)
-        return RowVerdict(True, f"{counted.count} of {self.calls} independent answers agree", details)
+        return RowVerdict(
+            True, f"{counted.count} of {self.calls} independent answers agree", details
+        )

@@ -1,7 +1,8 @@
 """Computes the answers of questions that are one calculation, such as `What is 12 plus 30?`.
 
-A model that writes rows and one that checks them make the same mistakes; a calculation makes none. Only a text that is
-nothing but a request and a calculation is computed: `How many digits has 12 * 30?` is not.
+A model that writes rows and one that checks them make the same mistakes; a calculation makes none.
+Only a text that is nothing but a request and a calculation is computed:
+`How many digits has 12 * 30?` is not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from fractions import Fraction
 
 _LEADS = (
     r"(?:please|kindly|now|question|problem|q)\b[:,]?",
-    r"(?:(?:can|could) you )?(?:tell me|calculate|compute|evaluate|work out|find|solve|simplify|determine)\b[:,]?",
+    (
+        r"(?:(?:can|could) you )?(?:tell me|calculate|compute|evaluate|work"
+        r" out|find|solve|simplify|determine)\b[:,]?"
+    ),
     r"(?:what(?:'s| is| are| does| do| will be)?|how much (?:is|are|does|do))\b[:,]?",
     r"(?:was ist|wie ?viel (?:ist|sind)|berechne|rechne|combien (?:font|fait)|calcule[rz]?)\b[:,]?",
     r"(?:cu[aá]nto (?:es|son)|quanto (?:fa|è|e))\b[:,]?",
@@ -22,7 +26,10 @@ _LEADS = (
     r"(?:you get )?(?:if|when) you\b",
 )
 _LEAD = re.compile(rf"(?:{'|'.join(_LEADS)})\s*")
-_TAIL = re.compile(r"(?:[\s?.!:,=_]|\bequals?\b(?: to)?|\bas a (?:whole )?number\b|\b(?:is|are|gives?|ergibt)\s*$)*\Z")
+_TAIL = re.compile(
+    r"(?:[\s?.!:,=_]|\bequals?\b(?: to)?|\bas a (?:whole"
+    r" )?number\b|\b(?:is|are|gives?|ergibt)\s*$)*\Z"
+)
 _PLAIN = re.compile(r"-?\d[\d.,]*")
 _NUMBERS = r"(?:the )?(?:two |following )*(?:numbers?)?[.:]? ?"
 _PHRASES = (
@@ -31,12 +38,17 @@ _PHRASES = (
     (re.compile(r"(?:the )?difference (?:between|of) (.+?) and (.+)"), "({0})-({1})"),
     (re.compile(r"(?:the )?quotient of (.+?) and (.+)"), "({0})/({1})"),
     (
-        re.compile(r"add (?:up )?(?:the )?(?:two |following )*(?:numbers?)?[.:]? ?(.+?) (?:and|to|plus) (.+)"),
+        re.compile(
+            r"add (?:up )?(?:the )?(?:two |following )*(?:numbers?)?[.:]? ?(.+?) (?:and|to|plus)"
+            r" (.+)"
+        ),
         "({0})+({1})",
     ),
     (re.compile(r"subtract (.+?) from (.+)"), "({1})-({0})"),
     (
-        re.compile(r"multiply (?:the )?(?:two |following )*(?:numbers?)?[.:]? ?(.+?) (?:and|by|with) (.+)"),
+        re.compile(
+            r"multiply (?:the )?(?:two |following )*(?:numbers?)?[.:]? ?(.+?) (?:and|by|with) (.+)"
+        ),
         "({0})*({1})",
     ),
     (re.compile(r"divide (.+?) by (.+)"), "({0})/({1})"),
@@ -57,13 +69,31 @@ _WORDS = (
     (re.compile(r"\bpercent of\b"), "/100*"),
     (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
 )
-_SIGNS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "∕": "/", "$": "", "’": "'"})
+_SIGNS = str.maketrans(
+    {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "∕": "/", "$": "", "’": "'"}
+)
 _UNITS = (
-    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *(
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+    ),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
 )
 _TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_UNIT = re.compile(rf"\b(?:({'|'.join(_TENS)})(?:[- ]({'|'.join(_UNITS[1:10])}))?|({'|'.join(_UNITS)}))\b")
+_UNIT = re.compile(
+    rf"\b(?:({'|'.join(_TENS)})(?:[- ]({'|'.join(_UNITS[1:10])}))?|({'|'.join(_UNITS)}))\b"
+)
 _TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+|\*\*|[-+*/^%()])")
 _MOST_DIGITS = 400
 """Results with more digits are not computed."""
@@ -78,7 +108,8 @@ class _NotArithmetic(Exception):
 
 
 def computed(question: str) -> Fraction | None:
-    """Returns the result that a question asks for, or None if it isn't one calculation of numbers."""
+    """Returns the result that a question asks for, or None if it isn't one calculation of
+    numbers."""
     text = " ".join(question.translate(_SIGNS).casefold().split())
     before = None
     while text != before:
@@ -91,7 +122,9 @@ def computed(question: str) -> Fraction | None:
         match = pattern.fullmatch(text)
         if match is None:
             continue
-        if all(_PLAIN.fullmatch(operand.strip()) for operand in match.groups()):  # else the order is open
+        if all(
+            _PLAIN.fullmatch(operand.strip()) for operand in match.groups()
+        ):  # else the order is open
             text = form.format(*match.groups())
             break
     for pattern, sign in _WORDS:

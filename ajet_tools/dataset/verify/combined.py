@@ -26,8 +26,8 @@ _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
 class Verify:
     """The settings of verification; the options `--verify...` of the commands.
 
-    An entry of `models`, `prices` and `key_envs` is `[PART=]VALUE`, where PART is `agreement`, `judge`, `code`, `llm`
-    or `paraphrase`; without PART it is the default of all parts.
+    An entry of `models`, `prices` and `key_envs` is `[PART=]VALUE`, where PART is `agreement`,
+    `judge`, `code`, `llm` or `paraphrase`; without PART it is the default of all parts.
     """
 
     spec: str = "none"
@@ -47,12 +47,16 @@ class Verify:
         return cls(given) if isinstance(given, str) else given
 
     def endpoint(self, kind: str, writer: ModelClient) -> ModelClient:
-        """Opens the model of a part: its own, else the writer's with separate counts. Raises ConfigError."""
+        """Opens the model of a part: its own, else the writer's with separate counts. Raises
+        ConfigError."""
         price = _chosen(self.prices, kind, "--verify-price")
         model = _chosen(self.models, kind, "--verify-model")
         if model is None:
             if price is not None:
-                raise ConfigError(f"--verify-price {price}: without --verify-model the writer is asked, at --price")
+                raise ConfigError(
+                    f"--verify-price {price}: without --verify-model the writer is asked, at"
+                    " --price"
+                )
             return writer.counted_apart()
         return open_named(
             model,
@@ -65,7 +69,8 @@ class Verify:
 
 
 def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
-    """Returns the value for a part, else the default. Raises ConfigError for two different values."""
+    """Returns the value for a part, else the default. Raises ConfigError for two different
+    values."""
     of: dict[str, str] = {}
     for text in given:
         part, equals, value = text.partition("=")
@@ -73,7 +78,9 @@ def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
         if not value.strip():
             raise ConfigError(f"{option} {text!r} names nothing")
         if of.setdefault(part, value) != value:
-            raise ConfigError(f"{option} is given twice for {part or 'every part'}: {of[part]} and {value}")
+            raise ConfigError(
+                f"{option} is given twice for {part or 'every part'}: {of[part]} and {value}"
+            )
     return of.get(kind, of.get(""))
 
 
@@ -105,7 +112,8 @@ class VerifierPart:
 
 @dataclass
 class CombinedVerifier:
-    """A row passes if a verifier of every group passes it; they are asked until the result is known."""
+    """A row passes if a verifier of every group passes it; they are asked until the result is
+    known."""
 
     name: str
     groups: Sequence[Sequence[VerifierPart]]
@@ -124,14 +132,16 @@ class CombinedVerifier:
         return any(all(part.verifier.needs_answer for part in group) for group in self.groups)
 
     def refuse_unanswered(self, rows: Sequence[Mapping[str, Any]], source: str) -> None:
-        """Raises ConfigError if it compares answers, and none of these rows has a field that is known as one."""
+        """Raises ConfigError if it compares answers, and none of these rows has a field that is
+        known as one."""
         if not rows or not self.needs_answer or any(answer_of(row) is not None for row in rows):
             return
         columns = sorted({path for row in rows for path in _fields(row)})
         raise ConfigError(
-            f"--verify {self.name} compares answers, but no row of {source} has a known answer: the fields are "
-            f"{', '.join(columns)}, and an answer is named {', '.join(ANSWERS[:3])}, solution, label, output, ... "
-            "Name the field with --map FIELD=metadata.answer, or pass --verify none"
+            f"--verify {self.name} compares answers, but no row of {source} has a known answer: the"
+            f" fields are {', '.join(columns)}, and an answer is named {', '.join(ANSWERS[:3])},"
+            " solution, label, output, ... Name the field with --map FIELD=metadata.answer, or"
+            " pass --verify none"
         )
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
@@ -162,8 +172,14 @@ class CombinedVerifier:
 
     def models(self, writer: ModelClient) -> dict[str, list[str]] | None:
         """Returns the endpoints that differ from the writer's, by verifier, or None."""
-        models = {p.verifier.name: [p.endpoint.base_url, p.endpoint.model] for p in self.parts if p.endpoint}
-        return {name: at for name, at in models.items() if at != [writer.base_url, writer.model]} or None
+        models = {
+            p.verifier.name: [p.endpoint.base_url, p.endpoint.model]
+            for p in self.parts
+            if p.endpoint
+        }
+        return {
+            name: at for name, at in models.items() if at != [writer.base_url, writer.model]
+        } or None
 
 
 def _fields(row: Mapping[str, Any]) -> Iterator[str]:
@@ -200,10 +216,15 @@ class Check:
 
     def in_words(self) -> str:
         """Describes the result, without costs that depend on the cache."""
-        return f"{self.checked:,} rows checked{f' by {self.model}' if self.model else ''}, {self.refused:,} refused"
+        return (
+            f"{self.checked:,} rows checked{f' by {self.model}' if self.model else ''},"
+            f" {self.refused:,} refused"
+        )
 
 
-def checks_of(verifier: CombinedVerifier | None, provenances: Iterable[Mapping[str, Any]]) -> list[Check]:
+def checks_of(
+    verifier: CombinedVerifier | None, provenances: Iterable[Mapping[str, Any]]
+) -> list[Check]:
     """Returns the result of each verifier over all rows of a run, by their provenance."""
     checked, refused = Counter[str](), Counter[str]()
     for provenance in provenances:

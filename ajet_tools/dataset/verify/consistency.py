@@ -7,14 +7,30 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from ajet_sdk.judges.math import number
-from ajet_sdk.tasks.questions import PART, answer_of, plain_question, reply_of, text_of, truth_of, without_system
+from ajet_sdk.tasks.questions import (
+    PART,
+    answer_of,
+    plain_question,
+    reply_of,
+    text_of,
+    truth_of,
+    without_system,
+)
 from ajet_sdk.tasks.row_texts import text_of_message
 from ajet_tools.dataset.verify.agreement import same, stated_answer
 from ajet_tools.dataset.verify.arithmetic import computed, is_rounded
 from ajet_tools.dataset.verify.verdict import RowVerdict
 
 _STATING = (
-    *("answer", "final_answer", "ground_truth", "gold", "gold_answer", "expected_answer", "correct_answer"),
+    *(
+        "answer",
+        "final_answer",
+        "ground_truth",
+        "gold",
+        "gold_answer",
+        "expected_answer",
+        "correct_answer",
+    ),
     *("reference_answer", "solution", "target"),
 )
 """Fields that hold the answer itself, and no index, label or list."""
@@ -22,11 +38,14 @@ _CODE = re.compile(r"\b(?:def|return|import|print|select|lambda)\b|[{};]|=>", re
 
 
 def inconsistency(row: Mapping[str, object]) -> RowVerdict | None:
-    """Returns a refusal of a row whose fields state different numbers, or another than its question computes to."""
+    """Returns a refusal of a row whose fields state different numbers, or another than its question
+    computes to."""
     stated = list(_stated_numbers(row))
     for answer in stated[1:]:
         if not same(answer, stated[0]):
-            return RowVerdict(False, "the row states different answers", {"answers": [stated[0], answer]})
+            return RowVerdict(
+                False, "the row states different answers", {"answers": [stated[0], answer]}
+            )
     result = computed(without_system(text_of(row)).replace(PART, ""))
     if result is None:
         return None

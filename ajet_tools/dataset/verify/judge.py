@@ -38,8 +38,8 @@ _TIMEOUT = 60.0
 class JudgeVerifier:
     """Judges the row's answer as an agent's output, or K independent answers.
 
-    A judge that only compares the output with `answer` accepts any row. The first row tests for this, with a wrong
-    answer in both places, and logs a warning: then ask for K answers.
+    A judge that only compares the output with `answer` accepts any row. The first row tests for
+    this, with a wrong answer in both places, and logs a warning: then ask for K answers.
     """
 
     def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0) -> None:
@@ -47,7 +47,9 @@ class JudgeVerifier:
         self.needs_answer = k == 0
         self._judge, self._seed = judge, seed
         if is_group_judge(judge):  # also raises SignatureError for a workflow
-            raise ConfigError(f"--verify {spec}: a group judge compares answers, but a row has only one")
+            raise ConfigError(
+                f"--verify {spec}: a group judge compares answers, but a row has only one"
+            )
         self._workers = Workers(_HANGING)
         weakref.finalize(self, self._workers.close)
         self._probed = k > 0
@@ -73,46 +75,69 @@ class JudgeVerifier:
             return RowVerdict(True, f"the judge gives the answer {outcome[0]:g}", details)
         return RowVerdict(False, "the judge rejects the answer", details)
 
-    async def _independent(self, row: Mapping[str, object], task: Task, endpoint: ModelClient | None) -> RowVerdict:
+    async def _independent(
+        self, row: Mapping[str, object], task: Task, endpoint: ModelClient | None
+    ) -> RowVerdict:
         asked = load("verify/answer")
         text = asked.render(question=plain_question(row))
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
-        outcomes = await asyncio.gather(*(self._reward(task, _last_line(reply)) for reply in replies))
+        outcomes = await asyncio.gather(
+            *(self._reward(task, _last_line(reply)) for reply in replies)
+        )
         first = next((outcome for outcome in outcomes if isinstance(outcome, RowVerdict)), None)
         if first is not None:
             return first
         accepted = sum(outcome[1] for outcome in outcomes if not isinstance(outcome, RowVerdict))
-        details = {"accepted": accepted, "of": self.calls, "replies": replies, "prompt": asked.label}
+        details = {
+            "accepted": accepted,
+            "of": self.calls,
+            "replies": replies,
+            "prompt": asked.label,
+        }
         if 2 * accepted > self.calls:
-            return RowVerdict(True, f"the judge accepts {accepted} of {self.calls} independent answers", details)
+            return RowVerdict(
+                True, f"the judge accepts {accepted} of {self.calls} independent answers", details
+            )
         return RowVerdict(False, "the judge accepts too few independent answers", details)
 
     async def _probe(self, task: Task, answer: object) -> None:
         wrong = _other_answer(answer)
         wrong_fields = {name: wrong for name, value in task.metadata.items() if value == answer}
-        changed = task.model_copy(update={"metadata": {**task.metadata, **wrong_fields, "answer": wrong}})
+        changed = task.model_copy(
+            update={"metadata": {**task.metadata, **wrong_fields, "answer": wrong}}
+        )
         outcome = await self._reward(changed, _to_output(wrong))
         if not isinstance(outcome, RowVerdict) and outcome[1]:
             log.warning(
-                "%s proves little: this judge rewards whatever answer the row gives, even a wrong one. "
-                "Verify by independent answers (%s:3) or agreement:3", self.name, self.name,
-            )  # fmt: skip
+                "%s proves little: this judge rewards whatever answer the row gives, even a wrong"
+                " one. Verify by independent answers (%s:3) or agreement:3",
+                self.name,
+                self.name,
+            )
 
     async def _reward(self, task: Task, output: object) -> tuple[float, bool] | RowVerdict:
         """Returns the reward and whether it is full marks; a verdict if the judge failed."""
         try:
             episode = Episode(task=task, output=output)
-            call = call_judge(self._judge, task, output, episode, given={}, attempt=workflow_task(task, episode))
+            call = call_judge(
+                self._judge, task, output, episode, given={}, attempt=workflow_task(task, episode)
+            )
             limit = call.timeout or _TIMEOUT
-            outcome = await self._workers.call(call.function, {}, timeout=limit, label=f"judge {call.name}")
+            outcome = await self._workers.call(
+                call.function, {}, timeout=limit, label=f"judge {call.name}"
+            )
             if outcome.error is not None:
                 return _failure(outcome.error)
             judge_verdict = judged(outcome.value, call.name)
         except TrainingError:
-            raise NoReward(f"--verify {self.name}: {_HANGING} judge calls hang; set a time limit for it") from None
+            raise NoReward(
+                f"--verify {self.name}: {_HANGING} judge calls hang; set a time limit for it"
+            ) from None
         except AjetError as error:  # an unfilled parameter, or no reward
             return _failure(error)
-        episode = Episode(task=task, rewards=judge_verdict.rewards, is_success=judge_verdict.is_success)
+        episode = Episode(
+            task=task, rewards=judge_verdict.rewards, is_success=judge_verdict.is_success
+        )
         return episode.reward or 0.0, solved(episode)
 
 
@@ -142,7 +167,8 @@ def _other_answer(answer: object) -> Any:
 
 @dataclass(frozen=True)
 class LlmVerifier:
-    """An LLM judge that must give the row's answer the full score; `rubric` replaces the built-in one."""
+    """An LLM judge that must give the row's answer the full score; `rubric` replaces the built-in
+    one."""
 
     name: str = "llm"
     rubric: str | None = None
@@ -164,11 +190,16 @@ class LlmVerifier:
         if verdict.failed:
             return verdict
         reason = f"the grader finds it {'right' if verdict.ok else 'wrong'}"
-        return RowVerdict(verdict.ok, reason, {**verdict.details, "grade": verdict.reason[:_LONGEST]})
+        return RowVerdict(
+            verdict.ok, reason, {**verdict.details, "grade": verdict.reason[:_LONGEST]}
+        )
 
 
-async def graded(judge: LlmJudge, material: Material, least: float, details: Mapping[str, object]) -> RowVerdict:
-    """Returns the verdict of an LLM judge: passed if the score is at least `least`, as a share of the maximum."""
+async def graded(
+    judge: LlmJudge, material: Material, least: float, details: Mapping[str, object]
+) -> RowVerdict:
+    """Returns the verdict of an LLM judge: passed if the score is at least `least`, as a share of
+    the maximum."""
     try:
         grade = await judge.grade(material)
     except NoReward as error:

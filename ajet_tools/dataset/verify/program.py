@@ -25,10 +25,11 @@ _LONGEST = 500
 class ProgramVerifier:
     """Runs the first of these that exists, in metadata or columns:
 
-    `tests` (also test_list, unit_tests, test): the answer, `solution` or `canonical_solution` is code and must pass
-    them. Tests are Python text, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or a list of
-    `{"input": ..., "output": ...}` for a program that reads stdin and prints. `program` (also code): the last line of
-    its output must be the answer. Else the endpoint writes a program.
+    `tests` (also test_list, unit_tests, test): the answer, `solution` or `canonical_solution` is
+    code and must pass them. Tests are Python text, a list of statements, HumanEval's
+    `check(candidate)` with `entry_point`, or a list of `{"input": ..., "output": ...}` for a
+    program that reads stdin and prints. `program` (also code): the last line of its output must be
+    the answer. Else the endpoint writes a program.
     """
 
     limits: ProgramLimits = field(default_factory=ProgramLimits)
@@ -38,7 +39,9 @@ class ProgramVerifier:
     needs_answer: bool = True
     unfenced: bool = False
     """Run without a sandbox if there is none."""
-    running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
+    running: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1))
+    )
 
     async def check(self, row: Mapping[str, object], endpoint: ModelClient | None) -> RowVerdict:
         metadata = row.get("metadata")
@@ -46,15 +49,25 @@ class ProgramVerifier:
         answer = answer_of(row)
         tests = next((have[name] for name in TESTS if have.get(name)), None)
         if tests is not None:
-            solution = next((have[name] for name in SOLUTIONS if isinstance(have.get(name), str)), answer)
+            solution = next(
+                (have[name] for name in SOLUTIONS if isinstance(have.get(name), str)), answer
+            )
             if not isinstance(solution, str):
                 return RowVerdict(False, "tests but no code to test")
-            return await self._run_tests(code_in(solution) or solution, tests, have.get("entry_point"))
+            return await self._run_tests(
+                code_in(solution) or solution, tests, have.get("entry_point")
+            )
         if answer is None:
             return RowVerdict(False, "no answer to check")
-        programs = (have[name] for name in PROGRAMS if isinstance(have.get(name), str) and have[name].strip())
+        programs = (
+            have[name]
+            for name in PROGRAMS
+            if isinstance(have.get(name), str) and have[name].strip()
+        )
         if (program := next(programs, None)) is not None:
-            return _compare(await self._run(program), str(answer), "the row's program", {}, failed=False)
+            return _compare(
+                await self._run(program), str(answer), "the row's program", {}, failed=False
+            )
         return await self._write_program(row, str(answer), endpoint)
 
     async def _run(self, code: str, stdin: str = "") -> Ran:
@@ -64,34 +77,53 @@ class ProgramVerifier:
     async def _run_tests(self, code: str, tests: object, entry_point: object) -> RowVerdict:
         async with self.running:
             tested = await run_tests(
-                code, tests, entry_point, references=[code], limits=self.limits, unfenced=self.unfenced
+                code,
+                tests,
+                entry_point,
+                references=[code],
+                limits=self.limits,
+                unfenced=self.unfenced,
             )
         if tested.fault:
             return RowVerdict(False, tested.fault, {"tests": str(tests)[:_LONGEST]}, failed=True)
         if not tested.total:
-            return RowVerdict(False, "the tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
+            return RowVerdict(
+                False, "the tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True
+            )
         if tested.failed is None:
             return RowVerdict(True, "the tests pass", {"passed": tested.passed})
         details = {"passed": tested.passed, **_describe_run(tested.failed)}
-        return RowVerdict(False, tested.failed.failure if tested.failed.stopped else "the tests fail", details)
+        return RowVerdict(
+            False, tested.failed.failure if tested.failed.stopped else "the tests fail", details
+        )
 
-    async def _write_program(self, row: Mapping[str, object], answer: str, endpoint: ModelClient | None) -> RowVerdict:
+    async def _write_program(
+        self, row: Mapping[str, object], answer: str, endpoint: ModelClient | None
+    ) -> RowVerdict:
         asked = load("verify/program")
         text = asked.render(question=plain_question(row))
-        replies = await independent(endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name)
+        replies = await independent(
+            endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name
+        )
         reply = replies[0] if replies else ""
         code = code_in(reply)
         if code is None:
             details = {"reply": reply[:_LONGEST], "prompt": asked.label}
             return RowVerdict(False, "the model wrote no program", details, failed=True)
         details = {"program": code, "prompt": asked.label}
-        return _compare(await self._run(code), answer, "a program that a model wrote", details, failed=True)
+        return _compare(
+            await self._run(code), answer, "a program that a model wrote", details, failed=True
+        )
 
 
-def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, object], *, failed: bool) -> RowVerdict:
+def _compare(
+    ran: Ran, answer: str, whose: str, details: Mapping[str, object], *, failed: bool
+) -> RowVerdict:
     seen = {**details, **_describe_run(ran)}
     if not ran.ok:
-        return RowVerdict(False, f"{whose} {ran.failure if ran.stopped else 'fails'}", seen, failed=failed)
+        return RowVerdict(
+            False, f"{whose} {ran.failure if ran.stopped else 'fails'}", seen, failed=failed
+        )
     printed = next((line.strip() for line in reversed(ran.stdout.splitlines()) if line.strip()), "")
     right = final_of(answer) or answer
     printed_answer = final_of(printed, numeric=number(right) is not None) or ""

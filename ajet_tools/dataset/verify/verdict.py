@@ -20,12 +20,18 @@ class RowVerdict:
     details: Mapping[str, Any] = field(default_factory=dict)
     """The evidence, as JSON values."""
     failed: bool = False
-    """The check itself failed (the judge raised, the grader's reply was invalid). The row is refused too."""
+    """The check itself failed (the judge raised, the grader's reply was invalid). The row is
+    refused too."""
 
     def as_json(self, name: str) -> dict[str, Any]:
         """Returns the verdict for a row's provenance, under the verifier's name."""
-        return {"verifier": name, "ok": self.ok, "reason": self.reason, **({"failed": True} if self.failed else {}),
-                "details": dict(self.details)}  # fmt: skip
+        return {
+            "verifier": name,
+            "ok": self.ok,
+            "reason": self.reason,
+            **({"failed": True} if self.failed else {}),
+            "details": dict(self.details),
+        }
 
 
 class Verifier(Protocol):
@@ -49,8 +55,8 @@ class Verifier(Protocol):
     async def check(self, row: Mapping[str, Any], endpoint: ModelClient | None) -> RowVerdict:
         """Checks a task row.
 
-        `endpoint` is used if the verifier has none of its own. Raises the endpoint's errors, ConfigError without an
-        endpoint.
+        `endpoint` is used if the verifier has none of its own. Raises the endpoint's errors,
+        ConfigError without an endpoint.
         """
         ...
 
@@ -71,7 +77,7 @@ async def independent(
     what: str,
     temperature: float = 0.7,
     max_tokens: int = 2048,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Returns `count` independent replies to a prompt, or fewer if the endpoint returns no more.
 
     Servers that ignore `n` are asked again with another seed.

@@ -60,9 +60,11 @@ class Divergence:
     """The first difference between two conversations."""
 
     message: int
-    """Number of equal messages, which is the index of the first difference; one of the two may have ended."""
+    """Number of equal messages, which is the index of the first difference; one of the two may have
+    ended."""
     character: int
-    """Number of equal characters of that message; 0 for another role, or if one of the two has ended."""
+    """Number of equal characters of that message; 0 for another role, or if one of the two has
+    ended."""
     timeline: int | None = None
     """Timeline of the message in the second conversation; None without token ids."""
     token: int | None = None
@@ -72,11 +74,16 @@ class Divergence:
 def align(reference: ComparedAttempt, attempt: ComparedAttempt) -> Divergence | None:
     """Find the first difference from a reference; None if there is none."""
     a, b = reference.messages, attempt.messages
-    same = common_start(*([(message.role, message.agent, message.text) for message in side] for side in (a, b)))
+    same = common_start(
+        *([(message.role, message.agent, message.text) for message in side] for side in (a, b))
+    )
     if same == len(a) == len(b):
         return None
     character = 0
-    if same < min(len(a), len(b)) and (a[same].role, a[same].agent) == (b[same].role, b[same].agent):
+    if same < min(len(a), len(b)) and (a[same].role, a[same].agent) == (
+        b[same].role,
+        b[same].agent,
+    ):
         character = common_start(a[same].text, b[same].text)
     before, timeline = _home(reference, same), _home(attempt, same)
     token = None
@@ -104,7 +111,8 @@ def read_attempts(reader: TraceReader, episode_ids: Sequence[str]) -> list[Compa
 
 
 def attempt_of(record: Record, recomputed: Mapping[str, _Floats] | None = None) -> ComparedAttempt:
-    """Prepare an episode for comparison; `recomputed` has advantages by call, used if none are recorded."""
+    """Prepare an episode for comparison; `recomputed` has advantages by call, used if none are
+    recorded."""
     episode, tokens = record.episode, episode_tokens(record)
     values = [scores.advantages for scores in record.scores.values()]
     if not values and recomputed:
@@ -123,7 +131,8 @@ def attempt_of(record: Record, recomputed: Mapping[str, _Floats] | None = None) 
 
 
 def compared_messages(calls: Sequence[Call]) -> tuple[ComparedMessage, ...]:
-    """Return the conversation of an episode without repetitions; agents are interleaved in the order of their calls."""
+    """Return the conversation of an episode without repetitions; agents are interleaved in the
+    order of their calls."""
     by_agent = grouped((call for call in calls if call.phase == "rollout"), lambda call: call.agent)
     position = {call.call_id: i for i, call in enumerate(calls)}
     messages = [
@@ -139,8 +148,8 @@ def _trained(record: Record) -> int:
 
 
 Kind = Literal["role", "same", "differs", "after", "left out"]
-"""Part of a line: role of the speaker, text shared with the reference, the first different word, text after it, or a
-remark about omitted text."""
+"""Part of a line: role of the speaker, text shared with the reference, the first different word,
+text after it, or a remark about omitted text."""
 
 Cell = list[tuple[str, Kind]]
 """A line of a column."""
@@ -165,38 +174,59 @@ class Columns:
 def columns_of(attempts: Sequence[ComparedAttempt], width: int) -> Columns:
     """Lay out attempts in columns of `width` cells; the first is the reference of the others."""
     parted: list[Divergence | None] = [align(attempts[0], attempt) for attempt in attempts[1:]]
-    first = min((d for d in parted if d is not None), key=lambda d: (d.message, d.character), default=None)
+    first = min(
+        (d for d in parted if d is not None), key=lambda d: (d.message, d.character), default=None
+    )
     marks = [first, *parted]
     lines: list[list[Cell]] = []
     places: set[int] = set()
     messages = []
     for i in range(max((len(a.messages) for a in attempts), default=0)):
-        cells = [_message(a.messages, i, mark, width) for a, mark in zip(attempts, marks, strict=True)]
+        cells = [
+            _message(a.messages, i, mark, width) for a, mark in zip(attempts, marks, strict=True)
+        ]
         messages.append(len(lines))
         for j, mark in enumerate(marks[1:], 1):
             if mark is not None and mark.message == i:
-                at = next((n for n, line in enumerate(cells[j]) if any(kind == "differs" for _, kind in line)), 0)
+                at = next(
+                    (
+                        n
+                        for n, line in enumerate(cells[j])
+                        if any(kind == "differs" for _, kind in line)
+                    ),
+                    0,
+                )
                 places.add(len(lines) + at)
         height = max(map(len, cells)) + 1
         lines += [[cell[n] if n < len(cell) else [] for cell in cells] for n in range(height)]
     return Columns(lines, sorted(places), messages)
 
 
-def _message(messages: Sequence[ComparedMessage], i: int, mark: Divergence | None, width: int) -> list[Cell]:
+def _message(
+    messages: Sequence[ComparedMessage], i: int, mark: Divergence | None, width: int
+) -> list[Cell]:
     """Return the lines of a message in a column."""
     here = mark is not None and mark.message == i
     if i >= len(messages):
         return [[("(ends here)", "differs")]] if here else []
     message = messages[i]
-    title = f"{message.role} ({message.agent})" if message.agent not in ("", "default") else message.role
+    title = (
+        f"{message.role} ({message.agent})"
+        if message.agent not in ("", "default")
+        else message.role
+    )
     labels, kinds = [], list[Kind]()
     for text, kind in _parts(message.text, i, mark):
         for word in _WORDS.findall(shown(text).replace("\t", "    ")):
             labels.append(word)
             kinds.append(kind)
-    lines: list[Cell] = [[(text, kinds[word]) for word, text, _ in line] for line in lay_out(labels, width).lines]
+    lines: list[Cell] = [
+        [(text, kinds[word]) for word, text, _ in line] for line in lay_out(labels, width).lines
+    ]
     head: Cell = [(shown(title)[:width], "role")]
-    if here and not any(kind == "differs" for line in lines for _, kind in line):  # a line break, or another role
+    if here and not any(
+        kind == "differs" for line in lines for _, kind in line
+    ):  # a line break, or another role
         head.append((" (differs)", "differs"))
     return [head, *lines]
 

@@ -1,7 +1,7 @@
 """Finds differences between two sets of episodes, with example episodes.
 
-Two means differ if they are apart by three standard errors and by 10 % of their size. Tasks are compared in pairs, with
-the interval of `paired`.
+Two means differ if they are apart by three standard errors and by 10 % of their size. Tasks are
+compared in pairs, with the interval of `paired`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ _MEASURES: tuple[tuple[str, str, _Measure], ...] = (
     ("tools", "tool-calling replies per episode", lambda e: e["tool_replies"]),
     ("cut", "replies per episode that end at the maximum length", lambda e: e["cut"]),
     ("unread", "tool calls per episode that cannot be parsed", lambda e: e["unread"]),
-    ("cut_call", "tool calls per episode that are cut at the maximum length", lambda e: e["cut_calls"]),
+    (
+        "cut_call",
+        "tool calls per episode that are cut at the maximum length",
+        lambda e: e["cut_calls"],
+    ),
     ("splits", "splits of timelines per episode", lambda e: e["splits"]),
 )
 
@@ -82,24 +86,32 @@ def rewards(attempts: Sequence[StepEpisode]) -> list[float]:
 def changes_of_tasks(
     readers: Sequence[TraceReader], before: Sequence[StepEpisode], after: Sequence[StepEpisode]
 ) -> Iterator[Finding]:
-    """Find tasks with lower and higher rewards, and the first differences of attempts at those with large changes.
+    """Find tasks with lower and higher rewards, and the first differences of attempts at those with
+    large changes.
 
     `readers` have the episodes.
     """
     a, b = by_task(before), by_task(after)
-    changes = {task_id: fmean(rewards(b[task_id])) - fmean(rewards(a[task_id])) for task_id in a if task_id in b}
+    changes = {
+        task_id: fmean(rewards(b[task_id])) - fmean(rewards(a[task_id]))
+        for task_id in a
+        if task_id in b
+    }
     fell, rose = ([task for task, by in changes.items() if sign * by > 1e-9] for sign in (-1, 1))
     if not fell and not rose:
         return
-    test, steps = paired(list(changes.values())), sorted({e["step"] for of in a.values() for e in of})
+    test, steps = (
+        paired(list(changes.values())),
+        sorted({e["step"] for of in a.values() for e in of}),
+    )
     interval = "too few tasks for an interval"
     if test.low is not None and test.high is not None:
         interval = f"{100 * (test.level or 0):.0f} % interval {test.low:+.3g} to {test.high:+.3g}"
     since = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     yield Finding(
         "tasks",
-        f"of {counted(len(changes), 'task')} attempted before ({since}), {len(fell)} fell and {len(rose)} rose: mean "
-        f"change {test.mean:+.3g}, {interval}",
+        f"of {counted(len(changes), 'task')} attempted before ({since}), {len(fell)} fell and"
+        f" {len(rose)} rose: mean change {test.mean:+.3g}, {interval}",
         test.low,
         test.high,
         tuple(e["episode_id"] for task in fell + rose for e in b[task]),
@@ -111,7 +123,9 @@ def changes_of_tasks(
     for best, worst, text in _partings(readers, pairs):
         x, y = (fmean(rewards(side[best["task_id"]])) for side in (a, b))
         ids = worst["episode_id"], best["episode_id"]
-        yield Finding("task", f'"{one_line(best["task"], 60)}" {x:.3g} → {y:.3g}: {text}', x, y, ids)
+        yield Finding(
+            "task", f'"{one_line(best["task"], 60)}" {x:.3g} → {y:.3g}: {text}', x, y, ids
+        )
 
 
 def _worth(episode: StepEpisode) -> float:
@@ -125,7 +139,9 @@ def apart(reader: TraceReader, attempts: Sequence[StepEpisode]) -> Iterator[Find
     spread = [(best, worst) for best, worst in pairs[:_TASKS] if _worth(best) > _worth(worst)]
     for best, worst, text in _partings([reader], spread):
         ids = worst["episode_id"], best["episode_id"]
-        yield Finding("task", f'"{one_line(best["task"], 60)}": {text}', _worth(worst), _worth(best), ids)
+        yield Finding(
+            "task", f'"{one_line(best["task"], 60)}": {text}', _worth(worst), _worth(best), ids
+        )
 
 
 def by_task(attempts: Sequence[StepEpisode]) -> dict[str, list[StepEpisode]]:
@@ -143,7 +159,8 @@ def _partings(
     for best, worst in pairs:
         a, b = attempts[best["episode_id"]], attempts[worst["episode_id"]]
         named = " and ".join(
-            f"{e['episode_id'][:ID]} (reward {e['reward']:.3g}, step {e['step']})" for e in (best, worst)
+            f"{e['episode_id'][:ID]} (reward {e['reward']:.3g}, step {e['step']})"
+            for e in (best, worst)
         )
         where = parting(a, b)
         if where is None:
@@ -177,14 +194,18 @@ def excerpt(text: str, character: int) -> str:
 def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
     """Find causes of failure that are new or differ in frequency."""
     causes = [
-        ["" if e["status"] == "succeeded" else e["cause"] or e["status"] for e in side] for side in (before, after)
+        ["" if e["status"] == "succeeded" else e["cause"] or e["status"] for e in side]
+        for side in (before, after)
     ]
     for cause in sorted({*causes[0], *causes[1]} - {""}):
         a, b = ([float(c == cause) for c in side] for side in causes)
         if not (sum(b) and not sum(a)) and not differ(a, b):
             continue
         was = f"{int(sum(a))} of {len(a)} before" if sum(a) else "a new cause"
-        text = f"{int(sum(b))} of {counted(len(b), 'episode')} failed with {one_line(cause, 60)} ({was})"
+        text = (
+            f"{int(sum(b))} of {counted(len(b), 'episode')} failed with {one_line(cause, 60)}"
+            f" ({was})"
+        )
         ids = tuple(e["episode_id"] for e, c in zip(after, causes[1], strict=True) if c == cause)
         yield Finding("failures", text, fmean(a) if a else None, fmean(b) if b else None, ids)
 
@@ -192,10 +213,14 @@ def failures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Ite
 def measures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
     """Find differences in behaviour: lengths, calls, tools, truncated replies."""
     for kind, name, measure in _MEASURES:
-        a, b = ([float(v) for e in side if (v := measure(e)) is not None] for side in (before, after))
+        a, b = (
+            [float(v) for e in side if (v := measure(e)) is not None] for side in (before, after)
+        )
         if differ(a, b):
             sign = 1 if fmean(b) > fmean(a) else -1
             known = [e for e in after if measure(e) is not None]
             behind = sorted(known, key=lambda e: -sign * (measure(e) or 0.0))
-            ids = tuple(e["episode_id"] for e in behind if sign * (measure(e) or 0.0) > sign * fmean(a))
+            ids = tuple(
+                e["episode_id"] for e in behind if sign * (measure(e) or 0.0) > sign * fmean(a)
+            )
             yield Finding(kind, f"{name}: {fmean(a):.3g} → {fmean(b):.3g}", fmean(a), fmean(b), ids)

@@ -18,7 +18,14 @@ from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Call, Episode
 from ajet_tools.text.clean import flat_keys
 from ajet_tools.trace.compare.attempts import ComparedMessage, compared_messages
-from ajet_tools.trace.compare.changes import Finding, by_task, changes_of_tasks, failures, measures, rewards
+from ajet_tools.trace.compare.changes import (
+    Finding,
+    by_task,
+    changes_of_tasks,
+    failures,
+    measures,
+    rewards,
+)
 from ajet_tools.trace.compare.setup import differing_values, request_values
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes
@@ -56,9 +63,14 @@ class EpisodeDiff:
 
     @property
     def other_settings(self) -> list[str]:
-        """Names of what is no message and differs between the first requests of both, such as `tools`."""
+        """Names of what is no message and differs between the first requests of both, such as
+        `tools`."""
         requests = [_settings(side.calls) for side in (self.a, self.b)]
-        return sorted(name for name in {*requests[0], *requests[1]} if requests[0].get(name) != requests[1].get(name))
+        return sorted(
+            name
+            for name in {*requests[0], *requests[1]}
+            if requests[0].get(name) != requests[1].get(name)
+        )
 
     def rewards(self) -> list[dict[str, object]]:
         """Return the total rewards of both, by name and agent."""
@@ -85,7 +97,12 @@ def episode_at(reader: TraceReader, episode_id: str) -> Episode:
     matches = episodes(reader, episode_ids=[episode_id], superseded=True)
     if matches:
         return matches[0]
-    return Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id)), status="aborted", error="no end")
+    return Episode(
+        episode_id=episode_id,
+        calls=tuple(calls_of(reader, episode_id)),
+        status="aborted",
+        error="no end",
+    )
 
 
 def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
@@ -93,8 +110,14 @@ def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
     sides = [compared_messages(side.calls) for side in (a, b)]
     keys = [[(message.role, message.agent, message.text) for message in side] for side in sides]
     matcher = difflib.SequenceMatcher(None, keys[0], keys[1], autojunk=False)
-    parts = [DiffPart(op == "equal", sides[0][i:j], sides[1][k:m]) for op, i, j, k, m in matcher.get_opcodes()]
-    first = [merge([call for call in side.calls if call.phase == "rollout"]).timelines[:1] for side in (a, b)]
+    parts = [
+        DiffPart(op == "equal", sides[0][i:j], sides[1][k:m])
+        for op, i, j, k, m in matcher.get_opcodes()
+    ]
+    first = [
+        merge([call for call in side.calls if call.phase == "rollout"]).timelines[:1]
+        for side in (a, b)
+    ]
     shared = common_prefix(first[0][0].token_ids, first[1][0].token_ids) if all(first) else None
     return EpisodeDiff(a, b, tuple(parts), shared)
 
@@ -104,7 +127,8 @@ _BEFORE, _SHOWN = 400, 8000
 
 
 def text_diff(a: str, b: str) -> list[str]:
-    """Compare two texts line by line around their first difference; `-` marks the first text, `+` the second."""
+    """Compare two texts line by line around their first difference; `-` marks the first text, `+`
+    the second."""
     start = max(0, common_start(a, b) - _BEFORE)
     excerpts = (f"{'…' if start else ''}{text[start : start + _SHOWN]}" for text in (a, b))
     before, after = ([f"  {line}" for line in excerpt.splitlines()] for excerpt in excerpts)
@@ -115,9 +139,15 @@ def text_diff(a: str, b: str) -> list[str]:
 # Runs
 
 _KINDS: tuple[tuple[str, str | None], ...] = (
-    ("val", "sampled"), ("val", "greedy"), ("val", None), ("train", "sampled"), ("train", "greedy"), ("train", None),
-    ("trial", "sampled"), ("trial", None),
-)  # fmt: skip
+    ("val", "sampled"),
+    ("val", "greedy"),
+    ("val", None),
+    ("train", "sampled"),
+    ("train", "greedy"),
+    ("train", None),
+    ("trial", "sampled"),
+    ("trial", None),
+)
 """Splits and decoding modes to compare by, in order of preference."""
 
 
@@ -134,18 +164,25 @@ class RunSide:
     @property
     def of(self) -> str:
         """Splits and decoding modes of the compared episodes."""
-        return " and ".join(sorted({" ".join(filter(None, (f["split"], f["decoding"]))) for f in self.facts}))
+        return " and ".join(
+            sorted({" ".join(filter(None, (f["split"], f["decoding"]))) for f in self.facts})
+        )
 
     @property
     def solved(self) -> float | None:
-        """Share of judged episodes that solved their task: `is_success`, or else a reward of at least 1."""
-        judged = [(reward, f["is_success"]) for f in self.facts if (reward := f["reward"]) is not None]
+        """Share of judged episodes that solved their task: `is_success`, or else a reward of at
+        least 1."""
+        judged = [
+            (reward, f["is_success"]) for f in self.facts if (reward := f["reward"]) is not None
+        ]
         solved = [reward >= 1 - 1e-9 if success is None else success for reward, success in judged]
         return fmean(solved) if solved else None
 
     @property
     def failures(self) -> Counter[str]:
-        return Counter(str(f["cause"] or f["status"]) for f in self.facts if f["status"] != "succeeded")
+        return Counter(
+            str(f["cause"] or f["status"]) for f in self.facts if f["status"] != "succeeded"
+        )
 
     def mean(self, name: Literal["reward", "calls", "tokens", "seconds"]) -> float | None:
         """Return the mean over the episodes that have a value."""
@@ -154,7 +191,9 @@ class RunSide:
 
     def by_task(self) -> dict[str, float]:
         """Return the mean reward of each rewarded task."""
-        return {task_id: fmean(rewards(attempts)) for task_id, attempts in by_task(self.facts).items()}
+        return {
+            task_id: fmean(rewards(attempts)) for task_id, attempts in by_task(self.facts).items()
+        }
 
 
 @dataclass(frozen=True)
@@ -189,33 +228,49 @@ def diff_runs(
 ) -> RunDiff:
     """Compare two runs, or steps of runs, by their common tasks.
 
-    Compares the last validations if both runs have one (sampled rather than greedy attempts), otherwise all training
-    episodes, otherwise all episodes; with steps given, the same kind of episodes at those steps. Raises QueryError for
-    a run without such episodes, or if sampled and greedy attempts would be mixed.
+    Compares the last validations if both runs have one (sampled rather than greedy attempts),
+    otherwise all training episodes, otherwise all episodes; with steps given, the same kind of
+    episodes at those steps. Raises QueryError for a run without such episodes, or if sampled and
+    greedy attempts would be mixed.
     """
     there = [rewards_by_step(*side) for side in (a, b)]
     both = [
         kind
         for kind in _KINDS
-        if all(kind in of and (not isinstance(at, int) or at in of[kind]) for of, at in zip(there, steps, strict=True))
+        if all(
+            kind in of and (not isinstance(at, int) or at in of[kind])
+            for of, at in zip(there, steps, strict=True)
+        )
     ]
     fitting = [(s, d) for s, d in both if split in (None, s) and decoding in (None, d)]
     if fitting:
         split, decoding = fitting[0]
     sides = []
     for (reader, run_id), of, wanted in zip((a, b), there, steps, strict=True):
-        last = [max(in_step) for (s, d), in_step in of.items() if split in (None, s) and decoding in (None, d)]
-        at = max(last, default=None) if wanted == "last" or (wanted is None and split == "val") else wanted
+        last = [
+            max(in_step)
+            for (s, d), in_step in of.items()
+            if split in (None, s) and decoding in (None, d)
+        ]
+        at = (
+            max(last, default=None)
+            if wanted == "last" or (wanted is None and split == "val")
+            else wanted
+        )
         facts = tuple(step_episodes(reader, run_id, split, at, decoding))
         kinds = {(fact["split"], fact["decoding"]) for fact in facts}
         if len(kinds) > 1:
-            known = dict.fromkeys(f"run {id} has {_by_kind(of)}" for (_, id), of in zip((a, b), there, strict=True))
+            known = dict.fromkeys(
+                f"run {id} has {_by_kind(of)}" for (_, id), of in zip((a, b), there, strict=True)
+            )
             raise QueryError(f"there is nothing of one kind on both sides: {', and '.join(known)}")
         if not facts:
             where = "".join(f" {word}" for word in (split, decoding) if word)
             where = f" of{where}" if where else ""
             where += "" if at is None else f" at step {at}"
-            known_steps = {at for (s, _), in_step in of.items() if split in (None, s) for at in in_step}
+            known_steps = {
+                at for (s, _), in_step in of.items() if split in (None, s) for at in in_step
+            }
             listed = f"; it has {_listed(known_steps)}" if known_steps else ""
             raise QueryError(f"run {run_id} has no finished episode{where} to compare{listed}")
         sides.append(RunSide(run_id, split, at, decoding, facts))
@@ -224,9 +279,12 @@ def diff_runs(
     tasks = tuple((task_id, means[0][task_id], means[1][task_id]) for task_id in shared)
     before, after = (side.facts for side in sides)
     readers = list(dict.fromkeys((a[0], b[0])))
-    parted = [change for change in changes_of_tasks(readers, before, after) if change.kind == "task"]
+    parted = [
+        change for change in changes_of_tasks(readers, before, after) if change.kind == "task"
+    ]
     values = [
-        request_values(*run, side.split, side.decoding, side.step) for run, side in zip((a, b), sides, strict=True)
+        request_values(*run, side.split, side.decoding, side.step)
+        for run, side in zip((a, b), sides, strict=True)
     ]
     setup = list(differing_values(*values))
     config_a, config_b = (dict(flat_keys(recorded_config(*side))) for side in (a, b))

@@ -1,6 +1,8 @@
-"""Explains the changes at a step of a run against the previous step or validation, with figures and example episodes.
+"""Explains the changes at a step of a run against the previous step or validation, with figures and
+example episodes.
 
-Metrics of a step are single numbers without a spread: a change counts from 20 % and the minimum in `_METRICS`.
+Metrics of a step are single numbers without a spread: a change counts from 20 % and the minimum in
+`_METRICS`.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ _SPLIT_EPISODES = 50
 """Episodes of a step that are merged to find the causes of splits."""
 _METRICS = {
     "train/entropy": ("entropy", 0.02),
-    "train/logprob_gap_mean": ("the gap between the log-probabilities of trainer and sampler", 0.01),
+    "train/logprob_gap_mean": (
+        "the gap between the log-probabilities of trainer and sampler",
+        0.01,
+    ),
     "train/sampler_kl": ("KL between sampler and trainer", 0.002),
     "train/kl": ("KL to the reference model", 0.002),
     "train/clip_share": ("the share of clipped tokens", 0.01),
@@ -81,7 +86,8 @@ class Explanation:
     """Reason for the choice of the step; empty if the user chose it."""
     changes: tuple[StepChange, ...]
     tasks: int
-    """Training tasks with an attempt that counts, up to the step; of these `unsolved` never earned anything."""
+    """Training tasks with an attempt that counts, up to the step; of these `unsolved` never earned
+    anything."""
     unsolved: tuple[str, ...]
     tokens: int
     """Sampled tokens of the training, up to the step."""
@@ -92,7 +98,11 @@ def lines_of(explanation: Explanation) -> list[str]:
     chosen = f": the {explanation.chosen}" if explanation.chosen else ""
     lines = [f"run {explanation.run_id}, step {explanation.step}{chosen}"]
     for change in explanation.changes:
-        kind = "training" if change.split == "train" else f"validation, {change.decoding or 'unknown decoding'}"
+        kind = (
+            "training"
+            if change.split == "train"
+            else f"validation, {change.decoding or 'unknown decoding'}"
+        )
         lines += ["", f"{kind}: step {change.step} against step {change.before}"]
         lines.append(f"  {change.headline}")
         lines += finding_lines(change.findings)
@@ -105,7 +115,9 @@ def _totals(explanation: Explanation) -> Iterator[str]:
     """Format what holds for all steps so far."""
     if explanation.tasks:
         unsolved = len(explanation.unsolved)
-        named = ", ".join(f'"{one_line(task, _TASK_SHOWN)}"' for task in explanation.unsolved[:_TASKS_NAMED])
+        named = ", ".join(
+            f'"{one_line(task, _TASK_SHOWN)}"' for task in explanation.unsolved[:_TASKS_NAMED]
+        )
         more = f" and {unsolved - _TASKS_NAMED:,} more" if unsolved > _TASKS_NAMED else ""
         listed = f": {named}{more}" if unsolved else ""
         tasks = counted(explanation.tasks, "training task")
@@ -115,10 +127,13 @@ def _totals(explanation: Explanation) -> Iterator[str]:
         yield f"up to this step {counted(explanation.tokens, 'token')} sampled for training"
 
 
-def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Path | None = None) -> Explanation:
+def explain(
+    reader: TraceReader, run_id: str, step: int | None = None, trace: Path | None = None
+) -> Explanation:
     """Explain the changes at a step, by default the step with the largest change of reward.
 
-    `trace` is the path of the trace, to find the tokenizer. Raises QueryError for an unknown or first step.
+    `trace` is the path of the trace, to find the tokenizer. Raises QueryError for an unknown or
+    first step.
     """
     by_step = rewards_by_step(reader, run_id)
     chosen = ""
@@ -127,13 +142,18 @@ def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Pa
     changes: list[StepChange] = []
     for split, decoding in _KINDS:
         steps = [at for at in _of_kind(by_step, split, decoding) if at <= step]
-        if len(steps) > 1 and steps[-1] == step and not (split == "val" and any(c.split == "val" for c in changes)):
+        if (
+            len(steps) > 1
+            and steps[-1] == step
+            and not (split == "val" and any(c.split == "val" for c in changes))
+        ):
             changes.append(_change(reader, run_id, split, decoding, steps, trace))
     if not changes:
         there = sorted({at for of in by_step.values() for at in of})
         has = f"its steps are {there[0]} to {there[-1]}" if there else "it has no finished episode"
         raise QueryError(
-            f"run {run_id} has nothing at step {step} and before it to compare ({has}); `ajet trace diff` compares runs"
+            f"run {run_id} has nothing at step {step} and before it to compare ({has}); `ajet trace"
+            " diff` compares runs"
         )
     totals = task_totals(reader, run_id, step)
     judged = [row for row in totals if row["solved"] is not None]
@@ -144,12 +164,17 @@ def explain(reader: TraceReader, run_id: str, step: int | None = None, trace: Pa
 
 def _of_kind(by_step: Steps, split: str, decoding: str | None) -> Mapping[int, float | None]:
     """Return mean rewards by step of a split and decoding mode; for training, of all modes."""
-    of = [s for kind, s in by_step.items() if kind[0] == split and (split == "train" or kind[1] == decoding)]
+    of = [
+        s
+        for kind, s in by_step.items()
+        if kind[0] == split and (split == "train" or kind[1] == decoding)
+    ]
     return dict(sorted((step, reward) for steps in of for step, reward in steps.items()))
 
 
 def _largest_change(run_id: str, by_step: Steps) -> tuple[int, str]:
-    """Return the step with the largest change of the training reward, or else of the validation reward."""
+    """Return the step with the largest change of the training reward, or else of the validation
+    reward."""
     for split, decoding in _KINDS:
         known = [(at, r) for at, r in _of_kind(by_step, split, decoding).items() if r is not None]
         if len(known) > 1:
@@ -157,12 +182,18 @@ def _largest_change(run_id: str, by_step: Steps) -> tuple[int, str]:
             kind = "training" if split == "train" else f"{decoding or ''} validation".strip()
             return at, f"largest change of the mean reward in {kind}: {a:.3g} → {b:.3g}"
     raise QueryError(
-        f"run {run_id} has no two steps with rewards to compare; `ajet trace diff` compares it with another run"
+        f"run {run_id} has no two steps with rewards to compare; `ajet trace diff` compares it with"
+        " another run"
     )
 
 
 def _change(
-    reader: TraceReader, run_id: str, split: str, decoding: str | None, steps: Sequence[int], trace: Path | None
+    reader: TraceReader,
+    run_id: str,
+    split: str,
+    decoding: str | None,
+    steps: Sequence[int],
+    trace: Path | None,
 ) -> StepChange:
     first, earlier, step = steps[0], steps[-2], steps[-1]
     before, after = (step_episodes(reader, run_id, split, at, decoding) for at in (earlier, step))
@@ -179,18 +210,27 @@ def _change(
     findings += [*(_signal(before, after) if split == "train" else ())]
     findings += [*failures(before, after), *moved, *_split_causes(reader, before, after, trace)]
     if split == "train":
-        findings += [*_metrics(reader, run_id, metrics, earlier, step), *_ledger(reader, run_id, earlier, step)]
+        findings += [
+            *_metrics(reader, run_id, metrics, earlier, step),
+            *_ledger(reader, run_id, earlier, step),
+        ]
     findings += suspects(start, after, first)
     setup = list(setup_changes(reader, run_id, split, decoding, earlier, step))
     judge = judge_change(reader, run_id, split, step)
     has_moved = differ(rewards(before), rewards(after))
     summary = headline(setup, judge, findings, step, has_moved)
     if judge.is_evident:
-        text = f"the judge: {counted(judge.changed, 'answer')} got another reward than an equal answer before"
+        text = (
+            f"the judge: {counted(judge.changed, 'answer')} got another reward than an equal answer"
+            " before"
+        )
         setup.insert(0, Finding("judge", text, 0.0, float(judge.changed), judge.episodes))
     findings = [*setup, *findings]
     if split == "train":
-        history = {name: {at: value for at, value in of.items() if at <= step} for name, of in metrics.items()}
+        history = {
+            name: {at: value for at, value in of.items() if at <= step}
+            for name, of in metrics.items()
+        }
         for name, text in {**warning_signs(history), **unstable(history)}.items():
             suspect = name.startswith(("train/held_out", "train/phrase", "train/answer"))
             if setup and not suspect:
@@ -204,7 +244,10 @@ def _reward(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iter
     a, b = rewards(before), rewards(after)
     if a and b and fmean(a) != fmean(b):
         chance = "" if differ(a, b) else ", which chance may explain"
-        text = f"mean reward {fmean(a):.3g} → {fmean(b):.3g} ({len(a):,} and {counted(len(b), 'episode')}){chance}"
+        text = (
+            f"mean reward {fmean(a):.3g} → {fmean(b):.3g} ({len(a):,} and"
+            f" {counted(len(b), 'episode')}){chance}"
+        )
         yield Finding("reward", text, fmean(a), fmean(b))
 
 
@@ -219,7 +262,9 @@ def _update(metrics: _Metrics, before: int) -> Iterator[Finding]:
         if before in metrics.get(name, {})
     ]
     if listed:
-        yield Finding("update", f"the update in between is that of step {before}: {', '.join(listed)}")
+        yield Finding(
+            "update", f"the update in between is that of step {before}: {', '.join(listed)}"
+        )
 
 
 def _updates(metrics: _Metrics, before: int, step: int) -> Iterator[Finding]:
@@ -227,7 +272,10 @@ def _updates(metrics: _Metrics, before: int, step: int) -> Iterator[Finding]:
     trained = [at for at in metrics.get("train/grad_norm", {}) if before < at <= step]
     if trained:
         last = f" to {trained[-1]}" if len(trained) > 1 else ""
-        yield Finding("updates", f"{counted(len(trained), 'step')} with updates in between: {trained[0]}{last}")
+        yield Finding(
+            "updates",
+            f"{counted(len(trained), 'step')} with updates in between: {trained[0]}{last}",
+        )
 
 
 def _signal(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iterator[Finding]:
@@ -241,13 +289,20 @@ def _signal(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Iter
     listed = ", ".join(f"{count} of reward {value}" for value, count in values.most_common(3))
     yield Finding(
         "signal",
-        f"{len(without)} of {counted(len(sides[1]), 'group')} gave every attempt the same reward and trained nothing "
-        f"({listed}); {sum(map(int, same[0]))} of {len(sides[0])} before" if without else
-        f"every group has attempts with different rewards; {sum(map(int, same[0]))} of {len(sides[0])} had none before",
+        (
+            f"{len(without)} of {counted(len(sides[1]), 'group')} gave every attempt the same"
+            f" reward and trained nothing ({listed}); {sum(map(int, same[0]))} of {len(sides[0])}"
+            " before"
+            if without
+            else (
+                f"every group has attempts with different rewards; {sum(map(int, same[0]))} of"
+                f" {len(sides[0])} had none before"
+            )
+        ),
         fmean(same[0]),
         fmean(same[1]),
         tuple(group[0]["episode_id"] for group in without),
-    )  # fmt: skip
+    )
 
 
 def _groups(episodes: Sequence[StepEpisode]) -> list[list[StepEpisode]]:
@@ -256,22 +311,34 @@ def _groups(episodes: Sequence[StepEpisode]) -> list[list[StepEpisode]]:
 
 
 def _split_causes(
-    reader: TraceReader, before: Sequence[StepEpisode], after: Sequence[StepEpisode], trace: Path | None
+    reader: TraceReader,
+    before: Sequence[StepEpisode],
+    after: Sequence[StepEpisode],
+    trace: Path | None,
 ) -> Iterator[Finding]:
     """Find new causes of splits; only episodes with splits are merged."""
-    ids = [[e["episode_id"] for e in side if e["splits"]][:_SPLIT_EPISODES] for side in (before, after)]
+    ids = [
+        [e["episode_id"] for e in side if e["splits"]][:_SPLIT_EPISODES] for side in (before, after)
+    ]
     if not ids[1]:
         return
     splits = [splits_of(reader, of, trace)[0] if of else [] for of in ids]
     known = {split.cause for _, split in splits[0]}
     for row in by_cause([split for _, split in splits[1]]):
         if row["cause"] not in known:
-            behind = tuple(dict.fromkeys(id for id, split in splits[1] if split.cause == row["cause"]))
-            text = f"{counted(row['splits'], 'split')} of timelines by {row['cause']}, a new cause ({row['hint']})"
+            behind = tuple(
+                dict.fromkeys(id for id, split in splits[1] if split.cause == row["cause"])
+            )
+            text = (
+                f"{counted(row['splits'], 'split')} of timelines by {row['cause']}, a new cause"
+                f" ({row['hint']})"
+            )
             yield Finding("splits", text, 0.0, float(row["splits"]), behind)
 
 
-def _metrics(reader: TraceReader, run_id: str, metrics: _Metrics, before: int, step: int) -> Iterator[Finding]:
+def _metrics(
+    reader: TraceReader, run_id: str, metrics: _Metrics, before: int, step: int
+) -> Iterator[Finding]:
     for name, (about, least) in _METRICS.items():
         values = metrics.get(name, {})
         if before not in values or step not in values:

@@ -1,7 +1,8 @@
 """Finds what changed between two steps besides the policy: its requests, its model and its judge.
 
-Requests are compared by what isn't a message: tools, choice of tools, format of the answer, sampling, model, and the
-system prompt. The judge is compared by its rewards of equal answers to equal tasks.
+Requests are compared by what isn't a message: tools, choice of tools, format of the answer,
+sampling, model, and the system prompt. The judge is compared by its rewards of equal answers to
+equal tasks.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ ASPECTS = {
     "stop": "request->'$.stop'",
     "temperature": "sampling->'$.temperature'",
     "top_p": "sampling->'$.top_p'",
-    "penalties": "json_array(sampling->'$.frequency_penalty', sampling->'$.presence_penalty', "
-    "sampling->'$.repetition_penalty')",
+    "penalties": (
+        "json_array(sampling->'$.frequency_penalty', sampling->'$.presence_penalty', "
+        "sampling->'$.repetition_penalty')"
+    ),
     "model": "to_json(c.model)",
-    "system prompt": "CASE WHEN c.parent_call_id IS NULL AND messages_suffix->>'$[0].role' IN ('system', 'developer') "
-    "THEN messages_suffix->'$[0].content' END",
+    "system prompt": (
+        "CASE WHEN c.parent_call_id IS NULL AND messages_suffix->>'$[0].role' IN ('system',"
+        " 'developer') THEN messages_suffix->'$[0].content' END"
+    ),
 }
 """Aspects of a request that are no messages of the conversation, each with its SQL."""
 _SHOWN = 60
@@ -54,7 +59,8 @@ class JudgeChange:
 def setup_changes(
     reader: TraceReader, run_id: str, split: str, decoding: str | None, before: int, step: int
 ) -> Iterator[Finding]:
-    """Yields a finding for each aspect of an agent's requests that has other values at a step than before."""
+    """Yields a finding for each aspect of an agent's requests that has other values at a step than
+    before."""
     earlier, later = (request_values(reader, run_id, split, decoding, at) for at in (before, step))
     yield from differing_values(earlier, later)
 
@@ -64,13 +70,17 @@ Values = Mapping[tuple[str, str], set[str]]
 
 
 def differing_values(earlier: Values, later: Values) -> Iterator[Finding]:
-    """Yields a finding for each aspect of an agent's requests whose values are others; both sides have the agent."""
+    """Yields a finding for each aspect of an agent's requests whose values are others; both sides
+    have the agent."""
     for agent, aspect in sorted(later.keys() & earlier.keys()):
         old, new = earlier[agent, aspect], later[agent, aspect]
         gone, added = sorted(old - new), sorted(new - old)
         if not gone or not added:
             continue  # a value that is only rarer or more frequent is the agent's choice
-        text = f"{aspect} of agent {one_line(agent, 40)}: {_short(aspect, gone)} → {_short(aspect, added)}"
+        text = (
+            f"{aspect} of agent {one_line(agent, 40)}: {_short(aspect, gone)} →"
+            f" {_short(aspect, added)}"
+        )
         yield Finding("setup", text)
 
 
@@ -78,7 +88,9 @@ def request_values(
     reader: TraceReader, run_id: str, split: str | None, decoding: str | None, step: int | None
 ) -> dict[tuple[str, str], set[str]]:
     """Returns the values of each agent and aspect in a run's episodes of a kind (None: any)."""
-    listed = ", ".join(f'list(DISTINCT ({sql})::VARCHAR) AS "{name}"' for name, sql in ASPECTS.items())
+    listed = ", ".join(
+        f'list(DISTINCT ({sql})::VARCHAR) AS "{name}"' for name, sql in ASPECTS.items()
+    )
     found: list[dict[str, Any]] = rows(
         reader,
         f"""
@@ -114,7 +126,8 @@ def _short(aspect: str, values: Sequence[str]) -> str:
 
 
 def judge_change(reader: TraceReader, run_id: str, split: str, step: int) -> JudgeChange:
-    """Compares the rewards of a step's answers with those that equal answers to the same tasks had before."""
+    """Compares the rewards of a step's answers with those that equal answers to the same tasks had
+    before."""
     [row] = rows(
         reader,
         """
@@ -141,8 +154,11 @@ def judge_change(reader: TraceReader, run_id: str, split: str, step: int) -> Jud
     return JudgeChange(row["changed"], row["same"], row["noisy"], tuple(row["examples"] or ()))
 
 
-def headline(setup: Sequence[Finding], judge: JudgeChange, others: Sequence[Finding], step: int, moved: bool) -> str:
-    """Returns the most likely causes, ranked by their evidence, and what was checked and did not change."""
+def headline(
+    setup: Sequence[Finding], judge: JudgeChange, others: Sequence[Finding], step: int, moved: bool
+) -> str:
+    """Returns the most likely causes, ranked by their evidence, and what was checked and did not
+    change."""
     causes: list[str] = []
     ruled_out: list[str] = []
     if judge.is_evident:

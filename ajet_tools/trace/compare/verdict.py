@@ -1,6 +1,7 @@
 """Judges whether a run improved, by its first and last validation, and gives reasons.
 
-A difference counts if it exceeds two standard errors of both means, over the episode rewards of a step.
+A difference counts if it exceeds two standard errors of both means, over the episode rewards of a
+step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.compare.setup import judge_change, setup_changes
 from ajet_tools.trace.queries.base import rows
-from ajet_tools.trace.queries.runs import RunOverview, failures_in_words, ledger_by_step, metric_points
+from ajet_tools.trace.queries.runs import (
+    RunOverview,
+    failures_in_words,
+    ledger_by_step,
+    metric_points,
+)
 
 MOVED = ("learned", "learned?", "worse", "collapsed")
 """Verdicts of unfinished runs; others have their status instead."""
@@ -34,7 +40,8 @@ _SIGNS = ("train/reward", "train/answer_chars", "train/phrase_share")
 
 
 class Point(TypedDict):
-    """Mean reward of a step's episodes, and its squared standard error, infinite for a single episode."""
+    """Mean reward of a step's episodes, and its squared standard error, infinite for a single
+    episode."""
 
     step: int
     mean: float
@@ -46,8 +53,8 @@ class Verdict:
     """Verdict on a run, with the rewards behind it."""
 
     word: str
-    """In MOVED, `no change`, `unclear`, `trained`, `not trained`, `scored`, `all failed`, or the status of a run that
-    has not finished."""
+    """In MOVED, `no change`, `unclear`, `trained`, `not trained`, `scored`, `all failed`, or the
+    status of a run that has not finished."""
     kind: str = ""
     """In KINDS; empty for a run without rewards at two steps."""
     first: Point | None = None
@@ -56,14 +63,21 @@ class Verdict:
 
     @property
     def gain(self) -> float | None:
-        return None if self.first is None or self.last is None else self.last["mean"] - self.first["mean"]
+        return (
+            None
+            if self.first is None or self.last is None
+            else self.last["mean"] - self.first["mean"]
+        )
 
 
 def verdicts(reader: TraceReader, runs: Sequence[RunOverview]) -> dict[str, Verdict]:
     """Return the verdicts on runs, by id."""
     points = _points(reader, [run["run_id"] for run in runs])
     signs = _signs(reader, [run["run_id"] for run in runs])
-    sql = "SELECT run_id, coalesce(sum(tokens) FILTER (outcome = 'trained'), 0)::BIGINT AS n FROM ledger GROUP BY 1"
+    sql = (
+        "SELECT run_id, coalesce(sum(tokens) FILTER (outcome = 'trained'), 0)::BIGINT AS n FROM"
+        " ledger GROUP BY 1"
+    )
     trained = {row["run_id"]: row["n"] for row in rows(reader, sql)}
     by_run = {}
     for run in runs:
@@ -74,7 +88,9 @@ def verdicts(reader: TraceReader, runs: Sequence[RunOverview]) -> dict[str, Verd
     return by_run
 
 
-def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int | None, suspect: bool) -> Verdict:
+def _verdict(
+    run: RunOverview, points: Mapping[str, list[Point]], trained: int | None, suspect: bool
+) -> Verdict:
     kind = next((kind for kind in KINDS if len(points.get(kind, ())) > 1), "")
     if run["episodes"] and run["unsound"] == run["episodes"]:
         return Verdict("all failed")
@@ -84,7 +100,10 @@ def _verdict(run: RunOverview, points: Mapping[str, list[Point]], trained: int |
         return Verdict("not trained" if trained == 0 else "trained" if trained else "scored")
     steps = points[kind]
     first, last, best = steps[0], steps[-1], max(steps, key=lambda point: point["mean"])
-    gain, noise = last["mean"] - first["mean"], _SURE * math.sqrt(first["square_error"] + last["square_error"])
+    gain, noise = (
+        last["mean"] - first["mean"],
+        _SURE * math.sqrt(first["square_error"] + last["square_error"]),
+    )
     word = "no change"
     if trained == 0:
         word = "not trained"
@@ -137,7 +156,9 @@ def _signs(reader: TraceReader, run_ids: Sequence[str]) -> set[str]:
         run_ids,
         _SIGNS,
     ):
-        history.setdefault(row["run_id"], {}).setdefault(row["name"], {})[row["step"]] = row["value"]
+        history.setdefault(row["run_id"], {}).setdefault(row["name"], {})[row["step"]] = row[
+            "value"
+        ]
     return {run_id for run_id, of in history.items() if warning_signs(of)}
 
 
@@ -147,26 +168,43 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
     by_step = ledger_by_step(reader, run["run_id"])
     texts = []
     if run["unsound"]:
-        texts.append(f"{failures_in_words(run)} ({run['unsound']:,} of {counted(run['episodes'], 'episode')})")
+        texts.append(
+            f"{failures_in_words(run)} ({run['unsound']:,} of"
+            f" {counted(run['episodes'], 'episode')})"
+        )
     texts += warning_signs(history).values()
-    without = [step for step, of in by_step.items() if of.get("zero_advantage") and not of.get("trained")]
+    without = [
+        step for step, of in by_step.items() if of.get("zero_advantage") and not of.get("trained")
+    ]
     if without:
-        texts.append(f"{_steps(without)}: all attempts at a task had the same reward, so that nothing was trained")
+        texts.append(
+            f"{_steps(without)}: all attempts at a task had the same reward, so that nothing was"
+            " trained"
+        )
     if lost := discarded(sum(map(Counter, by_step.values()), Counter[str]())):
         texts.append(lost)
     texts += [*_moved(history), *unstable(history).values()]
     best, last = verdict.best, verdict.last
-    if best and last and best["mean"] - last["mean"] > _SURE * math.sqrt(best["square_error"] + last["square_error"]):
+    if (
+        best
+        and last
+        and best["mean"] - last["mean"]
+        > _SURE * math.sqrt(best["square_error"] + last["square_error"])
+    ):
         texts.append(f"{verdict.kind} was best at step {best['step']}: {best['mean']:.3f}")
     changed = _setup_changed(reader, run["run_id"], verdict)
     texts += changed
     if verdict.word == "collapsed" and history.get("train/lr") and not changed:
-        texts.append(f"try a lower trainer_common.optim.lr (steps had up to {max(history['train/lr'].values()):.3g})")
+        texts.append(
+            "try a lower trainer_common.optim.lr (steps had up to"
+            f" {max(history['train/lr'].values()):.3g})"
+        )
     return texts
 
 
 def _setup_changed(reader: TraceReader, run_id: str, verdict: Verdict) -> list[str]:
-    """Return what else changed between the best and the last step, so that the updates are not blamed for it."""
+    """Return what else changed between the best and the last step, so that the updates are not
+    blamed for it."""
     best, last = verdict.best, verdict.last
     if not best or not last or best["step"] == last["step"]:
         return []
@@ -174,7 +212,9 @@ def _setup_changed(reader: TraceReader, run_id: str, verdict: Verdict) -> list[s
     for split in ("train", "val"):
         judge = judge_change(reader, run_id, split, last["step"])
         if judge.is_evident:
-            texts.append(f"the judge changed: {counted(judge.changed, 'equal answer')} got other rewards")
+            texts.append(
+                f"the judge changed: {counted(judge.changed, 'equal answer')} got other rewards"
+            )
         for finding in setup_changes(reader, run_id, split, None, best["step"], last["step"]):
             texts.append(f"changed between steps {best['step']} and {last['step']}: {finding.text}")
     return list(dict.fromkeys(texts))
@@ -185,13 +225,19 @@ def _steps(steps: Sequence[int]) -> str:
     first, last = min(steps), max(steps)
     if first == last:
         return f"step {first}"
-    return f"steps {first} to {last}" if last - first + 1 == len(steps) else f"{len(steps)} of steps {first} to {last}"
+    return (
+        f"steps {first} to {last}"
+        if last - first + 1 == len(steps)
+        else f"{len(steps)} of steps {first} to {last}"
+    )
 
 
 def _moved(history: Mapping[str, Mapping[int, float]]) -> Iterator[str]:
     """Compare the lengths of episodes at the first and last training step."""
     sampled, episodes = history.get("train/tokens_sampled", {}), history.get("train/episodes", {})
-    lengths = {step: value / episodes[step] for step, value in sampled.items() if episodes.get(step)}
+    lengths = {
+        step: value / episodes[step] for step, value in sampled.items() if episodes.get(step)
+    }
     for about, values in (
         ("tokens of an episode", lengths),
         ("calls of an episode", history.get("train/calls_per_episode", {})),

@@ -1,4 +1,5 @@
-"""An episode as blocks of text: overview, forks and messages. Blocks are rendered when they become visible."""
+"""An episode as blocks of text: overview, forks and messages. Blocks are rendered when they become
+visible."""
 
 from __future__ import annotations
 
@@ -63,7 +64,12 @@ class Block:
         return 2 + sum(1 + text.count("\n") + len(text) // max(1, width) for text in shown)
 
     def render(
-        self, *, markdown: bool, unfolded: bool, most: int | None = CUT, whole: str = "o opens it whole"
+        self,
+        *,
+        markdown: bool,
+        unfolded: bool,
+        most: int | None = CUT,
+        whole: str = "o opens it whole",
     ) -> RenderableType:
         """Render the block without interpreting markup.
 
@@ -74,7 +80,8 @@ class Block:
             whole: hint for truncated texts.
         """
         head = Text.assemble(
-            (drop_zero_width(self.title), f"bold {self.style}".strip()), (f"  {drop_zero_width(self.facts)}", "dim")
+            (drop_zero_width(self.title), f"bold {self.style}".strip()),
+            (f"  {drop_zero_width(self.facts)}", "dim"),
         )
         shown: list[RenderableType] = [head]
         for n, part in enumerate(self.parts):
@@ -87,13 +94,19 @@ class Block:
 _GUESSED = 12_000
 
 
-def _part(part: Part, markdown: bool, unfolded: bool, most: int | None, whole: str) -> RenderableType:
+def _part(
+    part: Part, markdown: bool, unfolded: bool, most: int | None, whole: str
+) -> RenderableType:
     if part.kind == "reasoning" and not unfolded:
         lines = part.text.count("\n") + 1
-        return Text(f"  ▸ reasoning, {counted(lines, 'line')}; space unfolds it", style="italic dim")
+        return Text(
+            f"  ▸ reasoning, {counted(lines, 'line')}; space unfolds it", style="italic dim"
+        )
     text, more = (part.text, 0) if most is None else cut(part.text, most)
     text = drop_zero_width(visible(text)).expandtabs(4)
-    body: RenderableType = render_markdown(text) if part.kind == "markdown" and markdown else Text(text)
+    body: RenderableType = (
+        render_markdown(text) if part.kind == "markdown" and markdown else Text(text)
+    )
     if isinstance(body, Text):
         body.stylize_before(_STYLES.get(part.kind, ""))
     shown: list[RenderableType] = [Padding(body, (0, 0, 0, 2))] if text else []
@@ -119,14 +132,30 @@ def conversation_blocks(overview: EpisodeOverview, branch: int) -> Iterator[Bloc
         if fork:
             yield _fork(fork, overview, ids)
         call = overview.calls[message.call_id]
-        yield _message(message, call, overview, ids, feedback if message.is_reply else {}, message.call_id in seen)
+        yield _message(
+            message,
+            call,
+            overview,
+            ids,
+            feedback if message.is_reply else {},
+            message.call_id in seen,
+        )
         if message.is_reply:
             seen.add(message.call_id)
     for call_id in at.chain:
         if call_id not in seen:
             call = overview.calls[call_id]
-            reason = Part("error", call.error, "error") if call.error else Part("note", "(no reply)")
-            yield Block(f"{call_id}/none", "no reply", "red", _facts(call, overview, ids), (reason,), call_id)
+            reason = (
+                Part("error", call.error, "error") if call.error else Part("note", "(no reply)")
+            )
+            yield Block(
+                f"{call_id}/none",
+                "no reply",
+                "red",
+                _facts(call, overview, ids),
+                (reason,),
+                call_id,
+            )
 
 
 def call_blocks(overview: EpisodeOverview, call_id: str) -> Iterator[Block]:
@@ -197,7 +226,9 @@ def format_tokens(call: Call) -> str:
     usage = call.response.get("usage")
     if not isinstance(usage, Mapping):
         return ""
-    asked, got = (next((usage[k] for k in keys if isinstance(usage.get(k), int)), None) for keys in _USAGE)
+    asked, got = (
+        next((usage[k] for k in keys if isinstance(usage.get(k), int)), None) for keys in _USAGE
+    )
     return "" if asked is None or got is None else f"{asked:,} → {counted(got, 'token')}"
 
 
@@ -214,11 +245,21 @@ def _fork(fork: Fork, overview: EpisodeOverview, ids: Mapping[str, str]) -> Bloc
     if fork.expected or fork.actual:
         text += f"\nthere: {fork.expected or 'the end'}\nhere:  {fork.actual or 'the end'}"
     if fork.extra_tokens:
-        text += f"\nTraining needs {counted(fork.extra_tokens, 'more token')}: the prompt is in two sequences."
+        text += (
+            f"\nTraining needs {counted(fork.extra_tokens, 'more token')}: the prompt is in two"
+            " sequences."
+        )
     text += f"\n{fork.hint}"
     if fork.cause == "unknown" and overview.unexplained:
         text += f"\nThere is no tokenizer: {overview.unexplained}"
-    return Block(f"{fork.call_id}/fork", f"fork: {fork.cause}", "yellow", "", (Part("note", text),), fork.call_id)
+    return Block(
+        f"{fork.call_id}/fork",
+        f"fork: {fork.cause}",
+        "yellow",
+        "",
+        (Part("note", text),),
+        fork.call_id,
+    )
 
 
 def _feedback(overview: EpisodeOverview) -> dict[str, list[str]]:
@@ -226,9 +267,14 @@ def _feedback(overview: EpisodeOverview) -> dict[str, list[str]]:
     by_call: dict[str, list[str]] = {}
     for given in overview.record.feedback:
         score = "" if given.score is None else f"{number(given.score)} "
-        remarks = [given.comment or "", f"corrected: {given.correction}" if given.correction else ""]
+        remarks = [
+            given.comment or "",
+            f"corrected: {given.correction}" if given.correction else "",
+        ]
         text = f"{score}by {given.author or 'someone'}, {given.at:%Y-%m-%d %H:%M}"
-        by_call.setdefault(given.call_id or "", []).append("\n".join(part for part in (text, *remarks) if part))
+        by_call.setdefault(given.call_id or "", []).append(
+            "\n".join(part for part in (text, *remarks) if part)
+        )
     return by_call
 
 
@@ -239,16 +285,29 @@ def _rewards_of(overview: EpisodeOverview, call_id: str | None) -> list[Part]:
         if reward.call_id == call_id or (call_id is None and reward.call_id not in overview.calls):
             weight = f" × {number(reward.weight)}" if reward.weight != 1 else ""
             of = f" of agent {reward.agent}" if reward.agent else ""
-            name = reward.name if call_id is None or reward.name == "reward" else f"reward {reward.name}"
-            parts.append(Part("text", reward.reason or "", f"{name} {number(reward.value)}{weight}{of}"))
+            name = (
+                reward.name
+                if call_id is None or reward.name == "reward"
+                else f"reward {reward.name}"
+            )
+            parts.append(
+                Part("text", reward.reason or "", f"{name} {number(reward.value)}{weight}{of}")
+            )
     return parts
 
 
 def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
-    """Yield the blocks before the conversation: ids and status, rewards, feedback, output, events."""
+    """Yield the blocks before the conversation: ids and status, rewards, feedback, output,
+    events."""
     episode = overview.episode
     if not overview.record.ended:
-        yield Block("about", f"episode {episode.episode_id}", "", "", (Part("note", _UNFINISHED[overview.status]),))
+        yield Block(
+            "about",
+            f"episode {episode.episode_id}",
+            "",
+            "",
+            (Part("note", _UNFINISHED[overview.status]),),
+        )
         yield from _feedback_blocks(overview)
         return
     pairs = [
@@ -257,11 +316,22 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else ""),
         ("task", episode.task.task_id),
         ("ended", f"{episode.ended_at:%Y-%m-%d %H:%M:%S} UTC"),
-        ("ledger", ", ".join(f"{counted(n, 'token')} {outcome}" for outcome, n in overview.totals().items())),
+        (
+            "ledger",
+            ", ".join(
+                f"{counted(n, 'token')} {outcome}" for outcome, n in overview.totals().items()
+            ),
+        ),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in episode.metrics.items())),
     ]
     facts = "\n".join(f"{name:<8} {value}" for name, value in pairs if value)
-    yield Block("about", f"episode {episode.status}", _STATUS.get(episode.status, ""), "", (Part("text", facts),))
+    yield Block(
+        "about",
+        f"episode {episode.status}",
+        _STATUS.get(episode.status, ""),
+        "",
+        (Part("text", facts),),
+    )
     if episode.error or episode.cause:
         of = " (not the agent's doing)" if episode.infrastructure else ""
         title = f"error: {episode.cause or 'unknown'}{of}"
@@ -279,14 +349,23 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
         for event in episode.events:
             seconds = (event.ended_at - event.started_at).total_seconds()
             ended = f"error: {event.error}" if event.error else pretty(event.result)
-            parts.append(Part("tool", f"{pretty(event.arguments)}\n{ended}", f"→ {event.name}  {seconds:.2f} s"))
+            parts.append(
+                Part(
+                    "tool",
+                    f"{pretty(event.arguments)}\n{ended}",
+                    f"→ {event.name}  {seconds:.2f} s",
+                )
+            )
         yield Block("events", title, "magenta", "", tuple(parts))
 
 
 _STATUS = {"failed": "red", "timeout": "yellow", "aborted": "yellow"}
 _UNFINISHED = {
     "running": "The episode is running: its rewards, ledger and task are written when it ends.",
-    "cut off": "The run was killed before the episode ended: it has no rewards, and nothing of it was trained.",
+    "cut off": (
+        "The run was killed before the episode ended: it has no rewards, and nothing of it was"
+        " trained."
+    ),
     "absent": "The trace has no episode with this id.",
 }
 
@@ -312,7 +391,10 @@ def find_blocks(overview: EpisodeOverview, needle: str) -> list[tuple[int, str]]
     wanted = needle.casefold()
     matches: dict[str, int] = {}
     branches = range(len(overview.tree.branches))
-    for branch, blocks in [(0, overview_blocks(overview)), *((n, conversation_blocks(overview, n)) for n in branches)]:
+    for branch, blocks in [
+        (0, overview_blocks(overview)),
+        *((n, conversation_blocks(overview, n)) for n in branches),
+    ]:
         for block in blocks:
             if block.key not in matches and wanted in f"{block.title}\n{block.text}".casefold():
                 matches[block.key] = branch

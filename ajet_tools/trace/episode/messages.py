@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import is_
 
-from ajet_sdk.dialects.message_parts import MessageParts, lay_out, parts_of, reply_messages, request_messages
+from ajet_sdk.dialects.message_parts import (
+    MessageParts,
+    lay_out,
+    parts_of,
+    reply_messages,
+    request_messages,
+)
 from ajet_sdk.types import Call
 
 CUT = 12_000
@@ -34,8 +40,8 @@ class Message(MessageParts):
 def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
     """Return the messages of calls that extend each other, oldest first.
 
-    A request contributes only new messages; if it omits or changes earlier ones, the first new message (or the reply)
-    has a note.
+    A request contributes only new messages; if it omits or changes earlier ones, the first new
+    message (or the reply) has a note.
     """
     messages: list[Message] = []
     marks: list[int] = []
@@ -48,7 +54,10 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
         same = len(before) if len(before) <= len(raws) and all(map(is_, before, raws)) else 0
         rest = known[same:]  # messages that are identical objects need no comparison
         view, fresh = _match(
-            [marks[i] for i in rest], rest, [fingerprints.of(raw) for raw in raws[same:]], len(messages)
+            [marks[i] for i in rest],
+            rest,
+            [fingerprints.of(raw) for raw in raws[same:]],
+            len(messages),
         )
         view = [*known[:same], *view]
         if call.request.get("previous_response_id"):  # the server has the earlier messages
@@ -56,12 +65,16 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
         note = _note(known, view) if known else ""
         for n in fresh:
             raw = raws[same + n]
-            messages.append(_read(raw, f"{call.call_id}/{same + n}", call.call_id, False, "", names, note))
+            messages.append(
+                _read(raw, f"{call.call_id}/{same + n}", call.call_id, False, "", names, note)
+            )
             marks.append(fingerprints.of(raw))
             note = ""
         for n, raw in enumerate(replies(call)):
             view.append(len(messages))
-            messages.append(_read(raw, f"{call.call_id}/reply{n}", call.call_id, True, call.agent, names, note))
+            messages.append(
+                _read(raw, f"{call.call_id}/reply{n}", call.call_id, True, call.agent, names, note)
+            )
             marks.append(fingerprints.of(raw))
             note = ""
         known, before = view, [] if call.request.get("previous_response_id") else raws
@@ -84,7 +97,8 @@ class Fingerprints:
 def _match(
     marks: Sequence[int], known: Sequence[int], request_marks: Sequence[int], size: int
 ) -> tuple[list[int], list[int]]:
-    """Match the messages of a request with known ones, in order; others are new, numbered from `size`.
+    """Match the messages of a request with known ones, in order; others are new, numbered from
+    `size`.
 
     Returns the positions of all messages, and the indices of the new ones in the request.
     """
@@ -107,7 +121,10 @@ def _note(known: Sequence[int], view: Sequence[int]) -> str:
     """Describe changes of the history."""
     missing = len(set(known).difference(view))
     if missing:
-        return f"from here on, {missing} earlier {'message is' if missing == 1 else 'messages are'} missing or changed"
+        return (
+            f"from here on, {missing} earlier {'message is' if missing == 1 else 'messages are'}"
+            " missing or changed"
+        )
     moved = any(before > after for before, after in pairwise(view))
     return "inserted before messages that had already been sent" if moved else ""
 
@@ -127,17 +144,31 @@ def gist(call: Call) -> str:
 
 
 def fingerprint(raw: object) -> Hashable:
-    """Return a key that is equal for equivalent messages: content as parts or string, arguments as string or object.
+    """Return a key that is equal for equivalent messages: content as parts or string, arguments as
+    string or object.
 
     Reasoning is ignored, as many clients drop it from the history.
     """
     if not isinstance(raw, Mapping):
         return raw if isinstance(raw, str) else json.dumps(raw, sort_keys=True, default=str)
     parsed = parts_of(raw)
-    return parsed.role, parsed.content, tuple((call.name, call.arguments) for call in parsed.tool_calls), parsed.answers
+    return (
+        parsed.role,
+        parsed.content,
+        tuple((call.name, call.arguments) for call in parsed.tool_calls),
+        parsed.answers,
+    )
 
 
-def _read(raw: object, key: str, call_id: str, is_reply: bool, agent: str, names: dict[str, str], note: str) -> Message:
+def _read(
+    raw: object,
+    key: str,
+    call_id: str,
+    is_reply: bool,
+    agent: str,
+    names: dict[str, str],
+    note: str,
+) -> Message:
     """Parse a message for display; `names` maps ids of tool calls to tools, and is updated."""
     message = parts_of(raw)
     name = raw.get("name") if isinstance(raw, Mapping) and "role" in raw else None
@@ -159,6 +190,7 @@ def _read(raw: object, key: str, call_id: str, is_reply: bool, agent: str, names
 
 
 def cut(text: str, most: int = CUT) -> tuple[str, int]:
-    """Truncate a text to `most` characters and `most // 30` lines; returns it with the number of omitted characters."""
+    """Truncate a text to `most` characters and `most // 30` lines; returns it with the number of
+    omitted characters."""
     head = "\n".join(text[:most].split("\n")[: most // 30])
     return head, len(text) - len(head)

@@ -18,7 +18,13 @@ from ajet_tools.trace.episode.messages import Message, conversation
 from ajet_tools.trace.episode.tree import EpisodeTree, episode_tree
 from ajet_tools.trace.queries.base import grouped
 from ajet_tools.trace.queries.episodes import attempts_of
-from ajet_tools.trace.queries.records import Pulse, Record, attempt_rewards, episode_pulse, records_of
+from ajet_tools.trace.queries.records import (
+    Pulse,
+    Record,
+    attempt_rewards,
+    episode_pulse,
+    records_of,
+)
 
 _COLORS = {"failed": "bold red", "running": "bold cyan"}
 _SIGNS = {"failed": "✗", "running": "▶", "timeout": "‖", "aborted": "‖", "cut off": "‖"}
@@ -84,12 +90,17 @@ class EpisodeOverview:
         return conversation([self.calls[call_id] for call_id in self.tree.branches[branch].chain])
 
 
-def read_overview(reader: TraceReader, episode_id: str, known: Vocabulary | None = None) -> EpisodeOverview:
-    """Read a finished or unfinished episode. Without `known`, `explain_forks` finds the causes that need text."""
+def read_overview(
+    reader: TraceReader, episode_id: str, known: Vocabulary | None = None
+) -> EpisodeOverview:
+    """Read a finished or unfinished episode. Without `known`, `explain_forks` finds the causes that
+    need text."""
     return _read_overview(reader, episode_id, episode_pulse(reader, episode_id), known)
 
 
-def _read_overview(reader: TraceReader, episode_id: str, pulse: Pulse, known: Vocabulary | None) -> EpisodeOverview:
+def _read_overview(
+    reader: TraceReader, episode_id: str, pulse: Pulse, known: Vocabulary | None
+) -> EpisodeOverview:
     [record] = records_of(reader, [episode_id], whole=True)
     attempts = attempts_of(reader, episode_id) if record.ended else [episode_id]
     return EpisodeOverview(
@@ -107,16 +118,23 @@ def refresh_overview(reader: TraceReader, old: EpisodeOverview) -> EpisodeOvervi
     fresh = episode_pulse(reader, old.episode.episode_id)
     if fresh == old.pulse:
         return None
-    return replace(_read_overview(reader, old.episode.episode_id, fresh, old.known), unexplained=old.unexplained)
+    return replace(
+        _read_overview(reader, old.episode.episode_id, fresh, old.known),
+        unexplained=old.unexplained,
+    )
 
 
-def explain_forks(reader: TraceReader, overview: EpisodeOverview, trace: Path | None = None) -> EpisodeOverview:
+def explain_forks(
+    reader: TraceReader, overview: EpisodeOverview, trace: Path | None = None
+) -> EpisodeOverview:
     """Decode the tokens at forks, and find the causes that need text.
 
-    Loads the tokenizer only if there are forks; `unexplained` has the reason if that fails. `trace` is the path of the
-    trace.
+    Loads the tokenizer only if there are forks; `unexplained` has the reason if that fails. `trace`
+    is the path of the trace.
     """
-    has_forks = any(branch.fork and branch.fork.unit == "token" for branch in overview.tree.branches)
+    has_forks = any(
+        branch.fork and branch.fork.unit == "token" for branch in overview.tree.branches
+    )
     if overview.known or overview.unexplained or not has_forks:
         return overview
     known, why = known_vocabulary(reader, overview.episode.run_id, trace=trace)
@@ -141,13 +159,19 @@ def _outcome(reward: float | None, solved: bool | None = None) -> tuple[str, str
 def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
     """Summarize the episode in a few lines; `new` is the number of unread messages."""
     episode = overview.episode
-    if overview.status == "succeeded" and episode.reward is not None:  # the reward implies the status
+    if (
+        overview.status == "succeeded" and episode.reward is not None
+    ):  # the reward implies the status
         mark, style = _outcome(episode.reward, episode.is_success)
         line = Text.assemble((f"{mark} reward {number(episode.reward)}", style))
     else:
         mark = _SIGNS.get(overview.status, "·")
-        line = Text.assemble((f"{mark} {overview.status}", _COLORS.get(overview.status, "bold yellow")))
-        line.append("" if episode.reward is None else f"  reward {number(episode.reward)}", style="bold")
+        line = Text.assemble(
+            (f"{mark} {overview.status}", _COLORS.get(overview.status, "bold yellow"))
+        )
+        line.append(
+            "" if episode.reward is None else f"  reward {number(episode.reward)}", style="bold"
+        )
     line.append("  " + " · ".join(fact for fact in _counts(overview) if fact))
     if episode.error or episode.cause:
         lines = (episode.error or "").strip().splitlines() or [""]
@@ -158,8 +182,14 @@ def summarize(overview: EpisodeOverview, new: int = 0) -> Text:
         line.append(f"\n{drop_zero_width(one_line(episode.task.main_query, 300))}", style="italic")
     if parts := [part for part in (_answers(overview), _group(overview)) if part]:
         line.append("\n").append_text(Text("   ").join(parts))
-    line.append("" if episode.calls or not overview.record.ended else "\nthe episode made no call", style="yellow")
-    line.append(f"\n{counted(new, 'message')} new: end goes there and follows" if new else "", style="bold yellow")
+    line.append(
+        "" if episode.calls or not overview.record.ended else "\nthe episode made no call",
+        style="yellow",
+    )
+    line.append(
+        f"\n{counted(new, 'message')} new: end goes there and follows" if new else "",
+        style="bold yellow",
+    )
     return line
 
 
@@ -183,7 +213,10 @@ def _group(overview: EpisodeOverview) -> Text:
         line.append("group")
         for episode_id, reward in zip(overview.attempts, overview.group_rewards, strict=True):
             mark, style = _outcome(reward)
-            line.append(f" [{mark}]" if episode_id == overview.episode.episode_id else f" {mark}", style=style)
+            line.append(
+                f" [{mark}]" if episode_id == overview.episode.episode_id else f" {mark}",
+                style=style,
+            )
     if advantage := overview.record.advantage:
         direction = "up" if advantage > 0 else "down"
         line.append(f"{'   ' if line else ''}pushed {direction} (advantage {advantage:+.3g})")

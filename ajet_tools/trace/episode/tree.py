@@ -1,7 +1,8 @@
 """The calls of an episode as a tree of branches, with the position and cause of each fork.
 
-Calls with token ids are merged as in `timelines.merge`. Calls without ids (of a deployed agent, or failed ones) are
-merged by messages: a call extends the call whose messages and reply are the beginning of its request.
+Calls with token ids are merged as in `timelines.merge`. Calls without ids (of a deployed agent, or
+failed ones) are merged by messages: a call extends the call whose messages and reply are the
+beginning of its request.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ class EpisodeTree:
             last = n + 1 == len(branch.calls)
             if not last:
                 todo.append((branch, n + 1, depth))
-            todo += [(child, 0, depth if last else depth + 1) for child in reversed(behind[branch.calls[n]])]
+            todo += [
+                (child, 0, depth if last else depth + 1)
+                for child in reversed(behind[branch.calls[n]])
+            ]
 
     def call_order(self) -> list[str]:
         """Return the calls in the order of the tree."""
@@ -139,7 +143,9 @@ def _with_ids(merged: Merged, calls: Mapping[str, Call], decode: Decode | None) 
     splits = {split.call_id: split for split in merged.splits}
     branches: list[Branch] = []
     for number, timeline in enumerate(merged.timelines):
-        start = max((n for n, call_id in enumerate(timeline.call_ids) if call_id in splits), default=0)
+        start = max(
+            (n for n, call_id in enumerate(timeline.call_ids) if call_id in splits), default=0
+        )
         split = splits.get(timeline.call_ids[start])
         trunk = timeline.call_ids[:start]
         first = calls[timeline.call_ids[start]]
@@ -164,8 +170,16 @@ def _fork(split: Split, calls: Mapping[str, Call], decode: Decode | None) -> For
     at, expected, actual = split.at_token, "", ""
     old = calls.get(split.parent_call_id or "")
     new = calls[split.call_id].prompt_ids
-    if old is not None and old.prompt_ids is not None and old.output_ids is not None and new is not None:
-        sides = (np.concatenate((old.prompt_ids, old.output_ids))[at : at + _DIFFERENCE], new[at : at + _DIFFERENCE])
+    if (
+        old is not None
+        and old.prompt_ids is not None
+        and old.output_ids is not None
+        and new is not None
+    ):
+        sides = (
+            np.concatenate((old.prompt_ids, old.output_ids))[at : at + _DIFFERENCE],
+            new[at : at + _DIFFERENCE],
+        )
         expected, actual = (_show(side.tolist(), decode) for side in sides)
     return Fork(
         call_id=split.call_id,
@@ -187,7 +201,9 @@ def _show(ids: Sequence[int], decode: Decode | None) -> str:
     return f"id {ids[0]}" if decode is None else f"id {ids[0]}, {decode(ids)!r}"
 
 
-def _spans(merged: Merged, branches: Sequence[Branch], calls: Mapping[str, Call]) -> dict[str, tuple[int, int, int]]:
+def _spans(
+    merged: Merged, branches: Sequence[Branch], calls: Mapping[str, Call]
+) -> dict[str, tuple[int, int, int]]:
     """Return the position of each reply in the timeline of its branch, trained or not."""
     spans: dict[str, tuple[int, int, int]] = {}
     for branch in branches:
@@ -202,15 +218,25 @@ def _spans(merged: Merged, branches: Sequence[Branch], calls: Mapping[str, Call]
 
 def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch]:
     """Return the branches of calls without ids, merged with all others by messages."""
-    chains = {call_id: branch.chain[: branch.chain.index(call_id) + 1] for branch in placed for call_id in branch.calls}
+    chains = {
+        call_id: branch.chain[: branch.chain.index(call_id) + 1]
+        for branch in placed
+        for call_id in branch.calls
+    }
     if len(chains) == len(calls):
         return []
     numbered = {call.call_id: call for call in _numbered(calls)}
     merged = merge(list(numbered.values()))
-    before = {call_id: earlier for timeline in merged.timelines for earlier, call_id in pairwise(timeline.call_ids)}
+    before = {
+        call_id: earlier
+        for timeline in merged.timelines
+        for earlier, call_id in pairwise(timeline.call_ids)
+    }
     splits = {split.call_id: split for split in merged.splits}
     runs: dict[str, list[str]] = {}  # calls of a branch, by the last one
-    for call_id in dict.fromkeys(call_id for timeline in merged.timelines for call_id in timeline.call_ids):
+    for call_id in dict.fromkeys(
+        call_id for timeline in merged.timelines for call_id in timeline.call_ids
+    ):
         if call_id not in chains:
             run = [] if call_id in splits else runs.pop(before.get(call_id, ""), [])
             run.append(call_id)
@@ -222,11 +248,21 @@ def _without_ids(calls: Sequence[Call], placed: Sequence[Branch]) -> list[Branch
             trunk.append(above)
             above = before.get(above)
         chain = (*chains.get(above or "", ()), *reversed(trunk))
-        split = splits.get(run[0]) if trunk or not chain else None  # extending a call with ids is no fork
-        fork = None if split is None else _fork_by_messages(split, trunk[0] if trunk else None, numbered)
+        split = (
+            splits.get(run[0]) if trunk or not chain else None
+        )  # extending a call with ids is no fork
+        fork = (
+            None
+            if split is None
+            else _fork_by_messages(split, trunk[0] if trunk else None, numbered)
+        )
         after = chain[-1] if chain else None if fork is None else fork.parent_call_id
         number = len(placed) + len(branches)
-        branches.append(Branch(number, None, first.agent, first.phase, tuple(run), chain, after=after, fork=fork))
+        branches.append(
+            Branch(
+                number, None, first.agent, first.phase, tuple(run), chain, after=after, fork=fork
+            )
+        )
     return branches
 
 
@@ -247,7 +283,8 @@ def _ids(call: Call) -> tuple[list[int], list[int]]:
 
 
 def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
-    """Yield the calls with a number per message in place of token ids, equal for equivalent messages."""
+    """Yield the calls with a number per message in place of token ids, equal for equivalent
+    messages."""
     fingerprints, numbers, odd = Fingerprints(), dict[object, int](), set[int]()
     responses: dict[str, list[int]] = {}
 
@@ -266,7 +303,9 @@ def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
         asked, answered = ([number(message) for message in side] for side in sides)
         usual = odd.isdisjoint(asked) and odd.isdisjoint(answered)
         asked = [*responses.get(str(call.request.get("previous_response_id")), ()), *asked]
-        answered = answered or [numbers.setdefault(call.call_id, len(numbers))]  # unique: no call extends it
+        answered = answered or [
+            numbers.setdefault(call.call_id, len(numbers))
+        ]  # unique: no call extends it
         if isinstance(response_id := call.response.get("id"), str):
             responses[response_id] = [*asked, *answered]
         yield call.model_copy(
@@ -275,7 +314,9 @@ def _numbered(calls: Sequence[Call]) -> Iterator[Call]:
                 "output_ids": np.array(answered, np.int32),
                 "logprobs": None,
                 "request": {**call.request, "messages": sides[0] if usual else None},
-                "response": {"choices": [{"message": message} for message in sides[1][:1]]} if usual else {},
+                "response": (
+                    {"choices": [{"message": message} for message in sides[1][:1]]} if usual else {}
+                ),
             }
         )
 
@@ -292,6 +333,10 @@ def _attach(branches: Sequence[Branch]) -> list[Branch]:
         if above is not None and step is None:
             parents[branch.number] = above
     return [
-        replace(branch, parent=parents.get(branch.number), after=branch.after if branch.number in parents else None)
+        replace(
+            branch,
+            parent=parents.get(branch.number),
+            after=branch.after if branch.number in parents else None,
+        )
         for branch in branches
     ]

@@ -12,13 +12,34 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.export.job import Job, opened, refuse_trace
 
-Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens", "otlp", "native", "html"]
+Format = Literal[
+    "tasks",
+    "messages",
+    "sharegpt",
+    "trl-prompt",
+    "trl-preference",
+    "tokens",
+    "otlp",
+    "native",
+    "html",
+]
 FORMATS: tuple[Format, ...] = get_args(Format)
-TRAINING: tuple[Format, ...] = ("tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens")
+TRAINING: tuple[Format, ...] = (
+    "tasks",
+    "messages",
+    "sharegpt",
+    "trl-prompt",
+    "trl-preference",
+    "tokens",
+)
 """Training data; other formats are for people, other tools, and copies of a trace."""
 IMITATED: tuple[Format, ...] = ("messages", "sharegpt", "trl-prompt")
 """Training data whose replies are imitated, so that episodes worth nothing are left out."""
-SUFFIXES: dict[Format, str] = {**dict.fromkeys(FORMATS, ".jsonl"), "tokens": ".parquet", "html": ".html"}
+SUFFIXES: dict[Format, str] = {
+    **dict.fromkeys(FORMATS, ".jsonl"),
+    "tokens": ".parquet",
+    "html": ".html",
+}
 """File suffix of each format."""
 
 _WRITERS: dict[Format, tuple[str, str]] = {
@@ -82,9 +103,13 @@ def export(
     if isinstance(target, Path):
         refuse_trace(target)
     if isinstance(target, Path) and target.suffix.lower() not in (SUFFIXES[format], ""):
-        raise ConfigError(f"{format} is written as *{SUFFIXES[format]}, not as {target.name}; name the file so")
+        raise ConfigError(
+            f"{format} is written as *{SUFFIXES[format]}, not as {target.name}; name the file so"
+        )
     module, name = _WRITERS[format]
-    write: Callable[[Job, object], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    write: Callable[[Job, object], None] = getattr(
+        importlib.import_module(f"{__name__}.{module}"), name
+    )
     job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, trace, keep_cut)
     with opened(target) as file:
         write(job, file)

@@ -1,7 +1,7 @@
 """Conversations of an episode, and their export as OpenAI messages, ShareGPT rows and task rows.
 
-A call extends a conversation of its agent if its messages begin with that conversation and it has the same tools;
-otherwise it opens another one. Each reply is a turn of exactly one conversation.
+A call extends a conversation of its agent if its messages begin with that conversation and it has
+the same tools; otherwise it opens another one. Each reply is a turn of exactly one conversation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class Conversation:
 def exchange_of(call: Call) -> Exchange | None:
     """Parse a chat call; None for a text completion, or a call without a reply."""
     messages = call.request.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, Mapping) for m in messages):
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(m, Mapping) for m in messages)
+    ):
         return None
     reply = reply_of(call.response)
     if call.error is not None or not (reply.get("content") or reply.get("tool_calls")):
@@ -53,7 +57,9 @@ def exchange_of(call: Call) -> Exchange | None:
     system = call.request.get("system")  # separate in Anthropic's dialect
     first = [{"role": "system", "content": system}] if system else []
     tools = call.request.get("tools")
-    return Exchange(call, (*first, *messages), reply, tools if isinstance(tools, list) and tools else None)
+    return Exchange(
+        call, (*first, *messages), reply, tools if isinstance(tools, list) and tools else None
+    )
 
 
 def exchanges(episode: Episode) -> Iterator[Exchange]:
@@ -83,13 +89,21 @@ def conversations(episode: Episode) -> list[Conversation]:
 
 def _extends(exchange: Exchange, known: Conversation) -> bool:
     start = exchange.messages[: len(known.messages)]
-    if known.agent != exchange.call.agent or known.tools != exchange.tools or len(start) < len(known.messages):
+    if (
+        known.agent != exchange.call.agent
+        or known.tools != exchange.tools
+        or len(start) < len(known.messages)
+    ):
         return False
-    pairs = zip(reversed(known.messages), reversed(start), strict=True)  # most differences are near the end
+    pairs = zip(
+        reversed(known.messages), reversed(start), strict=True
+    )  # most differences are near the end
     return all(a is b or a == b or same_reply(a, b) for a, b in pairs)
 
 
-def about(episode: Episode, agent: str | None = None, call_id: str | None = None) -> dict[str, object]:
+def about(
+    episode: Episode, agent: str | None = None, call_id: str | None = None
+) -> dict[str, object]:
     """Return the common fields of all rows of an episode: ids, status, reward."""
     return {
         "episode_id": episode.episode_id,
@@ -107,7 +121,8 @@ def about(episode: Episode, agent: str | None = None, call_id: str | None = None
 
 
 def write_messages(job: Job, file: BinaryIO) -> None:
-    """Write a line per conversation, with `messages`, `tools`, and the calls of its replies in `calls`."""
+    """Write a line per conversation, with `messages`, `tools`, and the calls of its replies in
+    `calls`."""
     for record in job.records():
         call_by_id = {call.call_id: call for call in record.episode.calls}
         rows = []
@@ -124,7 +139,9 @@ def _turn(call: Call, place: int) -> dict[str, object]:
     return {**turn, "cut": True} if is_cut(call) else turn
 
 
-def whole_conversations(episode: Episode, *, keep_cut: bool = False) -> tuple[list[Conversation], int]:
+def whole_conversations(
+    episode: Episode, *, keep_cut: bool = False
+) -> tuple[list[Conversation], int]:
     """Return the conversations up to their first cut reply, and the number of cut replies left out.
 
     One whose first reply is cut is left out; what followed a cut reply goes with it.
@@ -134,12 +151,16 @@ def whole_conversations(episode: Episode, *, keep_cut: bool = False) -> tuple[li
     cut_ids = set() if keep_cut else {call.call_id for call in episode.calls if is_cut(call)}
     cut = {call_id for conversation in every for call_id, _ in conversation.turns} & cut_ids
     for conversation in every:
-        first = next((n for n, (call_id, _) in enumerate(conversation.turns) if call_id in cut), None)
+        first = next(
+            (n for n, (call_id, _) in enumerate(conversation.turns) if call_id in cut), None
+        )
         if first is None:
             result.append(conversation)
         elif first > 0:
             end = conversation.turns[first - 1][1] + 1
-            shorter = replace(conversation, messages=conversation.messages[:end], turns=conversation.turns[:first])
+            shorter = replace(
+                conversation, messages=conversation.messages[:end], turns=conversation.turns[:first]
+            )
             result.append(shorter)
     return result, len(cut)
 
@@ -152,14 +173,28 @@ def write_sharegpt(job: Job, file: BinaryIO) -> None:
         job.write(file, record, rows, cut=cut)
 
 
-_ROLES = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "human",
+    "assistant": "gpt",
+    "tool": "observation",
+}
 
 
-def sharegpt(messages: Sequence[Mapping[str, object]], tools: Sequence[object] | None) -> dict[str, object]:
-    """Convert messages to ShareGPT's `conversations` of `from` and `value`, with tool calls and tools as JSON texts."""
+def sharegpt(
+    messages: Sequence[Mapping[str, object]], tools: Sequence[object] | None
+) -> dict[str, object]:
+    """Convert messages to ShareGPT's `conversations` of `from` and `value`, with tool calls and
+    tools as JSON texts."""
     turns = [part for message in messages for part in _turns(message)]
-    offered = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()]
-    return {"conversations": turns, "tools": json.dumps(offered, ensure_ascii=False) if offered else ""}
+    offered = [
+        tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()
+    ]
+    return {
+        "conversations": turns,
+        "tools": json.dumps(offered, ensure_ascii=False) if offered else "",
+    }
 
 
 def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
@@ -188,7 +223,8 @@ def _function(call: object) -> object:
 
 
 def write_tasks(job: Job, file: BinaryIO) -> None:
-    """Write a line per task, the first one of each id; other tasks with the same id are left out."""
+    """Write a line per task, the first one of each id; other tasks with the same id are left
+    out."""
     known: dict[bytes, bytes] = {}
     for record in job.records():
         task = record.episode.task

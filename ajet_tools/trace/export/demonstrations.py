@@ -1,6 +1,7 @@
 """Which episodes and replies are worth imitating: whole replies of episodes that earned something.
 
-A reply that was cut at its limit (`max_tokens`) has no end; a conversation of it teaches an end that was never sampled.
+A reply that was cut at its limit (`max_tokens`) has no end; a conversation of it teaches an end
+that was never sampled.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ def is_cut(call: Call) -> bool:
 
 
 def worthless(rewards: Mapping[str, float | None]) -> dict[str, str]:
-    """Returns the episodes that are no example to follow, each with the reason; none if nothing was rewarded.
+    """Returns the episodes that are no example to follow, each with the reason; none if nothing was
+    rewarded.
 
-    Nothing was earned with a reward of 0 or less; if no reward is above 0 (as with penalties), with the lowest.
+    Nothing was earned with a reward of 0 or less; if no reward is above 0 (as with penalties), with
+    the lowest.
     """
     known = [reward for reward in rewards.values() if reward is not None]
     if not known:
@@ -46,8 +49,11 @@ def worthless(rewards: Mapping[str, float | None]) -> dict[str, str]:
     return reasons
 
 
-def worthwhile_ids(reader: TraceReader, ids: Sequence[str], keep: str) -> tuple[list[str], Counter[str]]:
-    """Returns the episodes to imitate, and the number of the others by reason; `keep` says how to keep them.
+def worthwhile_ids(
+    reader: TraceReader, ids: Sequence[str], keep: str
+) -> tuple[list[str], Counter[str]]:
+    """Returns the episodes to imitate, and the number of the others by reason; `keep` says how to
+    keep them.
 
     The episodes of each run are compared among themselves: another run's judge has another scale.
     """

@@ -1,6 +1,7 @@
 """Exports episodes as a single web page with messages, rewards and coloured tokens.
 
-The page is static: no scripts, fonts or images, and a content security policy forbids them. All texts are escaped.
+The page is static: no scripts, fonts or images, and a content security policy forbids them. All
+texts are escaped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from ajet_tools.trace.tokens.view import EpisodeTokens, TokenView, timeline_view
 
 def write(job: Job, file: BinaryIO) -> None:
     """Write a page with a section for each episode."""
-    known = lru_cache(maxsize=4)(lambda run_id: known_vocabulary(job.reader, run_id, trace=job.trace))
+    known = lru_cache(maxsize=4)(
+        lambda run_id: known_vocabulary(job.reader, run_id, trace=job.trace)
+    )
     file.write(_START.encode())
     for record in job.records(whole=True):
         for part in _section(record, *known(record.episode.run_id)):
@@ -45,15 +48,26 @@ def cell(episode: Episode, directory: Path | None) -> str:
         with open_trace(directory) as reader:
             job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
             for loaded in job.records(whole=True):
-                parts += _section(loaded, *known_vocabulary(reader, loaded.episode.run_id, trace=job.trace))
-    parts = parts or [*_section(Record(episode), None, "the trace that has its tokenizer is not known")]
+                parts += _section(
+                    loaded, *known_vocabulary(reader, loaded.episode.run_id, trace=job.trace)
+                )
+    parts = parts or [
+        *_section(Record(episode), None, "the trace that has its tokenizer is not known")
+    ]
     page = "".join((_START, *parts, _END))
-    return f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border: 0"></iframe>'
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border:'
+        ' 0"></iframe>'
+    )
 
 
 def _esc(value: object) -> str:
     """Escape a value as HTML, with control characters replaced."""
-    return html.escape(visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)))
+    return html.escape(
+        visible(
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        )
+    )
 
 
 def _section(record: Record, known: Vocabulary | None, why_ids: str) -> Iterator[str]:
@@ -68,7 +82,14 @@ def _section(record: Record, known: Vocabulary | None, why_ids: str) -> Iterator
         ("step", f"{episode.step} ({kind_of(episode)})" if episode.split else ""),
         ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else None),
         ("output", episode.output),
-        ("seconds", round((episode.ended_at - episode.started_at).total_seconds(), 2) if record.ended else None),
+        (
+            "seconds",
+            (
+                round((episode.ended_at - episode.started_at).total_seconds(), 2)
+                if record.ended
+                else None
+            ),
+        ),
     ]
     yield _facts(facts)
     if episode.error:
@@ -118,15 +139,23 @@ def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
 
 def _timelines(tokens: EpisodeTokens) -> Iterator[str]:
     if tokens.record.redacted:
-        yield "<p><i>Text of this episode was redacted; its tokens are left out because they would reveal it.</i></p>"
+        yield (
+            "<p><i>Text of this episode was redacted; its tokens are left out because they would"
+            " reveal it.</i></p>"
+        )
         return
     if len(tokens) and tokens.known is None:
         yield f"<p><i>Tokens are shown as ids: {_esc(tokens.why_ids)}</i></p>"
     for number, timeline in enumerate(tokens.merged.timelines):
         masked = int(timeline.loss_mask.sum())
         size = f"{len(timeline.token_ids):,} tokens, {masked:,} sampled"
-        version = "" if timeline.policy_version is None else f", policy version {timeline.policy_version}"
-        yield f"<h3>Timeline {number + 1}, agent {_esc(timeline.agent)} <small>{size}{version}</small></h3>"
+        version = (
+            "" if timeline.policy_version is None else f", policy version {timeline.policy_version}"
+        )
+        yield (
+            f"<h3>Timeline {number + 1}, agent {_esc(timeline.agent)}"
+            f" <small>{size}{version}</small></h3>"
+        )
         yield '<div class="tokens">'
         yield from _tokens(timeline_view(tokens, number))
         yield "</div>"
@@ -136,7 +165,10 @@ def _tokens(view: TokenView) -> Iterator[str]:
     largest = float(np.nanmax(np.abs(view.advantage), initial=0.0)) or 1.0
     for i, token in enumerate(view.ids.tolist()):
         text = f"{token} " if view.spelled is None else view.spelled.of(i)
-        body = "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text) or "\u00b7"
+        body = (
+            "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text)
+            or "\u00b7"
+        )
         if not view.mask[i]:
             yield f'<span title="id {token}, prompt">{body}</span>'
             continue

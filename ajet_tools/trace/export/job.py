@@ -1,4 +1,5 @@
-"""An export job: reads and redacts episodes in chunks, counts the output, and writes the target file."""
+"""An export job: reads and redacts episodes in chunks, counts the output, and writes the target
+file."""
 
 from __future__ import annotations
 
@@ -50,8 +51,11 @@ class Job:
         self.written.add(record.episode.episode_id)
         self.rows += rows
 
-    def write(self, file: BinaryIO, record: Record, rows: Iterable[object], *, cut: int = 0) -> None:
-        """Write the rows of an episode as JSON lines; an episode without rows, none of them cut, has no chat."""
+    def write(
+        self, file: BinaryIO, record: Record, rows: Iterable[object], *, cut: int = 0
+    ) -> None:
+        """Write the rows of an episode as JSON lines; an episode without rows, none of them cut,
+        has no chat."""
         lines = 0
         for row in rows:
             file.write(json_line(row))
@@ -63,7 +67,8 @@ class Job:
         self.left_out[CUT] += cut
 
     def records(self, *, whole: bool = False) -> Iterator[Record]:
-        """Yield the records in order; `whole` reads all parts of a record, and unfinished episodes too."""
+        """Yield the records in order; `whole` reads all parts of a record, and unfinished episodes
+        too."""
         for units in self._chunks([(episode_id,) for episode_id in self.episode_ids]):
             ids = [episode_id for (episode_id,) in units]
             yield from self._read(ids, whole=whole)
@@ -72,17 +77,26 @@ class Job:
         """Yield the records by group, with the requested parts."""
         for units in self._chunks(list(self.members().values())):
             ids = [episode_id for unit in units for episode_id in unit]
-            by_id = {r.episode.episode_id: r for r in self._read(ids, feedback=feedback, trained=trained)}
+            by_id = {
+                r.episode.episode_id: r for r in self._read(ids, feedback=feedback, trained=trained)
+            }
             for unit in units:
                 yield [by_id[episode_id] for episode_id in unit if episode_id in by_id]
 
     def members(self) -> dict[tuple[str, str], list[str]]:
-        """Group the exported episodes by run and group; an episode without a group has its own id as group."""
+        """Group the exported episodes by run and group; an episode without a group has its own id
+        as group."""
         groups: dict[tuple[str, str], list[str]] = {}
         for start in range(0, len(self.episode_ids), _LOOKUP):
             part = list(self.episode_ids[start : start + _LOOKUP])
-            sql = "SELECT episode_id, run_id, group_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
-            known = {row["episode_id"]: (row["run_id"], row["group_id"]) for row in rows(self.reader, sql, part)}
+            sql = (
+                "SELECT episode_id, run_id, group_id FROM episodes WHERE episode_id IN (SELECT"
+                " unnest(?::VARCHAR[]))"
+            )
+            known = {
+                row["episode_id"]: (row["run_id"], row["group_id"])
+                for row in rows(self.reader, sql, part)
+            }
             for episode_id in part:
                 run_id, group_id = known.get(episode_id, ("", ""))
                 groups.setdefault((run_id, group_id or episode_id), []).append(episode_id)
@@ -109,7 +123,8 @@ class Job:
             self.progress(done, total)
 
     def _read(self, ids: list[str], **wanted: bool) -> list[Record]:
-        """Read and redact records; a chunk that exceeds the size limit of a result is read in halves."""
+        """Read and redact records; a chunk that exceeds the size limit of a result is read in
+        halves."""
         try:
             records = records_of(self.reader, ids, **wanted)
         except QueryError as error:
@@ -129,25 +144,37 @@ class Job:
 
 
 def redacted_record(record: Record) -> Record:
-    """Redact the texts of agents, models, judges and people, with the same number for repetitions of a value.
+    """Redact the texts of agents, models, judges and people, with the same number for repetitions
+    of a value.
 
-    Ids, names, times and numbers are kept. Token ids cannot be redacted: formats with token ids omit the episode.
+    Ids, names, times and numbers are kept. Token ids cannot be redacted: formats with token ids
+    omit the episode.
     """
     redactor = Redactor()
     episode = record.episode
     changed = {
         "task": _redacted(episode.task, redactor, "main_query", "init_messages", "metadata"),
-        "calls": tuple(_redacted(c, redactor, "request", "response", "error", "sampling") for c in episode.calls),
-        "events": tuple(_redacted(event, redactor, "arguments", "result", "error") for event in episode.events),
+        "calls": tuple(
+            _redacted(c, redactor, "request", "response", "error", "sampling")
+            for c in episode.calls
+        ),
+        "events": tuple(
+            _redacted(event, redactor, "arguments", "result", "error") for event in episode.events
+        ),
         "output": redactor.value(episode.output),
         "rewards": tuple(_redacted(reward, redactor, "reason") for reward in episode.rewards),
         "error": redactor.value(episode.error),
     }
-    feedback = tuple(_redacted(entry, redactor, "author", "comment", "correction") for entry in record.feedback)
+    feedback = tuple(
+        _redacted(entry, redactor, "author", "comment", "correction") for entry in record.feedback
+    )
     if not redactor.counts:
         return record
     return replace(
-        record, episode=episode.model_copy(update=changed), feedback=feedback, redacted=dict(redactor.counts)
+        record,
+        episode=episode.model_copy(update=changed),
+        feedback=feedback,
+        redacted=dict(redactor.counts),
     )
 
 
@@ -155,7 +182,9 @@ _Written = TypeVar("_Written", Task, Call, Event, Reward, Feedback)
 
 
 def _redacted(record: _Written, redactor: Redactor, *fields: str) -> _Written:
-    return record.model_copy(update={name: redactor.value(getattr(record, name)) for name in fields})
+    return record.model_copy(
+        update={name: redactor.value(getattr(record, name)) for name in fields}
+    )
 
 
 @contextmanager
@@ -188,7 +217,9 @@ def refuse_trace(path: Path) -> None:
         return
     with path.open("rb") as file:
         if file.read(12)[8:] == b"DUCK":
-            raise ConfigError(f"{path} is a trace, which an export never overwrites; choose another file")
+            raise ConfigError(
+                f"{path} is a trace, which an export never overwrites; choose another file"
+            )
 
 
 def json_line(value: object) -> bytes:

@@ -1,7 +1,8 @@
 """ajet's own JSON lines: a lossless export of runs and episodes.
 
-A header line is followed by the runs with their metrics, then by a line per episode, with calls, rewards, ledger,
-feedback and trained tokens. Non-finite numbers are the texts "NaN", "Infinity" and "-Infinity"; in lists, NaN is null.
+A header line is followed by the runs with their metrics, then by a line per episode, with calls,
+rewards, ledger, feedback and trained tokens. Non-finite numbers are the texts "NaN", "Infinity" and
+"-Infinity"; in lists, NaN is null.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
         file.write(json_line({"run": _plain(run)}))
     last, more = 0, True
     while more:
-        sql = 'SELECT * FROM metrics WHERE run_id = ? ORDER BY step, name, "at", value LIMIT 5000 OFFSET ?'
+        sql = (
+            'SELECT * FROM metrics WHERE run_id = ? ORDER BY step, name, "at", value LIMIT 5000'
+            " OFFSET ?"
+        )
         metric_rows = rows(job.reader, sql, run_id, last)
         if metric_rows:
             file.write(json_line({"metrics": [_plain(row) for row in metric_rows]}))
@@ -70,8 +74,14 @@ def _episode_line(record: Record, without_ids: bool) -> dict[str, object]:
 
 def _episode(episode: Episode, ended: bool, without_ids: bool) -> dict[str, object]:
     if not ended:
-        return {"episode_id": episode.episode_id, "ended": False, "calls": _calls(episode.calls, without_ids)}
-    plain = _plain({name: getattr(episode, name) for name in Episode.model_fields if name not in _NESTED})
+        return {
+            "episode_id": episode.episode_id,
+            "ended": False,
+            "calls": _calls(episode.calls, without_ids),
+        }
+    plain = _plain(
+        {name: getattr(episode, name) for name in Episode.model_fields if name not in _NESTED}
+    )
     return {
         **plain,
         "metrics": {name: _number(value) for name, value in episode.metrics.items()},
@@ -86,7 +96,11 @@ _NESTED = ("task", "rewards", "calls", "metrics", "events")
 
 
 def _calls(calls: Sequence[Call], without_ids: bool) -> list[dict[str, object]]:
-    omitted = ("episode_id", *PLACE, *(_ARRAYS if without_ids else ()))  # the importer computes PLACE
+    omitted = (
+        "episode_id",
+        *PLACE,
+        *(_ARRAYS if without_ids else ()),
+    )  # the importer computes PLACE
     names = [name for name in Call.model_fields if name not in omitted]
     return [_plain({name: getattr(call, name) for name in names}) for call in calls]
 

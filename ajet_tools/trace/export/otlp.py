@@ -1,11 +1,13 @@
-"""Exports episodes as OTLP JSON lines with GenAI attributes (semantic conventions 1.38), and converts messages.
+"""Exports episodes as OTLP JSON lines with GenAI attributes (semantic conventions 1.38), and
+converts messages.
 
-https://opentelemetry.io/docs/specs/semconv/gen-ai/ : messages are JSON texts in `gen_ai.input.messages` and
-`gen_ai.output.messages`, each with a role and parts. A message that parts cannot express (custom keys, images) is
-stored whole in a part of type `ajet.message`, so that the export is lossless.
+https://opentelemetry.io/docs/specs/semconv/gen-ai/ : messages are JSON texts in
+`gen_ai.input.messages` and `gen_ai.output.messages`, each with a role and parts. A message that
+parts cannot express (custom keys, images) is stored whole in a part of type `ajet.message`, so that
+the export is lossless.
 
-A line is a trace, with a span for the episode, and child spans for calls, tools and retrievals (OTLP file format 1.x).
-Spans also have OpenInference's attributes, for Phoenix and others.
+A line is a trace, with a span for the episode, and child spans for calls, tools and retrievals
+(OTLP file format 1.x). Spans also have OpenInference's attributes, for Phoenix and others.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def nanos(at: datetime) -> str:
 
 
 def any_value(value: object) -> dict[str, object]:
-    """Convert a value to an AnyValue of OTLP JSON; objects become JSON text, as few tools show nested ones."""
+    """Convert a value to an AnyValue of OTLP JSON; objects become JSON text, as few tools show
+    nested ones."""
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):
@@ -66,7 +69,9 @@ def call_attributes(
     """Return the GenAI and OpenInference attributes of a call."""
     usage = call.response.get("usage") or {}
     prompt = usage.get("prompt_tokens", None if call.prompt_ids is None else len(call.prompt_ids))
-    output = usage.get("completion_tokens", None if call.output_ids is None else len(call.output_ids))
+    output = usage.get(
+        "completion_tokens", None if call.output_ids is None else len(call.output_ids)
+    )
     details = usage.get("prompt_tokens_details")
     attributes: dict[str, object] = {
         "gen_ai.operation.name": "chat",
@@ -84,9 +89,9 @@ def call_attributes(
         "llm.invocation_parameters": _json(call.sampling) if call.sampling else None,
         "llm.token_count.prompt": prompt,
         "llm.token_count.completion": output,
-        "llm.token_count.prompt_details.cache_read": details.get("cached_tokens")
-        if isinstance(details, dict)
-        else None,
+        "llm.token_count.prompt_details.cache_read": (
+            details.get("cached_tokens") if isinstance(details, dict) else None
+        ),
         **_openinference("LLM", messages, reply),
         **_numbered("llm.input_messages", messages or []),
         **_numbered("llm.output_messages", [] if reply is None else [reply]),
@@ -102,7 +107,9 @@ def call_attributes(
     if tools:
         attributes["gen_ai.tool.definitions"] = _json(tools)
         listed = tools if isinstance(tools, list) else [tools]
-        attributes |= {f"llm.tools.{i}.tool.json_schema": _as_value(tool) for i, tool in enumerate(listed)}
+        attributes |= {
+            f"llm.tools.{i}.tool.json_schema": _as_value(tool) for i, tool in enumerate(listed)
+        }
     return {name: value for name, value in attributes.items() if value is not None and value != []}
 
 
@@ -121,8 +128,14 @@ def _documents(result: object) -> dict[str, object]:
     for i, item in enumerate(result if isinstance(result, list) else []):
         document = item if isinstance(item, Mapping) else {"content": item}
         content = document.get("content", document.get("text", document))
-        named = {"id": document.get("id"), "content": _as_value(content), "score": document.get("score")}
-        attributes |= {f"retrieval.documents.{i}.document.{name}": value for name, value in named.items()}
+        named = {
+            "id": document.get("id"),
+            "content": _as_value(content),
+            "score": document.get("score"),
+        }
+        attributes |= {
+            f"retrieval.documents.{i}.document.{name}": value for name, value in named.items()
+        }
     return attributes
 
 
@@ -136,7 +149,8 @@ def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, 
     for i, message in enumerate(messages):
         of = f"{name}.{i}.message"
         attributes |= {
-            f"{of}.{key}": _as_value(message.get(key)) for key in ("role", "content", "name", "tool_call_id")
+            f"{of}.{key}": _as_value(message.get(key))
+            for key in ("role", "content", "name", "tool_call_id")
         }
         calls = message.get("tool_calls")
         for j, part in enumerate(map(_tool_part, calls) if isinstance(calls, list) else ()):
@@ -155,11 +169,17 @@ def from_message(message: Mapping[str, object]) -> dict[str, object]:
         parts.append({"type": "reasoning", "content": reasoning})
     content = message.get("content")
     if role == "tool":
-        parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
+        parts.append(
+            {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}
+        )
     elif isinstance(content, str):
         parts.append({"type": "text", "content": content})
     calls = message.get("tool_calls")
-    parts += [_tool_part(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    parts += (
+        [_tool_part(call) for call in calls if isinstance(call, Mapping)]
+        if isinstance(calls, list)
+        else []
+    )
     converted: dict[str, object] = {"role": role, "parts": parts}
     if isinstance(message.get("name"), str):
         converted["name"] = message["name"]
@@ -183,9 +203,12 @@ def _tool_part(call: Mapping[str, object]) -> dict[str, object]:
 
 
 def to_message(made: Mapping[str, object]) -> dict[str, object]:
-    """Convert role and parts to a chat message: the inverse of `from_message`, also for output of other tools."""
+    """Convert role and parts to a chat message: the inverse of `from_message`, also for output of
+    other tools."""
     listed = made.get("parts")
-    parts = [part for part in listed if isinstance(part, Mapping)] if isinstance(listed, list) else []
+    parts = (
+        [part for part in listed if isinstance(part, Mapping)] if isinstance(listed, list) else []
+    )
     for part in parts:
         whole = part.get("message")
         if part.get("type") == _WHOLE and isinstance(whole, dict):
@@ -196,7 +219,11 @@ def to_message(made: Mapping[str, object]) -> dict[str, object]:
     others = [part for part in parts if part.get("type") not in _KNOWN]
     if others:
         message["content"] = [
-            {"type": "text", "text": part.get("content")} if part.get("type") == "text" else dict(part)
+            (
+                {"type": "text", "text": part.get("content")}
+                if part.get("type") == "text"
+                else dict(part)
+            )
             for part in parts
             if part.get("type") not in _STRUCTURED
         ]
@@ -223,14 +250,20 @@ _KNOWN = ("text", *_STRUCTURED)
 def _tool_call(part: Mapping[str, object]) -> dict[str, object]:
     arguments = part.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": part.get("id"), "type": "function", "function": {"name": part.get("name"), "arguments": text}}
+    return {
+        "id": part.get("id"),
+        "type": "function",
+        "function": {"name": part.get("name"), "arguments": text},
+    }
 
 
 def _response(part: Mapping[str, object]) -> object:
     """Return the result of a tool: `response` since 1.37, `result` in earlier drafts."""
     response = part.get("response", part.get("result"))
     return (
-        response if response is None or isinstance(response, str | list) else json.dumps(response, ensure_ascii=False)
+        response
+        if response is None or isinstance(response, str | list)
+        else json.dumps(response, ensure_ascii=False)
     )
 
 
@@ -267,8 +300,15 @@ def _request(episode: Episode) -> dict[str, object]:
 
 
 def _root(episode: Episode) -> dict[str, object]:
-    plain = {name: getattr(episode, name) for name in Episode.model_fields if name not in ("calls", "task", "rewards")}
-    plain |= {"task": episode.task.model_dump(), "rewards": [reward.model_dump() for reward in episode.rewards]}
+    plain = {
+        name: getattr(episode, name)
+        for name in Episode.model_fields
+        if name not in ("calls", "task", "rewards")
+    }
+    plain |= {
+        "task": episode.task.model_dump(),
+        "rewards": [reward.model_dump() for reward in episode.rewards],
+    }
     plain["events"] = [event.model_dump() for event in episode.events]
     attributes = {
         "gen_ai.operation.name": "invoke_workflow",
@@ -291,7 +331,8 @@ def _span(
     at: Episode | Call | Event,
     error: str | None,
 ) -> dict[str, object]:
-    """Return the span of an episode, call or event with the id `of`; calls and events are children of the episode."""
+    """Return the span of an episode, call or event with the id `of`; calls and events are children
+    of the episode."""
     is_trace_id = _HEX_32.fullmatch(episode.episode_id)
     return {
         "traceId": episode.episode_id if is_trace_id else _digest(episode.episode_id, 16),
@@ -313,7 +354,11 @@ def _evaluation(reward: Reward, episode: Episode) -> dict[str, object]:
         "gen_ai.evaluation.explanation": reward.reason,
     }
     at = nanos(episode.ended_at)
-    return {"name": "gen_ai.evaluation.result", "timeUnixNano": at, "attributes": _attributes(attributes)}
+    return {
+        "name": "gen_ai.evaluation.result",
+        "timeUnixNano": at,
+        "attributes": _attributes(attributes),
+    }
 
 
 _OMITTED = ("episode_id", "prompt_ids", "output_ids", "logprobs", "request", "response", *PLACE)
@@ -321,12 +366,18 @@ _OMITTED = ("episode_id", "prompt_ids", "output_ids", "logprobs", "request", "re
 
 def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     messages = call.request.get("messages")
-    asked = messages if isinstance(messages, list) and all(isinstance(m, dict) for m in messages) else None
+    asked = (
+        messages
+        if isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
+        else None
+    )
     reply = dict(reply_of(call.response)) if call.response else None
     plain = {name: getattr(call, name) for name in Call.model_fields if name not in _OMITTED}
     in_attributes = {"messages"} if asked is not None else set()
     in_attributes |= {"tools"} if call.request.get("tools") else set()
-    plain["request"] = {name: value for name, value in call.request.items() if name not in in_attributes}
+    plain["request"] = {
+        name: value for name, value in call.request.items() if name not in in_attributes
+    }
     plain["response"] = call.response
     choices = call.response.get("choices")
     choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
@@ -334,7 +385,9 @@ def _call_span(call: Call, episode: Episode) -> dict[str, object]:
         bare = {name: value for name, value in choice.items() if name != "message"}
         plain["response"] = {**call.response, "choices": [bare]}
     attributes = {**call_attributes(call, asked, reply), "ajet.call": _json_with_times(plain)}
-    return _span(episode, call.call_id, f"chat {call.model}".strip(), attributes, call, call.error or None)
+    return _span(
+        episode, call.call_id, f"chat {call.model}".strip(), attributes, call, call.error or None
+    )
 
 
 def _tool_span(event: Event, number: int, episode: Episode) -> dict[str, object]:
@@ -361,7 +414,11 @@ def _digest(text: str, size: int) -> str:
 
 
 def _attributes(values: Mapping[str, object]) -> list[dict[str, object]]:
-    return [{"key": key, "value": any_value(value)} for key, value in values.items() if value is not None]
+    return [
+        {"key": key, "value": any_value(value)}
+        for key, value in values.items()
+        if value is not None
+    ]
 
 
 def _json_with_times(value: object) -> str:

@@ -1,4 +1,5 @@
-"""Exports timelines as a Parquet table of tokens, with loss mask, log-probabilities and advantages."""
+"""Exports timelines as a Parquet table of tokens, with loss mask, log-probabilities and
+advantages."""
 
 from __future__ import annotations
 
@@ -39,14 +40,24 @@ SCHEMA = pa.schema(
         ("logprobs", pa.list_(pa.float32())),
         ("advantages", pa.list_(pa.float32())),
         ("advantage_source", pa.string()),
-        ("spans", pa.list_(pa.struct([("call_id", pa.string()), ("start", pa.int32()), ("end", pa.int32())]))),
+        (
+            "spans",
+            pa.list_(
+                pa.struct([("call_id", pa.string()), ("start", pa.int32()), ("end", pa.int32())])
+            ),
+        ),
         ("call_ids", pa.list_(pa.string())),
     ],
     metadata={
         "ajet.tokens": "1",
         "ajet.logprobs": "of the sampler; 0 where masked out, NaN if it did not report one",
-        "ajet.advantages": "0 where masked out; NaN where a sampled token was not trained, or its advantage is unknown",
-        "ajet.advantage_source": "trained: as the trainer saw them; computed: from the rewards and the run's config",
+        "ajet.advantages": (
+            "0 where masked out; NaN where a sampled token was not trained, or its advantage is"
+            " unknown"
+        ),
+        "ajet.advantage_source": (
+            "trained: as the trainer saw them; computed: from the rewards and the run's config"
+        ),
     },
 )
 """Columns of the table; lists have an entry per token of the timeline."""
@@ -60,7 +71,9 @@ def write(job: Job, file: BinaryIO) -> None:
         waiting: list[dict[str, object]] = []
         tokens = 0
         for group in job.groups(trained=True):
-            for timeline, row in _rows(job, [record for record in group if _has_tokens(job, record)]):
+            for timeline, row in _rows(
+                job, [record for record in group if _has_tokens(job, record)]
+            ):
                 waiting.append(row)
                 tokens += len(timeline.token_ids)
             if tokens > _ROW_GROUP:
@@ -84,7 +97,11 @@ def _rows(job: Job, records: Sequence[Record]) -> Iterator[tuple[Timeline, dict[
     if not records:
         return
     trained = {scores.call_id: scores.advantages for record in records for scores in record.trained}
-    unknown = [record.episode for record in records if any(c.call_id not in trained for c in record.episode.calls)]
+    unknown = [
+        record.episode
+        for record in records
+        if any(c.call_id not in trained for c in record.episode.calls)
+    ]
     computed: dict[str, _Floats] = {}
     try:
         ids = (episode.episode_id for episode in unknown if episode.split == "train")
@@ -93,7 +110,9 @@ def _rows(job: Job, records: Sequence[Record]) -> Iterator[tuple[Timeline, dict[
         job.left_out["groups with an unknown estimator, so without advantages"] += 1
     for record in records:
         timelines = merge(record.episode.calls).timelines
-        yield from ((t, _row(record.episode, i, t, trained, computed)) for i, t in enumerate(timelines))
+        yield from (
+            (t, _row(record.episode, i, t, trained, computed)) for i, t in enumerate(timelines)
+        )
         job.wrote(record, len(timelines))
 
 

@@ -1,4 +1,5 @@
-"""Exports TRL's conversational prompt/completion and preference rows (TRL 1.16, dataset formats)."""
+"""Exports TRL's conversational prompt/completion and preference rows (TRL 1.16, dataset
+formats)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from typing import BinaryIO
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
-from ajet_tools.trace.export.conversations import Conversation, Exchange, about, conversations, exchanges
+from ajet_tools.trace.export.conversations import (
+    Conversation,
+    Exchange,
+    about,
+    conversations,
+    exchanges,
+)
 from ajet_tools.trace.export.demonstrations import is_cut
 from ajet_tools.trace.export.job import CUT, Job, json_line
 from ajet_tools.trace.queries.records import Record
@@ -37,10 +44,13 @@ def write_prompts(job: Job, file: BinaryIO) -> None:
 
 
 def write_preferences(job: Job, file: BinaryIO) -> None:
-    """Write a line per pair: a better and a worse attempt of a group, or a user's correction and the reply."""
+    """Write a line per pair: a better and a worse attempt of a group, or a user's correction and
+    the reply."""
     for group in job.groups(feedback=True):
         by_id = {record.episode.episode_id: record for record in group}
-        for row in pairs_of_group([r.episode for r in group], job.margin, job.left_out, keep_cut=job.keep_cut):
+        for row in pairs_of_group(
+            [r.episode for r in group], job.margin, job.left_out, keep_cut=job.keep_cut
+        ):
             file.write(json_line(row))
             job.wrote(by_id[str(row["chosen_episode_id"])])
             job.wrote(by_id[str(row["rejected_episode_id"])], rows=0)
@@ -53,7 +63,8 @@ def write_preferences(job: Job, file: BinaryIO) -> None:
 def pairs_of_group(
     episodes: Sequence[Episode], margin: float, left_out: Counter[str], *, keep_cut: bool = False
 ) -> Iterator[dict[str, object]]:
-    """Pair the best attempt with the worst, the second best with the second worst, and so on, for each agent.
+    """Pair the best attempt with the worst, the second best with the second worst, and so on, for
+    each agent.
 
     An attempt is in one pair at most. The rewards of a pair differ by more than `margin`.
     """
@@ -81,7 +92,9 @@ def pairs_of_group(
         attempts.sort(key=lambda entry: (-entry[0], entry[1].attempt, entry[1].episode_id))
         if not attempts[0][0] - attempts[-1][0] > margin:
             left_out["groups in which no two rewards differ by more than the margin"] += 1
-        for (high, better, chosen), (low, worse, rejected) in zip(attempts, reversed(attempts), strict=True):
+        for (high, better, chosen), (low, worse, rejected) in zip(
+            attempts, reversed(attempts), strict=True
+        ):
             if not high - low > margin or better is worse:
                 break
             row = _pair(chosen, rejected)
@@ -112,7 +125,9 @@ def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, object] | N
         if not (a == b or same_reply(a, b)):
             break
         shared += 1
-    shared_turns = {position for _, position in chosen.turns} & {position for _, position in rejected.turns}
+    shared_turns = {position for _, position in chosen.turns} & {
+        position for _, position in rejected.turns
+    }
     if shared < first or chosen.tools != rejected.tools or shared not in shared_turns:
         return None
     return {
@@ -124,11 +139,14 @@ def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, object] | N
 
 
 def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, object]]:
-    """Pair corrections of users with the replies they correct: of the named call, or else the last call."""
+    """Pair corrections of users with the replies they correct: of the named call, or else the last
+    call."""
     corrections = [entry for entry in record.feedback if entry.correction]
     by_call: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
     for entry in corrections:
-        exchange = by_call.get(entry.call_id) if entry.call_id else next(reversed(by_call.values()), None)
+        exchange = (
+            by_call.get(entry.call_id) if entry.call_id else next(reversed(by_call.values()), None)
+        )
         reply = {"role": "assistant", "content": entry.correction}
         if exchange is None:
             left_out["corrections of something other than a chat reply"] += 1
@@ -153,10 +171,14 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, o
 
 
 def _plain(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Normalize messages for table columns: text content as a string, tool calls with JSON arguments."""
+    """Normalize messages for table columns: text content as a string, tool calls with JSON
+    arguments."""
     result = []
     for message in messages:
-        plain: dict[str, object] = {"role": message.get("role", "user"), "content": _content(message.get("content"))}
+        plain: dict[str, object] = {
+            "role": message.get("role", "user"),
+            "content": _content(message.get("content")),
+        }
         plain |= {name: message[name] for name in _KEPT if message.get(name) is not None}
         calls = message.get("tool_calls")
         if isinstance(calls, list) and calls:
@@ -168,18 +190,25 @@ def _plain(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
 def _content(content: object) -> object:
     if content is None:
         return ""
-    if isinstance(content, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content):
+    if isinstance(content, list) and all(
+        isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content
+    ):
         return "".join(p["text"] for p in content)
     return content
 
 
 def _tool_call(call: object) -> object:
-    """Keep arguments as JSON text: objects of different shapes would become one column with all their keys."""
+    """Keep arguments as JSON text: objects of different shapes would become one column with all
+    their keys."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": call.get("id"), "type": "function", "function": {"name": function.get("name"), "arguments": text}}
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": text},
+    }
 
 
 def _tools(tools: list[object] | None) -> str | None:

@@ -1,8 +1,9 @@
-"""Recomputes the derived values of a trace from calls, rewards and the recorded config, and compares them.
+"""Recomputes the derived values of a trace from calls, rewards and the recorded config, and
+compares them.
 
-An independent implementation, written from the documentation (design, timelines, training, traces): it shares no code
-with sampling, merging, ledger and training, so that it does not repeat their errors. Texts and prompts are compared
-call by call, everything else in DuckDB.
+An independent implementation, written from the documentation (design, timelines, training, traces):
+it shares no code with sampling, merging, ledger and training, so that it does not repeat their
+errors. Texts and prompts are compared call by call, everything else in DuckDB.
 """
 
 from __future__ import annotations
@@ -69,12 +70,13 @@ class Audit:
 
 
 def audit(path: Path, *more: Path, tokenizer: Path | None = None, weights: bool = False) -> Audit:
-    """Recompute the contents of a trace of one or more files, and report the first different row of each check.
+    """Recompute the contents of a trace of one or more files, and report the first different row of
+    each check.
 
-    `tokenizer` is a directory or a `tokenizer.json`; None: the tokenizer of each run's config. With `weights`, sampled
-    log-probabilities are compared with a forward pass of some calls for each available version of the weights.
-    Superseded steps and unfinished episodes are skipped. Raises TraceError for an unreadable trace, and ConfigError for
-    an invalid tokenizer.
+    `tokenizer` is a directory or a `tokenizer.json`; None: the tokenizer of each run's config. With
+    `weights`, sampled log-probabilities are compared with a forward pass of some calls for each
+    available version of the weights. Superseded steps and unfinished episodes are skipped. Raises
+    TraceError for an unreadable trace, and ConfigError for an invalid tokenizer.
     """
     differs: list[Differs] = []
     unchecked: list[Unchecked] = []
@@ -113,11 +115,17 @@ def _load(reader: TraceReader, db: duckdb.DuckDBPyConnection) -> dict[str, int]:
 def first_of_each_run(name: str, rows: Sequence[tuple[object, ...]]) -> list[Differs]:
     """Report the first row of each run, of ordered rows (run, id, expected, stored)."""
     by_run = grouped(rows, lambda row: str(row[0] or ""))
-    return [Differs(name, run, str(of[0][1]), str(of[0][2]), str(of[0][3]), len(of)) for run, of in by_run.items()]
+    return [
+        Differs(name, run, str(of[0][1]), str(of[0][2]), str(of[0][3]), len(of))
+        for run, of in by_run.items()
+    ]
 
 
-def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs], list[Unchecked], int]:
-    """Compare sampled log-probabilities with those of the weights; also returns the number of compared calls."""
+def _weights(
+    reader: TraceReader, run: str, trace: Path
+) -> tuple[list[Differs], list[Unchecked], int]:
+    """Compare sampled log-probabilities with those of the weights; also returns the number of
+    compared calls."""
     differs: list[tuple[object, ...]] = []
     unchecked = []
     compared: dict[int, int] = {}
@@ -131,12 +139,19 @@ def _weights(reader: TraceReader, run: str, trace: Path) -> tuple[list[Differs],
         except (OSError, ValueError, ImportError) as error:
             reason = f"{version.adapter or version.model} cannot be used: {error}"
             unchecked.append(Unchecked("weights", run, reason))
-    used = "SELECT DISTINCT policy_version FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND trainable"
+    used = (
+        "SELECT DISTINCT policy_version FROM calls JOIN episodes USING (episode_id) WHERE run_id ="
+        " ? AND trainable"
+    )
     versions = reader.query(used, [run]).column(0).to_pylist()
     missing = {version for version in versions if version is not None and not compared.get(version)}
     if missing:
         listed = ", ".join(map(str, sorted(missing)))
-        unchecked.append(Unchecked("weights", run, f"versions {listed}: no weights at hand, or sampled with limits"))
+        unchecked.append(
+            Unchecked(
+                "weights", run, f"versions {listed}: no weights at hand, or sampled with limits"
+            )
+        )
     return first_of_each_run("weights", differs), unchecked, sum(compared.values())
 
 
@@ -167,7 +182,11 @@ _UNCHECKED = """
 
 
 def _texts(
-    reader: TraceReader, db: duckdb.DuckDBPyConnection, run: str, trace: Path, tokenizer: Path | None
+    reader: TraceReader,
+    db: duckdb.DuckDBPyConnection,
+    run: str,
+    trace: Path,
+    tokenizer: Path | None,
 ) -> tuple[list[Differs], list[Unchecked]]:
     """Compare prompts with the calls that they extend, and with a tokenizer, ids with texts."""
     known: Vocabulary | None = None
@@ -175,20 +194,28 @@ def _texts(
     try:
         known = vocabulary(reader, run, tokenizer, trace)
         if known.template is None:
-            unchecked.append(Unchecked("templates", run, f"there is no chat template beside {known.source}"))
+            unchecked.append(
+                Unchecked("templates", run, f"there is no chat template beside {known.source}")
+            )
     except ConfigError as error:
         if tokenizer is not None:
             raise
-        unchecked += [Unchecked(name, run, f"no tokenizer: {error}") for name in ("texts", "templates")]
+        unchecked += [
+            Unchecked(name, run, f"no tokenizer: {error}") for name in ("texts", "templates")
+        ]
     wrong: dict[str, list[tuple[object, ...]]] = {name: [] for name in (*_TEXTS, _UNREAD)}
     for calls in _episodes(db, run):
         for call in calls:
             for name, expected, stored in _wrong(call, calls, known):
                 wrong[name].append((run, call.row["call_id"], expected, stored))
     if unread := len(wrong.pop(_UNREAD)):
-        reason = f"tool calls of {counted(unread, 'message')} cannot be read from the sampled tokens"
+        reason = (
+            f"tool calls of {counted(unread, 'message')} cannot be read from the sampled tokens"
+        )
         unchecked.append(Unchecked("texts", run, reason))
-    return [difference for name, rows in wrong.items() for difference in first_of_each_run(name, rows)], unchecked
+    return [
+        difference for name, rows in wrong.items() for difference in first_of_each_run(name, rows)
+    ], unchecked
 
 
 class _Row(TypedDict):
@@ -246,9 +273,15 @@ def _whole(row: _Row, parent: _Call | None) -> _Call:
         suffix = _ids(row["prompt_suffix"])
         before = parent.whole if parent is not None else None
         prompt = suffix if before is None else np.concatenate((before[: row["prefix_len"]], suffix))
-        whole = prompt if row["output_ids"] is None else np.concatenate((prompt, _ids(row["output_ids"])))
+        whole = (
+            prompt
+            if row["output_ids"] is None
+            else np.concatenate((prompt, _ids(row["output_ids"])))
+        )
     if row["messages_suffix"] is not None:
-        earlier = (parent.messages or [])[: row["prefix_messages"] or 0] if parent is not None else []
+        earlier = (
+            (parent.messages or [])[: row["prefix_messages"] or 0] if parent is not None else []
+        )
         added = json.loads(row["messages_suffix"])
         if isinstance(added, list) and all(isinstance(message, dict) for message in added):
             messages = [*earlier, *added]
@@ -266,7 +299,9 @@ def _object(text: str | None) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Iterator[tuple[str, str, str]]:
+def _wrong(
+    call: _Call, calls: Sequence[_Call], known: Vocabulary | None
+) -> Iterator[tuple[str, str, str]]:
     """Yield (check, expected, stored) for each difference in a call."""
     if call.prompt is None or call.whole is None:
         return
@@ -284,15 +319,24 @@ def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Ite
     if known.template is not None and call.messages is not None:
         rendered = _rendered(known.template, call.messages, _object(call.row["request"]))
         prompt = known.decode(call.prompt.tolist())
-        if any(message.get("tool_calls") for message in call.messages):  # the model may write other spaces
+        if any(
+            message.get("tool_calls") for message in call.messages
+        ):  # the model may write other spaces
             rendered, prompt = "".join(rendered.split()), "".join(prompt.split())
         if rendered != prompt:
-            at = next((i for i, (a, b) in enumerate(zip(rendered, prompt, strict=False)) if a != b), 0)
-            yield "templates", f"character {at}: {rendered[at : at + 60]!r}", repr(prompt[at : at + 60])
+            at = next(
+                (i for i, (a, b) in enumerate(zip(rendered, prompt, strict=False)) if a != b), 0
+            )
+            yield (
+                "templates",
+                f"character {at}: {rendered[at : at + 60]!r}",
+                repr(prompt[at : at + 60]),
+            )
 
 
 def _wrong_prefix(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, str, str]]:
-    """Check that a call extends the longest earlier call of its agent and phase that is a prefix of its prompt."""
+    """Check that a call extends the longest earlier call of its agent and phase that is a prefix of
+    its prompt."""
     assert call.prompt is not None
     longest, ids, shared = 0, {None}, 0
     for candidate in calls:
@@ -302,12 +346,23 @@ def _wrong_prefix(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, st
             continue
         common = _common(call.prompt, candidate.whole)
         shared = max(shared, common)
-        mine = (candidate.row["agent"], candidate.row["phase"]) == (call.row["agent"], call.row["phase"])
-        if mine and candidate.row["output_ids"] is not None and common == len(candidate.whole) >= longest:
+        mine = (candidate.row["agent"], candidate.row["phase"]) == (
+            call.row["agent"],
+            call.row["phase"],
+        )
+        if (
+            mine
+            and candidate.row["output_ids"] is not None
+            and common == len(candidate.whole) >= longest
+        ):
             ids = {*(ids if common == longest else ()), candidate.row["call_id"]} - {None}
             longest = common
     if call.row["extends_call_id"] not in ids:
-        yield "prompts", f"extends {' or '.join(map(str, ids))}", f"extends {call.row['extends_call_id']}"
+        yield (
+            "prompts",
+            f"extends {' or '.join(map(str, ids))}",
+            f"extends {call.row['extends_call_id']}",
+        )
     if call.row["prefix_len"] != shared:
         yield "prompts", f"{shared} tokens of an earlier call", f"{call.row['prefix_len']}"
 
@@ -326,20 +381,31 @@ def _missing(row: _Row, text: str, known: Vocabulary) -> str | None:
     content = message.get("content")
     calls = _listed(message)
     reasoning = message.get("reasoning_content")
-    is_complete = row["error"] is None and not row["cut_tokens"] and row["finish_reason"] is not None
-    is_bare = content is None and not any(value for name, value in message.items() if name != "role")
+    is_complete = (
+        row["error"] is None and not row["cut_tokens"] and row["finish_reason"] is not None
+    )
+    is_bare = content is None and not any(
+        value for name, value in message.items() if name != "role"
+    )
     if (is_bare or (not calls and not reasoning and isinstance(content, str))) and is_complete:
         last = _ids((row["output_ids"] or [])[-1:]).tolist()
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
         plain |= {_before_stop(reply, _object(row["request"])) for reply in plain}
-        return None if content in plain or (is_bare and not text.removesuffix(ended).strip()) else repr(content)
+        return (
+            None
+            if content in plain or (is_bare and not text.removesuffix(ended).strip())
+            else repr(content)
+        )
     parts = [content, reasoning, *(str(_called(call)[0]) for call in calls)]
-    return next((repr(part) for part in parts if isinstance(part, str) and part.strip() not in text), None)
+    return next(
+        (repr(part) for part in parts if isinstance(part, str) and part.strip() not in text), None
+    )
 
 
 def _before_stop(text: str, request: JsonView) -> str:
-    """Return a text up to the first of the request's stop strings, which end a reply and are no part of it."""
+    """Return a text up to the first of the request's stop strings, which end a reply and are no
+    part of it."""
     stop = request.get("stop")
     strings = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
     ends = [text.find(end) for end in strings if isinstance(end, str) and end and end in text]
@@ -359,8 +425,11 @@ def _listed(message: Mapping[str, object]) -> list[object]:
     return calls if isinstance(calls, list) else []
 
 
-def _wrong_calls(call: _Call, text: str, known: Vocabulary, request: JsonView) -> Iterator[tuple[str, str, str]]:
-    """Compare names and arguments of the stored tool calls with those parsed from the sampled text."""
+def _wrong_calls(
+    call: _Call, text: str, known: Vocabulary, request: JsonView
+) -> Iterator[tuple[str, str, str]]:
+    """Compare names and arguments of the stored tool calls with those parsed from the sampled
+    text."""
     stored = [_called(entry) for entry in _listed(_message(call.row) or {})]
     if not stored or call.row["error"] is not None or call.row["cut_tokens"] or call.prompt is None:
         return
@@ -369,16 +438,31 @@ def _wrong_calls(call: _Call, text: str, known: Vocabulary, request: JsonView) -
     prompt = known.decode(call.prompt[-64:].tolist())
     tools = request.get("tools") or [{"function": {"name": name}} for name, _ in stored]
     read: list[list[tuple[object, object]]] = []
-    with suppress(AjetError, TypeError, AttributeError):  # a template that renders nothing, invalid tools
-        probed = _EVERY if known.template is None else _format(known.template, (end,) if end else ())
+    with suppress(
+        AjetError, TypeError, AttributeError
+    ):  # a template that renders nothing, invalid tools
+        probed = (
+            _EVERY if known.template is None else _format(known.template, (end,) if end else ())
+        )
         for form in (probed, *(ReplyFormat(forms, probed.reasoning) for forms in PARSERS.values())):
-            parses = (form.parse(reply, prompt=prompt, tools=tools).calls for reply in (text.removesuffix(end), text))
+            parses = (
+                form.parse(reply, prompt=prompt, tools=tools).calls
+                for reply in (text.removesuffix(end), text)
+            )
             # models write control characters as they are
-            read += [[(name, _arguments(arguments)) for name, arguments in calls] for calls in parses if calls]
+            read += [
+                [(name, _arguments(arguments)) for name, arguments in calls]
+                for calls in parses
+                if calls
+            ]
             if stored in read:
                 return
     if read:
-        yield "texts", f"calls {json.dumps(read[0], ensure_ascii=False)}", json.dumps(stored, ensure_ascii=False)
+        yield (
+            "texts",
+            f"calls {json.dumps(read[0], ensure_ascii=False)}",
+            json.dumps(stored, ensure_ascii=False),
+        )
     else:
         yield _UNREAD, "", ""
 
@@ -402,7 +486,9 @@ def _called(call: object) -> tuple[object, object]:
     return function.get("name"), arguments
 
 
-def _rendered(template: ChatTemplate, messages: Sequence[Mapping[str, object]], request: JsonView) -> str:
+def _rendered(
+    template: ChatTemplate, messages: Sequence[Mapping[str, object]], request: JsonView
+) -> str:
     try:
         return template.render(
             [template.form(message) for message in messages],

@@ -42,8 +42,8 @@ class Broken:
 def check(path: Path, *more: Path) -> list[Broken]:
     """Return the violated invariants of a trace of one or more files, live or not.
 
-    Unfinished work of a killed or running process (calls of unfinished episodes, missing ledger entries) is no
-    violation. Raises TraceError for an unreadable trace.
+    Unfinished work of a killed or running process (calls of unfinished episodes, missing ledger
+    entries) is no violation. Raises TraceError for an unreadable trace.
     """
     files = [file for item in (path, *more) for file in trace_files(item)]
     owned = settled_owners(files)  # a writer checks its own schema
@@ -76,15 +76,25 @@ def edited(path: Path, *more: Path) -> Broken | None:
                 changed, missing = _edited(connection)
                 ids += changed
                 gone += missing
-    shown = [*ids[: _NAMED - 1], *([f"{counted(gone, 'row')} more were written and are gone"] if gone else [])]
-    return Broken("edited", "edited after it was written", len(ids) + gone, tuple(shown)) if shown else None
+    shown = [
+        *ids[: _NAMED - 1],
+        *([f"{counted(gone, 'row')} more were written and are gone"] if gone else []),
+    ]
+    return (
+        Broken("edited", "edited after it was written", len(ids) + gone, tuple(shown))
+        if shown
+        else None
+    )
 
 
 def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
-    """Return the rows of the file `t0` that are not as written, and the number of rows that are gone."""
+    """Return the rows of the file `t0` that are not as written, and the number of rows that are
+    gone."""
     left: Counter[int] = Counter()
     with suppress(duckdb.CatalogException):  # the whole table was dropped
-        left.update(digest for (digest,) in connection.execute("SELECT digest FROM t0.digests").fetchall())
+        left.update(
+            digest for (digest,) in connection.execute("SELECT digest FROM t0.digests").fetchall()
+        )
     ids: list[str] = []
     unknown: list[int] = []
     has_old = False
@@ -101,9 +111,15 @@ def _edited(connection: duckdb.DuckDBPyConnection) -> tuple[list[str], int]:
                 unknown.append(digest)
                 row = batch.slice(i, 1).to_pylist()[0]
                 names = (next(name for name in _IDS if row.get(name) or name == "run_id"), *_KEYS)
-                ids.append(" ".join([table, *(str(row[name]) for name in names if row.get(name) is not None)]))
+                ids.append(
+                    " ".join(
+                        [table, *(str(row[name]) for name in names if row.get(name) is not None)]
+                    )
+                )
     remaining = left.total()
-    if has_old:  # their digests don't tell which row they are of: each changed row is taken to leave one
+    if (
+        has_old
+    ):  # their digests don't tell which row they are of: each changed row is taken to leave one
         return ids, max(0, remaining - len(ids))
     gone = [digest for digest, count in left.items() for _ in range(count)]
     keys_gone = Counter(map(key_of, gone))
@@ -129,14 +145,22 @@ _KEYS = ("outcome", "name", "step")
 
 
 def _ask(reader: TraceReader, name: str, says: str, sql: str) -> Iterator[Broken]:
-    result = rows(reader, f"SELECT count(*) AS n, list(id)[:{_NAMED}] AS ids FROM (SELECT id FROM ({sql}) ORDER BY id)")
+    result = rows(
+        reader,
+        f"SELECT count(*) AS n, list(id)[:{_NAMED}] AS ids FROM (SELECT id FROM ({sql}) ORDER"
+        " BY id)",
+    )
     if result[0]["n"]:
         yield Broken(name, says, result[0]["n"], tuple(map(str, result[0]["ids"])))
 
 
 def _differing_prompts(reader: TraceReader) -> Iterator[Broken]:
-    """Find calls whose prompts do not begin with the call that they extend, in a sample of episodes."""
-    sql = "SELECT DISTINCT episode_id AS id FROM calls WHERE extends_call_id IS NOT NULL ORDER BY hash(id), id"
+    """Find calls whose prompts do not begin with the call that they extend, in a sample of
+    episodes."""
+    sql = (
+        "SELECT DISTINCT episode_id AS id FROM calls WHERE extends_call_id IS NOT NULL ORDER BY"
+        " hash(id), id"
+    )
     wrong: list[str] = []
     for row in rows(reader, f"{sql} LIMIT {_SAMPLED}"):
         calls = {call.call_id: call for call in calls_of(reader, row["id"])}
@@ -159,25 +183,36 @@ def _begins(call: Call, extended: Call) -> bool:
 def _schema(file: Path) -> Iterator[Broken]:
     """Compare tables and columns of a file with the schema."""
     with duckdb.connect() as connection:
-        if not attach(connection, {0: file})[file]:  # its owner was killed before creating the tables
+        if not attach(connection, {0: file})[
+            file
+        ]:  # its owner was killed before creating the tables
             return
-        sql = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name = 't0'"
-        there = {(table, column): kind for table, column, kind in connection.execute(sql).fetchall()}
+        sql = (
+            "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name ="
+            " 't0'"
+        )
+        there = {
+            (table, column): kind for table, column, kind in connection.execute(sql).fetchall()
+        }
     wrong = []
     for table in TABLES:
         for column, kind in COLUMNS[table].items():
-            has = there.get((table, column), "missing").replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
+            has = there.get((table, column), "missing").replace(
+                "TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ"
+            )
             if has != kind:
                 wrong.append(f"{table}.{column} ({has}, not {kind})")
     if wrong:
-        yield Broken("schema", f"{file.name} has missing or wrong columns", len(wrong), tuple(wrong[:_NAMED]))
+        yield Broken(
+            "schema", f"{file.name} has missing or wrong columns", len(wrong), tuple(wrong[:_NAMED])
+        )
 
 
 def _unbalanced(reader: TraceReader) -> Iterator[Broken]:
     runs = rows(
         reader,
-        "SELECT run_id FROM runs WHERE status = 'finished' AND (run_id IN (SELECT run_id FROM ledger) "
-        "OR backbone IN ('local', 'tinker', 'trinity', 'verl')) ORDER BY started_at",
+        "SELECT run_id FROM runs WHERE status = 'finished' AND (run_id IN (SELECT run_id FROM"
+        " ledger) OR backbone IN ('local', 'tinker', 'trinity', 'verl')) ORDER BY started_at",
     )
     for row in runs:
         lines = ledger_balance(reader, row["run_id"])
@@ -191,7 +226,9 @@ def _twice(table: str, *keys: str) -> str:
     return f"SELECT {shown} AS id FROM {table} GROUP BY {', '.join(keys)} HAVING count(*) > 1"
 
 
-def _absent(table: str, column: str, others: str, where: str = "true", id: str | None = None) -> str:
+def _absent(
+    table: str, column: str, others: str, where: str = "true", id: str | None = None
+) -> str:
     return (
         f"SELECT DISTINCT {id or column} AS id FROM {table} WHERE {column} IS NOT NULL AND {where} "
         f"AND {column} NOT IN ({others})"
@@ -219,52 +256,86 @@ reached AS (
     SELECT o.call_id, o.episode_id
     FROM candidates o JOIN reached r ON r.call_id = o.parent_call_id AND r.episode_id = o.episode_id)
 SELECT call_id AS id FROM candidates WHERE call_id NOT IN (SELECT call_id FROM reached)"""
-"""Calls in a cycle. Only episodes in `late`, with a parent that ended after its child, can have one."""
+"""Calls in a cycle. Only episodes in `late`, with a parent that ended after its child, can have
+one."""
 
 INVARIANTS: dict[str, tuple[str, str]] = {
     "run ids": ("a run occurs twice", _twice("runs", "run_id")),
-    "episode ids": ("an episode occurs twice: it must have one final status", _twice("episodes", "episode_id")),
+    "episode ids": (
+        "an episode occurs twice: it must have one final status",
+        _twice("episodes", "episode_id"),
+    ),
     "call ids": ("a call occurs twice", _twice("calls", "call_id")),
     "feedback ids": ("a feedback occurs twice", _twice("feedback", "feedback_id")),
-    "ledger rows": ("an outcome of a call is in the ledger twice", _twice("ledger", "run_id", "call_id", "outcome")),
-    "trained rows": ("a call is trained twice in one step", _twice("trained", "run_id", "step", "call_id")),
+    "ledger rows": (
+        "an outcome of a call is in the ledger twice",
+        _twice("ledger", "run_id", "call_id", "outcome"),
+    ),
+    "trained rows": (
+        "a call is trained twice in one step",
+        _twice("trained", "run_id", "step", "call_id"),
+    ),
     "run status": (
         "the status of a run is unknown, or it has ended without an end time",
-        "SELECT run_id AS id FROM runs WHERE status IS NULL "
-        "OR status NOT IN ('running', 'finished', 'failed', 'interrupted') "
-        "OR status = 'finished' AND ended_at IS NULL OR status = 'running' AND ended_at IS NOT NULL",
+        (
+            "SELECT run_id AS id FROM runs WHERE status IS NULL OR status NOT IN ('running',"
+            " 'finished', 'failed', 'interrupted') OR status = 'finished' AND ended_at IS NULL OR"
+            " status = 'running' AND ended_at IS NOT NULL"
+        ),
     ),
     "episode status": (
         "the status or split of an episode is unknown",
-        "SELECT episode_id AS id FROM episodes WHERE status IS NULL OR (split IS NULL) <> (step IS NULL) "
-        "OR status NOT IN ('succeeded', 'failed', 'timeout', 'aborted') OR split NOT IN ('train', 'val', 'trial')",
+        (
+            "SELECT episode_id AS id FROM episodes WHERE status IS NULL OR (split IS NULL) <> (step"
+            " IS NULL) OR status NOT IN ('succeeded', 'failed', 'timeout', 'aborted') OR split NOT"
+            " IN ('train', 'val', 'trial')"
+        ),
     ),
     "outcomes": (
         "a ledger entry has an unknown outcome or a negative number of tokens",
-        "SELECT call_id AS id FROM ledger WHERE tokens IS NULL OR tokens < 0 OR outcome IS NULL "
-        f"OR outcome NOT IN {OUTCOMES}",
+        (
+            "SELECT call_id AS id FROM ledger WHERE tokens IS NULL OR tokens < 0 OR outcome IS"
+            f" NULL OR outcome NOT IN {OUTCOMES}"
+        ),
     ),
     "runs of episodes": (
         "an episode belongs to a run that does not exist",
         _absent("episodes", "run_id", _RUNS, "run_id <> ''", id="episode_id"),
     ),
-    "runs of metrics": ("a metric belongs to a run that does not exist", _absent("metrics", "run_id", _RUNS)),
+    "runs of metrics": (
+        "a metric belongs to a run that does not exist",
+        _absent("metrics", "run_id", _RUNS),
+    ),
     "episodes of calls": ("a call of a run that has ended belongs to no episode", _LEFT_OPEN),
     "episodes of rewards": (
         "a reward belongs to an episode that does not exist",
         _absent("rewards", "episode_id", _EPISODES),
     ),
-    "calls of rewards": ("a reward names a call that does not exist", _absent("rewards", "call_id", _CALLS)),
-    "calls of the ledger": ("the ledger names a call that does not exist", _absent("ledger", "call_id", _CALLS)),
-    "calls of trained": ("a trained row names a call that does not exist", _absent("trained", "call_id", _CALLS)),
+    "calls of rewards": (
+        "a reward names a call that does not exist",
+        _absent("rewards", "call_id", _CALLS),
+    ),
+    "calls of the ledger": (
+        "the ledger names a call that does not exist",
+        _absent("ledger", "call_id", _CALLS),
+    ),
+    "calls of trained": (
+        "a trained row names a call that does not exist",
+        _absent("trained", "call_id", _CALLS),
+    ),
     "episodes of feedback": (
         "feedback on an episode that does not exist",
         _absent("feedback", "episode_id", _KNOWN),
     ),
-    "calls of feedback": ("feedback on a call that does not exist", _absent("feedback", "call_id", _CALLS)),
+    "calls of feedback": (
+        "feedback on a call that does not exist",
+        _absent("feedback", "call_id", _CALLS),
+    ),
     "prefixes": (
-        "a prompt cannot be reconstructed: its earlier call is not in the episode, or is shorter than the part "
-        "taken from it",
+        (
+            "a prompt cannot be reconstructed: its earlier call is not in the episode, or is"
+            " shorter than the part taken from it"
+        ),
         """
         SELECT c.call_id AS id FROM calls c
         LEFT JOIN calls p ON p.call_id = c.parent_call_id AND p.episode_id = c.episode_id
@@ -276,31 +347,42 @@ INVARIANTS: dict[str, tuple[str, str]] = {
     ),
     "extended calls": (
         "a call extends one that is not in its episode, or is of another agent or phase",
-        "SELECT c.call_id AS id FROM calls c "
-        "LEFT JOIN calls p ON p.call_id = c.extends_call_id AND p.episode_id = c.episode_id "
-        "WHERE c.extends_call_id IS NOT NULL AND (p.call_id IS NULL OR p.agent <> c.agent OR p.phase <> c.phase)",
+        (
+            "SELECT c.call_id AS id FROM calls c LEFT JOIN calls p ON p.call_id = c.extends_call_id"
+            " AND p.episode_id = c.episode_id WHERE c.extends_call_id IS NOT NULL AND (p.call_id IS"
+            " NULL OR p.agent <> c.agent OR p.phase <> c.phase)"
+        ),
     ),
     "log-probabilities": (
         "a call does not have one log-probability per sampled token",
-        "SELECT call_id AS id FROM calls WHERE logprobs IS NOT NULL AND len(logprobs) IS DISTINCT FROM len(output_ids)",
+        (
+            "SELECT call_id AS id FROM calls WHERE logprobs IS NOT NULL AND len(logprobs) IS"
+            " DISTINCT FROM len(output_ids)"
+        ),
     ),
     "trained arrays": (
         "a trained row is not as long as its call's sampled tokens",
-        "SELECT t.call_id AS id FROM trained t JOIN calls c USING (call_id) WHERE len(advantages) IS DISTINCT FROM "
-        "len(c.output_ids) OR len(t.logprobs) IS DISTINCT FROM len(c.output_ids) "
-        "OR len(entropy) IS DISTINCT FROM len(c.output_ids)",
+        (
+            "SELECT t.call_id AS id FROM trained t JOIN calls c USING (call_id) WHERE"
+            " len(advantages) IS DISTINCT FROM len(c.output_ids) OR len(t.logprobs) IS DISTINCT"
+            " FROM len(c.output_ids) OR len(entropy) IS DISTINCT FROM len(c.output_ids)"
+        ),
     ),
     "trained tokens": (
         "the number of advantages of a trained row differs from the trained tokens in the ledger",
-        "SELECT t.call_id AS id FROM trained t LEFT JOIN (FROM ledger WHERE outcome = 'trained') l "
-        "USING (run_id, step, call_id) WHERE list_count(list_filter(advantages, lambda a: isfinite(a))) "
-        "IS DISTINCT FROM l.tokens",
+        (
+            "SELECT t.call_id AS id FROM trained t LEFT JOIN (FROM ledger WHERE outcome ="
+            " 'trained') l USING (run_id, step, call_id) WHERE list_count(list_filter(advantages,"
+            " lambda a: isfinite(a))) IS DISTINCT FROM l.tokens"
+        ),
     ),
     "superseded": (
         "a call of a rolled-back episode has another outcome in the ledger, or is trained",
-        "SELECT call_id AS id FROM ledger JOIN episodes USING (episode_id) "
-        "WHERE superseded AND outcome <> 'superseded' "
-        "UNION SELECT call_id FROM trained JOIN episodes USING (episode_id) WHERE superseded",
+        (
+            "SELECT call_id AS id FROM ledger JOIN episodes USING (episode_id) "
+            "WHERE superseded AND outcome <> 'superseded' "
+            "UNION SELECT call_id FROM trained JOIN episodes USING (episode_id) WHERE superseded"
+        ),
     ),
     "times": (
         "something ends before it starts",
@@ -311,10 +393,12 @@ INVARIANTS: dict[str, tuple[str, str]] = {
     ),
     "times of calls": (
         "a call starts before its episode, or an episode before its run",
-        "SELECT c.call_id AS id FROM calls c JOIN episodes e USING (episode_id) "
-        "WHERE c.started_at < e.started_at - INTERVAL 1 SECOND AND epoch(c.started_at) <> 0 "
-        "UNION ALL SELECT e.episode_id FROM episodes e JOIN runs r USING (run_id) "
-        "WHERE e.started_at < r.started_at - INTERVAL 1 SECOND AND epoch(e.started_at) <> 0",  # 0: not known
+        (  # 0: not known
+            "SELECT c.call_id AS id FROM calls c JOIN episodes e USING (episode_id) "
+            "WHERE c.started_at < e.started_at - INTERVAL 1 SECOND AND epoch(c.started_at) <> 0 "
+            "UNION ALL SELECT e.episode_id FROM episodes e JOIN runs r USING (run_id) "
+            "WHERE e.started_at < r.started_at - INTERVAL 1 SECOND AND epoch(e.started_at) <> 0"
+        ),
     ),
 }
 """Message of a violation, and query of the violating ids, by name."""

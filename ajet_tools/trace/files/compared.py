@@ -1,15 +1,19 @@
-"""SQL of the audit's checks, over the tables of `recomputed`: rows whose stored values differ from recomputed ones."""
+"""SQL of the audit's checks, over the tables of `recomputed`: rows whose stored values differ from
+recomputed ones."""
 
 from __future__ import annotations
 
 _OF_CALL = 'ORDER BY step, episode_id, "index"'
 
 CHECKS = {
-    "log-probabilities": f"""
+    "log-probabilities": (
+        f"""
         SELECT run_id, call_id, 'finite and at most 0, ' || n || ' of them', logprobs FROM calls
         WHERE logprobs IS NOT NULL AND (len(logprobs) <> n
-            OR len(list_filter(logprobs, lambda x: x IS NULL OR NOT isfinite(x) OR x > 1e-5)) > 0) {_OF_CALL}""",
-    "policy versions": """
+            OR len(list_filter(logprobs, lambda x: x IS NULL OR NOT isfinite(x) OR x > 1e-5)) > 0) {_OF_CALL}"""
+    ),
+    "policy versions": (
+        """
         WITH aged AS (SELECT c.*, r.max_staleness, coalesce(if(c.learnt, c.before, s.after), 0) AS newest,
                 if(r.backbone <> 'local', 0, if(c.learnt, newest - r.max_staleness, newest)) AS oldest
             FROM calls c JOIN runs r USING (run_id) ASOF LEFT JOIN steps s
@@ -20,8 +24,10 @@ CHECKS = {
         LEFT JOIN (FROM s_ledger WHERE outcome = 'stale') l USING (call_id)
         WHERE policy_version IS NULL AND output_ids IS NOT NULL OR policy_version > newest
             OR policy_version < oldest AND l.call_id IS NULL
-        ORDER BY aged.step, aged.episode_id, "index" """,
-    "ledger": """
+        ORDER BY aged.step, aged.episode_id, "index" """
+    ),
+    "ledger": (
+        """
         SELECT coalesce(b.run_id, l.run_id), call_id, coalesce(b.tokens || ' ' || b.outcome || ' in step ' || b.step
                 || ' of episode ' || b.episode_id, 'no row'), coalesce(l.tokens || ' ' || l.outcome || ' in step '
                 || l.step || ' of episode ' || l.episode_id, 'no row')
@@ -32,24 +38,30 @@ CHECKS = {
             USING (call_id, outcome)
         WHERE b.tokens IS DISTINCT FROM l.tokens OR b.step IS DISTINCT FROM l.step
             OR b.run_id IS DISTINCT FROM l.run_id OR b.episode_id IS DISTINCT FROM l.episode_id
-        ORDER BY coalesce(b.step, l.step), coalesce(b.episode_id, l.episode_id), "index" """,
-    "trained rows": """
+        ORDER BY coalesce(b.step, l.step), coalesce(b.episode_id, l.episode_id), "index" """
+    ),
+    "trained rows": (
+        """
         SELECT coalesce(b.run_id, t.run_id), call_id, coalesce('step ' || b.step || ' of episode ' || b.episode_id,
             'no row'), coalesce('step ' || t.step || ' of episode ' || t.episode_id, 'no row')
         FROM (SELECT b.* FROM booked b JOIN runs r USING (run_id) WHERE b.outcome = 'trained' AND r.stores) b
         FULL JOIN (SELECT t.* FROM s_trained t JOIN runs r USING (run_id) WHERE r.trains) t USING (call_id)
         WHERE b.step IS DISTINCT FROM t.step
             OR b.run_id IS DISTINCT FROM t.run_id OR b.episode_id IS DISTINCT FROM t.episode_id
-        ORDER BY coalesce(b.step, t.step), call_id""",
-    "advantages": f"""
+        ORDER BY coalesce(b.step, t.step), call_id"""
+    ),
+    "advantages": (
+        f"""
         SELECT run_id, call_id, round(advantage, 6) || ' for ' || kept || ' of ' || n || ' tokens', t.advantages
         FROM calls c JOIN advantages a USING (call_id) JOIN lengths k USING (call_id)
         JOIN (SELECT call_id, advantages FROM s_trained) t USING (call_id)
         WHERE a.advantage IS NOT NULL AND (len(t.advantages) IS DISTINCT FROM n
             OR len(list_filter(t.advantages[:kept], lambda x: x IS NULL OR isnan(x)
                 OR abs(x - a.advantage) > 1e-4 * (1 + abs(a.advantage)))) > 0
-            OR len(list_filter(t.advantages[kept + 1:], lambda x: NOT isnan(x))) > 0) {_OF_CALL}""",
-    "trainer's values": f"""
+            OR len(list_filter(t.advantages[kept + 1:], lambda x: NOT isnan(x))) > 0) {_OF_CALL}"""
+    ),
+    "trainer's values": (
+        f"""
         SELECT c.run_id, call_id, 'log-probabilities at most 0, entropies at least 0, where ' || kept
             || ' tokens were trained', [t.lp, t.entropy]
         FROM calls c JOIN lengths k USING (call_id) JOIN runs r USING (run_id)
@@ -58,8 +70,10 @@ CHECKS = {
             OR len(list_filter(lp, lambda x: x IS NULL OR NOT isnan(x) AND x > 1e-5 OR isinf(x))) > 0
             OR len(list_filter(entropy, lambda x: x IS NULL OR x < -1e-5 AND NOT isnan(x) OR isinf(x))) > 0
             OR r.updates = 1 AND r.backbone = 'local' AND (len(list_filter(lp[:kept], lambda x: isnan(x))) > 0
-                OR len(list_filter(entropy[:kept], lambda x: isnan(x))) > 0)) {_OF_CALL}""",
-    "metrics": """
+                OR len(list_filter(entropy[:kept], lambda x: isnan(x))) > 0)) {_OF_CALL}"""
+    ),
+    "metrics": (
+        """
         SELECT coalesce(f.run_id, m.run_id), name || ' in step ' || step, coalesce(f.value::VARCHAR, 'no row'),
             coalesce(m.value::VARCHAR, 'no row')
         FROM (SELECT f.* FROM followed f JOIN runs r USING (run_id) WHERE r.backbone = 'local'
@@ -82,8 +96,10 @@ CHECKS = {
         FROM steps s JOIN runs r USING (run_id) WHERE after < before OR after IS NULL OR whole <> after
             OR r.backbone = 'local'
             AND after - before > r.updates
-        ORDER BY 2""",
-    "order": """
+        ORDER BY 2"""
+    ),
+    "order": (
+        """
         WITH seen AS (
             SELECT c.*, row_number() OVER (PARTITION BY c.episode_id ORDER BY c."index", c.call_id) - 1 AS nth,
                 max(c.started_at) OVER (PARTITION BY c.episode_id
@@ -103,8 +119,10 @@ CHECKS = {
             OR extends_call_id IS NOT NULL AND extended IS NULL OR extended_at > started_at OR latest > ended_at
             OR ended_at < started_at OR started_at IS NULL OR ended_at IS NULL
             OR started_at < began - INTERVAL 1 SECOND OR ended_at > over + INTERVAL 1 SECOND AND phase = 'rollout')
-        ORDER BY step, episode_id, "index" """,
-    "groups": """
+        ORDER BY step, episode_id, "index" """
+    ),
+    "groups": (
+        """
         SELECT run_id, group_id, 'one task, step and split; attempts 0 to ' || (if(learnt, n, size) - 1),
             [tasks, steps, splits] || list_transform(attempts, lambda a: a::VARCHAR) FROM (
             SELECT run_id, group_id, list(DISTINCT attempt ORDER BY attempt) AS attempts, len(attempts) AS size,
@@ -114,8 +132,10 @@ CHECKS = {
                 string_agg(DISTINCT split || coalesce(decoding, '')) AS splits,
                 count(DISTINCT (task_id, task::VARCHAR, step, split, decoding)) AS kinds
             FROM episodes e JOIN runs r USING (run_id) WHERE r.trains AND NOT coalesce(superseded, false) GROUP BY ALL)
-        WHERE kinds <> 1 OR whole AND attempts <> range(size) OR learnt AND size <> n ORDER BY steps, group_id""",
-    "episodes": """
+        WHERE kinds <> 1 OR whole AND attempts <> range(size) OR learnt AND size <> n ORDER BY steps, group_id"""
+    ),
+    "episodes": (
+        """
         SELECT e.run_id, episode_id, CASE WHEN e.status = 'succeeded'
             THEN 'no error, a reward' ELSE 'an error, no reward' END
             || ', its task, rewards of its agents', concat_ws(', ', e.status, cause, e.error, infrastructure,
@@ -134,8 +154,10 @@ CHECKS = {
                 OR w.n IS NULL AND (NOT r.unrewarded OR e.split <> 'train')
             ELSE cause IS NULL OR e.error IS NULL OR w.n IS NOT NULL OR e.status = 'failed'
                 AND NOT contains(e.error, cause) END)
-        ORDER BY step, e.started_at, episode_id""",
-    "replies": """
+        ORDER BY step, e.started_at, episode_id"""
+    ),
+    "replies": (
+        """
         SELECT c.run_id, call_id, concat_ws(', ', c.model, c.finish_reason, prompt || ' + '
             || (n + coalesce(cut_tokens, 0))),
             concat_ws(', ', response->>'$.model', response->>'$.choices[0].finish_reason',
@@ -145,16 +167,20 @@ CHECKS = {
             OR response->>'$.choices[0].finish_reason' IS DISTINCT FROM c.finish_reason
             OR try_cast(response->>'$.usage.prompt_tokens' AS INTEGER) <> prompt
             OR try_cast(response->>'$.usage.completion_tokens' AS INTEGER) <> n + coalesce(cut_tokens, 0))
-        ORDER BY step, episode_id, "index" """,
-    "requests": """
+        ORDER BY step, episode_id, "index" """
+    ),
+    "requests": (
+        """
         SELECT run_id, min(call_id), 'one prompt, agent and target tag', concat_ws(', ', list(DISTINCT prompt),
             list(DISTINCT agent), list(DISTINCT target_tag), list(DISTINCT started_at)) FROM calls
         WHERE request_id <> '' GROUP BY run_id, request_id
         HAVING count(DISTINCT (episode_id, prompt, agent, coalesce(target_tag, ''), started_at)) > 1
         UNION ALL SELECT run_id, min(call_id), 'one target tag of agent ' || agent, list(DISTINCT target_tag)::VARCHAR
         FROM calls GROUP BY run_id, episode_id, agent HAVING count(DISTINCT coalesce(target_tag, '')) > 1
-        ORDER BY 2""",
-    "sampling": """
+        ORDER BY 2"""
+    ),
+    "sampling": (
+        """
         WITH asked AS (
             SELECT c.*, r.max_model_len, try_cast(c.sampling->>'$.temperature' AS DOUBLE) AS asked,
                 try_cast(c.sampling->>'$.max_tokens' AS INTEGER) AS most,
@@ -168,5 +194,6 @@ CHECKS = {
             concat_ws(', ', 'temperature ' || asked, n || ' tokens', finish_reason)
         FROM asked WHERE abs(asked - temperature) > 1e-9 OR asked IS NULL OR n > most OR prompt + n > max_model_len
             OR finish_reason = 'length' AND most > n AND prompt + n < max_model_len
-        ORDER BY step, episode_id, "index" """,
+        ORDER BY step, episode_id, "index" """
+    ),
 }

@@ -1,7 +1,7 @@
 """Prunes runs of a trace file by age, name or size, and rewrites files safely.
 
-A file is never changed in place: a copy is written next to it, verified, and replaces it atomically. If the process is
-killed, either the old or the new file is there, complete.
+A file is never changed in place: a copy is written next to it, verified, and replaces it
+atomically. If the process is killed, either the old or the new file is there, complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from ajet_tools.trace.queries.base import rows
 OnStage = Callable[[str], None]
 """Called with the name of each stage."""
 _SMALL, _SMALL_BLOCK = 16 << 20, 16384
-"""Smaller files get small blocks: a table takes whole blocks, by default of 256 KiB, which would be mostly empty."""
+"""Smaller files get small blocks: a table takes whole blocks, by default of 256 KiB, which would be
+mostly empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ owners AS (
     UNION ALL
     SELECT u.episode_id, r.run_id FROM unended u ASOF JOIN runs r ON u.started_at >= r.started_at)
 """
-"""Runs of episodes. An episode cut off by a kill has no row, and belongs to the run that began last before it."""
+"""Runs of episodes. An episode cut off by a kill has no row, and belongs to the run that began last
+before it."""
 
 
 def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
@@ -89,7 +91,10 @@ def run_sizes(reader: TraceReader, path: Path) -> list[RunSize]:
     )
     total, whole = sum(row["weight"] for row in run_rows) or 1, bytes_of(path)
     return [
-        RunSize(**{name: row[name] for name in row if name != "weight"}, bytes=whole * row["weight"] // total)
+        RunSize(
+            **{name: row[name] for name in row if name != "weight"},
+            bytes=whole * row["weight"] // total,
+        )
         for row in run_rows
     ]
 
@@ -100,7 +105,8 @@ def older_than(runs: Sequence[RunSize], limit: datetime) -> list[RunSize]:
 
 
 def beyond_size(runs: Sequence[RunSize], limit: int) -> list[RunSize]:
-    """Return the oldest runs to drop so that about `limit` bytes remain; the newest run is always kept."""
+    """Return the oldest runs to drop so that about `limit` bytes remain; the newest run is always
+    kept."""
     remaining, gone = sum(run.bytes for run in runs), list[RunSize]()
     for run in runs[:-1]:
         if remaining <= limit:
@@ -110,14 +116,20 @@ def beyond_size(runs: Sequence[RunSize], limit: int) -> list[RunSize]:
     return gone
 
 
-def prune(path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None) -> tuple[int, int]:
-    """Rewrite a trace without some runs and their records; returns its size before and after in bytes.
+def prune(
+    path: Path, run_ids: Sequence[str], on_stage: OnStage = lambda _: None
+) -> tuple[int, int]:
+    """Rewrite a trace without some runs and their records; returns its size before and after in
+    bytes.
 
-    Raises TraceLocked for a live trace, and TraceError if the rewrite fails, which leaves the file unchanged.
+    Raises TraceLocked for a live trace, and TraceError if the rewrite fails, which leaves the file
+    unchanged.
     """
     before = bytes_of(path)
     with rewriting(path, "prune") as connection:
-        connection.execute("CREATE TEMP TABLE gone_runs AS SELECT unnest(?) AS run_id", [list(run_ids)])
+        connection.execute(
+            "CREATE TEMP TABLE gone_runs AS SELECT unnest(?) AS run_id", [list(run_ids)]
+        )
         for name in ("runs", "episodes", "calls", "ledger"):
             connection.execute(f"CREATE TEMP VIEW {name} AS FROM source.{name}")
         connection.execute(
@@ -159,15 +171,17 @@ def refuse_live(path: Path, what: str) -> None:
     """Raise TraceLocked if a live process owns the file."""
     owner = settled_owner(path)
     if owner:
-        raise TraceLocked(f"{path} is being written by process {owner.pid}; {what} it after the run has ended")
+        raise TraceLocked(
+            f"{path} is being written by process {owner.pid}; {what} it after the run has ended"
+        )
 
 
 @contextmanager
 def rewriting(path: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a file as `source`, and an empty trace as `fresh` that replaces it at the end.
 
-    `what` names the command in errors. An exception in the block leaves the file unchanged. Disk errors raise
-    TraceError.
+    `what` names the command in errors. An exception in the block leaves the file unchanged. Disk
+    errors raise TraceError.
     """
     [path] = trace_files(path.resolve())
     refuse_live(path, what)
@@ -185,7 +199,9 @@ def rewriting(path: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
             yield connection
             connection.execute("CHECKPOINT fresh; DETACH fresh")
             shutil.copymode(path, draft)
-            draft.replace(path)  # the source has been locked until now, so no writer can have opened it
+            draft.replace(
+                path
+            )  # the source has been locked until now, so no writer can have opened it
     except (duckdb.Error, OSError) as error:
         raise explain(path, error) from error
     finally:
@@ -199,7 +215,12 @@ def _fresh_trace(draft: Path, source: Path) -> Iterator[duckdb.DuckDBPyConnectio
     remove_draft(draft)
     spill = draft.with_name(draft.name + ".spill")
     spill.mkdir(exist_ok=True, mode=0o700)
-    config = {"threads": 2, "memory_limit": "512MB", "temp_directory": str(spill), "autoload_known_extensions": False}
+    config = {
+        "threads": 2,
+        "memory_limit": "512MB",
+        "temp_directory": str(spill),
+        "autoload_known_extensions": False,
+    }
     connection = duckdb.connect(config=config)
     try:
         connection.execute("SET TimeZone = 'UTC'")
@@ -224,8 +245,12 @@ def _quoted(path: Path) -> str:
 def _copy_rows(connection: duckdb.DuckDBPyConnection, table: str, where: str) -> None:
     """Copy rows of a table into `fresh`. Raises TraceError if the copy differs."""
     columns = ", ".join(f'"{name}"' for name in COLUMNS[table])
-    connection.execute(f"INSERT INTO fresh.{table} SELECT {columns} FROM source.{table} WHERE {where}")
-    sql = f"SELECT count(*), sum(hash({columns})::HUGEINT) FROM "  # equal for equal rows in any order
+    connection.execute(
+        f"INSERT INTO fresh.{table} SELECT {columns} FROM source.{table} WHERE {where}"
+    )
+    sql = (  # equal for equal rows in any order
+        f"SELECT count(*), sum(hash({columns})::HUGEINT) FROM "
+    )
     copied = connection.execute(f"{sql} fresh.{table}").fetchall()
     if copied != connection.execute(f"{sql} source.{table} WHERE {where}").fetchall():
         raise TraceError(f"the copy of the table {table} differs; nothing was replaced")

@@ -1,4 +1,5 @@
-"""SQL of the audit's recomputed tables, over the stored tables `s_runs`, `s_calls`, ...; a table per concept."""
+"""SQL of the audit's recomputed tables, over the stored tables `s_runs`, `s_calls`, ...; a table
+per concept."""
 
 from __future__ import annotations
 
@@ -11,11 +12,17 @@ _TRAINER = "$.ajet.trainer_common"
 CLIPPED = " AND ".join(
     f"config->>'{_TRAINER}.{name}' IS NOT DISTINCT FROM {value}"
     for name, value in {
-        "ratio_level": "'token'", "ratio_base": "'sampler'", "clip_type": "'two_sided'", "clip_ratio_max": "NULL",
-        "importance_weights": "'none'", "loss_aggregation": "'token'", "entropy_coef": "'0.0'",
-        "use_kl_loss": "'false'", "algorithm.replay": "'0'",
+        "ratio_level": "'token'",
+        "ratio_base": "'sampler'",
+        "clip_type": "'two_sided'",
+        "clip_ratio_max": "NULL",
+        "importance_weights": "'none'",
+        "loss_aggregation": "'token'",
+        "entropy_coef": "'0.0'",
+        "use_kl_loss": "'false'",
+        "algorithm.replay": "'0'",
     }.items()
-)  # fmt: skip
+)
 """Condition that the loss of a run is only the clipped policy gradient, averaged over tokens."""
 
 TABLES = (
@@ -71,8 +78,9 @@ TABLES = (
             p.prefix_len + len(p.prompt_suffix) AS prompt,
         max(place) OVER (PARTITION BY p.episode_id, p.agent, p.phase) - place AS later
     FROM placed p JOIN episodes e USING (episode_id)""",
-    # reward of a call: undiscounted if given to the call, discounted by gamma per later turn if given to its agent or
-    # episode; `earned` is the undiscounted sum, which tells whether rewards of a group differ
+    # reward of a call: undiscounted if given to the call, discounted by gamma per later turn if
+    # given to its agent or episode; `earned` is the undiscounted sum, which tells whether rewards
+    # of a group differ
     """CREATE TABLE valued AS
     SELECT c.call_id,
         if(any_value(c.given), 1, count(w.value)) AS named,
@@ -98,7 +106,8 @@ TABLES = (
     FROM calls c JOIN valued v USING (call_id) JOIN runs r USING (run_id)
     LEFT JOIN (FROM s_ledger WHERE outcome = 'unmaskable') l USING (run_id, call_id)
     WHERE r.trains""",
-    # mean value, mean square and length of an episode's calls: each episode counts once in the baseline of its role
+    # mean value, mean square and length of an episode's calls: each episode counts once in the
+    # baseline of its role
     """CREATE TABLE peers AS
     SELECT run_id, step, group_id, role, episode_id, avg(value) AS value, avg(value ** 2) AS square, sum(n) AS tokens,
         min(earned) AS low, max(earned) AS high
@@ -149,8 +158,9 @@ TABLES = (
     SELECT call_id, extends_call_id IS NULL OR row_number() OVER (
         PARTITION BY episode_id, extends_call_id ORDER BY started_at, "index") > 1 AS head
     FROM calls WHERE output_ids IS NOT NULL AND prompt_suffix IS NOT NULL""",
-    # sampled tokens of a call within the limits of a training sequence; assumed correct if they depend on a choice of
-    # the branch that continues the first prompt, or of the timelines drawn from too many
+    # sampled tokens of a call within the limits of a training sequence; assumed correct if they
+    # depend on a choice of the branch that continues the first prompt, or of the timelines drawn
+    # from too many
     """CREATE TABLE lengths AS
     WITH RECURSIVE roots AS (
         SELECT call_id, prompt AS root FROM calls JOIN heads USING (call_id) WHERE head

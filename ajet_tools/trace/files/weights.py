@@ -1,4 +1,5 @@
-"""Recomputes log-probabilities and gradients with transformers, from the weights next to a trace."""
+"""Recomputes log-probabilities and gradients with transformers, from the weights next to a
+trace."""
 
 from __future__ import annotations
 
@@ -27,8 +28,18 @@ _CALLS = 32
 """Number of recomputed calls of each version, chosen by the hash of their ids."""
 _MOST, _MOST_IN_16_BITS = 1e-3, 0.25
 """Allowed differences of a log-probability, as kernels and batches differ, far more in 16 bits."""
-_PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
-          "repetition_penalty": 1.0, "logit_bias": [], "bad_words": [], "min_tokens": 0, "grammar": ""}  # fmt: skip
+_PLAIN = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": [],
+    "bad_words": [],
+    "min_tokens": 0,
+    "grammar": "",
+}
 """Sampling parameters that leave log-probabilities unchanged, apart from the temperature."""
 
 
@@ -42,7 +53,8 @@ class Weights:
 
 
 def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
-    """Find the available versions of a policy: its first model, and checkpoints next to the trace."""
+    """Find the available versions of a policy: its first model, and checkpoints next to the
+    trace."""
     beside = (trace if trace.is_dir() else trace.parent).resolve()
     places = model_places(recorded_config(reader, run).get("ajet"), trace)
     first = next((place for place in places if (place / "config.json").is_file()), None)
@@ -57,14 +69,17 @@ def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
 
 
 def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Difference], int]:
-    """Find calls whose log-probabilities, of sampler or trainer, differ from the weights; and count compared calls.
+    """Find calls whose log-probabilities, of sampler or trainer, differ from the weights; and count
+    compared calls.
 
-    Raises OSError, ValueError or ImportError if transformers cannot load the weights, or if they are newer.
+    Raises OSError, ValueError or ImportError if transformers cannot load the weights, or if they
+    are newer.
     """
     sampled = rows(
         reader,
-        "SELECT call_id FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND policy_version = ? "
-        f"AND trainable AND len(logprobs) > 0 ORDER BY md5(call_id) LIMIT {_CALLS}",
+        "SELECT call_id FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND"
+        " policy_version = ? AND trainable AND len(logprobs) > 0 ORDER BY md5(call_id) LIMIT"
+        f" {_CALLS}",
         run,
         weights.version,
     )
@@ -76,9 +91,10 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
         raise ValueError("a recipe made it after the run's first call, so it is another model")
     whole = rows(
         reader,
-        "SELECT c.call_id, prompt_ids, output_ids, c.logprobs, sampling::VARCHAR AS sampling, t.logprobs AS trainer "
-        "FROM calls_full c LEFT JOIN (SELECT call_id, any_value(logprobs) AS logprobs FROM trained GROUP BY ALL) t "
-        "USING (call_id) WHERE list_contains(?, c.call_id) ORDER BY c.call_id",
+        "SELECT c.call_id, prompt_ids, output_ids, c.logprobs, sampling::VARCHAR AS sampling,"
+        " t.logprobs AS trainer FROM calls_full c LEFT JOIN (SELECT call_id, any_value(logprobs) AS"
+        " logprobs FROM trained GROUP BY ALL) t USING (call_id) WHERE list_contains(?, c.call_id)"
+        " ORDER BY c.call_id",
         [row["call_id"] for row in sampled],
     )
     model = _load(weights)
@@ -87,7 +103,9 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
         sampling: Mapping[str, object] = json.loads(row["sampling"] or "{}")
         if row["prompt_ids"] and _is_plain(sampling):
             compared += 1
-            differences += _call(model, run, row["call_id"], row, float(str(sampling.get("temperature", 1))))
+            differences += _call(
+                model, run, row["call_id"], row, float(str(sampling.get("temperature", 1)))
+            )
     return differences, compared
 
 
@@ -96,14 +114,18 @@ def _is_plain(sampling: Mapping[str, object]) -> bool:
     return all((sampling.get(name) or plain) == plain for name, plain in _PLAIN.items())
 
 
-_BEGAN = "SELECT epoch(min(c.started_at)) AS at FROM calls c JOIN episodes USING (episode_id) WHERE run_id = ?"
+_BEGAN = (
+    "SELECT epoch(min(c.started_at)) AS at FROM calls c JOIN episodes USING (episode_id) WHERE"
+    " run_id = ?"
+)
 
 
 def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, float, float] | None:
     """Return the step that began with these weights, and its computed and logged gradient norms.
 
-    None without such a step, for an initial adapter, for losses other than clipped policy gradient and likelihood, for
-    several updates per step, calls sampled with limits (top_p, a grammar), and in 16 bits. Raises as `differing`.
+    None without such a step, for an initial adapter, for losses other than clipped policy gradient
+    and likelihood, for several updates per step, calls sampled with limits (top_p, a grammar), and
+    in 16 bits. Raises as `differing`.
     """
     steps = rows(reader, _STEP, run, weights.version, weights.adapter is not None)
     if not steps:
@@ -119,7 +141,9 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
         return None
     for row in trained:
         _backward(model, row, steps[0]["low"], steps[0]["high"], size)
-    squares = [float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None]
+    squares = [
+        float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None
+    ]
     return step, sum(squares) ** 0.5, steps[0]["norm"]
 
 
@@ -143,8 +167,11 @@ SELECT prompt_ids, output_ids, c.logprobs, t.advantages, coalesce((sampling->>'$
 FROM trained t JOIN calls_full c USING (call_id) WHERE t.run_id = ? AND t.step = ? ORDER BY call_id"""
 
 
-def _backward(model: PreTrainedModel, row: Mapping[str, Any], low: float | None, high: float, size: int) -> None:
-    """Accumulate the gradient of a call in a step with `size` trained tokens; `low` is None for sft."""
+def _backward(
+    model: PreTrainedModel, row: Mapping[str, Any], low: float | None, high: float, size: int
+) -> None:
+    """Accumulate the gradient of a call in a step with `size` trained tokens; `low` is None for
+    sft."""
     import torch
 
     mine = _logprobs(model, row["prompt_ids"], row["output_ids"], row["heat"])
@@ -157,8 +184,11 @@ def _backward(model: PreTrainedModel, row: Mapping[str, Any], low: float | None,
     (-terms[~gain.isnan()].sum() / size).backward()
 
 
-def _logprobs(model: PreTrainedModel, prompt: list[int], output: list[int], heat: float) -> torch.Tensor:
-    """Compute log-probabilities of output ids at a temperature; 0 counts as 1, as greedy calls report these."""
+def _logprobs(
+    model: PreTrainedModel, prompt: list[int], output: list[int], heat: float
+) -> torch.Tensor:
+    """Compute log-probabilities of output ids at a temperature; 0 counts as 1, as greedy calls
+    report these."""
     import torch
 
     ids = torch.tensor([[*prompt, *output]], dtype=torch.int64)
@@ -179,7 +209,9 @@ def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
     return loaded
 
 
-def _call(model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any], heat: float) -> Iterator[_Difference]:
+def _call(
+    model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any], heat: float
+) -> Iterator[_Difference]:
     import torch
 
     size = len(row["output_ids"])
@@ -192,4 +224,9 @@ def _call(model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any]
         odd = int(gap.nan_to_num(0).argmax()) if size and len(gap) else 0
         if len(gap) and gap.nan_to_num(0)[odd] > most:
             whose = "sampled with" if name == "logprobs" else "of the trainer"
-            yield run, call_id, f"token {odd}: {mine[odd]:.6f}, within {most:g}", f"{stored[odd]:.6f}, {whose}"
+            yield (
+                run,
+                call_id,
+                f"token {odd}: {mine[odd]:.6f}, within {most:g}",
+                f"{stored[odd]:.6f}, {whose}",
+            )

@@ -30,7 +30,9 @@ SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
 def format_of(name: str) -> SourceFormat | None:
     """Return a format by name; None for `auto`. Raises ConfigError."""
     if name != "auto" and name not in SOURCES:
-        raise ConfigError(f"there is no import format {name!r}; formats: auto, {', '.join(SOURCES)}")
+        raise ConfigError(
+            f"there is no import format {name!r}; formats: auto, {', '.join(SOURCES)}"
+        )
     return next((format for format in SOURCES if format == name), None)
 
 
@@ -80,7 +82,10 @@ def import_files(
     formats, places, guessed = dict[str, str](), dict[str, str](), 0
     with ExitStack() as stack:
         starts = [stack.enter_context(_open(path)) for path in files]
-        kinds = [format or recognised(start, _name(path)) for path, (_, start) in zip(files, starts, strict=True)]
+        kinds = [
+            format or recognised(start, _name(path))
+            for path, (_, start) in zip(files, starts, strict=True)
+        ]
         sink = stack.enter_context(Sink(out))
         for path, kind, (file, start) in zip(files, kinds, starts, strict=True):
             formats[str(path or "-")] = kind
@@ -104,7 +109,9 @@ def _check(files: Sequence[Path | None], out: Path) -> None:
         if path is not None and not path.is_file():
             raise ConfigError(f"there is no file {path}")
     if out.is_dir():
-        raise ConfigError(f"--out {out} is a directory; name a file, as in --out {out / 'imported.duckdb'}")
+        raise ConfigError(
+            f"--out {out} is a directory; name a file, as in --out {out / 'imported.duckdb'}"
+        )
     if out.suffix != ".duckdb":
         raise ConfigError(f"--out {out} must be a trace file: name it *.duckdb")
 
@@ -115,15 +122,18 @@ def recognised(start: bytes, name: str) -> SourceFormat:
         return "studio"
     if start[8:12] == b"DUCK":
         raise ConfigError(
-            f"{name} is already a trace; to join traces, put the files into one directory, which every command reads "
-            "as one trace, or import what `ajet trace export --format native --all-runs` writes of each"
+            f"{name} is already a trace; to join traces, put the files into one directory, which"
+            " every command reads as one trace, or import what `ajet trace export --format native"
+            " --all-runs` writes of each"
         )
     head = start.decode("utf-8", "replace")
     for format, needles in _SIGNS:
         if all(f'"{needle}"' in head for needle in needles):
             return format
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise TaskError(f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)")
+        raise TaskError(
+            f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)"
+        )
     raise ConfigError(f"{name}: unknown format; name it with --from ({', '.join(SOURCES)})")
 
 
@@ -171,7 +181,9 @@ def _open(path: Path | None) -> Iterator[tuple[BinaryIO, bytes]]:
 class _Counted:
     """A stream that reports its progress."""
 
-    def __init__(self, file: BinaryIO, name: str, path: Path | None, progress: Progress | None) -> None:
+    def __init__(
+        self, file: BinaryIO, name: str, path: Path | None, progress: Progress | None
+    ) -> None:
         self._file = bounded(file, name)
         self._size = path.stat().st_size if path else 0
         self._progress = progress
@@ -195,11 +207,18 @@ class _Counted:
 
 
 def _read(
-    format: SourceFormat, path: Path | None, file: Any, name: str, bad: BadRows, left_out: Counter[str]
+    format: SourceFormat,
+    path: Path | None,
+    file: Any,
+    name: str,
+    bad: BadRows,
+    left_out: Counter[str],
 ) -> Iterator[Parsed]:
     if format == "studio":
         if path is None:
-            raise ConfigError("AgentScope Studio's database cannot be read from stdin; name the file")
+            raise ConfigError(
+                "AgentScope Studio's database cannot be read from stdin; name the file"
+            )
         return otlp.read_studio(path, bad, left_out)
     rows: Iterator[Row] = json_rows(file, name, bad)
     if format in _READERS:
@@ -220,8 +239,11 @@ _READERS: dict[SourceFormat, Callable[[Iterable[Row], BadRows], Iterator[Parsed]
 }
 
 
-def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str, start: bytes) -> Iterator[Parsed]:
-    """Assign episodes without a run to a run named like the file, which follows at the end with its times."""
+def _with_run(
+    parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str, start: bytes
+) -> Iterator[Parsed]:
+    """Assign episodes without a run to a run named like the file, which follows at the end with its
+    times."""
     default_run_id = stable_id("import", format, name, start)
     known: set[str] = set()
     mine: dict[str, Run] = {}
@@ -230,12 +252,19 @@ def _with_run(parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str
             known.add(parsed.run.run_id)
             ended = parsed.run.status == "finished" and format != "native"
             if ended and parsed.run.ended_at is None:  # ended at an unknown time
-                parsed = replace(parsed, run=parsed.run.model_copy(update={"ended_at": parsed.run.started_at}))
+                parsed = replace(
+                    parsed, run=parsed.run.model_copy(update={"ended_at": parsed.run.started_at})
+                )
         episode = parsed.episode
         if episode is not None and parsed.ended:
             run_id = episode.run_id or default_run_id
-            trained = tuple(row if row.run_id else row.model_copy(update={"run_id": run_id}) for row in parsed.trained)
-            parsed = replace(parsed, episode=episode.model_copy(update={"run_id": run_id}), trained=trained)
+            trained = tuple(
+                row if row.run_id else row.model_copy(update={"run_id": run_id})
+                for row in parsed.trained
+            )
+            parsed = replace(
+                parsed, episode=episode.model_copy(update={"run_id": run_id}), trained=trained
+            )
             if run_id not in known:
                 before = mine.get(run_id) or Run(
                     run_id=run_id,
@@ -254,6 +283,10 @@ def _spanning(run: Run, episode: Episode) -> Run:
     """Extend the times of a run to include an episode."""
     if episode.started_at == UNKNOWN_TIME:
         return run
-    began = episode.started_at if run.started_at == UNKNOWN_TIME else min(run.started_at, episode.started_at)
+    began = (
+        episode.started_at
+        if run.started_at == UNKNOWN_TIME
+        else min(run.started_at, episode.started_at)
+    )
     ended = episode.ended_at if run.ended_at is None else max(run.ended_at, episode.ended_at)
     return run.model_copy(update={"started_at": began, "ended_at": ended})

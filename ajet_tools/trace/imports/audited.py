@@ -39,11 +39,14 @@ class Dump:
         return not self.unreadable and not self.audit.differs
 
 
-def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokenizer: Path | None = None) -> Dump:
-    """Audit files with token ids. `tokenizer` is a directory or a `tokenizer.json`; without it, text is not compared.
+def audit_dump(
+    files: Sequence[Path], format: SourceFormat | None = None, tokenizer: Path | None = None
+) -> Dump:
+    """Audit files with token ids. `tokenizer` is a directory or a `tokenizer.json`; without it,
+    text is not compared.
 
-    Raises ConfigError for an unknown format, files without token ids, or an invalid tokenizer, and TraceError for an
-    unreadable file.
+    Raises ConfigError for an unknown format, files without token ids, or an invalid tokenizer, and
+    TraceError for an unreadable file.
     """
     with TemporaryDirectory(prefix="ajet-audit-") as folder:
         path = Path(folder) / "dump.duckdb"
@@ -52,18 +55,37 @@ def audit_dump(files: Sequence[Path], format: SourceFormat | None = None, tokeni
         with open_trace(path) as reader:
             [sampled] = rows(reader, "SELECT count(*) AS n FROM calls WHERE output_ids IS NOT NULL")
             if not sampled["n"] and not done.bad_rows:
-                raise ConfigError(f"{', '.join(done.formats)}: no call has token ids, so there is nothing to audit")
-            [silent] = rows(reader, "SELECT count(*) AS n FROM episodes ANTI JOIN calls USING (episode_id)")
+                raise ConfigError(
+                    f"{', '.join(done.formats)}: no call has token ids, so there is nothing to"
+                    " audit"
+                )
+            [silent] = rows(
+                reader, "SELECT count(*) AS n FROM episodes ANTI JOIN calls USING (episode_id)"
+            )
             centred = tuple(done.formats.values()) == ("tinker",) * len(done.formats)
-            differs = [*audited.differs, *_advantages(reader, _ORDER), *(_advantages(reader, _SUM) if centred else ())]
-            named = [replace(entry, row=_named(reader, entry.row, done.places)) for entry in differs]
-            splits = [_named(reader, row["id"], done.places) + row["shares"] for row in rows(reader, _SPLITS)]
+            differs = [
+                *audited.differs,
+                *_advantages(reader, _ORDER),
+                *(_advantages(reader, _SUM) if centred else ()),
+            ]
+            named = [
+                replace(entry, row=_named(reader, entry.row, done.places)) for entry in differs
+            ]
+            splits = [
+                _named(reader, row["id"], done.places) + row["shares"]
+                for row in rows(reader, _SPLITS)
+            ]
     unchecked = audited.unchecked
     if done.guessed:
         have = f"{counted(done.guessed, 'row')} {'has' if done.guessed == 1 else 'have'}"
-        reason = f"{have} neither mask, weights nor spans: tokens with an advantage are taken as the sampled ones"
+        reason = (
+            f"{have} neither mask, weights nor spans: tokens with an advantage are taken as the"
+            " sampled ones"
+        )
         unchecked = (Unchecked("what is trained", "", reason), *unchecked)
-    result = replace(audited, differs=tuple(named), unchecked=unchecked, checks=audited.checks + 1 + centred)
+    result = replace(
+        audited, differs=tuple(named), unchecked=unchecked, checks=audited.checks + 1 + centred
+    )
     counts = done.episodes, silent["n"], done.calls, done.bad_rows
     return Dump(done.formats, *counts, done.problems, result, splits)
 
@@ -95,7 +117,9 @@ WHERE "index" > first AND extends_call_id IS NULL ORDER BY episode_id, "index" "
 
 
 def _advantages(reader: TraceReader, sql: str) -> list[Differs]:
-    return first_of_each_run("advantages of a group", [tuple(row.values()) for row in rows(reader, sql)])
+    return first_of_each_run(
+        "advantages of a group", [tuple(row.values()) for row in rows(reader, sql)]
+    )
 
 
 def _named(reader: TraceReader, id: str, places: Mapping[str, str]) -> str:

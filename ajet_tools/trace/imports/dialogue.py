@@ -1,7 +1,8 @@
 """Extracts request and reply from the span of a model call, in several attribute conventions.
 
-The first match wins: GenAI 1.37 and later (messages as attributes), OpenLLMetry (`gen_ai.prompt.0.role`), OpenInference
-(`llm.input_messages.0.message.role`), input and output values (Langfuse, LangSmith, LangChain).
+The first match wins: GenAI 1.37 and later (messages as attributes), OpenLLMetry
+(`gen_ai.prompt.0.role`), OpenInference (`llm.input_messages.0.message.role`), input and output
+values (Langfuse, LangSmith, LangChain).
 """
 
 from __future__ import annotations
@@ -38,17 +39,24 @@ def _attributes(span: Span) -> Dialogue | None:
     if not isinstance(asked, list) and not isinstance(answered, list):
         return None
     system = parsed(_first(span, "gen_ai.system_instructions"))
-    first = [to_message({"role": "system", "parts": system})] if isinstance(system, list) and system else []
+    first = (
+        [to_message({"role": "system", "parts": system})]
+        if isinstance(system, list) and system
+        else []
+    )
     messages = [m for message in _objects(asked) for m in _expanded(message)]
     replies = _objects(answered)
     finish = replies[0].get("finish_reason") if replies else None
     reply = to_message(replies[0]) if replies else None
     tools = parsed(span.attributes.get("gen_ai.tool.definitions"))
-    return Dialogue([*first, *messages], reply, _text(finish), tools if isinstance(tools, list) else None)
+    return Dialogue(
+        [*first, *messages], reply, _text(finish), tools if isinstance(tools, list) else None
+    )
 
 
 def _first(span: Span, name: str) -> object:
-    """Return an attribute of the span, or of an event (`gen_ai.client.inference.operation.details`)."""
+    """Return an attribute of the span, or of an event
+    (`gen_ai.client.inference.operation.details`)."""
     if name in span.attributes:
         return span.attributes[name]
     return next((attributes[name] for _, attributes in span.events if name in attributes), None)
@@ -59,7 +67,8 @@ def _objects(value: object) -> list[Mapping[str, object]]:
 
 
 def _expanded(message: Mapping[str, object]) -> list[Message]:
-    """Convert a message; several tool results, or a result among other parts, become separate messages."""
+    """Convert a message; several tool results, or a result among other parts, become separate
+    messages."""
     parts = _objects(message.get("parts"))
     answers = [part for part in parts if part.get("type") == "tool_call_response"]
     if not parts and "content" in message:
@@ -69,7 +78,9 @@ def _expanded(message: Mapping[str, object]) -> list[Message]:
         return [to_message(message)]
     others = [part for part in parts if part.get("type") != "tool_call_response"]
     first = [to_message({**message, "parts": others})] if others else []
-    name = {"name": message["name"]} if message.get("role") == "tool" and message.get("name") else {}
+    name = (
+        {"name": message["name"]} if message.get("role") == "tool" and message.get("name") else {}
+    )
     return [*first, *(to_message({"role": "tool", "parts": [part], **name}) for part in answers)]
 
 
@@ -94,7 +105,8 @@ def _put(into: dict[str, object], path: Sequence[str], value: object) -> None:
 
 
 def _indexed(span: Span) -> Dialogue | None:
-    """Read OpenLLMetry's and agent-lightning's `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`."""
+    """Read OpenLLMetry's and agent-lightning's `gen_ai.prompt.0.content`,
+    `gen_ai.completion.0.content`."""
     asked = _nested_list(span.attributes, "gen_ai.prompt")
     answered = _nested_list(span.attributes, "gen_ai.completion")
     if not asked and not answered:
@@ -131,8 +143,13 @@ def _openinference(span: Span) -> Dialogue | None:
     answered = [_inner(m) for m in _nested_list(span.attributes, "llm.output_messages")]
     if not asked and not answered:
         return None
-    tools = [parsed(_inside(tool, "tool").get("json_schema")) for tool in _nested_list(span.attributes, "llm.tools")]
-    return Dialogue(asked, answered[0] if answered else None, None, [tool for tool in tools if tool] or None)
+    tools = [
+        parsed(_inside(tool, "tool").get("json_schema"))
+        for tool in _nested_list(span.attributes, "llm.tools")
+    ]
+    return Dialogue(
+        asked, answered[0] if answered else None, None, [tool for tool in tools if tool] or None
+    )
 
 
 _CALLS = ("llm", "chat", "generation")
@@ -154,11 +171,17 @@ def _values(span: Span) -> Dialogue | None:
         asked = asked[0]  # a batch of LangChain has a conversation per call
     finish = None
     for key in ("choices", "generations", "message", "output"):
-        answered = answered[key] if isinstance(answered, Mapping) and answered.get(key) else answered
+        answered = (
+            answered[key] if isinstance(answered, Mapping) and answered.get(key) else answered
+        )
         while isinstance(answered, list) and answered:
             answered = answered[0]
-        finish = finish or (_text(answered.get("finish_reason")) if isinstance(answered, Mapping) else None)
-    messages = [_value(m, "user") for m in (asked if isinstance(asked, list) else [asked]) if m is not None]
+        finish = finish or (
+            _text(answered.get("finish_reason")) if isinstance(answered, Mapping) else None
+        )
+    messages = [
+        _value(m, "user") for m in (asked if isinstance(asked, list) else [asked]) if m is not None
+    ]
     reply = None if answered is None else _value(answered, "assistant")
     return Dialogue(messages, reply, finish, tools if isinstance(tools, list) else None)
 
@@ -172,13 +195,22 @@ def _value(value: object, role: str) -> Message:
         return {"role": role, "content": value if isinstance(value, str) else json.dumps(value)}
     fields = _inside(value, "kwargs") or _inside(value, "data") or value
     kind = str(fields.get("role") or fields.get("type") or value.get("type") or role)
-    message: Message = {"role": _ROLES.get(kind, kind), "content": fields.get("content", fields.get("text"))}
-    message |= {name: fields[name] for name in ("name", "tool_call_id", "reasoning_content") if fields.get(name)}
+    message: Message = {
+        "role": _ROLES.get(kind, kind),
+        "content": fields.get("content", fields.get("text")),
+    }
+    message |= {
+        name: fields[name]
+        for name in ("name", "tool_call_id", "reasoning_content")
+        if fields.get(name)
+    }
     calls = fields.get("tool_calls")
     if isinstance(calls, list) and calls:
         message["tool_calls"] = [
             _call(
-                call if "function" in call else {**call, "arguments": json.dumps(call.get("args"), ensure_ascii=False)}
+                call
+                if "function" in call
+                else {**call, "arguments": json.dumps(call.get("args"), ensure_ascii=False)}
             )
             for call in _objects(calls)
         ]

@@ -21,7 +21,9 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
             continue
         version = row.value.get(HEADER)
         if version is not None and version != VERSION:
-            raise TraceVersionError(f"{row.where} is version {version}; this ajet reads {VERSION}. Upgrade ajet")
+            raise TraceVersionError(
+                f"{row.where} is version {version}; this ajet reads {VERSION}. Upgrade ajet"
+            )
         try:
             parsed = _parsed(row.value)
         except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -30,7 +32,10 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
         if parsed is not None:
             yield parsed
         elif version is None:
-            bad.add(row.where, f"has none of {HEADER}, run, metrics, episode; it has {', '.join(row.value)[:80]}")
+            bad.add(
+                row.where,
+                f"has none of {HEADER}, run, metrics, episode; it has {', '.join(row.value)[:80]}",
+            )
 
 
 class _EpisodeLine(BaseModel):
@@ -61,7 +66,10 @@ def _parsed(value: Mapping[str, object]) -> Parsed | None:
 def _episode(line: _EpisodeLine) -> Parsed:
     fields = line.episode
     ended = bool(fields.pop("ended", True))
-    calls = [{**call, "episode_id": fields["episode_id"]} for call in _CALLS.validate_python(fields["calls"])]
+    calls = [
+        {**call, "episode_id": fields["episode_id"]}
+        for call in _CALLS.validate_python(fields["calls"])
+    ]
     return Parsed(
         episode=Episode.model_validate({**fields, "calls": calls}),
         ended=ended,
@@ -73,4 +81,8 @@ def _episode(line: _EpisodeLine) -> Parsed:
 
 
 def _why(error: Exception) -> str:
-    return first_error(error) if isinstance(error, ValidationError) else f"{type(error).__name__} {error}"
+    return (
+        first_error(error)
+        if isinstance(error, ValidationError)
+        else f"{type(error).__name__} {error}"
+    )

@@ -1,7 +1,9 @@
-"""Imports OpenAI's JSON lines: chat messages (also exported by ajet), request/response logs, batch output.
+"""Imports OpenAI's JSON lines: chat messages (also exported by ajet), request/response logs, batch
+output.
 
-A row of messages becomes an episode with a single call, whose reply is a final assistant message; rows exported by ajet
-restore every call. A row with a response becomes an episode with a single call. Other keys become task metadata.
+A row of messages becomes an episode with a single call, whose reply is a final assistant message;
+rows exported by ajet restore every call. A row with a response becomes an episode with a single
+call. Other keys become task metadata.
 """
 
 from __future__ import annotations
@@ -42,15 +44,24 @@ def _problem(value: object) -> str | None:
         return None
     messages = value.get("messages")
     if messages is None:
-        return f"has neither messages nor a request or response; it has {', '.join(map(str, value))[:80]}"
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, Mapping) for m in messages):
+        return (
+            "has neither messages nor a request or response; it has"
+            f" {', '.join(map(str, value))[:80]}"
+        )
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(m, Mapping) for m in messages)
+    ):
         return "has messages that are not a list of objects"
     return None
 
 
 def _key(value: Mapping[str, object]) -> str | None:
     episode_id = value.get("episode_id")
-    return episode_id if isinstance(episode_id, str) and episode_id and "messages" in value else None
+    return (
+        episode_id if isinstance(episode_id, str) and episode_id and "messages" in value else None
+    )
 
 
 def _parse(rows: Sequence[Row], bad: BadRows) -> Iterator[Parsed]:
@@ -121,19 +132,27 @@ def _calls(value: JsonView, episode_id: str) -> Iterator[Call]:
 
 def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
     """Return a reward per agent, or a single one if they are equal or no agent is named."""
-    by_agent = {text_of(v.get("agent")): reward for v in values if isinstance(reward := v.get("reward"), int | float)}
-    if len(set(by_agent.values())) == 1 and len(by_agent) == len({text_of(v.get("agent")) for v in values}):
+    by_agent = {
+        text_of(v.get("agent")): reward
+        for v in values
+        if isinstance(reward := v.get("reward"), int | float)
+    }
+    if len(set(by_agent.values())) == 1 and len(by_agent) == len(
+        {text_of(v.get("agent")) for v in values}
+    ):
         return (Reward(value=next(iter(by_agent.values()))),)
     return tuple(Reward(value=value, agent=agent) for agent, value in by_agent.items())
 
 
 _REQUEST, _RESPONSE = ("request", "input", "body"), ("response", "output")
-"""Keys of request and response in logs; the batch API has `body`, and a `response` with an HTTP status."""
+"""Keys of request and response in logs; the batch API has `body`, and a `response` with an HTTP
+status."""
 _TOP = (*_REQUEST, *_RESPONSE, "error", "episode_id", "choices")
 
 
 def _body(value: Mapping[str, object], names: Sequence[str]) -> Mapping[str, object] | None:
-    """Return the object under the first key, or its `body`; a bare completion is its own response."""
+    """Return the object under the first key, or its `body`; a bare completion is its own
+    response."""
     outer = next((part for name in names if isinstance(part := value.get(name), Mapping)), None)
     if outer is None and names is _RESPONSE and isinstance(value.get("choices"), list):
         return value

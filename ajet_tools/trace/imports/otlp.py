@@ -1,6 +1,8 @@
-"""Imports OpenTelemetry traces: OTLP, spans of the SDK (OpenInference, Phoenix), agent-lightning, AgentScope Studio.
+"""Imports OpenTelemetry traces: OTLP, spans of the SDK (OpenInference, Phoenix), agent-lightning,
+AgentScope Studio.
 
-A trace becomes an episode: model calls become calls, tools and retrievals events, and scores rewards.
+A trace becomes an episode: model calls become calls, tools and retrievals events, and scores
+rewards.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from ajet_tools.trace.imports.spans import Span, Spool, flat, otlp_span, spans_o
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
-_NOT_A_CALL = ("invoke_agent", "create_agent", "execute_tool", "embeddings", "invoke_workflow", "retrieval")
+_NOT_A_CALL = (
+    "invoke_agent",
+    "create_agent",
+    "execute_tool",
+    "embeddings",
+    "invoke_workflow",
+    "retrieval",
+)
 
 
 def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
@@ -40,11 +49,20 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
         return None
     parents = {span.span_id: span for span in ordered}
     episode_id = trace if ":" not in trace else stable_id("rollout", trace)
-    calls = [_call(span, dialogue, episode_id, i, parents) for i, (span, dialogue) in enumerate(dialogues)]
-    top = next((span for span in ordered if span.parent_id is None or span.parent_id not in parents), ordered[0])
+    calls = [
+        _call(span, dialogue, episode_id, i, parents)
+        for i, (span, dialogue) in enumerate(dialogues)
+    ]
+    top = next(
+        (span for span in ordered if span.parent_id is None or span.parent_id not in parents),
+        ordered[0],
+    )
     rewards = tuple(reward for span in ordered for reward in _rewards(span))
     output = parsed(first_of(top.attributes, OUTPUTS))
-    events = [event_of(s.name, s.attributes, s.error, _at(s.start), _at(s.end), (trace, s.span_id)) for s in ordered]
+    events = [
+        event_of(s.name, s.attributes, s.error, _at(s.start), _at(s.end), (trace, s.span_id))
+        for s in ordered
+    ]
     return Parsed(
         episode=Episode(
             episode_id=episode_id,
@@ -77,10 +95,16 @@ def _exported(root: Span, spans: Iterable[Span]) -> Parsed:
             if dialogue and dialogue.tools:
                 request["tools"] = dialogue.tools
             choices = response.get("choices")
-            bare = isinstance(choices, list) and len(choices) == 1 and not {"message", "text"} & choices[0].keys()
+            bare = (
+                isinstance(choices, list)
+                and len(choices) == 1
+                and not {"message", "text"} & choices[0].keys()
+            )
             if dialogue and dialogue.reply is not None and bare:
                 choices[0]["message"] = dialogue.reply
-            calls.append(Call(**fields, request=request, response=response, episode_id=plain["episode_id"]))
+            calls.append(
+                Call(**fields, request=request, response=response, episode_id=plain["episode_id"])
+            )
     calls.sort(key=lambda call: call.index)
     return Parsed(episode=Episode(**plain, calls=tuple(calls)))
 
@@ -98,12 +122,20 @@ def _is_call(span: Span) -> bool:
     return any(name in of for name in known) or dialogue_of(span) is not None
 
 
-def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, parents: Mapping[str, Span]) -> Call:
+def _call(
+    span: Span, dialogue: Dialogue | None, episode_id: str, index: int, parents: Mapping[str, Span]
+) -> Call:
     of = span.attributes
-    model = of.get("gen_ai.response.model") or of.get("gen_ai.request.model") or of.get("llm.model_name")
+    model = (
+        of.get("gen_ai.response.model")
+        or of.get("gen_ai.request.model")
+        or of.get("llm.model_name")
+    )
     model = model or of.get("langfuse.observation.model.name") or ""
     sampling = {name: of[key] for name, key in REQUEST.items() if key in of}
-    invoked = parsed(first_of(of, ("llm.invocation_parameters", "langfuse.observation.model.parameters")))
+    invoked = parsed(
+        first_of(of, ("llm.invocation_parameters", "langfuse.observation.model.parameters"))
+    )
     sampling |= invoked if isinstance(invoked, dict) else {}
     request: dict[str, object] = {"messages": dialogue.messages} if dialogue else {}
     request |= {"tools": dialogue.tools} if dialogue and dialogue.tools else {}
@@ -133,7 +165,10 @@ def _call(span: Span, dialogue: Dialogue | None, episode_id: str, index: int, pa
 
 def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict[str, object]:
     details = parsed(span.attributes.get("langfuse.observation.usage_details"))
-    of = {**span.attributes, **(flat({"langfuse.usage": details}) if isinstance(details, Mapping) else {})}
+    of = {
+        **span.attributes,
+        **(flat({"langfuse.usage": details}) if isinstance(details, Mapping) else {}),
+    }
     of["langfuse.cost"] = total_cost(parsed(of.get("langfuse.observation.cost_details")))
     response: dict[str, object] = {}
     if text_of(of.get("gen_ai.response.id")):
@@ -142,12 +177,22 @@ def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict
         choice = {"index": 0, "message": dialogue.reply}
         response["choices"] = [choice if finish is None else {**choice, "finish_reason": finish}]
     names = (
-        ("prompt_tokens", "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt",
-         "langfuse.usage.input"),
-        ("completion_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens",
-         "llm.token_count.completion", "langfuse.usage.output"),
+        (
+            "prompt_tokens",
+            "gen_ai.usage.input_tokens",
+            "gen_ai.usage.prompt_tokens",
+            "llm.token_count.prompt",
+            "langfuse.usage.input",
+        ),
+        (
+            "completion_tokens",
+            "gen_ai.usage.output_tokens",
+            "gen_ai.usage.completion_tokens",
+            "llm.token_count.completion",
+            "langfuse.usage.output",
+        ),
         ("cost", "gen_ai.usage.cost", "llm.cost.total", "langfuse.cost"),
-    )  # fmt: skip
+    )
     usage = {name: first_of(of, tuple(keys)) for name, *keys in names}
     if any(value is not None for value in usage.values()):
         response["usage"] = {name: value for name, value in usage.items() if value is not None}
@@ -185,7 +230,9 @@ def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task
     rollout = {"rollout": trace} if ":" in trace else {}
     if isinstance(asked, str):
         return Task(main_query=asked, metadata=rollout)
-    if isinstance(asked, dict) and (question := next((v for v in asked.values() if isinstance(v, str)), None)):
+    if isinstance(asked, dict) and (
+        question := next((v for v in asked.values() if isinstance(v, str)), None)
+    ):
         return Task(main_query=question, metadata={**asked, **rollout})
     return task_of(calls[0].request.get("messages"), rollout, episode_id)
 
@@ -196,20 +243,28 @@ def _rewards(span: Span) -> Iterable[Reward]:
         value = of.get("gen_ai.evaluation.score.value")
         if name == "gen_ai.evaluation.result" and isinstance(value, int | float):
             named = str(of.get("gen_ai.evaluation.name") or "reward")
-            yield Reward(name=named, value=value, reason=text_of(of.get("gen_ai.evaluation.explanation")))
+            yield Reward(
+                name=named, value=value, reason=text_of(of.get("gen_ai.evaluation.explanation"))
+            )
     of = span.attributes
     for i in range(64):
         value = of.get(f"agentlightning.reward.{i}.value")
         if value is None:
             break
-        yield Reward(name=str(of.get(f"agentlightning.reward.{i}.name") or "reward"), value=float(str(value)))
+        yield Reward(
+            name=str(of.get(f"agentlightning.reward.{i}.name") or "reward"), value=float(str(value))
+        )
     reward = of.get("reward")
     if span.name == "agentlightning.reward" and isinstance(reward, int | float):
         yield Reward(value=reward)
 
 
 def _at(nanoseconds: int | None) -> datetime:
-    return UNKNOWN_TIME if nanoseconds is None else _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+    return (
+        UNKNOWN_TIME
+        if nanoseconds is None
+        else _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+    )
 
 
 def read(
@@ -231,7 +286,9 @@ def read(
         yield from _parse_traces(spool.traces(), bad, left_out)
 
 
-def _parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
+def _parse_traces(
+    traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_out: Counter[str]
+) -> Iterator[Parsed]:
     for trace, spans in traces:
         try:
             result = episode_of(trace, spans)
@@ -241,31 +298,47 @@ def _parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_o
         if result is None or result.episode is None:
             left_out["traces without a model call"] += 1
         else:
-            others = sum({"ajet.episode", "ajet.call", "ajet.event"}.isdisjoint(span.attributes) for span in spans)
+            others = sum(
+                {"ajet.episode", "ajet.call", "ajet.event"}.isdisjoint(span.attributes)
+                for span in spans
+            )
             if not any("ajet.call" in span.attributes for span in spans):
                 ids = {span.span_id for span in spans}
                 tops = (span for span in spans if span.parent_id not in ids and not _is_call(span))
-                others -= len(result.episode.calls) + len(result.episode.events) + (next(tops, None) is not None)
+                others -= (
+                    len(result.episode.calls)
+                    + len(result.episode.events)
+                    + (next(tops, None) is not None)
+                )
             if others > 0:
                 left_out["spans that are no model calls, tools or retrievals"] += others
             yield result
 
 
 def read_studio(path: Path, bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
-    """Read runs and traces from the span table of an AgentScope Studio database (`database.sqlite`).
+    """Read runs and traces from the span table of an AgentScope Studio database
+    (`database.sqlite`).
 
-    The table has OTLP's names and GenAI attributes. Messages of the chat window are ignored, as the calls have them.
-    Raises TraceError for another database.
+    The table has OTLP's names and GenAI attributes. Messages of the chat window are ignored, as the
+    calls have them. Raises TraceError for another database.
     """
     try:
         file = sqlite3.connect(f"file:{path.resolve().as_posix()}?mode=ro", uri=True)
         try:
             file.row_factory = sqlite3.Row
-            tables = {row["name"] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = {
+                row["name"]
+                for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
             if "span_table" not in tables:
-                raise TraceError(f"{path.name} is not an AgentScope Studio database: it has no span_table")
+                raise TraceError(
+                    f"{path.name} is not an AgentScope Studio database: it has no span_table"
+                )
             if "run_table" in tables:
-                yield from (Parsed(run=_studio_run(dict(row))) for row in file.execute("SELECT * FROM run_table"))
+                yield from (
+                    Parsed(run=_studio_run(dict(row)))
+                    for row in file.execute("SELECT * FROM run_table")
+                )
             yield from _parse_traces(_studio_traces(file), bad, left_out)
         finally:
             file.close()
@@ -280,15 +353,21 @@ def _studio_run(row: Mapping[str, object]) -> Run:
         at = UNKNOWN_TIME
     at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
     name = "/".join(str(row[key]) for key in ("project", "name") if row.get(key))
-    status = {"running": "interrupted", "done": "finished"}.get(str(row.get("status", "")).lower(), "finished")
+    status = {"running": "interrupted", "done": "finished"}.get(
+        str(row.get("status", "")).lower(), "finished"
+    )
     return Run(run_id=str(row["id"]), name=name, status=status, started_at=at)  # type: ignore[arg-type]
 
 
 def _studio_traces(file: sqlite3.Connection) -> Iterator[tuple[str, list[Span]]]:
-    for (trace,) in file.execute("SELECT traceId FROM span_table GROUP BY traceId ORDER BY min(startTimeUnixNano)"):
+    for (trace,) in file.execute(
+        "SELECT traceId FROM span_table GROUP BY traceId ORDER BY min(startTimeUnixNano)"
+    ):
         spans = []
         for row in map(dict, file.execute("SELECT * FROM span_table WHERE traceId = ?", (trace,))):
-            nested = {name: parsed(row.get(name)) for name in ("attributes", "events", "status")}  # JSON texts
+            nested = {
+                name: parsed(row.get(name)) for name in ("attributes", "events", "status")
+            }  # JSON texts
             resource = {"ajet.run_id": row["runId"]} if row.get("runId") else {}
             spans.append(otlp_span({**row, **nested}, resource))
         yield str(trace), spans

@@ -16,7 +16,9 @@ from ajet_sdk.types import Call, Trained
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, first_error, stable_id
 
 
-def each(rows: Iterable[Row], bad: BadRows, parse: Callable[[Row], Iterable[Parsed]]) -> Iterator[Parsed]:
+def each(
+    rows: Iterable[Row], bad: BadRows, parse: Callable[[Row], Iterable[Parsed]]
+) -> Iterator[Parsed]:
     """Parse each row, and report invalid rows and inconsistent tokens with their position."""
     for row in rows:
         try:
@@ -49,7 +51,8 @@ def sampled_call(
 ) -> Call:
     """Build a call; unknown ids are None.
 
-    Raises ValueError for a negative id, or for log-probabilities of another length than the sampled ids.
+    Raises ValueError for a negative id, or for log-probabilities of another length than the sampled
+    ids.
     """
     agree(f"call {index}: log-probabilities", logprobs, len(output_ids or ()), "sampled tokens")
     return Call(
@@ -70,7 +73,10 @@ def sampled_call(
 
 
 def _ids(ids: Sequence[int] | None) -> npt.NDArray[np.int32] | None:
-    if ids and (odd := next((i for i in (min(ids), max(ids)) if not 0 <= i < 2**31), None)) is not None:
+    if (
+        ids
+        and (odd := next((i for i in (min(ids), max(ids)) if not 0 <= i < 2**31), None)) is not None
+    ):
         raise ValueError(f"{odd} is no token id")
     return None if ids is None else np.asarray(ids, np.int32)
 
@@ -130,8 +136,19 @@ def turns(
         first, end = indices[0], indices[-1] + 1
         if is_sampled:
             part = None if logprobs is None else logprobs[first:end]
-            calls.append(sampled_call(episode_id, len(calls), tokens[:first], tokens[first:end], part, version=version))
-            trained += scored(calls[-1], step, None if advantages is None else advantages[first:end])
-        elif advantages is not None and (odd := next((i for i in indices if advantages[i]), None)) is not None:
-            raise ValueError(f"token {odd} was not sampled and has the advantage {advantages[odd]:g}")
+            calls.append(
+                sampled_call(
+                    episode_id, len(calls), tokens[:first], tokens[first:end], part, version=version
+                )
+            )
+            trained += scored(
+                calls[-1], step, None if advantages is None else advantages[first:end]
+            )
+        elif (
+            advantages is not None
+            and (odd := next((i for i in indices if advantages[i]), None)) is not None
+        ):
+            raise ValueError(
+                f"token {odd} was not sampled and has the advantage {advantages[odd]:g}"
+            )
     return tuple(calls), tuple(trained)

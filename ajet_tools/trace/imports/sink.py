@@ -35,8 +35,8 @@ class Sink:
         owner = owner_of(path)
         if owner is not None:
             raise TraceLocked(
-                f"{path} is being written by a run (pid {owner.pid}); import into another file, or wait until "
-                "the run has ended"
+                f"{path} is being written by a run (pid {owner.pid}); import into another file, or"
+                " wait until the run has ended"
             )
         self.path = path
         self.episodes = self.calls = self.already = 0
@@ -50,7 +50,9 @@ class Sink:
         if parsed.run is not None and parsed.run.run_id not in self._runs:
             self._writer.put(parsed.run)
             self._runs.add(parsed.run.run_id)
-        self._writer.put(*(metric for metric in parsed.metrics if metric.run_id not in self._measured))
+        self._writer.put(
+            *(metric for metric in parsed.metrics if metric.run_id not in self._measured)
+        )
         if parsed.episode is not None:
             self._waiting.append((parsed, parsed.episode))
             if len(self._waiting) >= _CHUNK:
@@ -59,7 +61,12 @@ class Sink:
     def __enter__(self) -> Sink:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if kind is None:
             self._flush()
         self._writer.close()
@@ -70,22 +77,29 @@ class Sink:
         return list(self._writer.query(sql, parameters).column(0).to_pylist())
 
     def _known(self, table: str, column: str, ids: list[str]) -> set[str]:
-        sql = f"SELECT DISTINCT {column} FROM {table} WHERE {column} IN (SELECT unnest(?::VARCHAR[]))"
+        sql = (
+            f"SELECT DISTINCT {column} FROM {table} WHERE {column} IN (SELECT unnest(?::VARCHAR[]))"
+        )
         return set(self._column(sql, ids))
 
     def _flush(self) -> None:
-        """Write a chunk and wait for it, so that little is buffered, and the next chunk finds its ids."""
+        """Write a chunk and wait for it, so that little is buffered, and the next chunk finds its
+        ids."""
         chunk, self._waiting = self._waiting, []
         if not chunk:
             return
         ended = self._known("episodes", "episode_id", [episode.episode_id for _, episode in chunk])
-        calls = self._known("calls", "call_id", [call.call_id for _, episode in chunk for call in episode.calls])
+        calls = self._known(
+            "calls", "call_id", [call.call_id for _, episode in chunk for call in episode.calls]
+        )
         for parsed, episode in chunk:
             self._put_episode(parsed, episode, ended, calls)
         if not self._writer.flush(None):
             raise TraceError(f"the import could not be written to {self.path}; see the log")
 
-    def _put_episode(self, parsed: Parsed, episode: Episode, ended: set[str], calls: set[str]) -> None:
+    def _put_episode(
+        self, parsed: Parsed, episode: Episode, ended: set[str], calls: set[str]
+    ) -> None:
         fresh = [call for call in place_all(episode.calls) if call.call_id not in calls]
         if episode.episode_id in ended or (not parsed.ended and not fresh):
             self.already += 1
@@ -105,8 +119,13 @@ class Sink:
         connection = open_to_write(self.path)
         try:
             named = "list_contains(?, episode_id)"
-            with transaction(connection), amending(connection, "episodes", named, [self._superseded]):
-                connection.execute(f"UPDATE episodes SET superseded = true WHERE {named}", [self._superseded])
+            with (
+                transaction(connection),
+                amending(connection, "episodes", named, [self._superseded]),
+            ):
+                connection.execute(
+                    f"UPDATE episodes SET superseded = true WHERE {named}", [self._superseded]
+                )
         finally:
             connection.close()
             retract(self.path, writes=True)
@@ -156,11 +175,16 @@ def text_of(value: object) -> str | None:
 
 
 def task_of(
-    messages: object, metadata: Mapping[str, object], episode_id: str, fields: Mapping[str, object] | None = None
+    messages: object,
+    metadata: Mapping[str, object],
+    episode_id: str,
+    fields: Mapping[str, object] | None = None,
 ) -> Task:
-    """Make a task of the last question, the messages before it, and metadata; equal contents give equal tasks.
+    """Make a task of the last question, the messages before it, and metadata; equal contents give
+    equal tasks.
 
-    Without question and metadata the task is unique to the episode. `fields` are task fields known from the source.
+    Without question and metadata the task is unique to the episode. `fields` are task fields known
+    from the source.
     """
     listed = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
     at = max((i for i, m in enumerate(listed) if m.get("role") == "user"), default=None)
@@ -168,4 +192,6 @@ def task_of(
     before = [] if at is None else listed[: at + 1]
     history = [dict(m) for m in before] if any(m.get("role") == "assistant" for m in before) else []
     known = fields or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
-    return Task.model_validate({"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known})
+    return Task.model_validate(
+        {"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known}
+    )

@@ -1,9 +1,10 @@
 """Parses spans of OpenTelemetry, LangSmith and Langfuse, and groups them by trace on disk.
 
-OpenTelemetry: OTLP (`resourceSpans`, also with snake_case keys), `span.to_json()` of the Python SDK (also Phoenix's
-export of OpenInference spans), and rows of agent-lightning's store (`Span.model_dump()`, 0.2 and later).
-LangSmith: `Run.model_dump_json()` of `Client.list_runs`. Langfuse: observations (pages of the API, and traces with
-their observations) in either spelling of keys; its SDK sends OTLP.
+OpenTelemetry: OTLP (`resourceSpans`, also with snake_case keys), `span.to_json()` of the Python SDK
+(also Phoenix's export of OpenInference spans), and rows of agent-lightning's store
+(`Span.model_dump()`, 0.2 and later). LangSmith: `Run.model_dump_json()` of `Client.list_runs`.
+Langfuse: observations (pages of the API, and traces with their observations) in either spelling of
+keys; its SDK sends OTLP.
 """
 
 from __future__ import annotations
@@ -23,15 +24,22 @@ from types import TracebackType
 from ajet_sdk.capture.events import first_of
 
 KEPT_WHOLE = (
-    "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", "gen_ai.tool.definitions",
-    "gen_ai.tool.call.arguments", "gen_ai.tool.call.result", "agentscope.function.input", "agentscope.function.output",
-)  # fmt: skip
+    "gen_ai.input.messages",
+    "gen_ai.output.messages",
+    "gen_ai.system_instructions",
+    "gen_ai.tool.definitions",
+    "gen_ai.tool.call.arguments",
+    "gen_ai.tool.call.result",
+    "agentscope.function.input",
+    "agentscope.function.output",
+)
 """Attributes with nested values."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A span with flat attributes (`a.b.0.c`) and times in nanoseconds since 1970 (None if unknown)."""
+    """A span with flat attributes (`a.b.0.c`) and times in nanoseconds since 1970 (None if
+    unknown)."""
 
     trace: str
     """Trace id, or rollout and attempt: common to the spans of an episode."""
@@ -50,7 +58,8 @@ class Span:
 
 
 def spans_of(value: Mapping[str, object]) -> Iterator[Span]:
-    """Parse the spans of an OpenTelemetry row. Raises ValueError, TypeError or KeyError for an unknown format."""
+    """Parse the spans of an OpenTelemetry row. Raises ValueError, TypeError or KeyError for an
+    unknown format."""
     groups = value.get("resourceSpans", value.get("resource_spans"))
     context = value.get("context")
     if isinstance(groups, list):
@@ -91,11 +100,16 @@ def _objects(value: object, name: str) -> list[Mapping[str, object]]:
     """Return a JSON array of objects, or an empty one. Raises TypeError."""
     if value and not isinstance(value, list):
         raise TypeError(f"{name} is not a list (got {type(value).__name__})")
-    return [_object(item, f"an item of {name}") for item in value] if isinstance(value, list) else []
+    return (
+        [_object(item, f"an item of {name}") for item in value] if isinstance(value, list) else []
+    )
 
 
 def _events(value: object) -> list[tuple[str, dict[str, object]]]:
-    return [(str(e.get("name", "")), _attributes(e.get("attributes"))) for e in _objects(value, "events")]
+    return [
+        (str(e.get("name", "")), _attributes(e.get("attributes")))
+        for e in _objects(value, "events")
+    ]
 
 
 def otlp_span(span: Mapping[str, object], resource: dict[str, object]) -> Span:
@@ -123,7 +137,9 @@ def _attributes(pairs: object) -> dict[str, object]:
 
 
 def _pairs(value: object) -> dict[str, object]:
-    return {str(pair["key"]): _any_value(pair.get("value")) for pair in _objects(value, "attributes")}
+    return {
+        str(pair["key"]): _any_value(pair.get("value")) for pair in _objects(value, "attributes")
+    }
 
 
 def _any_value(value: object) -> object:
@@ -163,7 +179,9 @@ def _nanos(value: object) -> int | None:
     return _integer(value) if value not in (None, "", 0, "0") else None
 
 
-def _sdk(value: Mapping[str, object], ids: Mapping[str, object], trace: str, order: int = 0) -> Span:
+def _sdk(
+    value: Mapping[str, object], ids: Mapping[str, object], trace: str, order: int = 0
+) -> Span:
     """Parse a span of the SDK or of agent-lightning's store."""
     status = value.get("status")
     status = status if isinstance(status, Mapping) else {}
@@ -179,7 +197,9 @@ def _sdk(value: Mapping[str, object], ids: Mapping[str, object], trace: str, ord
         error=str(message or "error") if str(code).upper().endswith("ERROR") else None,
         attributes=flat(_object(value.get("attributes"), "attributes")),
         events=_events(value.get("events")),
-        resource=flat(_object(_object(value.get("resource"), "resource").get("attributes"), "attributes")),
+        resource=flat(
+            _object(_object(value.get("resource"), "resource").get("attributes"), "attributes")
+        ),
         order=order,
     )
 
@@ -199,7 +219,8 @@ def _moment(value: object) -> int | None:
 
 
 def total_cost(details: object) -> float | None:
-    """Return the `total` of costs by kind, or else their sum; None without costs, or for invalid numbers."""
+    """Return the `total` of costs by kind, or else their sum; None without costs, or for invalid
+    numbers."""
     if not isinstance(details, Mapping) or not details:
         return None
     try:
@@ -226,12 +247,17 @@ def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
 
 
 LANGSMITH = ("run_type", "trace_id")
-LANGFUSE = (("traceId", "startTime"), ("trace_id", "start_time", "project_id"), ("observations", "projectId"))
+LANGFUSE = (
+    ("traceId", "startTime"),
+    ("trace_id", "start_time", "project_id"),
+    ("observations", "projectId"),
+)
 """Keys that identify the format of a row."""
 
 
 def observed_spans(row: Mapping[str, object]) -> Iterator[Span]:
-    """Parse the spans of a LangSmith or Langfuse row. Raises ValueError, TypeError or KeyError for another format."""
+    """Parse the spans of a LangSmith or Langfuse row. Raises ValueError, TypeError or KeyError for
+    another format."""
     if "run_type" in row:
         yield _run(row)
         for child in _objects(row.get("child_runs"), "child_runs"):
@@ -240,7 +266,9 @@ def observed_spans(row: Mapping[str, object]) -> Iterator[Span]:
         for observation in _objects(row["data"], "data"):
             yield from observed_spans(observation)
     elif "observations" in row:
-        yield _observation({**row, "traceId": row["id"], "startTime": _get(row, "timestamp"), "type": "TRACE"})
+        yield _observation(
+            {**row, "traceId": row["id"], "startTime": _get(row, "timestamp"), "type": "TRACE"}
+        )
         for observation in _objects(row["observations"], "observations"):
             yield _observation(observation, str(row["id"]))
     else:
@@ -253,7 +281,9 @@ def _run(run: Mapping[str, object]) -> Span:
     reply = _mapping(answered["output"]) if answered.keys() == {"output"} else answered
     usage = _mapping(reply.get("usage_metadata") or reply.get("usage"))
     cost = first_of({**usage, "of run": run.get("total_cost")}, ("of run", "total_cost", "cost"))
-    settings = {name: value for name, value in asked.items() if name not in ("messages", "tools", "model")}
+    settings = {
+        name: value for name, value in asked.items() if name not in ("messages", "tools", "model")
+    }
     settings |= _mapping(extra.get("invocation_params"))
     is_call = run["run_type"] == "llm"
     return Span(
@@ -268,16 +298,27 @@ def _run(run: Mapping[str, object]) -> Span:
             {
                 "openinference.span.kind": run["run_type"],
                 "input.value": asked,
-                "output.value": answered.get("output") if answered.keys() == {"output"} else answered,
-                "gen_ai.request.model": asked.get("model") or about.get("ls_model_name") if is_call else None,
+                "output.value": (
+                    answered.get("output") if answered.keys() == {"output"} else answered
+                ),
+                "gen_ai.request.model": (
+                    asked.get("model") or about.get("ls_model_name") if is_call else None
+                ),
                 "gen_ai.response.id": answered.get("id") if is_call else None,
                 "llm.invocation_parameters": settings if is_call else None,
-                "llm.token_count.prompt": first_of({**run, **usage}, ("input_tokens", "prompt_tokens")),
-                "llm.token_count.completion": first_of({**run, **usage}, ("output_tokens", "completion_tokens")),
+                "llm.token_count.prompt": first_of(
+                    {**run, **usage}, ("input_tokens", "prompt_tokens")
+                ),
+                "llm.token_count.completion": first_of(
+                    {**run, **usage}, ("output_tokens", "completion_tokens")
+                ),
                 "llm.cost.total": total_cost({"total": cost}),
             }
         ),
-        events=[_score(name, _mapping(of).get("avg")) for name, of in _mapping(run.get("feedback_stats")).items()],
+        events=[
+            _score(name, _mapping(of).get("avg"))
+            for name, of in _mapping(run.get("feedback_stats")).items()
+        ],
     )
 
 
@@ -303,16 +344,23 @@ def _observation(of: Mapping[str, object], parent: str | None = None) -> Span:
                 "llm.invocation_parameters": _get(of, "modelParameters"),
                 "llm.token_count.prompt": usage.get("input"),
                 "llm.token_count.completion": usage.get("output"),
-                "llm.cost.total": total_cost({"total": cost} if cost is not None else _get(of, "costDetails")),
+                "llm.cost.total": total_cost(
+                    {"total": cost} if cost is not None else _get(of, "costDetails")
+                ),
             }
         ),
-        events=[_score(s["name"], s.get("value"), s.get("comment")) for s in _objects(of.get("scores"), "scores")],
+        events=[
+            _score(s["name"], s.get("value"), s.get("comment"))
+            for s in _objects(of.get("scores"), "scores")
+        ],
     )
 
 
 def _score(name: object, value: object, comment: object = None) -> tuple[str, dict[str, object]]:
     of = {"name": name, "score.value": value, "explanation": comment}
-    return "gen_ai.evaluation.result", {f"gen_ai.evaluation.{key}": item for key, item in of.items()}
+    return "gen_ai.evaluation.result", {
+        f"gen_ai.evaluation.{key}": item for key, item in of.items()
+    }
 
 
 def _bare_id(value: object) -> str:
@@ -328,7 +376,8 @@ def _present(values: Mapping[str, object]) -> dict[str, object]:
 
 
 class Spool:
-    """A temporary file that groups spans by trace, in order of first appearance, as a source may mix its traces."""
+    """A temporary file that groups spans by trace, in order of first appearance, as a source may
+    mix its traces."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="ajet-import-")
@@ -342,18 +391,27 @@ class Spool:
     def add(self, span: Span) -> None:
         self._file.execute("INSERT OR IGNORE INTO traces (trace) VALUES (?)", (span.trace,))
         text = json.dumps(asdict(span))
-        self._file.execute("INSERT INTO spans SELECT place, ? FROM traces WHERE trace = ?", (text, span.trace))
+        self._file.execute(
+            "INSERT INTO spans SELECT place, ? FROM traces WHERE trace = ?", (text, span.trace)
+        )
 
     def traces(self) -> Iterator[tuple[str, list[Span]]]:
         self._file.execute("CREATE INDEX by_place ON spans (place)")
         for place, trace in self._file.execute("SELECT place, trace FROM traces ORDER BY place"):
-            span_rows = self._file.execute("SELECT span FROM spans WHERE place = ? ORDER BY rowid", (place,))
+            span_rows = self._file.execute(
+                "SELECT span FROM spans WHERE place = ? ORDER BY rowid", (place,)
+            )
             yield trace, [_span(text) for (text,) in span_rows]
 
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._file.close()
         self._directory.cleanup()
 

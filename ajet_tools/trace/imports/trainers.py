@@ -68,12 +68,17 @@ def read_tinker(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
             yield _datum(row, _Datum.model_validate(row.value))
             return
         request = _Captured.model_validate(row.value)
-        place = [request.scope.get(name) for name in ("run_id", "split", "iteration", "group_idx", "traj_idx")]
+        place = [
+            request.scope.get(name)
+            for name in ("run_id", "split", "iteration", "group_idx", "traj_idx")
+        ]
         for i, drawn in enumerate(request.samples):
             known = place[-1] is not None and len(request.samples) == 1
             key = (*place[:-1], place[-1] if known else f"{row.number}.{i}")
             episode_id = stable_id("tinker", *key, "" if known else row.text)
-            call = sampled_call(episode_id, len(captured[key]), request.prompt_tokens, drawn.tokens, drawn.logprobs)
+            call = sampled_call(
+                episode_id, len(captured[key]), request.prompt_tokens, drawn.tokens, drawn.logprobs
+            )
             captured[key].append(call)
 
     yield from each(rows, bad, parse)
@@ -86,20 +91,33 @@ def _datum(row: Row, datum: _Datum) -> Parsed:
     inputs = [token for chunk in datum.model_input.chunks for token in chunk.tokens]
     targets = [int(token) for token in given["target_tokens"]]
     agree("target_tokens", targets, len(inputs), "input tokens")
-    odd = next((i for i, (a, b) in enumerate(zip(targets, inputs[1:], strict=False)) if a != b), None)
+    odd = next(
+        (i for i, (a, b) in enumerate(zip(targets, inputs[1:], strict=False)) if a != b), None
+    )
     if odd is not None:
-        raise ValueError(f"target {odd} is {targets[odd]}, but the input goes on with {inputs[odd + 1]}")
+        raise ValueError(
+            f"target {odd} is {targets[odd]}, but the input goes on with {inputs[odd + 1]}"
+        )
     for name in ("logprobs", "advantages", "mask", "weights"):
         agree(name, given.get(name), len(targets), "targets")
     advantages = given.get("advantages")
     mask = given.get("mask") or given.get("weights") or [float(a != 0) for a in advantages or ()]
     if not mask:
-        raise ValueError("has neither mask, weights nor advantages: which tokens are trained is not known")
-    for name, spans in (("model_input_spans", datum.model_input_spans), ("spans", datum.loss_fn_input_spans)):
+        raise ValueError(
+            "has neither mask, weights nor advantages: which tokens are trained is not known"
+        )
+    for name, spans in (
+        ("model_input_spans", datum.model_input_spans),
+        ("spans", datum.loss_fn_input_spans),
+    ):
         if spans is not None and (size := sum(span.length for span in spans)) != len(targets):
             raise ValueError(f"{name} cover {size} of {len(targets)} tokens")
     if datum.loss_fn_input_spans is not None:
-        drawn = [s.type.lower().startswith("sampled") for s in datum.loss_fn_input_spans for _ in range(s.length)]
+        drawn = [
+            s.type.lower().startswith("sampled")
+            for s in datum.loss_fn_input_spans
+            for _ in range(s.length)
+        ]
         odd = next((i for i, weight in enumerate(mask) if weight and not drawn[i]), None)
         if odd is not None:
             raise ValueError(f"target {odd} is trained, but its provenance is a prompt")
@@ -108,7 +126,9 @@ def _datum(row: Row, datum: _Datum) -> Parsed:
     before: list[float] = [0.0]
     padded = [None if v is None else before + v for v in (given.get("logprobs"), advantages)]
     calls, trained = turns(episode_id, [inputs[0], *targets], before + mask, *padded)
-    result = _episode(episode_id, str(datum.group_idx), datum.traj_idx, calls, trained, datum.reward)
+    result = _episode(
+        episode_id, str(datum.group_idx), datum.traj_idx, calls, trained, datum.reward
+    )
     known = given.get("mask") or given.get("weights") or datum.loss_fn_input_spans
     return result if known else replace(result, guessed=True)
 
@@ -138,18 +158,27 @@ def _episode(
 
 
 class _Rollout(BaseModel):
-    """TRL (1.16): a `RolloutSample` of `AsyncGRPOTrainer`, or a row returned by a `rollout_func`."""
+    """TRL (1.16): a `RolloutSample` of `AsyncGRPOTrainer`, or a row returned by a
+    `rollout_func`."""
 
     prompt: list[Message] | str = []
     completion: list[Message] | str = []
     input_ids: list[int] | None = None
     prompt_ids: list[int] = []
     completion_ids: list[int] = []
-    mask: list[float] | None = Field(None, validation_alias=AliasChoices("completion_mask", "env_mask", "tool_mask"))
-    logprobs: list[float] | None = Field(None, validation_alias=AliasChoices("logprobs", "old_log_probs"))
-    advantage: float | list[float] | None = Field(None, validation_alias=AliasChoices("advantage", "advantages"))
+    mask: list[float] | None = Field(
+        None, validation_alias=AliasChoices("completion_mask", "env_mask", "tool_mask")
+    )
+    logprobs: list[float] | None = Field(
+        None, validation_alias=AliasChoices("logprobs", "old_log_probs")
+    )
+    advantage: float | list[float] | None = Field(
+        None, validation_alias=AliasChoices("advantage", "advantages")
+    )
     group_id: int | str = ""
-    reward: float | None = Field(None, validation_alias=AliasChoices("reward", AliasPath("metrics", "reward")))
+    reward: float | None = Field(
+        None, validation_alias=AliasChoices("reward", AliasPath("metrics", "reward"))
+    )
     model_version: int | None = None
 
 
@@ -194,7 +223,9 @@ def _rollout(episode_id: str, row: _Rollout, attempt: int) -> Parsed:
         advantages: list[float] | None = [0.0] * (len(tokens) - len(given)) + given
     else:
         advantages = None if given is None else [given if sampled else 0.0 for sampled in mask]
-    calls, trained = turns(episode_id, tokens, mask, logprobs, advantages, version=row.model_version)
+    calls, trained = turns(
+        episode_id, tokens, mask, logprobs, advantages, version=row.model_version
+    )
     if len(calls) == 1 and calls[0].output_ids is not None and len(row.completion or ()):
         calls = (calls[0].model_copy(update=_spoken(row)),)
     return _episode(episode_id, str(row.group_id), attempt, calls, trained, row.reward)
@@ -202,11 +233,18 @@ def _rollout(episode_id: str, row: _Rollout, attempt: int) -> Parsed:
 
 def _spoken(row: _Rollout) -> dict[str, object]:
     """Return request and response of a single reply."""
-    asked: list[Message] = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-    message = (
-        {"role": "assistant", "content": row.completion} if isinstance(row.completion, str) else row.completion[-1]
+    asked: list[Message] = (
+        [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     )
-    return {"request": {"messages": asked}, "response": {"choices": [{"index": 0, "message": message}]}}
+    message = (
+        {"role": "assistant", "content": row.completion}
+        if isinstance(row.completion, str)
+        else row.completion[-1]
+    )
+    return {
+        "request": {"messages": asked},
+        "response": {"choices": [{"index": 0, "message": message}]},
+    }
 
 
 class _Step(BaseModel):
@@ -259,12 +297,29 @@ def read_rllm(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
                 )
                 calls.append(call)
                 trained += scored(call, 0, step.advantage)
-        parsed = _episode(value.id, group, int(attempt) if attempt.isdigit() else 0, tuple(calls), tuple(trained))
-        rewards = tuple(Reward(value=t.reward, agent=t.name) for t in value.trajectories if t.reward is not None)
-        task = Task(metadata=value.task) if isinstance(value.task, dict) else Task(main_query=value.task or group)
-        numbers = {name: number for name, number in value.metrics.items() if isinstance(number, int | float)}
+        parsed = _episode(
+            value.id, group, int(attempt) if attempt.isdigit() else 0, tuple(calls), tuple(trained)
+        )
+        rewards = tuple(
+            Reward(value=t.reward, agent=t.name) for t in value.trajectories if t.reward is not None
+        )
+        task = (
+            Task(metadata=value.task)
+            if isinstance(value.task, dict)
+            else Task(main_query=value.task or group)
+        )
+        numbers = {
+            name: number
+            for name, number in value.metrics.items()
+            if isinstance(number, int | float)
+        }
         assert parsed.episode is not None
-        update = {"rewards": rewards, "task": task, "metrics": numbers, "is_success": value.is_correct}
+        update = {
+            "rewards": rewards,
+            "task": task,
+            "metrics": numbers,
+            "is_success": value.is_correct,
+        }
         yield Parsed(episode=parsed.episode.model_copy(update=update), trained=parsed.trained)
 
     return each(rows, bad, parse)
@@ -309,7 +364,8 @@ class _LightningData(BaseModel):
 
 
 class _LightningEvent(BaseModel):
-    """`Event` of agent-lightning (1.0), from its route `/rollouts/ID/events`, also with `format=triplet`."""
+    """`Event` of agent-lightning (1.0), from its route `/rollouts/ID/events`, also with
+    `format=triplet`."""
 
     event_type: str
     rollout_id: str
@@ -319,7 +375,8 @@ class _LightningEvent(BaseModel):
 
 
 def read_lightning(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
-    """Read an episode per attempt: a call per request, and the last reward, which agent-lightning trains on."""
+    """Read an episode per attempt: a call per request, and the last reward, which agent-lightning
+    trains on."""
     calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
     rewards: dict[tuple[str, str], float | None] = {}
     places: dict[tuple[str, str], str] = {}
@@ -333,21 +390,29 @@ def read_lightning(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
                 rewards[key] = data.value
             else:
                 episode_id = stable_id("agent-lightning", *key)
-                calls[key].append(_lightning_call(episode_id, len(calls[key]), data, event.timestamp))
+                calls[key].append(
+                    _lightning_call(episode_id, len(calls[key]), data, event.timestamp)
+                )
             places.setdefault(key, row.where)
         return iter(())
 
     yield from each(rows, bad, parse)
     for key, where in places.items():
         episode_id = stable_id("agent-lightning", *key)
-        yield replace(_episode(episode_id, key[0], 0, tuple(calls[key]), reward=rewards.get(key)), where=where)
+        yield replace(
+            _episode(episode_id, key[0], 0, tuple(calls[key]), reward=rewards.get(key)), where=where
+        )
 
 
 def _lightning_call(episode_id: str, index: int, data: _LightningData, at: float) -> Call:
     """Convert a request with its first choice, which agent-lightning trains on."""
     choice = data.response.choices[0] if data.response.choices else _LightningChoice()
     logprobs = choice.logprobs or _LightningLogprobs()
-    listed = logprobs.token_logprobs if logprobs.content is None else [token.logprob for token in logprobs.content]
+    listed = (
+        logprobs.token_logprobs
+        if logprobs.content is None
+        else [token.logprob for token in logprobs.content]
+    )
     call = sampled_call(
         episode_id,
         index,

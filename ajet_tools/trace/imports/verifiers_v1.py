@@ -1,4 +1,5 @@
-"""Imports `traces.jsonl` of `verifiers` (0.4): an episode per line, with a graph of messages for each agent.
+"""Imports `traces.jsonl` of `verifiers` (0.4): an episode per line, with a graph of messages for
+each agent.
 
 A node has the tokens that it adds to its parents; every sampled node is a call of the model.
 """
@@ -94,10 +95,17 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
         line = _Line.model_validate(row.value)
         if line.run is not None and line.run.id not in runs:
             runs.add(line.run.id)
-            run = Run(run_id=line.run.id, name=line.run.name or "", status="finished", started_at=UNKNOWN_TIME)
+            run = Run(
+                run_id=line.run.id,
+                name=line.run.name or "",
+                status="finished",
+                started_at=UNKNOWN_TIME,
+            )
             yield Parsed(run=run)
         for trace in line.traces:
-            group = f"{line.group.id if line.group else trace.task.key or line.id}:{trace.agent.name}"
+            group = (
+                f"{line.group.id if line.group else trace.task.key or line.id}:{trace.agent.name}"
+            )
             yield _episode(line, trace, group, attempts[group])
             attempts[group] += 1
 
@@ -114,7 +122,11 @@ def _episode(line: _Line, trace: _Trace, group: str, attempt: int) -> Parsed:
                 call = _call(trace, at, len(calls))
                 calls.append(call)
                 trained += scored(
-                    call, work.step if work else 0, node.advantages, node.trainer_logprobs, node.entropies
+                    call,
+                    work.step if work else 0,
+                    node.advantages,
+                    node.trainer_logprobs,
+                    node.entropies,
                 )
             elif any(node.mask):
                 raise ValueError("the mask is on tokens that no model sampled")
@@ -131,9 +143,18 @@ def _episode(line: _Line, trace: _Trace, group: str, attempt: int) -> Parsed:
             attempt=attempt,
             step=work.step if work else 0,
             split={"train": "train", "eval": "val"}.get(work.type, "") if work else "",  # type: ignore[arg-type]
-            task=task_of(asked, trace.task.data, trace.id, {"task_id": trace.task.key} if trace.task.key else None),
+            task=task_of(
+                asked,
+                trace.task.data,
+                trace.id,
+                {"task_id": trace.task.key} if trace.task.key else None,
+            ),
             calls=tuple(calls),
-            rewards=tuple(Reward(name=n, value=r.score, weight=r.weight) for n, r in trace.rewards.items() if r),
+            rewards=tuple(
+                Reward(name=n, value=r.score, weight=r.weight)
+                for n, r in trace.rewards.items()
+                if r
+            ),
             status="succeeded" if trace.ok else "failed",
             error=None if trace.ok else last.message if last else "not ok",
             cause=None if trace.ok else last.type if last else None,
@@ -150,7 +171,8 @@ def _time(seconds: float) -> datetime:
 
 
 def _call(trace: _Trace, at: int, index: int) -> Call:
-    """Convert a sampled node to a call. Raises ValueError for inconsistent tokens, mask and log-probabilities."""
+    """Convert a sampled node to a call. Raises ValueError for inconsistent tokens, mask and
+    log-probabilities."""
     node, path, parent = trace.nodes[at], list[_Node](), trace.nodes[at].parent
     while parent is not None:
         if not 0 <= parent < at:
@@ -160,7 +182,9 @@ def _call(trace: _Trace, at: int, index: int) -> Call:
     agree("mask", node.mask, len(node.token_ids))
     first = node.mask.index(True) if True in node.mask else len(node.mask)
     if not all(node.mask[first:]):
-        raise ValueError(f"token {node.mask.index(False, first)} is not sampled, but one before it is")
+        raise ValueError(
+            f"token {node.mask.index(False, first)} is not sampled, but one before it is"
+        )
     prompt = [token for earlier in path for token in earlier.token_ids] + node.token_ids[:first]
     return sampled_call(
         trace.id,
@@ -181,7 +205,10 @@ def _message_of(message: Mapping[str, object]) -> dict[str, object]:
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return dict(message)
-    return {**message, "tool_calls": [_tool_call(json.loads(c) if isinstance(c, str) else c) for c in calls]}
+    return {
+        **message,
+        "tool_calls": [_tool_call(json.loads(c) if isinstance(c, str) else c) for c in calls],
+    }
 
 
 def _tool_call(call: object) -> object:

@@ -14,7 +14,8 @@ Kind = Literal["run", "episode", "call"]
 
 USAGE_TOKENS = """sum(CASE WHEN coalesce(response->>'$.choices[0].index', '0') = '0'
   THEN TRY_CAST(response->>'$.usage.completion_tokens' AS BIGINT) END)"""
-"""Sampled tokens of calls by `usage`. The choices of a request share it, so only the first one counts."""
+"""Sampled tokens of calls by `usage`. The choices of a request share it, so only the first one
+counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +51,31 @@ def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
         return Found(fitting[0]["kind"], fitting[0]["id"])
     if not fitting:
         raise QueryError(
-            f"nothing in this trace is named {prefix!r} or has an id that starts with it; see `ajet trace ls`"
+            f"nothing in this trace is named {prefix!r} or has an id that starts with it; see `ajet"
+            " trace ls`"
         )
     several = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:8])
     raise QueryError(f"{prefix!r} is ambiguous: {several}{' and more' if len(fitting) > 8 else ''}")
 
 
 def find_run(reader: TraceReader, prefix: str | None) -> str:
-    """Find the run whose id begins with `prefix`, or the newest run of that name; by default the newest run.
+    """Find the run whose id begins with `prefix`, or the newest run of that name; by default the
+    newest run.
 
     Raises QueryError for no match or several.
     """
     matches = rows(
         reader,
-        "SELECT run_id, name FROM runs WHERE starts_with(run_id, $1) OR name = $1 ORDER BY started_at DESC",
+        "SELECT run_id, name FROM runs WHERE starts_with(run_id, $1) OR name = $1 ORDER BY"
+        " started_at DESC",
         prefix or "",
     )
     ids: list[str] = [row["run_id"] for row in matches]
     if not ids:
         which = (
-            f"is no run {prefix!r} in this trace, and no path of that name" if prefix else "are no runs in this trace"
+            f"is no run {prefix!r} in this trace, and no path of that name"
+            if prefix
+            else "are no runs in this trace"
         )
         raise QueryError(f"there {which}")
     named = [row["run_id"] for row in matches if row["name"] == prefix]
@@ -105,7 +111,8 @@ def grouped(items: Iterable[_V], key: Callable[[_V], _K]) -> dict[_K, list[_V]]:
 
 
 def among(column: str, ids: Sequence[str], first: int = 1) -> tuple[str, list[object]]:
-    """Return the condition that a column has one of the ids, and its parameters, numbered from `first`.
+    """Return the condition that a column has one of the ids, and its parameters, numbered from
+    `first`.
 
     Up to 64 ids become literals of an IN list, so that only matching rows and files are read.
     """

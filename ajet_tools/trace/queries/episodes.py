@@ -13,7 +13,8 @@ from ajet_tools.trace.queries.filters import Filter
 
 
 def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = None) -> Sequence[str]:
-    """Return the ids of a run's episodes with calls that match a filter, newest first, without superseded ones."""
+    """Return the ids of a run's episodes with calls that match a filter, newest first, without
+    superseded ones."""
     fits, values = (filter.sql, filter.parameters) if filter else ("true", ())
     matches = rows(
         reader,
@@ -27,7 +28,11 @@ def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = Non
 
 
 def exported_ids(
-    reader: TraceReader, run_id: str | None = None, split: str | None = None, *, rolled_back: bool = False
+    reader: TraceReader,
+    run_id: str | None = None,
+    split: str | None = None,
+    *,
+    rolled_back: bool = False,
 ) -> list[str]:
     """Return the ids of the episodes to export, oldest first.
 
@@ -61,7 +66,8 @@ def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
 
 
 def compared_with(reader: TraceReader, episode_id: str) -> list[str]:
-    """Return the attempts of an episode's group; without a group, itself and its task at other steps, newest first."""
+    """Return the attempts of an episode's group; without a group, itself and its task at other
+    steps, newest first."""
     attempts = attempts_of(reader, episode_id)
     if len(attempts) > 1:
         return attempts
@@ -165,13 +171,15 @@ class TaskTotals(TypedDict):
 
     task: str
     solved: bool | None
-    """Whether an attempt that counts earned more than 0, or was a success; None if no attempt counts."""
+    """Whether an attempt that counts earned more than 0, or was a success; None if no attempt
+    counts."""
     tokens: int
     """Sampled tokens of all attempts, of calls with ids."""
 
 
 def task_totals(reader: TraceReader, run_id: str, step: int) -> list[TaskTotals]:
-    """Return the totals of each training task that has finished attempts, in the order of the ids."""
+    """Return the totals of each training task that has finished attempts, in the order of the
+    ids."""
     sql = f"""
         WITH chosen AS (
             SELECT episode_id, task_id, task, is_success, reward
@@ -222,11 +230,19 @@ class StepEpisode(TypedDict):
 
 
 def step_episodes(
-    reader: TraceReader, run_id: str, split: str | None, step: int | None, decoding: str | None, *, before: bool = False
+    reader: TraceReader,
+    run_id: str,
+    split: str | None,
+    step: int | None,
+    decoding: str | None,
+    *,
+    before: bool = False,
 ) -> list[StepEpisode]:
-    """Return the finished episodes of a split, step and decoding mode (None: any), without superseded ones.
+    """Return the finished episodes of a split, step and decoding mode (None: any), without
+    superseded ones.
 
-    With `before`, return the latest earlier attempts at the tasks of the step instead, one step per task.
+    With `before`, return the latest earlier attempts at the tasks of the step instead, one step per
+    task.
     """
     of_kind = """run_id = $1 AND NOT superseded AND ($2::VARCHAR IS NULL OR split = $2)
         AND ($4::VARCHAR IS NULL OR decoding = $4)"""
@@ -267,7 +283,10 @@ def step_episodes(
         step,
         decoding,
     )
-    return [row | {"watched": {entry["name"]: entry["value"] for entry in row["watched"] or ()}} for row in listed]
+    return [
+        row | {"watched": {entry["name"]: entry["value"] for entry in row["watched"] or ()}}
+        for row in listed
+    ]
 
 
 class TrainedCall(TypedDict):

@@ -1,4 +1,5 @@
-"""Compares many runs: differing settings, groups that differ only by seed, and rewards of tasks across runs."""
+"""Compares many runs: differing settings, groups that differ only by seed, and rewards of tasks
+across runs."""
 
 from __future__ import annotations
 
@@ -26,10 +27,17 @@ def differing(reader: TraceReader, run_ids: Sequence[str]) -> dict[str, Settings
     """Return the settings that differ between runs, by run; None for a missing key."""
     sql = "SELECT run_id, config FROM runs WHERE run_id IN (SELECT unnest($1::VARCHAR[]))"
     configs = {
-        row["run_id"]: dict(flat_keys(json.loads(row["config"] or "{}"))) for row in rows(reader, sql, [*run_ids])
+        row["run_id"]: dict(flat_keys(json.loads(row["config"] or "{}")))
+        for row in rows(reader, sql, [*run_ids])
     }
-    keys = dict.fromkeys(key for config in configs.values() for key in config if key not in _IDENTITY)
-    varied = [key for key in keys if len({json.dumps(c.get(key), sort_keys=True) for c in configs.values()}) > 1]
+    keys = dict.fromkeys(
+        key for config in configs.values() for key in config if key not in _IDENTITY
+    )
+    varied = [
+        key
+        for key in keys
+        if len({json.dumps(c.get(key), sort_keys=True) for c in configs.values()}) > 1
+    ]
     return {run_id: {key: configs.get(run_id, {}).get(key) for key in varied} for run_id in run_ids}
 
 
@@ -45,7 +53,8 @@ class Group:
     """Name in `REWARDS` of the mean reward below; None if the runs share none."""
     mean: float | None
     low: float | None
-    """`low` and `high`: the 95 % interval of the mean with six or more runs, otherwise minimum and maximum."""
+    """`low` and `high`: the 95 % interval of the mean with six or more runs, otherwise minimum and
+    maximum."""
     high: float | None
 
 
@@ -56,7 +65,9 @@ def groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> lis
         rest = {key: value for key, value in settings[run["run_id"]].items() if key != SEED}
         by_settings.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
     result = [_group(json.loads(text), members) for text, members in by_settings.items()]
-    return sorted(result, key=lambda group: -1e300 if group.mean is None else group.mean, reverse=True)
+    return sorted(
+        result, key=lambda group: -1e300 if group.mean is None else group.mean, reverse=True
+    )
 
 
 def _group(settings: Settings, runs: Sequence[RunOverview]) -> Group:
@@ -78,7 +89,11 @@ def _shared(names: Sequence[str]) -> str:
 
 def seed_groups(runs: Sequence[RunOverview], settings: Mapping[str, Settings]) -> list[Group]:
     """Return the groups with several seeds, best first."""
-    return [of for of in groups(runs, settings) if len({settings[run_id].get(SEED) for run_id in of.runs}) > 1]
+    return [
+        of
+        for of in groups(runs, settings)
+        if len({settings[run_id].get(SEED) for run_id in of.runs}) > 1
+    ]
 
 
 def run_names(runs: Sequence[RunOverview]) -> dict[str, str]:
@@ -88,12 +103,16 @@ def run_names(runs: Sequence[RunOverview]) -> dict[str, str]:
 
 def names_of_runs(reader: TraceReader) -> dict[str, str]:
     """Return the display names of all runs of a trace, as `run_names`."""
-    return _unique_names({row["run_id"]: row["name"] or "" for row in rows(reader, "SELECT run_id, name FROM runs")})
+    return _unique_names(
+        {row["run_id"]: row["name"] or "" for row in rows(reader, "SELECT run_id, name FROM runs")}
+    )
 
 
 def _unique_names(names: Mapping[str, str]) -> dict[str, str]:
     ids, count = short_ids([*names]), [*names.values()].count
-    return {id: name if name and count(name) == 1 else f"{name} {ids[id]}" for id, name in names.items()}
+    return {
+        id: name if name and count(name) == 1 else f"{name} {ids[id]}" for id, name in names.items()
+    }
 
 
 class TaskReward(TypedDict):
@@ -109,7 +128,9 @@ class TaskReward(TypedDict):
     attempts: int
 
 
-def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | None = None) -> list[TaskReward]:
+def task_rewards(
+    reader: TraceReader, run_ids: Sequence[str], task_id: str | None = None
+) -> list[TaskReward]:
     """Return mean rewards by task, run and step, in order of steps.
 
     For each run, validation attempts are preferred to training, and sampled to greedy.
@@ -125,7 +146,9 @@ def task_rewards(reader: TraceReader, run_ids: Sequence[str], task_id: str | Non
     listed: list[TaskReward] = rows(reader, sql, [*run_ids], task_id)
     kinds: dict[str, tuple[str, str]] = {}
     for row in listed:  # val before train, sampled before greedy
-        kinds[row["run_id"]] = max(kinds.get(row["run_id"], ("", "")), (row["split"], row["decoding"]))
+        kinds[row["run_id"]] = max(
+            kinds.get(row["run_id"], ("", "")), (row["split"], row["decoding"])
+        )
     return [row for row in listed if kinds[row["run_id"]] == (row["split"], row["decoding"])]
 
 
@@ -138,11 +161,16 @@ class TaskRow(NamedTuple):
 
 
 def by_task(rewards: Sequence[TaskReward], column: Literal["run_id", "step"]) -> list[TaskRow]:
-    """Return a row per task, with each run's last step or all steps of one run; largest spread first."""
+    """Return a row per task, with each run's last step or all steps of one run; largest spread
+    first."""
     table: dict[str, TaskRow] = {}
     for row in rewards:  # in order of steps: the last step of a run wins
-        table.setdefault(row["task_id"], TaskRow(row["task_id"], row["task"], {})).rewards[row[column]] = row["reward"]
-    return sorted(table.values(), key=lambda row: min(row.rewards.values()) - max(row.rewards.values()))
+        table.setdefault(row["task_id"], TaskRow(row["task_id"], row["task"], {})).rewards[
+            row[column]
+        ] = row["reward"]
+    return sorted(
+        table.values(), key=lambda row: min(row.rewards.values()) - max(row.rewards.values())
+    )
 
 
 class Standing(TypedDict):
@@ -165,7 +193,8 @@ class Standing(TypedDict):
 
 
 def leaderboard(reader: TraceReader, runs: Sequence[RunOverview], task_id: str) -> list[Standing]:
-    """Rank the runs that attempted a task by the mean reward of their last step; ties by age, newest first."""
+    """Rank the runs that attempted a task by the mean reward of their last step; ties by age,
+    newest first."""
     table = list[Standing]()
     names = run_names(runs)
     by_run = grouped(task_rewards(reader, [*names], task_id), lambda row: row["run_id"])
@@ -199,7 +228,10 @@ def reward_panel(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> Pan
         total[0] += row["reward"] * row["attempts"]
         total[1] += row["attempts"]
     means = {key: total / attempts for key, (total, attempts) in totals.items()}
-    points = {run_id: [(step, mean) for (of, step), mean in means.items() if of == run_id] for run_id in names}
+    points = {
+        run_id: [(step, mean) for (of, step), mean in means.items() if of == run_id]
+        for run_id in names
+    }
     kinds = sorted({_kind_of(row) for row in rewards})
     curves = tuple(Curve(names[run_id], of) for run_id, of in points.items() if of)
     return Panel(f"mean reward ({', '.join(kinds)})", curves)

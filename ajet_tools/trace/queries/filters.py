@@ -1,7 +1,7 @@
 """Filters of episodes, as SQL: `reward<0.5 status=failed agent=werewolf step>10 text~"calc"`.
 
-For the grammar see `ajet_tools.text.grammar`. A bare word is a full-text search. `FIELD=none` matches episodes without
-a value. Values are always passed as parameters, never as part of the SQL.
+For the grammar see `ajet_tools.text.grammar`. A bare word is a full-text search. `FIELD=none`
+matches episodes without a value. Values are always passed as parameters, never as part of the SQL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Literal
 from ajet_sdk.types import OUTCOMES, now
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Token, fold, tree
 from ajet_tools.trace.queries.base import USAGE_TOKENS
-from ajet_tools.trace.queries.search import IN_CALL, IN_EPISODE, call_parameters, episode_parameters, matches, pattern
+from ajet_tools.trace.queries.search import (
+    IN_CALL,
+    IN_EPISODE,
+    call_parameters,
+    episode_parameters,
+    matches,
+    pattern,
+)
 
 Kind = Literal["number", "seconds", "age", "word", "id", "choice", "flag", "text"]
 
@@ -37,8 +44,13 @@ class Field:
     choices: tuple[str, ...] = ()
 
     def where(self, condition: str) -> str:
-        """Turn a condition on `expression` into a condition on the episode; false without a value."""
-        return f"EXISTS (SELECT 1 {self.among} AND {condition})" if self.among else f"coalesce({condition}, false)"
+        """Turn a condition on `expression` into a condition on the episode; false without a
+        value."""
+        return (
+            f"EXISTS (SELECT 1 {self.among} AND {condition})"
+            if self.among
+            else f"coalesce({condition}, false)"
+        )
 
 
 _CALLS = "FROM calls c WHERE c.episode_id = e.episode_id"
@@ -48,7 +60,9 @@ _FIRST_CHOICE = "coalesce(c.response->>'$.choices[0].index', '0') = '0'"
 _PROMPT = f"""coalesce(c.prefix_len + len(c.prompt_suffix),
   CASE WHEN {_FIRST_CHOICE} THEN TRY_CAST(c.response->>'$.usage.prompt_tokens' AS BIGINT) END)"""
 
-_ANSWERED = f"(SELECT sum(TRY_CAST(c.response->>'$.usage.cost' AS DOUBLE)) {_CALLS} AND {_FIRST_CHOICE})"
+_ANSWERED = (
+    f"(SELECT sum(TRY_CAST(c.response->>'$.usage.cost' AS DOUBLE)) {_CALLS} AND {_FIRST_CHOICE})"
+)
 _JUDGED = "TRY_CAST(e.metrics->>'$.judge_cost' AS DOUBLE)"
 _UNREAD = f"{_ROLLOUT} AND c.response->>'$.choices[0].unread_tool_call' = 'true'"
 _QUERY = "e.task->>'$.main_query'"
@@ -67,12 +81,16 @@ FIELDS: dict[str, Field] = {
     "turns": Field("number", f"(SELECT count(*) {_ROLLOUT})"),  # calls of agents
     "calls": Field("number", f"(SELECT count(*) {_CALLS})"),  # calls of agents and judges
     "agents": Field("number", f"(SELECT count(DISTINCT c.agent) {_ROLLOUT})"),
-    "tokens": Field("number", f"(SELECT coalesce(sum(len(c.output_ids)), {USAGE_TOKENS}) {_CALLS})"),
+    "tokens": Field(
+        "number", f"(SELECT coalesce(sum(len(c.output_ids)), {USAGE_TOKENS}) {_CALLS})"
+    ),
     "prompt_tokens": Field("number", f"(SELECT sum({_PROMPT}) {_CALLS})"),
     "cost": Field("number", f"coalesce({_ANSWERED} + {_JUDGED}, {_ANSWERED}, {_JUDGED})"),
     "latency": Field("seconds", "epoch(c.ended_at - c.started_at)", _CALLS),
     "unread_tool_calls": Field("number", f"(SELECT count(*) {_UNREAD})"),
-    "cut_tool_calls": Field("number", f"(SELECT count(*) {_UNREAD} AND c.finish_reason = 'length')"),
+    "cut_tool_calls": Field(
+        "number", f"(SELECT count(*) {_UNREAD} AND c.finish_reason = 'length')"
+    ),
     "seconds": Field("seconds", "epoch(e.ended_at - e.started_at)"),
     "age": Field("age", "e.ended_at"),  # time since the episode ended
     "cause": Field("word", "e.cause"),  # class of the error
@@ -81,8 +99,12 @@ FIELDS: dict[str, Field] = {
     "version": Field("number", "c.policy_version", _CALLS),
     "tag": Field("word", "c.target_tag", _CALLS),
     "finish": Field("word", "c.finish_reason", _CALLS),
-    "feedback": Field("number", "f.score", "FROM feedback f WHERE f.episode_id = e.episode_id"),  # `yes`: any feedback
-    "outcome": Field("choice", "l.outcome", "FROM ledger l WHERE l.episode_id = e.episode_id", choices=OUTCOMES),
+    "feedback": Field(
+        "number", "f.score", "FROM feedback f WHERE f.episode_id = e.episode_id"
+    ),  # `yes`: any feedback
+    "outcome": Field(
+        "choice", "l.outcome", "FROM ledger l WHERE l.episode_id = e.episode_id", choices=OUTCOMES
+    ),
     "episode": Field("id", "e.episode_id"),
     "group": Field("id", "e.group_id"),
     "run": Field("id", "e.run_id"),
@@ -90,7 +112,12 @@ FIELDS: dict[str, Field] = {
     "text": Field("text"),  # task, messages, replies, output, errors
 }
 """Fields by name; an id matches by its beginning."""
-_ALIASES = {"policy": "version", "policy_version": "version", "policy/version": "version", "duration": "seconds"}
+_ALIASES = {
+    "policy": "version",
+    "policy_version": "version",
+    "policy/version": "version",
+    "duration": "seconds",
+}
 _LAST_STEP = """(SELECT max(l.step) FROM episodes l WHERE l.run_id = e.run_id AND l.split = e.split
   AND NOT coalesce(l.superseded, false))"""
 
@@ -106,7 +133,8 @@ def _contains(field: Field, needle: str) -> SQL:
 
 
 def _equals(field: Field, value: str) -> SQL:
-    """Return the condition that a field equals a value, that an id begins with it, or that it is a task's query."""
+    """Return the condition that a field equals a value, that an id begins with it, or that it is a
+    task's query."""
     if field.kind != "id":
         return field.where(f"{field.expression} = ?"), (value,)
     sql = field.where(f"starts_with({field.expression}, ?)")
@@ -138,7 +166,8 @@ Node = Condition | Joined
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A parsed filter: `SELECT ... FROM episodes e WHERE {sql}` with `parameters` in place of its `?`."""
+    """A parsed filter: `SELECT ... FROM episodes e WHERE {sql}` with `parameters` in place of its
+    `?`."""
 
     text: str
     sql: str
@@ -155,7 +184,8 @@ class Filter:
 
 
 def parse(text: str) -> Filter:
-    """Parse a filter; an empty text matches every episode. `age` counts from now. Raises FilterError."""
+    """Parse a filter; an empty text matches every episode. `age` counts from now. Raises
+    FilterError."""
     root = tree(text, "reward<0.5")
     needles: list[str] = []
 
@@ -167,14 +197,22 @@ def parse(text: str) -> Filter:
             needles.extend(value.text for value in part.values)
         return _comparison(part)
 
-    node = Condition("true", ()) if root is None else fold(root, leaf, lambda word, parts: Joined(word, tuple(parts)))
+    node = (
+        Condition("true", ())
+        if root is None
+        else fold(root, leaf, lambda word, parts: Joined(word, tuple(parts)))
+    )
     sql, parameters = sql_of(node)
     return Filter(text=text, sql=sql, parameters=parameters, needles=tuple(needles), node=node)
 
 
 def conditions(node: Node) -> Iterable[Condition]:
     """Return the comparisons of a filter."""
-    return [node] if isinstance(node, Condition) else [c for part in node.parts for c in conditions(part)]
+    return (
+        [node]
+        if isinstance(node, Condition)
+        else [c for part in node.parts for c in conditions(part)]
+    )
 
 
 def sql_of(node: Node) -> tuple[str, tuple[object, ...]]:
@@ -183,15 +221,21 @@ def sql_of(node: Node) -> tuple[str, tuple[object, ...]]:
         return node.sql, node.parameters
     parts = [sql_of(part) for part in node.parts]
     joined = f" {node.word.upper()} ".join(sql for sql, _ in parts)
-    return (f"(NOT {joined})" if node.word == "not" else f"({joined})"), tuple(p for _, args in parts for p in args)
+    return (f"(NOT {joined})" if node.word == "not" else f"({joined})"), tuple(
+        p for _, args in parts for p in args
+    )
 
 
 def _comparison(part: Comparison) -> Node:
     field, operator = _field(part.field), part.operator
     allowed = _OPERATORS[field.kind]
     if operator.text not in allowed:
-        supported = " ".join(each for plain in allowed for each in (plain, *_NEGATED.get(plain, ())))
-        raise FilterError(f"{part.field.text} supports {supported}, not {operator.text}", operator.at)
+        supported = " ".join(
+            each for plain in allowed for each in (plain, *_NEGATED.get(plain, ()))
+        )
+        raise FilterError(
+            f"{part.field.text} supports {supported}, not {operator.text}", operator.at
+        )
     parts = tuple(_compare(field, operator.text, value) for value in part.values)
     return parts[0] if len(parts) == 1 else Joined("or", parts)
 
@@ -240,7 +284,12 @@ def _compare(field: Field, operator: str, value: Token) -> Node:
     if operator == "~":
         return Condition(*_contains(field, value.text))
     word = value.text.lower()
-    if operator == "=" and value.kind == "word" and word == "none" and field.kind not in ("flag", "choice"):
+    if (
+        operator == "="
+        and value.kind == "word"
+        and word == "none"
+        and field.kind not in ("flag", "choice")
+    ):
         return Joined("not", (Condition(field.where(f"{field.expression} IS NOT NULL"), ()),))
     is_feedback_flag = field is FIELDS["feedback"] and operator == "=" and word in _FLAGS
     if field.kind == "flag" or is_feedback_flag:
@@ -248,7 +297,9 @@ def _compare(field: Field, operator: str, value: Token) -> Node:
         return wanted if _FLAGS[_choice(value, _FLAGS)] else Joined("not", (wanted,))
     if field.kind == "age":
         at = now() - timedelta(seconds=_seconds(value))
-        return Condition(field.where(f"{field.expression} {_TURNED[operator]} ?::TIMESTAMPTZ"), (at,))
+        return Condition(
+            field.where(f"{field.expression} {_TURNED[operator]} ?::TIMESTAMPTZ"), (at,)
+        )
     if operator == "=" and field.kind in ("word", "id", "choice"):
         text = _choice(value, field.choices) if field.choices else value.text
         return Condition(*_equals(field, text))
@@ -265,7 +316,10 @@ _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 def _choice(value: Token, choices: Iterable[str]) -> str:
     known = list(choices)
     if value.text.lower() not in known:
-        raise FilterError(f"{value.text!r} is not one of {', '.join(known)}{_nearest(value.text, known)}", value.at)
+        raise FilterError(
+            f"{value.text!r} is not one of {', '.join(known)}{_nearest(value.text, known)}",
+            value.at,
+        )
     return value.text.lower()
 
 
@@ -285,5 +339,7 @@ def _seconds(value: Token) -> float:
     match = _DURATION.fullmatch(value.text)
     seconds = float(match[1]) * _UNITS[(match[2] or "s").lower()] if match else _CENTURY + 1
     if seconds > _CENTURY:
-        raise FilterError(f"{value.text!r} is not a time such as 30s, 5m, 2h or 1d (100 years at most)", value.at)
+        raise FilterError(
+            f"{value.text!r} is not a time such as 30s, 5m, 2h or 1d (100 years at most)", value.at
+        )
     return seconds

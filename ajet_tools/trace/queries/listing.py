@@ -1,8 +1,8 @@
 """Listings of millions of episodes: sorted by any column, filtered, read page by page.
 
-DuckDB reads and filters, Arrow sorts. Columns computed from other tables are read for a page only, until a sort needs
-them for all episodes. Counting sampled tokens is slow, as DuckDB reads whole lists for their lengths: `prepare` does
-so in a worker after the first page.
+DuckDB reads and filters, Arrow sorts. Columns computed from other tables are read for a page only,
+until a sort needs them for all episodes. Counting sampled tokens is slow, as DuckDB reads whole
+lists for their lengths: `prepare` does so in a worker after the first page.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class _Counts:
         if self.table is None or len(missing) > _MANY:
             self.table = _count_all(reader, ids, cancelled)
         elif len(missing):
-            self.table = pa.concat_tables([self.table, _count_few(reader, missing)]).combine_chunks()
+            self.table = pa.concat_tables(
+                [self.table, _count_few(reader, missing)]
+            ).combine_chunks()
         return self.table
 
 
@@ -104,7 +106,9 @@ class Listing:
         else:
             value = f"episode_id, {_VALUES.get(sort, sort)} AS value"
             values = _aligned(ids, _episodes(reader, matches.run_id, value), "value")
-        table = pa.table({"none": pc.is_null(values), "value": values, "ended_at": chosen["ended_at"]})
+        table = pa.table(
+            {"none": pc.is_null(values), "value": values, "ended_at": chosen["ended_at"]}
+        )
         keys = [
             ("none", "ascending"),
             ("value", "descending" if descending else "ascending"),
@@ -138,7 +142,9 @@ class Listing:
         if not len(ids):
             return []
         condition, named = among("episode_id", ids.to_pylist())
-        by_id = {row["episode_id"]: row for row in rows(reader, f"{_PAGE} WHERE {condition}", *named)}
+        by_id = {
+            row["episode_id"]: row for row in rows(reader, f"{_PAGE} WHERE {condition}", *named)
+        }
         known = self._matches.counts
         counts = _count_few(reader, ids) if known.table is None else known.of(reader, ids)
         counts = counts.filter(pc.is_in(counts["episode_id"], value_set=ids))
@@ -159,12 +165,16 @@ class Listing:
         progress: Progress | None = None,
         cancelled: Stop | None = None,
     ) -> Listing:
-        """Return the episodes of the run that match another filter, sorted alike. Raises Cancelled."""
+        """Return the episodes of the run that match another filter, sorted alike. Raises
+        Cancelled."""
         matches = replace(self._matches, filter=filter, by_part={})
-        return Listing(reader, _fit(reader, matches, progress, cancelled), self.sort, self.descending)
+        return Listing(
+            reader, _fit(reader, matches, progress, cancelled), self.sort, self.descending
+        )
 
     def refreshed(self, reader: TraceReader) -> Listing:
-        """Add the episodes that have ended since; returns self if there are none. Cheap enough for polling.
+        """Add the episodes that have ended since; returns self if there are none. Cheap enough for
+        polling.
 
         Later changes of an episode (feedback, age) need a new listing.
         """
@@ -200,8 +210,8 @@ def open_listing(
 ) -> Listing:
     """List the episodes of a run, or of all runs, that match a filter.
 
-    A full-text filter may take seconds: `progress(done, of)` is called, and `cancelled()` checked, between queries.
-    Raises QueryError for an unknown column, and Cancelled.
+    A full-text filter may take seconds: `progress(done, of)` is called, and `cancelled()` checked,
+    between queries. Raises QueryError for an unknown column, and Cancelled.
     """
     _check_column(sort)
     matches = _Matches(run_id, _episodes(reader, run_id), _Counts(), filter)
@@ -212,7 +222,9 @@ def _check_column(sort: str) -> None:
     if sort not in COLUMNS:
         near = difflib.get_close_matches(sort, COLUMNS, n=1, cutoff=0.5)
         meant = f" (did you mean {near[0]}?)" if near else ""
-        raise QueryError(f"episodes have no column {sort!r} to sort by{meant}; columns: {', '.join(COLUMNS)}")
+        raise QueryError(
+            f"episodes have no column {sort!r} to sort by{meant}; columns: {', '.join(COLUMNS)}"
+        )
 
 
 _PAGE = """
@@ -244,19 +256,29 @@ def _of_run(run_id: str | None) -> tuple[str, list[str]]:
 
 
 def _fit(
-    reader: TraceReader, matches: _Matches, progress: Progress | None = None, cancelled: Stop | None = None
+    reader: TraceReader,
+    matches: _Matches,
+    progress: Progress | None = None,
+    cancelled: Stop | None = None,
 ) -> _Matches:
     """Apply the filter; each part of it reads only episodes that it has not checked before."""
     if matches.filter is None or matches.filter.node == Condition("true", ()):
         return replace(matches, fitting=None)
-    return replace(matches, fitting=_Fitting(reader, matches, progress, cancelled).ids(matches.filter.node))
+    return replace(
+        matches, fitting=_Fitting(reader, matches, progress, cancelled).ids(matches.filter.node)
+    )
 
 
 class _Fitting:
-    """Evaluates a filter: full-text searches separately, in spans of calls, and the rest in one query."""
+    """Evaluates a filter: full-text searches separately, in spans of calls, and the rest in one
+    query."""
 
     def __init__(
-        self, reader: TraceReader, matches: _Matches, progress: Progress | None, cancelled: Stop | None
+        self,
+        reader: TraceReader,
+        matches: _Matches,
+        progress: Progress | None,
+        cancelled: Stop | None,
     ) -> None:
         self._reader, self._matches = reader, matches
         self._progress, self._cancelled = progress, cancelled
@@ -286,12 +308,17 @@ class _Fitting:
         if checked is not None:
             new = new.filter(pc.invert(pc.is_in(new["episode_id"], value_set=checked)))
         if len(new):
-            began, ended = (None, None) if checked is None else (pc.min(new[at]).as_py() for at in _TIMES)
+            began, ended = (
+                (None, None) if checked is None else (pc.min(new[at]).as_py() for at in _TIMES)
+            )
             condition, values = sql if needle is None else (IN_EPISODE, episode_parameters(needle))
             late, since = ("e.ended_at >= ?", [ended]) if ended else ("true", [])
             of_run, run = _of_run(matches.run_id)
             text = f"SELECT episode_id FROM episodes e WHERE {of_run} AND {late} AND ({condition})"
-            parts = [fitting, _array(self._reader.query(text, [*run, *since, *values]), "episode_id")]
+            parts = [
+                fitting,
+                _array(self._reader.query(text, [*run, *since, *values]), "episode_id"),
+            ]
             if needle is not None:
                 parts += self._containing(needle, began)
             fitting = pa.concat_arrays([part.cast(pa.string()) for part in parts])
@@ -326,7 +353,8 @@ _COUNTS = """
 
 
 def _count_few(reader: TraceReader, ids: pa.Array) -> pa.Table:
-    """Read the `_COUNTED` columns of a few episodes; output ids are read only from the times of their calls."""
+    """Read the `_COUNTED` columns of a few episodes; output ids are read only from the times of
+    their calls."""
     condition, named = among("episode_id", ids.to_pylist())
     counts = reader.query(_COUNTS.format(condition), named)
     called = counts.select(["first", "last"]).drop_null()
@@ -336,9 +364,15 @@ def _count_few(reader: TraceReader, ids: pa.Array) -> pa.Table:
             spans[-1] = max(spans[-1], last)
         else:
             spans += [first, last]
-    during = " OR ".join(f"started_at BETWEEN ${i} AND ${i + 1}" for i in range(1, len(spans), 2)) or "false"
+    during = (
+        " OR ".join(f"started_at BETWEEN ${i} AND ${i + 1}" for i in range(1, len(spans), 2))
+        or "false"
+    )
     condition, named = among("episode_id", ids.to_pylist(), 1 + len(spans))
-    sql = f"SELECT episode_id, sum(len(output_ids))::BIGINT AS tokens FROM calls WHERE ({during}) AND {condition}"
+    sql = (
+        f"SELECT episode_id, sum(len(output_ids))::BIGINT AS tokens FROM calls WHERE ({during}) AND"
+        f" {condition}"
+    )
     return _join(reader, ids, counts, reader.query(f"{sql} GROUP BY episode_id", [*spans, *named]))
 
 
@@ -350,22 +384,32 @@ def _count_all(reader: TraceReader, ids: pa.Array, cancelled: Stop | None) -> pa
             raise Cancelled("counting tokens was canceled")
         condition, edges = of_span(span)
         sql = "SELECT c.episode_id, sum(len(c.output_ids))::BIGINT AS tokens FROM calls c"
-        parts.append(reader.query(f"{sql} WHERE {condition} AND c.output_ids IS NOT NULL GROUP BY 1", edges))
+        parts.append(
+            reader.query(f"{sql} WHERE {condition} AND c.output_ids IS NOT NULL GROUP BY 1", edges)
+        )
         reader.close()  # DuckDB caches the lists as long as the file is open
     tokens = pa.concat_tables(parts).group_by("episode_id").aggregate([("tokens", "sum")])
     return _join(reader, ids, counts, tokens.rename_columns({"tokens_sum": "tokens"}))
 
 
 def _join(reader: TraceReader, ids: pa.Array, counts: pa.Table, tokens: pa.Table) -> pa.Table:
-    """Join counts in the order of the ids. Replies are read for their usage only if no call of an episode has ids."""
+    """Join counts in the order of the ids. Replies are read for their usage only if no call of an
+    episode has ids."""
     columns = {name: _aligned(ids, counts, name) for name in _COUNTED[:-1]}
     columns |= {name: pc.fill_null(columns[name], 0) for name in ("calls", "turns", "agents")}
     sampled = _aligned(ids, tokens, "tokens")
-    missing: list[str] = ids.filter(pc.and_(pc.is_null(sampled), pc.greater(columns["calls"], 0))).to_pylist()
+    missing: list[str] = ids.filter(
+        pc.and_(pc.is_null(sampled), pc.greater(columns["calls"], 0))
+    ).to_pylist()
     if missing:
         condition, named = among("episode_id", missing)
-        sql = f"SELECT episode_id, {USAGE_TOKENS}::BIGINT AS tokens FROM calls WHERE output_ids IS NULL AND {condition}"
-        sampled = pc.coalesce(sampled, _aligned(ids, reader.query(f"{sql} GROUP BY episode_id", named), "tokens"))
+        sql = (
+            f"SELECT episode_id, {USAGE_TOKENS}::BIGINT AS tokens FROM calls WHERE output_ids IS"
+            f" NULL AND {condition}"
+        )
+        sampled = pc.coalesce(
+            sampled, _aligned(ids, reader.query(f"{sql} GROUP BY episode_id", named), "tokens")
+        )
     return pa.table({"episode_id": ids, **columns, "tokens": sampled})
 
 

@@ -1,4 +1,5 @@
-"""Episodes with feedback, ledger and trained tokens, their change markers, and advantages recomputed from rewards."""
+"""Episodes with feedback, ledger and trained tokens, their change markers, and advantages
+recomputed from rewards."""
 
 from __future__ import annotations
 
@@ -55,14 +56,28 @@ def mean_of(values: Sequence[_Floats]) -> float | None:
 
 
 def records_of(
-    reader: TraceReader, ids: Sequence[str], *, whole: bool = False, feedback: bool = False, trained: bool = False
+    reader: TraceReader,
+    ids: Sequence[str],
+    *,
+    whole: bool = False,
+    feedback: bool = False,
+    trained: bool = False,
 ) -> list[Record]:
-    """Read records in the order of `ids`; `whole` reads all parts of a record, and unfinished episodes too."""
+    """Read records in the order of `ids`; `whole` reads all parts of a record, and unfinished
+    episodes too."""
     ids = list(dict.fromkeys(ids))
     known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
-    remarks = _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
-    booked = _by_episode(reader, LedgerEntry, "ledger", ids, "step, call_id, outcome") if whole else {}
-    scored = _by_episode(reader, Trained, "trained", ids, "step, call_id") if trained or whole else {}
+    remarks = (
+        _by_episode(reader, Feedback, "feedback", ids, '"at", feedback_id')
+        if feedback or whole
+        else {}
+    )
+    booked = (
+        _by_episode(reader, LedgerEntry, "ledger", ids, "step, call_id, outcome") if whole else {}
+    )
+    scored = (
+        _by_episode(reader, Trained, "trained", ids, "step, call_id") if trained or whole else {}
+    )
     condition, named = among("episode_id", ids)
     sql = f"SELECT episode_id FROM episodes WHERE superseded AND {condition}"
     superseded = {row["episode_id"] for row in rows(reader, sql, *named)} if whole else set()
@@ -85,7 +100,9 @@ def known_records(reader: TraceReader, ids: Sequence[str]) -> list[Record]:
     records = records_of(reader, ids, whole=True)
     for record in records:
         if not record.ended and not record.episode.calls:
-            raise QueryError(f"the trace has no episode {record.episode.episode_id}; `ajet trace ls` lists them")
+            raise QueryError(
+                f"the trace has no episode {record.episode.episode_id}; `ajet trace ls` lists them"
+            )
     return records
 
 
@@ -98,14 +115,18 @@ def _by_episode(
     condition, named = among("episode_id", ids)
     listed = reader.query(f"SELECT * FROM {table} WHERE {condition} ORDER BY {order}", named)
     columns = [arrays_of(c) if pa.types.is_list(c.type) else c.to_pylist() for c in listed.columns]
-    fields = (dict(zip(listed.column_names, values, strict=True)) for values in zip(*columns, strict=True))
+    fields = (
+        dict(zip(listed.column_names, values, strict=True)) for values in zip(*columns, strict=True)
+    )
     return grouped(map(model.model_validate, fields), lambda record: record.episode_id)
 
 
 def _running(reader: TraceReader, episode_id: str) -> Episode:
     """Make an episode from calls alone; they don't name their run, so the newest run is assumed."""
     calls = tuple(calls_of(reader, episode_id))
-    newest = rows(reader, "SELECT run_id FROM runs ORDER BY status = 'running' DESC, started_at DESC LIMIT 1")
+    newest = rows(
+        reader, "SELECT run_id FROM runs ORDER BY status = 'running' DESC, started_at DESC LIMIT 1"
+    )
     return Episode(
         episode_id=episode_id,
         run_id=newest[0]["run_id"] if newest else "",
@@ -117,14 +138,22 @@ def _running(reader: TraceReader, episode_id: str) -> Episode:
 
 def feedback_of(reader: TraceReader, episode_id: str, call_id: str | None = None) -> list[Feedback]:
     """Return the feedback on an episode and its calls, or on a single call, oldest first."""
-    listed = _by_episode(reader, Feedback, "feedback", [episode_id], '"at", feedback_id').get(episode_id, [])
+    listed = _by_episode(reader, Feedback, "feedback", [episode_id], '"at", feedback_id').get(
+        episode_id, []
+    )
     return [feedback for feedback in listed if call_id is None or feedback.call_id == call_id]
 
 
 def attempt_rewards(reader: TraceReader, episode_ids: Sequence[str]) -> list[float | None]:
     """Return the reward of each episode, or None, in order."""
-    sql = "SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE list_contains($1, episode_id)"
-    known = {row["episode_id"]: row["reward"] for row in rows(reader, f"{sql} GROUP BY ALL", list(episode_ids))}
+    sql = (
+        "SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE list_contains($1,"
+        " episode_id)"
+    )
+    known = {
+        row["episode_id"]: row["reward"]
+        for row in rows(reader, f"{sql} GROUP BY ALL", list(episode_ids))
+    }
     return [known.get(episode_id) for episode_id in episode_ids]
 
 
@@ -144,7 +173,8 @@ class Pulse(NamedTuple):
 
 
 def episode_pulse(reader: TraceReader, episode_id: str) -> Pulse:
-    """Read the state of an episode, cheaply enough for polling: ledger and group only after its end."""
+    """Read the state of an episode, cheaply enough for polling: ledger and group only after its
+    end."""
     [row] = rows(
         reader,
         """
@@ -179,11 +209,12 @@ def mark_of(reader: TraceReader, *episode_ids: str) -> tuple[int, ...]:
 
 
 def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _Floats]:
-    """Recompute the advantages of trainable calls, by token, from stored rewards and the config of the run.
+    """Recompute the advantages of trainable calls, by token, from stored rewards and the config of
+    the run.
 
-    For old files and foreign trainers, which record none; the step may have used different values, so callers label
-    these as recomputed. Calls that would not be trained are missing, tokens beyond the length limits are NaN. Raises
-    ConfigError for an unknown estimator.
+    For old files and foreign trainers, which record none; the step may have used different values,
+    so callers label these as recomputed. Calls that would not be trained are missing, tokens beyond
+    the length limits are NaN. Raises ConfigError for an unknown estimator.
     """
     recomputed: dict[str, _Floats] = {}
     done: set[str] = set()
@@ -196,23 +227,31 @@ def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _
 
 
 def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], Json]:
-    """Return the group (or step) over which an episode's advantage is computed, and the settings of `build`."""
+    """Return the group (or step) over which an episode's advantage is computed, and the settings of
+    `build`."""
     run_rows = rows(
         reader,
-        "SELECT run_id, config FROM runs WHERE run_id IN (SELECT run_id FROM episodes WHERE episode_id = $1)",
+        "SELECT run_id, config FROM runs WHERE run_id IN (SELECT run_id FROM episodes WHERE"
+        " episode_id = $1)",
         episode_id,
     )
-    settings = _settings(json.loads(run_rows[0]["config"] or "{}").get("ajet") or {}) if run_rows else {}
+    settings = (
+        _settings(json.loads(run_rows[0]["config"] or "{}").get("ajet") or {}) if run_rows else {}
+    )
     of_step = settings.get("estimator") == "reinforce_plus_plus"
     ids = step_of(reader, episode_id) if of_step else attempts_of(reader, episode_id)
     return episodes(reader, episode_ids=ids, superseded=True), settings
 
 
-def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: Json) -> dict[str, _Floats]:
+def _of_compared(
+    reader: TraceReader, compared: Sequence[Episode], settings: Json
+) -> dict[str, _Floats]:
     if not compared or settings.pop("use_kl_in_reward", False):  # the trace has no KL values
         return {}
     batch = build(compared, policy_version=trained_version(reader, compared[0]), **settings)
-    lengths = {c.call_id: len(c.output_ids) for e in compared for c in e.calls if c.output_ids is not None}
+    lengths = {
+        c.call_id: len(c.output_ids) for e in compared for c in e.calls if c.output_ids is not None
+    }
     recomputed: dict[str, _Floats] = {}
     for sample in batch.samples:
         for span in sample.timeline.spans:
@@ -233,17 +272,22 @@ def _settings(config: JsonView) -> Json:
         "max_staleness": rollout.get("max_staleness"),
         "max_tokens": rollout.get("max_model_len"),
         "failure_reward": rollout.get("failure_reward"),
-        "overlong_filtering": rollout.get("overlong_filtering")
-        and algorithm.get("adv_estimator") not in ("sft", "dpo", "opd"),
+        "overlong_filtering": (
+            rollout.get("overlong_filtering")
+            and algorithm.get("adv_estimator") not in ("sft", "dpo", "opd")
+        ),
         "gamma": rollout.get("gamma"),
         "max_samples": (rollout.get("multi_turn") or {}).get("max_sample_per_task"),
-        "max_lengths": tuple((config.get("data") or {}).get(f"max_{part}_length") for part in ("prompt", "response")),
+        "max_lengths": tuple(
+            (config.get("data") or {}).get(f"max_{part}_length") for part in ("prompt", "response")
+        ),
     }
     return {name: value for name, value in options.items() if value is not None}
 
 
 def trained_version(reader: TraceReader, episode: Episode) -> int | None:
-    """Return the policy version trained by an episode's step: the last one before it, or else the newest that sampled.
+    """Return the policy version trained by an episode's step: the last one before it, or else the
+    newest that sampled.
 
     Validation and trial episodes belong to the version after their step.
     """

@@ -1,4 +1,5 @@
-"""Runs: status, metrics and ledger, and panels of metric curves, thinned to the width of the screen."""
+"""Runs: status, metrics and ledger, and panels of metric curves, thinned to the width of the
+screen."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ REWARDS: dict[str, str] = {
     "last_trial": "mean reward of the last step's trials of new tasks",
     "run_mean": "mean reward of the run",
 }
-"""Descriptions of mean rewards; `run_mean` is for runs without training, or whose episodes name no decoding mode."""
+"""Descriptions of mean rewards; `run_mean` is for runs without training, or whose episodes name no
+decoding mode."""
 
 
 class FailureCount(TypedDict):
@@ -116,11 +118,15 @@ def metrics(reader: TraceReader, run_id: str) -> list[MetricRow]:
 def ledger_totals(
     reader: TraceReader, run_id: str, filter: Filter | None = None, *, by_step: bool = False
 ) -> list[LedgerTotal]:
-    """Return calls and tokens by outcome, trained first, of a run or of the episodes that match a filter."""
+    """Return calls and tokens by outcome, trained first, of a run or of the episodes that match a
+    filter."""
     step = "step, " if by_step else ""
     fits, values = "", list[object]([run_id])
     if filter is not None:
-        fits = f"AND episode_id IN (SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND {filter.sql})"
+        fits = (
+            "AND episode_id IN (SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND"
+            f" {filter.sql})"
+        )
         values += [run_id, *filter.parameters]
     return rows(
         reader,
@@ -222,24 +228,30 @@ def steps_of(run: RunOverview) -> str:
     """Format the steps of a run: `12/60`, or `12` if the total is unknown."""
     if run["last_step"] is None:
         return "" if run["total_steps"] is None else f"0/{run['total_steps']}"
-    return f"{run['last_step']}/{run['total_steps']}" if run["total_steps"] else str(run["last_step"])
+    return (
+        f"{run['last_step']}/{run['total_steps']}" if run["total_steps"] else str(run["last_step"])
+    )
 
 
 def seconds_of(run: RunOverview, now: datetime) -> float | None:
-    """Return the duration of a run: until its end, until now while running, or until its last event if it crashed."""
+    """Return the duration of a run: until its end, until now while running, or until its last event
+    if it crashed."""
     end = run["ended_at"] or (now if run["status"] == "running" else run["last_at"])
     return None if end is None else max(0.0, (end - run["started_at"]).total_seconds())
 
 
 def quiet_seconds(run: RunOverview, now: datetime) -> float | None:
-    """Return the time since a running run last finished an episode or logged a step; None for an ended run."""
+    """Return the time since a running run last finished an episode or logged a step; None for an
+    ended run."""
     since = run["last_at"] or run["started_at"]
     return (now - since).total_seconds() if run["status"] == "running" else None
 
 
 def failures_in_words(run: RunOverview, width: int = 80) -> str:
     """Format the causes of failures, most frequent first: `12 TimeoutError, 3 NoReward`."""
-    return one_line(", ".join(f"{cause['episodes']:,} {cause['cause']}" for cause in run["causes"]), width)
+    return one_line(
+        ", ".join(f"{cause['episodes']:,} {cause['cause']}" for cause in run["causes"]), width
+    )
 
 
 def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
@@ -269,7 +281,8 @@ def failures(reader: TraceReader, run_id: str) -> list[Failure]:
 
 
 def metric_points(reader: TraceReader, run_id: str) -> dict[str, list[tuple[int, float]]]:
-    """Return the values of each metric in order of steps; a step repeated after a resume has its last value."""
+    """Return the values of each metric in order of steps; a step repeated after a resume has its
+    last value."""
     table = reader.query(
         """
         SELECT name, step, arg_max(value, "at") AS value FROM metrics WHERE run_id = $1
@@ -277,14 +290,17 @@ def metric_points(reader: TraceReader, run_id: str) -> dict[str, list[tuple[int,
         [run_id],
     )
     points: dict[str, list[tuple[int, float]]] = {}
-    for name, step, value in zip(*(table[column].to_pylist() for column in ("name", "step", "value")), strict=True):
+    for name, step, value in zip(
+        *(table[column].to_pylist() for column in ("name", "step", "value")), strict=True
+    ):
         if value is not None and math.isfinite(value):
             points.setdefault(name, []).append((step, value))
     return points
 
 
 def staleness(reader: TraceReader, run_id: str) -> list[tuple[int, float]]:
-    """Return the mean number of updates by which calls are behind the newest call, by training step."""
+    """Return the mean number of updates by which calls are behind the newest call, by training
+    step."""
     step_rows = rows(
         reader,
         """
@@ -327,18 +343,26 @@ _TOGETHER: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("KL", (("sampler", "train/sampler_kl"), ("reference", "train/kl"))),
     ("entropy", (("", "train/entropy"),)),
     ("tokens per episode", (("", "tokens_per_episode"),)),
-    ("tokens/s", (("trained", "train/tokens_per_second"), ("sampled", "train/sampled_tokens_per_second"))),
+    (
+        "tokens/s",
+        (("trained", "train/tokens_per_second"), ("sampled", "train/sampled_tokens_per_second")),
+    ),
     ("merge ratio", (("", "train/merge_ratio"),)),
     ("versions behind", (("", "staleness"),)),
     ("failed share", (("train", "train/failed_share"), ("val", "val/failed_share"))),
     ("calls per episode", (("train", "train/calls_per_episode"), ("val", "val/calls_per_episode"))),
     ("gradient norm", (("", "train/grad_norm"),)),
-    ("trainer - sampler log-prob.", (("max", "train/logprob_gap_max"), ("mean", "train/logprob_gap_mean"))),
+    (
+        "trainer - sampler log-prob.",
+        (("max", "train/logprob_gap_max"), ("mean", "train/logprob_gap_mean")),
+    ),
     ("seconds", (("step", "time/step"), ("rollout", "time/rollout"))),
     ("dollars", (("", "cost/dollars"),)),
     (
         "tokens at the service",
-        tuple((name, f"cost/{name}_tokens") for name in ("prefilled", "cached", "sampled", "trained")),
+        tuple(
+            (name, f"cost/{name}_tokens") for name in ("prefilled", "cached", "sampled", "trained")
+        ),
     ),
 )
 """Titles with (label, metric) pairs; `panels` computes `tokens_per_episode` and `staleness`."""
@@ -349,7 +373,9 @@ def panels(reader: TraceReader, run_id: str) -> list[Panel]:
     points: dict[str, Points] = {**metric_points(reader, run_id)}
     episodes = dict(points.get("train/episodes", ()))
     sampled = points.get("train/tokens_sampled", ())
-    points["tokens_per_episode"] = [(step, n / episodes[step]) for step, n in sampled if episodes.get(step)]
+    points["tokens_per_episode"] = [
+        (step, n / episodes[step]) for step, n in sampled if episodes.get(step)
+    ]
     points["staleness"] = staleness(reader, run_id)
     placed = {name for _, lines in _TOGETHER for _, name in lines}
     result = [_panel(title, lines, points) for title, lines in _TOGETHER]
@@ -372,12 +398,17 @@ def is_constant(panel: Panel) -> bool:
 
 
 def _panel(title: str, lines: Sequence[tuple[str, str]], points: Mapping[str, Points]) -> Panel:
-    return Panel(title, tuple(Curve(label, points[name]) for label, name in lines if points.get(name)))
+    return Panel(
+        title, tuple(Curve(label, points[name]) for label, name in lines if points.get(name))
+    )
 
 
 def thin(panel: Panel, columns: int) -> Panel:
-    """Reduce curves to two points per column, the minimum and maximum of each stretch, so that no spike is lost."""
-    return replace(panel, curves=tuple(replace(c, points=_thin(c.points, columns)) for c in panel.curves))
+    """Reduce curves to two points per column, the minimum and maximum of each stretch, so that no
+    spike is lost."""
+    return replace(
+        panel, curves=tuple(replace(c, points=_thin(c.points, columns)) for c in panel.curves)
+    )
 
 
 def _thin(points: Points, columns: int) -> Points:

@@ -1,9 +1,10 @@
 """Full-text search over messages, replies, outputs, tasks and errors.
 
-Only texts are searched, not the JSON keys around them (`role`, `content`, `total_tokens`); case is ignored. Calls are
-searched in spans of time, a short query each: a search reports its progress, can be cancelled between two spans, and no
-query comes near the time limit. DuckDB's regular expressions are twice as fast as its ILIKE and
-`contains(lower(...))`. Each hit is matched again in Python, in the text as shown.
+Only texts are searched, not the JSON keys around them (`role`, `content`, `total_tokens`); case is
+ignored. Calls are searched in spans of time, a short query each: a search reports its progress, can
+be cancelled between two spans, and no query comes near the time limit. DuckDB's regular expressions
+are twice as fast as its ILIKE and `contains(lower(...))`. Each hit is matched again in Python, in
+the text as shown.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def pattern(needle: str) -> str:
 
 
 def _json_matches(column: str, *paths: str) -> str:
-    """Match the texts at some paths of a JSON column; matching the whole JSON first is cheap and excludes most rows."""
+    """Match the texts at some paths of a JSON column; matching the whole JSON first is cheap and
+    excludes most rows."""
     texts = (f"{column}->>'{path}'" for path in paths)
     lines = (f"array_to_string({text}, chr(10))" if "[*]" in text else text for text in texts)
     joined = f"concat_ws(chr(10), {', '.join(lines)})"
@@ -69,7 +71,8 @@ IN_EPISODE = f"""({matches("e.task->>'$.main_query'")} OR {matches("e.output->>'
 
 
 def call_parameters(needle: str) -> list[str]:
-    """Return the parameters of IN_CALL: for each JSON column the text as JSON escapes it, then the text itself."""
+    """Return the parameters of IN_CALL: for each JSON column the text as JSON escapes it, then the
+    text itself."""
     plain, escaped = pattern(needle), pattern(json.dumps(needle, ensure_ascii=False)[1:-1])
     return [escaped, plain] * 3 + [plain]
 
@@ -84,16 +87,22 @@ Span = tuple[datetime | None, datetime | None]
 
 
 def call_spans(reader: TraceReader, size: int) -> list[tuple[Span, int]]:
-    """Divide the calls of a trace into spans of time with about `size` calls each, and count the calls of each span."""
+    """Divide the calls of a trace into spans of time with about `size` calls each, and count the
+    calls of each span."""
     total = int(rows(reader, "SELECT count(*) AS n FROM calls")[0]["n"])
     parts = min(max(1, round(total / size)), 1000)
     cuts: list[datetime] = []
     if parts > 1:
         fractions = ", ".join(f"{i / parts:.6f}" for i in range(1, parts))
-        quantiles = rows(reader, f"SELECT quantile_disc(started_at, [{fractions}]) AS cuts FROM calls")[0]["cuts"]
+        quantiles = rows(
+            reader, f"SELECT quantile_disc(started_at, [{fractions}]) AS cuts FROM calls"
+        )[0]["cuts"]
         cuts = sorted(set(quantiles or ()))
     each = total // (len(cuts) + 1)
-    return [(span, each if i else total - each * len(cuts)) for i, span in enumerate(pairwise([None, *cuts, None]))]
+    return [
+        (span, each if i else total - each * len(cuts))
+        for i, span in enumerate(pairwise([None, *cuts, None]))
+    ]
 
 
 def of_span(span: Span) -> tuple[str, list[datetime]]:
@@ -142,9 +151,10 @@ def search(
 ) -> Iterator[Hit]:
     """Find a text, ignoring case, in all episodes or in those whose ids are in `within`.
 
-    Yields hits in tasks, outputs and errors of episodes first, then hits in calls, in order of time; a message repeated
-    by later calls counts once. `progress(done, of)` is called after each span with numbers of calls; `cancelled()` is
-    checked before each span. Raises QueryError for a blank or overlong text.
+    Yields hits in tasks, outputs and errors of episodes first, then hits in calls, in order of
+    time; a message repeated by later calls counts once. `progress(done, of)` is called after each
+    span with numbers of calls; `cancelled()` is checked before each span. Raises QueryError for a
+    blank or overlong text.
     """
     needle = needle.encode("utf-8", "replace").decode()
     if not needle.strip() or len(needle) > _LONGEST:
@@ -173,12 +183,18 @@ def search(
             progress(done, of)
 
 
-def _calls_with(reader: TraceReader, needle: str, span: Span, run_id: str | None) -> Iterator[_CallTexts]:
-    """Yield the calls of a span that contain a text; `run_id` excludes calls of episodes of other runs."""
+def _calls_with(
+    reader: TraceReader, needle: str, span: Span, run_id: str | None
+) -> Iterator[_CallTexts]:
+    """Yield the calls of a span that contain a text; `run_id` excludes calls of episodes of other
+    runs."""
     in_span, edges = of_span(span)
     of_run, run = "true", list[str]()
     if run_id is not None and rows(reader, "SELECT count(*) AS n FROM runs")[0]["n"] > 1:
-        of_run = "c.episode_id NOT IN (SELECT episode_id FROM episodes WHERE run_id <> ? AND episode_id IS NOT NULL)"
+        of_run = (
+            "c.episode_id NOT IN (SELECT episode_id FROM episodes WHERE run_id <> ? AND episode_id"
+            " IS NOT NULL)"
+        )
         run = [run_id]
     table = reader.query(
         f"""
@@ -202,18 +218,34 @@ def _texts(row: _CallTexts) -> Iterator[tuple[str, str | None]]:
 
 
 def _hits(
-    look: re.Pattern[str], seen: set[int], episode_id: str, call_id: str | None, texts: Iterable[tuple[str, str | None]]
+    look: re.Pattern[str],
+    seen: set[int],
+    episode_id: str,
+    call_id: str | None,
+    texts: Iterable[tuple[str, str | None]],
 ) -> Iterator[Hit]:
-    """Yield the hits in some texts, except for texts whose hashes are in `seen`, which is updated."""
+    """Yield the hits in some texts, except for texts whose hashes are in `seen`, which is
+    updated."""
     for where, text in texts:
         match = look.search(text) if text else None
         if text and match and (known := hash((episode_id, where, text))) not in seen:
             seen.add(known)
             start, end = match.span()
-            before = ("…" if start > _AROUND else "") + _line(text[max(0, start - _AROUND) : start]).lstrip()
+            before = ("…" if start > _AROUND else "") + _line(
+                text[max(0, start - _AROUND) : start]
+            ).lstrip()
             inside = _line(text[start : min(end, start + _AFTER)])
-            after = _line(text[end : end + _AFTER]).rstrip() + ("…" if len(text) > end + _AFTER else "")
-            yield Hit(episode_id, call_id, where, before + inside + after, len(before), len(before) + len(inside))
+            after = _line(text[end : end + _AFTER]).rstrip() + (
+                "…" if len(text) > end + _AFTER else ""
+            )
+            yield Hit(
+                episode_id,
+                call_id,
+                where,
+                before + inside + after,
+                len(before),
+                len(before) + len(inside),
+            )
 
 
 def _line(text: str) -> str:

@@ -26,7 +26,8 @@ def tables(reader: TraceReader) -> dict[str, dict[str, str]]:
 
 
 def result_of(reader: TraceReader, sql: str) -> pa.Table:
-    """Run a SELECT or EXPLAIN; repeated column names are numbered: `a, a` becomes `a, a:1`. Raises QueryError."""
+    """Run a SELECT or EXPLAIN; repeated column names are numbered: `a, a` becomes `a, a:1`. Raises
+    QueryError."""
     table = reader.query(sql)
     unique: list[str] = []
     for name in table.column_names:
@@ -48,7 +49,9 @@ def save_result(table: pa.Table, path: Path) -> int:
     path = path.expanduser()
     kind = path.suffix.lstrip(".").lower()
     if kind not in FORMATS:
-        raise ConfigError(f"{path.name or path}: unknown format; the name must end in .csv, .jsonl or .parquet")
+        raise ConfigError(
+            f"{path.name or path}: unknown format; the name must end in .csv, .jsonl or .parquet"
+        )
     if path.exists():
         raise ConfigError(f"{path} already exists; choose another name")
     part = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
@@ -62,7 +65,10 @@ def save_result(table: pa.Table, path: Path) -> int:
                     writer.writerow(table.column_names)
                     writer.writerows(map(csv_value, row.values()) for row in rows_of(table))
                 else:
-                    lines = (json.dumps(row, ensure_ascii=False, default=json_default) for row in rows_of(table))
+                    lines = (
+                        json.dumps(row, ensure_ascii=False, default=json_default)
+                        for row in rows_of(table)
+                    )
                     file.writelines(f"{line}\n" for line in lines)
         part.replace(path)
     except (OSError, pa.ArrowException) as error:
@@ -73,7 +79,11 @@ def save_result(table: pa.Table, path: Path) -> int:
 
 def csv_value(value: object) -> object:
     """Convert a value to a CSV cell: lists and structs become JSON."""
-    return json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
+    return (
+        json.dumps(value, ensure_ascii=False, default=json_default)
+        if isinstance(value, list | dict)
+        else value
+    )
 
 
 def spelled(value: object) -> str:
@@ -89,4 +99,8 @@ def spelled(value: object) -> str:
         return value
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False, indent=2, default=json_default)
-    return json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list) else str(value)
+    return (
+        json.dumps(value, ensure_ascii=False, default=json_default)
+        if isinstance(value, list)
+        else str(value)
+    )

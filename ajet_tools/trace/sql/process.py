@@ -1,8 +1,8 @@
 """Runs SQL queries of users in a child process with limits on memory and time.
 
-DuckDB limits the memory of tables and joins, but not of single values: `repeat('x', 3000000000)` takes 6 GB. The child
-process has a memory limit, and is killed on timeout or cancellation. Of a live run it only copies rows; the training
-process never executes such a query.
+DuckDB limits the memory of tables and joins, but not of single values: `repeat('x', 3000000000)`
+takes 6 GB. The child process has a memory limit, and is killed on timeout or cancellation. Of a
+live run it only copies rows; the training process never executes such a query.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _START = (
 class SqlProcess:
     """A child process that queries the trace at `path`, opened by `open_located`.
 
-    Starts immediately, answers one query at a time, and restarts after a query that was cancelled or exceeded a limit.
+    Starts immediately, answers one query at a time, and restarts after a query that was cancelled
+    or exceeded a limit.
     """
 
     def __init__(self, path: Path | None, *, memory: int = MEMORY, read_only: bool = False) -> None:
@@ -76,7 +77,9 @@ class SqlProcess:
                 if stop.is_set:
                     raise QueryError("the query was canceled") from None
                 if late.is_set():
-                    raise QueryError(f"the query was stopped after {_SECONDS:g} s; narrow it") from None
+                    raise QueryError(
+                        f"the query was stopped after {_SECONDS:g} s; narrow it"
+                    ) from None
                 raise QueryError(str(ended)) from None
             finally:
                 timer.cancel()
@@ -94,9 +97,12 @@ class SqlProcess:
     def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         stderr_file = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
-            [sys.executable, "-c", self._start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr_file,
+            [sys.executable, "-c", self._start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr_file,
             start_new_session=True,  # Ctrl-C is handled by the parent
-        )  # fmt: skip
+        )
         return process, stderr_file
 
     def _answer(self, sql: str) -> pa.Table:
@@ -109,7 +115,9 @@ class SqlProcess:
             if head is None:
                 raise self._end()
             if "error" in head:
-                if head["message"].startswith(QueryError.TOO_MUCH):  # its memory may not be released
+                if head["message"].startswith(
+                    QueryError.TOO_MUCH
+                ):  # its memory may not be released
                     self._process.kill()
                     self._process.wait()
                 kind = getattr(errors, head["error"], QueryError)
@@ -125,10 +133,12 @@ class SqlProcess:
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         if code < 0 or (lines and any(sign in lines[-1] for sign in _NO_MEMORY)):
             return _Ended(
-                f"{QueryError.TOO_MUCH} ({self._memory >> 20} MiB) and was stopped; narrow it (by run_id or "
-                "episode_id), select fewer columns or add a LIMIT"
+                f"{QueryError.TOO_MUCH} ({self._memory >> 20} MiB) and was stopped; narrow it (by"
+                " run_id or episode_id), select fewer columns or add a LIMIT"
             )
-        return _Ended(f"the query was killed (exit code {code}): {lines[-1] if lines else 'no message'}")
+        return _Ended(
+            f"the query was killed (exit code {code}): {lines[-1] if lines else 'no message'}"
+        )
 
 
 class _Ended(Exception):
@@ -136,7 +146,8 @@ class _Ended(Exception):
 
 
 def answer(path: str | None, memory: int, read_only: bool) -> None:
-    """Answer queries in the child process: a line of JSON each, answered by a line of JSON and an Arrow stream."""
+    """Answer queries in the child process: a line of JSON each, answered by a line of JSON and an
+    Arrow stream."""
     answers = os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("wb") as nothing:
         os.dup2(nothing.fileno(), 1)  # DuckDB prints a progress bar after two seconds

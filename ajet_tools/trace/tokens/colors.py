@@ -21,8 +21,8 @@ class Level:
 
     label: str
     tone: str
-    """Name of its colour: `prompt unknown`; `low2 low1 mid high1 high2` for values around 0; `scale0` to `scale4` for
-    increasing values; `trained held left context` for the loss mask."""
+    """Name of its colour: `prompt unknown`; `low2 low1 mid high1 high2` for values around 0;
+    `scale0` to `scale4` for increasing values; `trained held left context` for the loss mask."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,14 @@ def _logprob(view: TokenView) -> ColorScale:
 def _entropy(view: TokenView) -> ColorScale:
     note = "" if np.isfinite(view.entropy).any() else "no entropy was recorded"
     indices = np.searchsorted([0.1, 0.5, 1.0, 2.0], view.entropy, side="right")
-    return _scale(view, "entropy", view.entropy, indices, _in_order("< 0.1 nats", "< 0.5", "< 1", "< 2", "≥ 2"), note)
+    return _scale(
+        view,
+        "entropy",
+        view.entropy,
+        indices,
+        _in_order("< 0.1 nats", "< 0.5", "< 1", "< 2", "≥ 2"),
+        note,
+    )
 
 
 def _advantage(view: TokenView) -> ColorScale:
@@ -91,9 +98,13 @@ def _advantage(view: TokenView) -> ColorScale:
         return _signed(view, "advantage", view.advantage, 0.0, half, note)
     levels = []
     for value in distinct.tolist():
-        tone = f"{'high' if value > 0 else 'low'}{2 if abs(value) >= half else 1}" if value else "mid"
+        tone = (
+            f"{'high' if value > 0 else 'low'}{2 if abs(value) >= half else 1}" if value else "mid"
+        )
         levels.append(Level(f"{value:+.3g}", tone))
-    return _scale(view, "advantage", view.advantage, np.searchsorted(distinct, view.advantage), levels, note)
+    return _scale(
+        view, "advantage", view.advantage, np.searchsorted(distinct, view.advantage), levels, note
+    )
 
 
 def _gap(view: TokenView) -> ColorScale:
@@ -101,10 +112,18 @@ def _gap(view: TokenView) -> ColorScale:
     return _signed(view, "trainer minus sampler log-probability", view.gap, 0.01, 0.1, note)
 
 
-def _signed(view: TokenView, name: str, values: _Floats, near: float, far: float, note: str) -> ColorScale:
+def _signed(
+    view: TokenView, name: str, values: _Floats, near: float, far: float, note: str
+) -> ColorScale:
     """Levels for values around 0: up to `near` counts as 0, and from `far` on as large."""
     zero = f"within {near:g}" if near else "0"
-    labels = (f"≤ {-far:.3g}", f"< {-near:g}" if near else "< 0", zero, f"> {near:g}", f"≥ {far:.3g}")
+    labels = (
+        f"≤ {-far:.3g}",
+        f"< {-near:g}" if near else "< 0",
+        zero,
+        f"> {near:g}",
+        f"≥ {far:.3g}",
+    )
     size = np.abs(values)
     magnitudes = np.where(size > near, np.where(size >= max(far, 1e-12), 2, 1), 0)
     levels = list(map(Level, labels, ("low2", "low1", "mid", "high1", "high2")))
@@ -116,13 +135,22 @@ def _version(view: TokenView) -> ColorScale:
     sampled = np.unique(view.version[view.version >= 0])
     if view.step_version is None:
         newest = sampled[::-1][:5].tolist()
-        older = sum((view.version <= version for version in newest[1:]), np.zeros(len(view), np.int64))
-        levels, note = _in_order(*(f"version {v}" for v in newest)), "which version was trained is not known"
+        older = sum(
+            (view.version <= version for version in newest[1:]), np.zeros(len(view), np.int64)
+        )
+        levels, note = (
+            _in_order(*(f"version {v}" for v in newest)),
+            "which version was trained is not known",
+        )
         return _scale(view, "policy version", known, older, levels, note)
     levels = _in_order("current", "1 update behind", "2 behind", "3 behind", "4 or more behind")
     versions = ", ".join(map(str, sampled.tolist()[:6]))
-    note = f"sampled by version {versions or 'unknown'}; the step trained version {view.step_version}"
-    return _scale(view, "policy version", known, np.clip(view.staleness, 0, len(levels) - 1), levels, note)
+    note = (
+        f"sampled by version {versions or 'unknown'}; the step trained version {view.step_version}"
+    )
+    return _scale(
+        view, "policy version", known, np.clip(view.staleness, 0, len(levels) - 1), levels, note
+    )
 
 
 def _in_order(*labels: str) -> list[Level]:

@@ -1,4 +1,5 @@
-"""Facts of a token (bytes, values, call, reason of its training) and search for tokens in a timeline."""
+"""Facts of a token (bytes, values, call, reason of its training) and search for tokens in a
+timeline."""
 
 from __future__ import annotations
 
@@ -24,17 +25,26 @@ _BYTES = 20
 _REASONS = {
     "superseded": "not trained: its step was rolled back by a resume",
     "evaluation": "not trained: the episode is an evaluation",
-    "untrainable": "not trained: it does not belong to the policy, or its ids or log-probabilities are unknown",
+    "untrainable": (
+        "not trained: it does not belong to the policy, or its ids or log-probabilities are unknown"
+    ),
     "cancelled": "not trained: it was sampled for a reply that was cancelled",
     "undelivered": "not trained: the reply did not reach the agent",
     "failed": "not trained: the episode failed",
     "stale": "not trained: it is older than rollout.max_staleness allows",
-    "unmaskable": "not trained: it was sampled under a grammar (structured output), or with a teacher at an endpoint "
-    "under other parameters, which the trainer or the teacher can't apply",
-    "zero_advantage": "not trained: its advantage is 0 (all attempts of the group got the same reward, or there is "
-    "no reward)",
+    "unmaskable": (
+        "not trained: it was sampled under a grammar (structured output), or with a teacher at an"
+        " endpoint under other parameters, which the trainer or the teacher can't apply"
+    ),
+    "zero_advantage": (
+        "not trained: its advantage is 0 (all attempts of the group got the same reward, or there"
+        " is no reward)"
+    ),
     "overlong": "not trained: its attempt ended at the maximum length (rollout.overlong_filtering)",
-    "cut": "not trained: it was sampled after the end of the reply and cut off (parallel_tool_calls: false)",
+    "cut": (
+        "not trained: it was sampled after the end of the reply and cut off (parallel_tool_calls:"
+        " false)"
+    ),
     "truncated": "not trained: it is beyond the maximum length of a training sequence",
     "trained": "trained",
 }
@@ -71,17 +81,29 @@ def _values(view: TokenView, token: int) -> Iterator[Fact]:
     if not view.sampled[token]:
         return
     sampler, trainer = float(view.sampler[token]), float(view.trainer[token])
-    yield "sampler", "not known" if np.isnan(sampler) else f"{sampler:.4f} (p {np.exp(sampler):.3g})"
+    yield (
+        "sampler",
+        "not known" if np.isnan(sampler) else f"{sampler:.4f} (p {np.exp(sampler):.3g})",
+    )
     if not np.isnan(trainer):
         yield "trainer", f"{trainer:.4f}"
         yield "gap", f"{trainer - sampler:+.4f}"
     if not np.isnan(view.entropy[token]):
         yield "entropy", f"{view.entropy[token]:.3g} nats"
     if not np.isnan(view.advantage[token]):
-        yield "advantage", f"{view.advantage[token]:+.4g}{' (recomputed)' if view.recomputed else ''}"
+        yield (
+            "advantage",
+            f"{view.advantage[token]:+.4g}{' (recomputed)' if view.recomputed else ''}",
+        )
     if view.version[token] >= 0:
         behind = int(view.staleness[token])
-        late = "" if view.step_version is None else f" ({behind} behind)" if behind > 0 else " (current)"
+        late = (
+            ""
+            if view.step_version is None
+            else f" ({behind} behind)"
+            if behind > 0
+            else " (current)"
+        )
         yield "version", f"{view.version[token]}{late}"
 
 
@@ -93,7 +115,13 @@ def _rewards(view: TokenView, token: int) -> Iterator[Fact]:
     rewards = view.episode.rewards_for(call.agent, call.call_id)
     for reward in rewards[:_REWARDS]:
         weight = f" × {reward.weight:.4g}" if reward.weight != 1 else ""
-        of = "this call" if reward.call_id else f"agent {reward.agent}" if reward.agent else "the episode"
+        of = (
+            "this call"
+            if reward.call_id
+            else f"agent {reward.agent}"
+            if reward.agent
+            else "the episode"
+        )
         name = "reward" if reward.name == "reward" else f"reward {reward.name}"
         yield shown(name)[:40], shown(f"{reward.value:.4g}{weight} of {of}")[:60]
     if len(rewards) > _REWARDS:
@@ -147,13 +175,15 @@ def _trained(view: TokenView, token: int) -> str:
 
 
 def next_place(places: Sequence[int], at: int, back: bool = False) -> int | None:
-    """Return the next (or previous) of ascending positions, wrapping around; None if there are none."""
+    """Return the next (or previous) of ascending positions, wrapping around; None if there are
+    none."""
     i = bisect_left(places, at) - 1 if back else bisect_right(places, at)
     return places[i % len(places)] if places else None
 
 
 def next_ranked(ranked: Sequence[int], at: int, back: bool = False) -> int | None:
-    """Return the next (or previous) token of a ranking, wrapping around; the first (or last) for an unranked token."""
+    """Return the next (or previous) token of a ranking, wrapping around; the first (or last) for an
+    unranked token."""
     if not ranked:
         return None
     step = -1 if back else 1
@@ -163,7 +193,8 @@ def next_ranked(ranked: Sequence[int], at: int, back: bool = False) -> int | Non
 
 
 def lowest(view: TokenView) -> list[int]:
-    """Rank sampled tokens by the sampler's log-probability, lowest first; only masked-in ones if there are any."""
+    """Rank sampled tokens by the sampler's log-probability, lowest first; only masked-in ones if
+    there are any."""
     among = view.mask if (view.mask & np.isfinite(view.sampler)).any() else view.sampled
     places = np.flatnonzero(among & np.isfinite(view.sampler))
     ranked: list[int] = places[np.argsort(view.sampler[places], kind="stable")].tolist()
@@ -171,7 +202,8 @@ def lowest(view: TokenView) -> list[int]:
 
 
 def widest_gaps(view: TokenView) -> list[int]:
-    """Rank tokens by the gap between the log-probabilities of trainer and sampler, largest first."""
+    """Rank tokens by the gap between the log-probabilities of trainer and sampler, largest
+    first."""
     gap = np.abs(view.gap)
     places = np.flatnonzero(np.isfinite(gap))
     ranked: list[int] = places[np.argsort(-gap[places], kind="stable")].tolist()
@@ -179,7 +211,8 @@ def widest_gaps(view: TokenView) -> list[int]:
 
 
 def find_tokens(view: TokenView, needle: str) -> list[int]:
-    """Find the tokens in which a match of a text begins, ignoring case; without text, the tokens with an id."""
+    """Find the tokens in which a match of a text begins, ignoring case; without text, the tokens
+    with an id."""
     if not needle:
         return []
     if view.spelled is None:
@@ -187,7 +220,9 @@ def find_tokens(view: TokenView, needle: str) -> list[int]:
         ids: list[int] = np.flatnonzero(view.ids == wanted).tolist()
         return ids
     text, sought = view.spelled.text.lower(), needle.lower()
-    if len(text) != len(view.spelled.text):  # lower-casing can lengthen a text, which would shift positions
+    if len(text) != len(
+        view.spelled.text
+    ):  # lower-casing can lengthen a text, which would shift positions
         text, sought = view.spelled.text, needle
     places, at = [], text.find(sought)
     while at >= 0:

@@ -20,7 +20,8 @@ Piece = tuple[int, str, int]
 
 
 def labels(view: TokenView) -> list[str]:
-    """Return the label of each token: its text, with `⏎` before line breaks and `⇥` for tabs, or its id.
+    """Return the label of each token: its text, with `⏎` before line breaks and `⇥` for tabs, or
+    its id.
 
     A token that only continues a character has an empty label.
     """
@@ -101,7 +102,9 @@ def lay_out(tokens: Sequence[str], width: int, forks: Collection[int] = ()) -> L
         builder.lines.pop()
         builder.firsts.pop()
     last = len(builder.lines) - 1
-    return Layout(builder.width, builder.lines, np.minimum(np.array(line_of, np.int32), last), builder.firsts)
+    return Layout(
+        builder.width, builder.lines, np.minimum(np.array(line_of, np.int32), last), builder.firsts
+    )
 
 
 _BREAKS = -1

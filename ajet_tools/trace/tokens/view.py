@@ -1,6 +1,7 @@
 """Timelines of an episode as arrays of tokens: log-probabilities, advantages, versions, outcomes.
 
-All arrays of a `TokenView` have length T, the number of its tokens. Unknown floats are NaN, unknown integers -1.
+All arrays of a `TokenView` have length T, the number of its tokens. Unknown floats are NaN, unknown
+integers -1.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ _Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """A call in a timeline: token_ids[:start] is its prompt, token_ids[start:end] its sampled tokens."""
+    """A call in a timeline: token_ids[:start] is its prompt, token_ids[start:end] its sampled
+    tokens."""
 
     call: Call
     start: int
     end: int
     is_home: bool
-    """Its tokens may be masked in here; otherwise it is context, and may be masked in in timeline `home`."""
+    """Its tokens may be masked in here; otherwise it is context, and may be masked in in timeline
+    `home`."""
     home: int
 
 
@@ -73,14 +76,19 @@ class EpisodeTokens:
     @property
     def without_ids(self) -> int:
         """Number of calls without ids, which are in no timeline."""
-        return sum(call.prompt_ids is None or call.output_ids is None for call in self.record.episode.calls)
+        return sum(
+            call.prompt_ids is None or call.output_ids is None for call in self.record.episode.calls
+        )
 
     @cached_property
     def openers(self) -> Sequence[str]:
         """First call after the fork of each timeline, or its first call."""
         opened = {split.call_id for split in self.merged.splits}
         return [
-            next((call_id for call_id in reversed(timeline.call_ids) if call_id in opened), timeline.call_ids[0])
+            next(
+                (call_id for call_id in reversed(timeline.call_ids) if call_id in opened),
+                timeline.call_ids[0],
+            )
             for timeline in self.merged.timelines
         ]
 
@@ -88,7 +96,9 @@ class EpisodeTokens:
     def homes(self) -> Mapping[str, int]:
         """Timeline in which each call may be masked in."""
         by_call: dict[str, int] = {}
-        for i, (timeline, opener) in enumerate(zip(self.merged.timelines, self.openers, strict=True)):
+        for i, (timeline, opener) in enumerate(
+            zip(self.merged.timelines, self.openers, strict=True)
+        ):
             for call_id in timeline.call_ids[timeline.call_ids.index(opener) :]:
                 by_call[call_id] = i
         return by_call
@@ -96,7 +106,9 @@ class EpisodeTokens:
     @cached_property
     def booked(self) -> Mapping[str, Sequence[LedgerEntry]]:
         """Ledger entries by call, in the order of tokens: trained, then truncated, then others."""
-        ordered = sorted(self.record.ledger, key=lambda e: (e.outcome != "trained", e.outcome != "truncated"))
+        ordered = sorted(
+            self.record.ledger, key=lambda e: (e.outcome != "trained", e.outcome != "truncated")
+        )
         return grouped(ordered, lambda entry: entry.call_id)
 
     @cached_property
@@ -105,7 +117,10 @@ class EpisodeTokens:
 
 
 def episode_tokens(
-    record: Record, known: Vocabulary | None = None, why_ids: str = "", step_version: int | None = None
+    record: Record,
+    known: Vocabulary | None = None,
+    why_ids: str = "",
+    step_version: int | None = None,
 ) -> EpisodeTokens:
     """Merge the calls of an episode; a tokenizer helps to find causes of splits."""
     calls = record.episode.calls
@@ -116,7 +131,8 @@ def episode_tokens(
 def open_tokens(
     reader: TraceReader, episode_id: str, tokenizer: Path | None = None, trace: Path | None = None
 ) -> EpisodeTokens:
-    """Read an episode with its tokenizer and timelines; for `tokenizer` and `trace` see `vocabulary`.
+    """Read an episode with its tokenizer and timelines; for `tokenizer` and `trace` see
+    `vocabulary`.
 
     Raises QueryError for an unknown episode. A missing tokenizer is no error.
     """
@@ -168,13 +184,19 @@ class TokenView:
     @cached_property
     def staleness(self) -> _Ints:
         """Number of updates between the sampling and the trained version of each token."""
-        behind = -1 if self.step_version is None else np.where(self.version >= 0, self.step_version - self.version, -1)
+        behind = (
+            -1
+            if self.step_version is None
+            else np.where(self.version >= 0, self.step_version - self.version, -1)
+        )
         return np.broadcast_to(behind, self.version.shape).astype(np.int32)
 
     @cached_property
     def span_starts(self) -> npt.NDArray[np.int64]:
         """Start of each masked-in span."""
-        return np.array([t.start for t in self.turns if t.end > t.start and self.mask[t.start]], np.int64)
+        return np.array(
+            [t.start for t in self.turns if t.end > t.start and self.mask[t.start]], np.int64
+        )
 
     @property
     def unknown_advantages(self) -> bool:
@@ -190,7 +212,9 @@ class TokenView:
             if turn.is_home and values is not None:
                 span = slice(turn.start, turn.end)
                 trained = self.outcome[span] == OUTCOMES.index("trained")
-                advantage[span] = np.where(np.isnan(advantage[span]) & trained, values, advantage[span])
+                advantage[span] = np.where(
+                    np.isnan(advantage[span]) & trained, values, advantage[span]
+                )
         return dataclasses.replace(self, advantage=advantage, recomputed=True)
 
 
@@ -232,7 +256,9 @@ def _turns(episode: EpisodeTokens, index: int, timeline: Timeline) -> tuple[Turn
     turns = []
     for call_id in timeline.call_ids:
         call = episode.calls[call_id]
-        assert call.prompt_ids is not None and call.output_ids is not None, "a timeline consists of token ids"
+        assert call.prompt_ids is not None and call.output_ids is not None, (
+            "a timeline consists of token ids"
+        )
         start, home = len(call.prompt_ids), episode.homes[call_id]
         turns.append(Turn(call, start, start + len(call.output_ids), home == index, home))
     return tuple(turns)
@@ -270,7 +296,9 @@ def _forks(episode: EpisodeTokens, index: int, turns: Sequence[Turn]) -> tuple[F
         timeline = episode.homes[split.call_id]
         parent = None if split.parent_call_id is None else episode.homes.get(split.parent_call_id)
         if timeline == index:
-            forks.append(Fork(min(split.at_token, size - 1), 0 if parent is None else parent, True, split))
+            forks.append(
+                Fork(min(split.at_token, size - 1), 0 if parent is None else parent, True, split)
+            )
         elif split.parent_call_id in members and split.call_id not in members:
             forks.append(Fork(min(split.at_token, size - 1), timeline, False, split))
     return tuple(sorted(forks, key=lambda fork: (fork.at, not fork.opens, fork.other)))

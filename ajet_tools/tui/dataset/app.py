@@ -71,7 +71,13 @@ class RowsScreen(Screen[None]):
         yield RowsTable(self.review)
         yield ReviewStatus(self.review)
         yield RowPane(self.review)
-        yield Prompt("filter", 'metadata.level>=3 text~"train" chars<500', back=RowsTable, check=parse, id="filter")
+        yield Prompt(
+            "filter",
+            'metadata.level>=3 text~"train" chars<500',
+            back=RowsTable,
+            check=parse,
+            id="filter",
+        )
         yield Prompt("search", "a text anywhere in a row", back=RowsTable, id="find")
         yield KeyLine()
 
@@ -104,7 +110,11 @@ class RowsScreen(Screen[None]):
         self._report_restored()
         if self.review.sampled is not None:
             self.table.show(self._shown())
-            undecided = (at for at, number in enumerate(self.review.sampled) if self.review.mark_of(number) is None)
+            undecided = (
+                at
+                for at, number in enumerate(self.review.sampled)
+                if self.review.mark_of(number) is None
+            )
             self.table.go_to(next(undecided, 0))
         if self.first_filter:
             self._filter(self.first_filter)
@@ -129,10 +139,14 @@ class RowsScreen(Screen[None]):
             self.notify(f"restored {review.restored:,} earlier decisions", markup=False, timeout=5)
         if review.lost:
             self.notify(
-                f"{review.lost:,} earlier decisions are about rows that no longer exist", severity="warning", timeout=8
+                f"{review.lost:,} earlier decisions are about rows that no longer exist",
+                severity="warning",
+                timeout=8,
             )
         if review.bad.count:
-            self.notify(f"{review.bad.count:,} invalid rows are skipped", severity="warning", timeout=8)
+            self.notify(
+                f"{review.bad.count:,} invalid rows are skipped", severity="warning", timeout=8
+            )
 
     # Filter and search
 
@@ -191,7 +205,8 @@ class RowsScreen(Screen[None]):
             return ShownRows(range(len(self.review.spool)) if matches is None else matches)
         fitting = None if matches is None else set(matches)
         return ShownRows(
-            [number for number in self.review.sampled if fitting is None or number in fitting], rising=False
+            [number for number in self.review.sampled if fitting is None or number in fitting],
+            rising=False,
         )
 
     @work(group="rows", exclusive=True)
@@ -204,7 +219,9 @@ class RowsScreen(Screen[None]):
         if self.hits is not None:
             self._go_to_hit(self.hits, 0)
 
-    async def _scan(self, verb: str, scan: Callable[..., list[int] | None], *arguments: object) -> list[int] | None:
+    async def _scan(
+        self, verb: str, scan: Callable[..., list[int] | None], *arguments: object
+    ) -> list[int] | None:
         """Return the row numbers of a scan; None if it was stopped by escape or another scan."""
         self._stop.set()
         self._stop = stop = threading.Event()
@@ -228,7 +245,11 @@ class RowsScreen(Screen[None]):
             self._go_to_hit(self.hits, by)
 
     def _go_to_hit(self, hits: SearchHits, by: int) -> None:
-        at = hits.step(self.table.rows, self.table.cursor, by) if self.table.rows is not None else None
+        at = (
+            hits.step(self.table.rows, self.table.cursor, by)
+            if self.table.rows is not None
+            else None
+        )
         if at is None:
             self.notify(f"no row contains {one_line(hits.needle, 40)!r}", markup=False, timeout=3)
         else:
@@ -264,7 +285,11 @@ class RowsScreen(Screen[None]):
         if not back:
             self.notify("nothing to undo", timeout=2)
             return
-        if (at := (self.table.rows.position(str(min(back))) if self.table.rows is not None else None)) is not None:
+        if (
+            at := (
+                self.table.rows.position(str(min(back))) if self.table.rows is not None else None
+            )
+        ) is not None:
             self.table.go_to(at)
         self.update_rows()
 
@@ -314,14 +339,20 @@ class RowsScreen(Screen[None]):
             self._update_status()
 
     def action_leave(self) -> None:
-        """Leave. Decisions are in the journal; if that failed, losing them takes a second key press."""
+        """Leave. Decisions are in the journal; if that failed, losing them takes a second key
+        press."""
         review = self.review
         if review.unsaved and not review.is_kept and not self._leave_pressed:
             self._leave_pressed = True
-            self.notify("your decisions are not saved: ctrl+s saves them, q again discards them", severity="warning")
+            self.notify(
+                "your decisions are not saved: ctrl+s saves them, q again discards them",
+                severity="warning",
+            )
             return
         if review.unsaved and review.is_kept:
-            self.app.parting = f"your decisions are kept in {review.journal.path}; nothing is saved yet"
+            self.app.parting = (
+                f"your decisions are kept in {review.journal.path}; nothing is saved yet"
+            )
         self.app.exit()
 
     # Status
@@ -368,7 +399,11 @@ class DatasetApp(ViewerApp):
         """Read the dataset again after it was written."""
         before = self.review
         self.review = Review(
-            before.source, mapping=before.mapping, skip_bad=before.bad.skip, sample=before.sample_size, seed=before.seed
+            before.source,
+            mapping=before.mapping,
+            skip_bad=before.bad.skip,
+            sample=before.sample_size,
+            seed=before.seed,
         )
         self.switch_screen(RowsScreen(self.review))
         before.close()

@@ -51,20 +51,26 @@ class EditScreen(Dialog[bool]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=False) as box:
-            box.border_title = Content(f"row {self.number + 1:,}{' as JSON' if self.as_json else ''}")
+            box.border_title = Content(
+                f"row {self.number + 1:,}{' as JSON' if self.as_json else ''}"
+            )
             box.border_subtitle = "ctrl+s keeps · tab next field · esc leaves"
             if self.as_json:
                 text = json.dumps(self.values, ensure_ascii=False, indent=2)
                 yield TextArea(text, id="whole", compact=True, tab_behavior="focus")
             for path in () if self.as_json else self.paths:
                 yield Label(Content(visible(path)))
-                yield TextArea(_to_text(value_at(self.values, path)), compact=True, tab_behavior="focus")
+                yield TextArea(
+                    _to_text(value_at(self.values, path)), compact=True, tab_behavior="focus"
+                )
             yield Static("", id="wrong", markup=False)
 
     def on_mount(self) -> None:
         """Focus the answer, the field edited most often."""
         areas = list(self.query(TextArea))
-        at = next((i for i, path in enumerate(self.paths) if path.rpartition(".")[2] == "answer"), 0)
+        at = next(
+            (i for i, path in enumerate(self.paths) if path.rpartition(".")[2] == "answer"), 0
+        )
         areas[0 if self.as_json else at].focus()
 
     def _read_form(self) -> dict[str, object]:
@@ -98,7 +104,9 @@ class EditScreen(Dialog[bool]):
             changed = True
         if changed and not self._leave_pressed:
             self._leave_pressed = True
-            self.show_wrong("not saved: press ctrl+s to keep your changes, or escape again to discard them")
+            self.show_wrong(
+                "not saved: press ctrl+s to keep your changes, or escape again to discard them"
+            )
         else:
             self.dismiss(False)
 
@@ -112,14 +120,20 @@ def _paths(values: Mapping[str, object]) -> list[str]:
     paths = [name for name in QUERY_COLUMNS if isinstance(values.get(name), str)]
     metadata = values.get("metadata")
     within = metadata if isinstance(metadata, Mapping) else {}
-    if "answer" in within or (answer_of(values) is None and "main_query" in values and "answer" not in values):
+    if "answer" in within or (
+        answer_of(values) is None and "main_query" in values and "answer" not in values
+    ):
         paths.append("metadata.answer")
     if "answer" in values:
         paths.append("answer")
     others = [name for name in values if name not in (*OURS, "id", "metadata")]
     others += [f"metadata.{name}" for name in within if "." not in name]
     others += ["metadata"] if "metadata" in values and not isinstance(metadata, Mapping) else []
-    return list(dict.fromkeys([*paths, *(name for name in others if "." not in name.removeprefix("metadata."))]))
+    return list(
+        dict.fromkeys(
+            [*paths, *(name for name in others if "." not in name.removeprefix("metadata."))]
+        )
+    )
 
 
 def _to_text(value: object) -> str:
@@ -139,7 +153,9 @@ def _parse_field(text: str, before: object, path: str) -> object:
     except ValueError as error:
         if before is None:
             return text
-        raise TaskError(f"{path} was {json.dumps(before)[:40]}, and {text[:40]!r} is not JSON: {error}") from error
+        raise TaskError(
+            f"{path} was {json.dumps(before)[:40]}, and {text[:40]!r} is not JSON: {error}"
+        ) from error
 
 
 def _reject_constant(text: str) -> object:

@@ -1,4 +1,5 @@
-"""A row as sections of text (question, answer, fields, verification, provenance), in a pane and on a screen."""
+"""A row as sections of text (question, answer, fields, verification, provenance), in a pane and on
+a screen."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ def _format_message(message: object) -> str:
     if not isinstance(message, Mapping):
         return _to_text(message)
     role = message.get("role", message.get("from", "?"))
-    parts = parts_of({**message, "role": str(role), "content": message.get("content", message.get("value"))})
+    parts = parts_of(
+        {**message, "role": str(role), "content": message.get("content", message.get("value"))}
+    )
     return f"{role}: {visible(parts.text)}"
 
 
@@ -91,7 +94,11 @@ def _other_fields(values: Mapping[str, object]) -> Iterator[str]:
     """Yield the fields that have no other section."""
     for name, value in values.items():
         shown = name in QUERY_COLUMNS and isinstance(value, str)
-        if shown or name in ("provenance", "answer") or (name in _CHATS and isinstance(value, list)):
+        if (
+            shown
+            or name in ("provenance", "answer")
+            or (name in _CHATS and isinstance(value, list))
+        ):
             continue
         if name == "rejected" and isinstance(value, Mapping):
             continue
@@ -103,7 +110,10 @@ def _other_fields(values: Mapping[str, object]) -> Iterator[str]:
 
 def _verification_lines(verdict: Mapping[str, object]) -> Iterator[str]:
     result = {True: "passed", False: "failed"}.get(verdict.get("ok") is True)
-    verifier, reason = verdict.get("verifier") or "by an unknown person", verdict.get("reason") or "no reason given"
+    verifier, reason = (
+        verdict.get("verifier") or "by an unknown person",
+        verdict.get("reason") or "no reason given",
+    )
     yield f"{result}, {verifier}: {reason}"
     details = verdict.get("details")
     if isinstance(details, Mapping):
@@ -137,7 +147,9 @@ class RowPane(VerticalScroll):
     RowPane:focus { background: $surface-lighten-1; }
     RowPane > Static { height: auto; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.focus_previous", "Back to the table", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.focus_previous", "Back to the table", show=False)
+    ]
 
     def __init__(self, review: Review) -> None:
         super().__init__()
@@ -159,7 +171,9 @@ class RowPane(VerticalScroll):
 def _style_sections(sections: list[Section]) -> Text:
     text = Text()
     for at, section in enumerate(sections):
-        text.append(("\n" if at else "") + visible(section.title), style="bold" if at else "bold reverse")
+        text.append(
+            ("\n" if at else "") + visible(section.title), style="bold" if at else "bold reverse"
+        )
         if section.text:
             cut = section.text[:_MOST] + (" … enter shows all" if len(section.text) > _MOST else "")
             for line in drop_zero_width(visible(cut)).split("\n"):

@@ -23,7 +23,8 @@ _ROWS = {False: "rows: all but the rejected", True: "rows: the accepted only"}
 
 
 class SaveScreen(Dialog[Plan]):
-    """Asks for a path and shows the files to be written; replacing another file takes enter twice."""
+    """Asks for a path and shows the files to be written; replacing another file takes enter
+    twice."""
 
     DEFAULT_CSS = """
     SaveScreen {
@@ -102,7 +103,9 @@ class SaveScreen(Dialog[Plan]):
         self._saving = True
         self.show_wrong("saving")
         try:
-            saved = await asyncio.to_thread(save, self.review, plan.target, only_accepted=only_accepted)
+            saved = await asyncio.to_thread(
+                save, self.review, plan.target, only_accepted=only_accepted
+            )
         except AjetError as error:
             self.show_wrong(str(error))
             return

@@ -35,8 +35,11 @@ class NumberedRow(TypedDict):
     values: Values
 
 
-def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], width: int) -> list[Column[NumberedRow]]:
-    """Choose the columns for sample rows that fit into `width` cells: question, answer, short and varied fields.
+def pick_columns(
+    rows: Sequence[Values], marks: Callable[[int], str | None], width: int
+) -> list[Column[NumberedRow]]:
+    """Choose the columns for sample rows that fit into `width` cells: question, answer, short and
+    varied fields.
 
     `marks` returns the decision on a row.
     """
@@ -49,19 +52,38 @@ def pick_columns(rows: Sequence[Values], marks: Callable[[int], str | None], wid
 
     columns: list[Column[NumberedRow]] = [
         Column("row", "row", 7, lambda row: f"{row['number'] + 1:,}", right=True),
-        Column("question", "question", 36, of(lambda values: text_of(values)[:_CUT]), most=500, tone=tone),
+        Column(
+            "question",
+            "question",
+            36,
+            of(lambda values: text_of(values)[:_CUT]),
+            most=500,
+            tone=tone,
+        ),
     ]
     if any(answer_of(row) is not None for row in rows):
         columns.append(
-            Column("answer", "answer", max(8, _width(map(_format_answer, rows), 20)), of(_format_answer), tone=tone)
+            Column(
+                "answer",
+                "answer",
+                max(8, _width(map(_format_answer, rows), 20)),
+                of(_format_answer),
+                tone=tone,
+            )
         )
     others: list[Column[NumberedRow]] = []
     if any(map(source_of, rows)):
-        others.append(Column("made", "made by", max(7, _width(map(source_of, rows), _WIDEST)), of(source_of)))
+        others.append(
+            Column("made", "made by", max(7, _width(map(source_of, rows), _WIDEST)), of(source_of))
+        )
     if any(map(verification_of, rows)):
         tones = {"yes": "good", "no": "bad"}
         verified = of(verification_of)
-        others.append(Column("verified", "verified", 8, verified, tone=lambda row: tones.get(verified(row), "")))
+        others.append(
+            Column(
+                "verified", "verified", 8, verified, tone=lambda row: tones.get(verified(row), "")
+            )
+        )
     for path, width_of_path in _paths(rows):
         text = of(lambda values, path=path: _format_cell(value_at(values, path)))  # type: ignore[misc]
         others.append(Column(path, path.rpartition(".")[2], width_of_path, text))
@@ -76,7 +98,8 @@ def _format_answer(values: Values) -> str:
 
 
 def source_of(values: Values) -> str:
-    """Return the origin of a row from its provenance: the strategy of `expand`, or else the source."""
+    """Return the origin of a row from its provenance: the strategy of `expand`, or else the
+    source."""
     provenance = values.get("provenance")
     strategy = value_at(provenance, "parameters.strategy")
     return _format_cell(strategy or value_at(provenance, "source"))
@@ -112,8 +135,12 @@ def _short_fields(row: Values) -> Iterator[tuple[str, object]]:
         if name in ("task_id", "id", "provenance", "answer") or value is None:
             continue
         if name == "metadata" and isinstance(value, Mapping):
-            plain = {key: inner for key, inner in value.items() if isinstance(inner, str | int | float)}
-            yield from ((f"metadata.{key}", inner) for key, inner in plain.items() if key != "answer")
+            plain = {
+                key: inner for key, inner in value.items() if isinstance(inner, str | int | float)
+            }
+            yield from (
+                (f"metadata.{key}", inner) for key, inner in plain.items() if key != "answer"
+            )
         elif isinstance(value, str | int | float) and value != text_of(row):
             yield name, value
 
@@ -143,14 +170,19 @@ class RowsTable(ListingTable):
     async def _fetch_page(self, rows: ShownRows, offset: int, limit: int) -> Sequence[NumberedRow]:
         numbers = rows.numbers[offset : offset + limit]
         fetched = await asyncio.to_thread(self.review.rows, numbers)
-        return [{"number": number, "values": row.values} for number, row in zip(numbers, fetched, strict=True)]
+        return [
+            {"number": number, "values": row.values}
+            for number, row in zip(numbers, fetched, strict=True)
+        ]
 
     def choose_columns(self) -> None:
         """Choose the columns for the first rows and the width of the screen."""
         rows = [row.values for row in self.review.spool.rows(range(_SAMPLED_ROWS))]
         columns = pick_columns(rows, self.review.mark_of, self.app.size.width)
         blind = self.review.sample_size is not None
-        self.columns = tuple(column for column in columns if not (blind and column.name == "verified"))
+        self.columns = tuple(
+            column for column in columns if not (blind and column.name == "verified")
+        )
 
     @property
     def numbers(self) -> list[int]:
@@ -182,7 +214,8 @@ class SearchHits:
     numbers: list[int]
 
     def step(self, rows: Rows, cursor: int, by: int) -> int | None:
-        """Return the position of the next hit (`by` 0: from the cursor on; -1: the previous), wrapping around."""
+        """Return the position of the next hit (`by` 0: from the cursor on; -1: the previous),
+        wrapping around."""
         places = [at for number in self.numbers if (at := rows.position(str(number))) is not None]
         return step_to(places, cursor, by)
 
@@ -231,7 +264,11 @@ class ReviewStatus(PartsLine):
             "" if self.review.loaded else "reading",
             busy,
             f"{len(table.selected):,} selected" if table.selected else "",
-            *(f"{marks[name]:,} {name}" for name in ("accepted", "rejected", "edited") if marks[name]),
+            *(
+                f"{marks[name]:,} {name}"
+                for name in ("accepted", "rejected", "edited")
+                if marks[name]
+            ),
             "not saved" if self.review.unsaved else "",
             sample,
             f"only {only}" if only != "all" else "",

@@ -26,7 +26,8 @@ from ajet_tools.tui.trace.sql import SqlScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
 
 _LONGEST = 1_500
-"""Maximum length of an address: some characters take nine bytes in a URL, and servers limit URLs to 8,190."""
+"""Maximum length of an address: some characters take nine bytes in a URL, and servers limit URLs to
+8,190."""
 
 
 class TraceApp(TraceViewer):
@@ -62,8 +63,8 @@ class TraceApp(TraceViewer):
     def open_address(self, address: str) -> None:
         """Open the screen of an address.
 
-        Addresses are an id, `RUN+RUN+`, `EPISODE.TIMELINE.TOKEN`, `compare:EPISODE+EPISODE`, `episodes:RUN:FILTER`
-        (both may be empty) or `sql:QUERY`.
+        Addresses are an id, `RUN+RUN+`, `EPISODE.TIMELINE.TOKEN`, `compare:EPISODE+EPISODE`,
+        `episodes:RUN:FILTER` (both may be empty) or `sql:QUERY`.
         """
         kind, _, rest = address.partition(":")
         prefix, *numbers = address.split(".")
@@ -134,7 +135,9 @@ class TraceApp(TraceViewer):
 
     def palette_commands(self) -> Iterable[SystemCommand]:
         yield SystemCommand(
-            "Go to an id", "Open a run, an episode or a call by the beginning of its id", self.action_go
+            "Go to an id",
+            "Open a run, an episode or a call by the beginning of its id",
+            self.action_go,
         )
         yield SystemCommand("Runs", "Back to the list of runs", self.action_runs)
         yield SystemCommand("SQL", "Ask the trace a question in SQL", self.open_sql)

@@ -97,7 +97,9 @@ class CompareScreen(TraceScreen):
 
     async def read(self) -> None:
         if not self.episode_ids:
-            self.show_empty("There are no episodes to compare; select some in the list of episodes.")
+            self.show_empty(
+                "There are no episodes to compare; select some in the list of episodes."
+            )
             return
         mark = await self.app.ask(mark_of, *self.episode_ids)
         if mark == self._mark:
@@ -125,8 +127,12 @@ class CompareScreen(TraceScreen):
         self.chosen = max(0, min(self.chosen, len(shown) - 1))
         divergences = [self._divergences[self.attempts.index(attempt)] for attempt in shown]
         runs = len({attempt.episode.run_id for attempt in self.attempts}) > 1
-        self.query_one(ColumnHeads).show(shown, divergences, fit_columns(self.size.width)[1], self.chosen, runs)
-        self.query_one("#head", Static).update(Text(self._line(), no_wrap=True, overflow="ellipsis"))
+        self.query_one(ColumnHeads).show(
+            shown, divergences, fit_columns(self.size.width)[1], self.chosen, runs
+        )
+        self.query_one("#head", Static).update(
+            Text(self._line(), no_wrap=True, overflow="ellipsis")
+        )
 
     def _line(self) -> str:
         """Describe the compared episodes, and the visible ones."""
@@ -150,7 +156,9 @@ class CompareScreen(TraceScreen):
             if len(self.attempts) > 1:
                 self.app.notify("these say the same to the end", timeout=3)
             return
-        self._place = (self._place + step) % len(columns.places) if self._places == columns.places else 0
+        self._place = (
+            (self._place + step) % len(columns.places) if self._places == columns.places else 0
+        )
         self._places = columns.places
         self.side.go(columns.places[self._place])
 
@@ -181,7 +189,9 @@ class CompareScreen(TraceScreen):
     async def action_swap(self) -> None:
         """Swap the selected column with the reference."""
         if self.chosen == 0 or len(self.attempts) < 2:
-            self.app.notify("choose another column with the right arrow, then s makes it the first", timeout=3)
+            self.app.notify(
+                "choose another column with the right arrow, then s makes it the first", timeout=3
+            )
             return
         index = self.attempts.index(self.shown[self.chosen])
         self.attempts[0], self.attempts[index] = self.attempts[index], self.attempts[0]
@@ -195,18 +205,27 @@ class CompareScreen(TraceScreen):
     def action_episode(self) -> None:
         if self.attempts:
             attempt, divergence = self._current_column()
-            at = min(divergence.message, len(attempt.messages) - 1) if divergence and attempt.messages else None
-            self.app.open_episode(attempt.episode_id, None if at is None else attempt.messages[at].call_id)
+            at = (
+                min(divergence.message, len(attempt.messages) - 1)
+                if divergence and attempt.messages
+                else None
+            )
+            self.app.open_episode(
+                attempt.episode_id, None if at is None else attempt.messages[at].call_id
+            )
 
     def action_tokens(self) -> None:
         """Open the tokens of the selected column, at the first difference."""
         if self.attempts:
             attempt, divergence = self._current_column()
             timeline = divergence.timeline if divergence and divergence.timeline is not None else 0
-            self.app.open_tokens(attempt.episode_id, timeline, divergence.token or 0 if divergence else 0)
+            self.app.open_tokens(
+                attempt.episode_id, timeline, divergence.token or 0 if divergence else 0
+            )
 
     def _current_column(self) -> tuple[ComparedAttempt, Divergence | None]:
-        """Return the selected attempt with its divergence from the reference; a reference is compared with the next."""
+        """Return the selected attempt with its divergence from the reference; a reference is
+        compared with the next."""
         shown = self.shown
         attempt = shown[self.chosen]
         if self.chosen == 0 and len(shown) > 1:
@@ -257,7 +276,9 @@ class ColumnHeads(Static):
             for i, head in enumerate(heads):
                 text, style = head[line]
                 mark = "bold reverse" if line == 0 and i == chosen else style
-                lines.append(fit_text(text, width), style=mark).append(_RULE if i < len(heads) - 1 else "\n", "dim")
+                lines.append(fit_text(text, width), style=mark).append(
+                    _RULE if i < len(heads) - 1 else "\n", "dim"
+                )
         self.update(lines)
 
 
@@ -265,12 +286,19 @@ def _head(
     attempt: ComparedAttempt, divergence: Divergence | None, column: int, width: int, runs: bool
 ) -> list[tuple[str, str]]:
     run = f"run {attempt.episode.run_id[:8]} " if runs else ""
-    name = f"{attempt.episode_id[:12]}  {run}attempt {attempt.episode.attempt}, step {attempt.episode.step}"
+    name = (
+        f"{attempt.episode_id[:12]}  {run}attempt {attempt.episode.attempt}, step"
+        f" {attempt.episode.step}"
+    )
     episode = attempt.episode
     reward = "no reward" if episode.reward is None else f"reward {number(episode.reward)}"
     status = f"{attempt.status}, {reward}{f', {episode.cause}' if episode.cause else ''}"
     recomputed = " (recomputed)" if attempt.recomputed else ""
-    advantage = "no advantage" if attempt.advantage is None else f"advantage {attempt.advantage:+.3g}{recomputed}"
+    advantage = (
+        "no advantage"
+        if attempt.advantage is None
+        else f"advantage {attempt.advantage:+.3g}{recomputed}"
+    )
     tokens = f"{attempt.sampled:,} tokens sampled, {attempt.trained:,} trained"
     where = "the others are compared with this" if column == 0 else "says the same to the end"
     if column and divergence is not None:

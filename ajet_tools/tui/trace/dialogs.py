@@ -103,17 +103,26 @@ class ExplanationScreen(TextScreen):
         findings = (finding for change in explanation.changes for finding in change.findings)
         self.episodes = [id for finding in findings for id in finding.episodes]
         return "\n".join(
-            "\n".join(wrap(line, text_width(self.app), subsequent_indent=" " * 8)) for line in lines_of(explanation)
+            "\n".join(wrap(line, text_width(self.app), subsequent_indent=" " * 8))
+            for line in lines_of(explanation)
         )
 
     def show(self, text: LongText) -> None:
         if self.episodes:
-            self.query_one(Vertical).border_subtitle = "n next episode · enter opens it · y copies · escape closes"
-            text.search(re.compile("|".join(rf"\b{re.escape(id[:ID])}\b" for id in dict.fromkeys(self.episodes))))
+            self.query_one(
+                Vertical
+            ).border_subtitle = "n next episode · enter opens it · y copies · escape closes"
+            text.search(
+                re.compile(
+                    "|".join(rf"\b{re.escape(id[:ID])}\b" for id in dict.fromkeys(self.episodes))
+                )
+            )
 
     def action_open(self) -> None:
         if prefix := self.query_one(LongText).current:
-            self.app.open_episode(next((id for id in self.episodes if id.startswith(prefix)), prefix))
+            self.app.open_episode(
+                next((id for id in self.episodes if id.startswith(prefix)), prefix)
+            )
 
     def on_long_text_clicked(self) -> None:
         self.action_open()
@@ -200,15 +209,21 @@ class FeedbackScreen(Dialog[None]):
         if self._saving:
             return
         text = self.query_one("#score", Input).value.strip()
-        comment, correction = (self.query_one(f"#{id}", TextArea).text.strip() for id in ("comment", "correction"))
+        comment, correction = (
+            self.query_one(f"#{id}", TextArea).text.strip() for id in ("comment", "correction")
+        )
         try:
             score = float(text) if text else None
         except ValueError:
             score = math.nan
         if score is not None and not math.isfinite(score):
-            self.show_wrong(f"the score {text!r} is not a number; enter one such as 0.5, or leave it empty")
+            self.show_wrong(
+                f"the score {text!r} is not a number; enter one such as 0.5, or leave it empty"
+            )
         elif score is None and not comment and not correction:
-            self.show_wrong("nothing to save: give a thumb, a score, a comment or a corrected answer")
+            self.show_wrong(
+                "nothing to save: give a thumb, a score, a comment or a corrected answer"
+            )
         else:
             author = ""
             with suppress(OSError, KeyError):  # a container may have no user name

@@ -16,7 +16,13 @@ from textual.widgets import Static
 from ajet_sdk.dialects.message_parts import pretty
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.episode.blocks import Block, conversation_blocks, find_blocks, overview_blocks
-from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview, summarize
+from ajet_tools.trace.episode.overview import (
+    EpisodeOverview,
+    explain_forks,
+    read_overview,
+    refresh_overview,
+    summarize,
+)
 from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceScreen
@@ -71,7 +77,9 @@ class EpisodeScreen(TraceScreen):
         Binding("n", "hit(1)", "Next match", show=False),
         Binding("N", "hit(-1)", "Previous match", show=False),
         Binding("y", "copy", "Copy the message", show=False),
-        Binding("w", "sample_again", "Copy the command that samples again from this call", show=False),
+        Binding(
+            "w", "sample_again", "Copy the command that samples again from this call", show=False
+        ),
         Binding("Y", "copy_id", "Copy the episode's id", show=False),
     ]
 
@@ -140,7 +148,9 @@ class EpisodeScreen(TraceScreen):
             if first and self.call_id in fresh.calls:
                 self._choose_first_of(self.call_id)
         if first and self.call_id and self.call_id not in fresh.calls:
-            self.notify(f"call {self.call_id} is not in this episode", severity="warning", markup=False)
+            self.notify(
+                f"call {self.call_id} is not in this episode", severity="warning", markup=False
+            )
 
     def _update_facts(self) -> None:
         """Update the summary with the number of unread messages."""
@@ -267,7 +277,11 @@ class EpisodeScreen(TraceScreen):
         call_id = self._call_id or next(iter(self.overview.tree.spans), None)
         span = self.overview.tree.spans.get(call_id or "")
         if span is None:
-            self.notify("there are no token ids: the engine did not return any", severity="warning", timeout=3)
+            self.notify(
+                "there are no token ids: the engine did not return any",
+                severity="warning",
+                timeout=3,
+            )
             return
         self.app.open_tokens(self.episode_id, span[0], span[1])
 
@@ -287,7 +301,10 @@ class EpisodeScreen(TraceScreen):
 
     def action_copy(self) -> None:
         if self._chosen:
-            self.app.copy(self._chosen.text, "the message" if self._chosen.message else f"the {self._chosen.title}")
+            self.app.copy(
+                self._chosen.text,
+                "the message" if self._chosen.message else f"the {self._chosen.title}",
+            )
 
     def action_copy_id(self) -> None:
         self.app.copy(self.episode_id, "the episode's id")

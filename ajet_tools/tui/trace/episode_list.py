@@ -1,4 +1,5 @@
-"""Parts of the list of episodes: full-text search in a worker, columns, rows of unfinished episodes."""
+"""Parts of the list of episodes: full-text search in a worker, columns, rows of unfinished
+episodes."""
 
 from __future__ import annotations
 
@@ -43,9 +44,15 @@ class _Search:
             summary = f"the first {_MAX_HITS:,} hits"
         else:
             summary = f"{self.count:,} {'hit' if self.count == 1 else 'hits'}"
-        summary = f"{summary} in {len(self.hits):,} {'episode' if len(self.hits) == 1 else 'episodes'}"
+        summary = (
+            f"{summary} in {len(self.hits):,} {'episode' if len(self.hits) == 1 else 'episodes'}"
+        )
         if self.running:
-            return f"{summary}, {self.done / self.of:.0%} searched, esc stops" if self.of else f"{summary}, esc stops"
+            return (
+                f"{summary}, {self.done / self.of:.0%} searched, esc stops"
+                if self.of
+                else f"{summary}, esc stops"
+            )
         return f"{summary}{', stopped' if self.stop.is_set() and self.count < _MAX_HITS else ''}"
 
 
@@ -66,7 +73,9 @@ class Finder(Prompt):
         progress: tuple[int, int] | None = None
 
     def __init__(self) -> None:
-        super().__init__("search", "a text in messages, outputs, tasks, errors", back=ListingTable, id="search")
+        super().__init__(
+            "search", "a text in messages, outputs, tasks, errors", back=ListingTable, id="search"
+        )
         self._search: _Search | None = None
 
     @property
@@ -104,7 +113,9 @@ class Finder(Prompt):
         self.stop()
 
     @work(group="search", exclusive=True)
-    async def _run_search(self, wanted: _Search, run_id: str | None, within: Sequence[str] | None) -> None:
+    async def _run_search(
+        self, wanted: _Search, run_id: str | None, within: Sequence[str] | None
+    ) -> None:
         waiting: list[Hit] = []
 
         def report(done: int, of: int) -> None:
@@ -113,7 +124,9 @@ class Finder(Prompt):
 
         def run(reader: TraceReader) -> None:
             stopped = wanted.stop.is_set
-            hits = search(reader, wanted.needle, run_id, within=within, progress=report, cancelled=stopped)
+            hits = search(
+                reader, wanted.needle, run_id, within=within, progress=report, cancelled=stopped
+            )
             for hit in islice(hits, _MAX_HITS):
                 waiting.append(hit)
             self.post_message(self.Progress(wanted, tuple(waiting)))
@@ -154,7 +167,13 @@ class Finder(Prompt):
         return step_to(sorted(rows[id] for id in self.matched if id in rows), cursor, by)
 
 
-_TONES = {"succeeded": "", "failed": "bad", "timeout": "warn", "aborted": "warn", "superseded": "faint"}
+_TONES = {
+    "succeeded": "",
+    "failed": "bad",
+    "timeout": "warn",
+    "aborted": "warn",
+    "superseded": "faint",
+}
 
 
 def _format_status(row: ListedEpisode) -> str:
@@ -171,7 +190,13 @@ def _format_tokens(row: ListedEpisode) -> str:
     count = row["tokens"]
     if count is None:
         return ""
-    return f"{count:,}" if count < 100_000 else f"{count / 1000:.1f}k" if count < 10_000_000 else f"{count / 1e6:.1f}M"
+    return (
+        f"{count:,}"
+        if count < 100_000
+        else f"{count / 1000:.1f}k"
+        if count < 10_000_000
+        else f"{count / 1e6:.1f}M"
+    )
 
 
 def _format_seconds(row: ListedEpisode) -> str:
@@ -181,7 +206,9 @@ def _format_seconds(row: ListedEpisode) -> str:
     if seconds < 100:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, remaining = divmod(round(seconds), 60)
-    return f"{minutes}m {remaining:02d}s" if minutes < 100 else f"{minutes // 60}h {minutes % 60:02d}m"
+    return (
+        f"{minutes}m {remaining:02d}s" if minutes < 100 else f"{minutes // 60}h {minutes % 60:02d}m"
+    )
 
 
 def _format_field(name: Literal["attempt", "turns", "step"]) -> Callable[[ListedEpisode], str]:
@@ -191,10 +218,21 @@ def _format_field(name: Literal["attempt", "turns", "step"]) -> Callable[[Listed
 EPISODE_COLUMNS: tuple[Column[ListedEpisode], ...] = (
     Column("task", "task", 14, lambda row: str(row["task"] or row["task_id"] or ""), most=120),
     Column("attempt", "try", 3, _format_field("attempt"), right=True),
-    Column("status", "status", 10, _format_status, tone=lambda row: _TONES.get(_format_status(row), "faint")),
+    Column(
+        "status",
+        "status",
+        10,
+        _format_status,
+        tone=lambda row: _TONES.get(_format_status(row), "faint"),
+    ),
     Column("reward", "reward", 7, lambda row: number(row["reward"]), right=True, tone=_reward_tone),
     Column("turns", "turns", 5, _format_field("turns"), right=True),
-    Column("split", "split", 6, lambda row: "greedy" if row["decoding"] == "greedy" else row["split"] or ""),
+    Column(
+        "split",
+        "split",
+        6,
+        lambda row: "greedy" if row["decoding"] == "greedy" else row["split"] or "",
+    ),
     Column("tokens", "tokens", 6, _format_tokens, right=True),
     Column("seconds", "time", 7, _format_seconds, right=True),
     Column("step", "step", 4, _format_field("step"), right=True),
@@ -215,7 +253,9 @@ CAUSE_COLUMN = Column("cause", "cause", 20, _format_cause, most=160)
 def run_column(names: Mapping[str, str]) -> Column[ListedEpisode]:
     """Return the column of run names, for a list of several runs."""
     width = min(20, max(map(len, names.values())))
-    return Column("run_id", "run", width, lambda row: names.get(row["run_id"] or "", row["run_id"] or ""))
+    return Column(
+        "run_id", "run", width, lambda row: names.get(row["run_id"] or "", row["run_id"] or "")
+    )
 
 
 class UnfinishedRows:

@@ -70,9 +70,15 @@ class CallTree(LineView, can_focus=True):
         self._row_of = {row.call_id: n for n, row in enumerate(self._rows) if row and row.call_id}
         self.virtual_size = Size(self.size.width, len(self._rows))
         if at is not None:
-            heads = (n for n, row in enumerate(self._rows) if row and (row.branch, row.call_id) == (at.branch, None))
+            heads = (
+                n
+                for n, row in enumerate(self._rows)
+                if row and (row.branch, row.call_id) == (at.branch, None)
+            )
             line = self._row_of.get(at.call_id) if at.call_id else next(heads, None)
-            self.set_reactive(CallTree.cursor, min(self.cursor, len(self._rows) - 1) if line is None else line)
+            self.set_reactive(
+                CallTree.cursor, min(self.cursor, len(self._rows) - 1) if line is None else line
+            )
         self.refresh(layout=True)
 
     def point_at(self, call_id: str | None) -> None:
@@ -127,7 +133,11 @@ class CallTree(LineView, can_focus=True):
 
     def _line(self, row: TreeRow | None, overview: EpisodeOverview) -> Text:
         if row is None:
-            reward = "" if overview.episode.reward is None else f"  reward {number(overview.episode.reward)}"
+            reward = (
+                ""
+                if overview.episode.reward is None
+                else f"  reward {number(overview.episode.reward)}"
+            )
             return Text(f"episode  {overview.status}{reward}")
         indent = "  " * min(row.depth, _DEEPEST)
         branch = overview.tree.branches[row.branch]
@@ -136,7 +146,9 @@ class CallTree(LineView, can_focus=True):
         call = overview.calls[row.call_id]
         outcome = overview.outcome(row.call_id)
         line = Text(f"{indent} {call.index:>3} ")
-        line.append(f"{format_tokens(call).replace(' tokens', '').replace(' token', ''):<10} ", style="dim")
+        line.append(
+            f"{format_tokens(call).replace(' tokens', '').replace(' token', ''):<10} ", style="dim"
+        )
         if call.error:
             return line.append(drop_zero_width(one_line(call.error, 40)), style="red")
         line.append(outcome or call.finish_reason or "", style=_OUTCOMES.get(outcome, ""))
@@ -154,7 +166,9 @@ def _head(branch: Branch) -> Text:
         return line
     fork = branch.fork
     name = "" if branch.timeline is None else f"timeline {branch.timeline} "
-    line = Text.assemble((f"↳ {name}", "bold"), (fork.cause, "bold yellow"), (f" at {fork.at:,}", "yellow"))
+    line = Text.assemble(
+        (f"↳ {name}", "bold"), (fork.cause, "bold yellow"), (f" at {fork.at:,}", "yellow")
+    )
     if fork.extra_tokens:
         line.append(f" +{fork.extra_tokens:,} tok", style="dim")
     return line

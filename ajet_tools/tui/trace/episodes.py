@@ -24,7 +24,13 @@ from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.experiments import names_of_runs
 from ajet_tools.trace.queries.filters import Filter, parse
 from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
-from ajet_tools.tui.trace.episode_list import CAUSE_COLUMN, EPISODE_COLUMNS, Finder, UnfinishedRows, run_column
+from ajet_tools.tui.trace.episode_list import (
+    CAUSE_COLUMN,
+    EPISODE_COLUMNS,
+    Finder,
+    UnfinishedRows,
+    run_column,
+)
 from ajet_tools.tui.trace.screen import MAX_COMPARED, TraceScreen
 from ajet_tools.tui.widgets.lines import PartsLine, Prompt, remember
 from ajet_tools.tui.widgets.listing import ListingTable
@@ -43,8 +49,8 @@ _FAILURE_FIELDS = re.compile(r"\b(status|cause|error)\b")
 class EpisodesScreen(TraceScreen):
     """Lists the episodes of a run, or of all runs, that match a filter.
 
-    Rows never move while being read: new episodes only appear at once at the top of a list sorted by time; otherwise
-    the status line counts them.
+    Rows never move while being read: new episodes only appear at once at the top of a list sorted
+    by time; otherwise the status line counts them.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -116,7 +122,9 @@ class EpisodesScreen(TraceScreen):
     def latest(self) -> Listing | None:
         return self.pending or self.listing
 
-    async def _fetch_page(self, rows: Listing | UnfinishedRows, offset: int, limit: int) -> Sequence[ListedEpisode]:
+    async def _fetch_page(
+        self, rows: Listing | UnfinishedRows, offset: int, limit: int
+    ) -> Sequence[ListedEpisode]:
         return await self.app.ask(rows.page, offset, limit)
 
     def on_mount(self) -> None:
@@ -144,11 +152,14 @@ class EpisodesScreen(TraceScreen):
         self.table.call_after_refresh(self._prepare)
 
     async def _first_listing(self) -> Listing:
-        """Open the listing of the given filter; if it is invalid or stopped, list all episodes and open the prompt."""
+        """Open the listing of the given filter; if it is invalid or stopped, list all episodes and
+        open the prompt."""
         try:
             self.filter = parse(self.filter_text)
             progress, cancelled = self._cancellable()
-            return await self.app.ask(open_listing, self.run_id, self.filter, progress=progress, cancelled=cancelled)
+            return await self.app.ask(
+                open_listing, self.run_id, self.filter, progress=progress, cancelled=cancelled
+            )
         except AjetError as error:
             if not self.filter_text:
                 raise
@@ -162,7 +173,9 @@ class EpisodesScreen(TraceScreen):
         await self.table.wait_until_loaded()
         if self.listing is not None:
             try:
-                await asyncio.to_thread(self.listing.prepare, self.app.reader, self._cancel_prepare.is_set)
+                await asyncio.to_thread(
+                    self.listing.prepare, self.app.reader, self._cancel_prepare.is_set
+                )
             except Cancelled:
                 return
 
@@ -172,7 +185,11 @@ class EpisodesScreen(TraceScreen):
         self.listing, self.pending = listing, None
         why = self.filter is not None and _FAILURE_FIELDS.search(self.filter.text)
         # next to the status, as a narrow screen hides the last columns
-        columns = [*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]] if why else [*EPISODE_COLUMNS]
+        columns = (
+            [*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]]
+            if why
+            else [*EPISODE_COLUMNS]
+        )
         if len(self._run_names) > 1:
             columns.insert(1, run_column(self._run_names))
         self.table.show_columns(columns)
@@ -182,12 +199,17 @@ class EpisodesScreen(TraceScreen):
 
     async def _show_unended(self) -> None:
         """If no episode has ended, list the unfinished ones."""
-        if self.listing is not None and not self.listing.count and not (self.filter and self.filter.text):
+        if (
+            self.listing is not None
+            and not self.listing.count
+            and not (self.filter and self.filter.text)
+        ):
             self.table.show(UnfinishedRows(await self.app.ask(unended_rows, self.run_id)))
             self.update_marks()
 
     def _cancellable(self) -> tuple[Callable[[int, int], None], Callable[[], bool]]:
-        """Return callbacks for progress and cancellation of a slow query, and stop the previous query."""
+        """Return callbacks for progress and cancellation of a slow query, and stop the previous
+        query."""
         self._stop.set()
         self._stop = stop = threading.Event()
 
@@ -207,7 +229,9 @@ class EpisodesScreen(TraceScreen):
     def action_sort(self, column: str) -> None:
         """Sort by a column; a second time reverses the order."""
         if (latest := self.latest) is not None:
-            descending = not latest.descending if latest.sort == column else column not in _ASCENDING_FIRST
+            descending = (
+                not latest.descending if latest.sort == column else column not in _ASCENDING_FIRST
+            )
             self._sort(latest, column, descending)
 
     def action_reverse(self) -> None:
@@ -245,7 +269,9 @@ class EpisodesScreen(TraceScreen):
         progress, cancelled = self._cancellable()
         self._update_status(busy="filtering, esc stops" if wanted.reads_text else "filtering")
         try:
-            listing = await self.app.ask(latest.filtered, wanted, progress=progress, cancelled=cancelled)
+            listing = await self.app.ask(
+                latest.filtered, wanted, progress=progress, cancelled=cancelled
+            )
         except Cancelled:
             return
         except AjetError as error:
@@ -328,11 +354,15 @@ class EpisodesScreen(TraceScreen):
 
     @property
     def selected_ids(self) -> list[str]:
-        """Selected ids in the order of the list, then unlisted ones; without a selection, the row under the cursor."""
+        """Selected ids in the order of the list, then unlisted ones; without a selection, the row
+        under the cursor."""
         positions, selected = self.table.places, self.table.selected
         if not selected:
             return [self.table.cursor_id] if self.table.cursor_id else []
-        return [*sorted(selected & positions.keys(), key=positions.__getitem__), *sorted(selected - positions.keys())]
+        return [
+            *sorted(selected & positions.keys(), key=positions.__getitem__),
+            *sorted(selected - positions.keys()),
+        ]
 
     def action_group(self) -> None:
         if (id := self.table.cursor_id) is not None:
@@ -345,7 +375,9 @@ class EpisodesScreen(TraceScreen):
         if 2 <= len(chosen) <= MAX_COMPARED:
             self.app.open_compare(chosen)
         else:
-            self.notify(f"select 2 to {MAX_COMPARED} episodes with space (now {len(self.table.selected):,})")
+            self.notify(
+                f"select 2 to {MAX_COMPARED} episodes with space (now {len(self.table.selected):,})"
+            )
 
     def action_feedback(self) -> None:
         if (id := self.table.cursor_id) is not None:
@@ -353,10 +385,13 @@ class EpisodesScreen(TraceScreen):
 
     def action_copy(self) -> None:
         if chosen := self.selected_ids:
-            self.app.copy("\n".join(chosen), chosen[0] if len(chosen) == 1 else f"{len(chosen):,} ids")
+            self.app.copy(
+                "\n".join(chosen), chosen[0] if len(chosen) == 1 else f"{len(chosen):,} ids"
+            )
 
     def action_leave(self) -> None:
-        """Stop the query or the search, else clear the hits or the selection, else leave the screen."""
+        """Stop the query or the search, else clear the hits or the selection, else leave the
+        screen."""
         if self.listing is None:
             raise SkipAction  # there is nothing to stop before the first listing
         if self._busy and not self._stop.is_set():
@@ -388,7 +423,8 @@ class EpisodesScreen(TraceScreen):
         self.query_one(PartsLine).show(self._status_parts())
 
     def _status_parts(self) -> Iterator[Text]:
-        """Yield the parts of the status line: position, new episodes, progress, selection, filter, hits."""
+        """Yield the parts of the status line: position, new episodes, progress, selection, filter,
+        hits."""
         table, rows = self.table, self.table.rows
         yield Text(self._place())
         if self.pending and self.listing and (new := self.pending.count - self.listing.count) > 0:
@@ -411,5 +447,8 @@ class EpisodesScreen(TraceScreen):
         of, latest = f"{count:,}", self.listing
         order = _ORDERS.get((latest.sort, latest.descending), "") if latest else ""
         if isinstance(rows, UnfinishedRows):
-            of, order = f"the newest {of} of {rows.of_all:,}" if rows.of_all > count else of, "that have not ended"
+            of, order = (
+                f"the newest {of} of {rows.of_all:,}" if rows.of_all > count else of,
+                "that have not ended",
+            )
         return f"{self.table.cursor + 1:,} of {of} {order}".rstrip()

@@ -1,4 +1,5 @@
-"""Screen that compares runs: curves, and a heat map of tasks by runs (of a single run, by steps)."""
+"""Screen that compares runs: curves, and a heat map of tasks by runs (of a single run, by
+steps)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from ajet_tools.tui.widgets.chart import Chart
 
 
 class ManyRunsScreen(TraceScreen):
-    """Shows mean rewards of validation, or else of training, with the most different tasks first."""
+    """Shows mean rewards of validation, or else of training, with the most different tasks
+    first."""
 
     DEFAULT_CSS = """
     ManyRunsScreen Chart { height: 2fr; }
@@ -59,7 +61,9 @@ class ManyRunsScreen(TraceScreen):
         rewards = await self.app.ask(task_rewards, self.run_ids)
         if rewards == self.rewards:
             return
-        runs = [run for run in await self.app.ask(queries.overview) if run["run_id"] in self.run_ids]
+        runs = [
+            run for run in await self.app.ask(queries.overview) if run["run_id"] in self.run_ids
+        ]
         self.rewards, names = rewards, run_names(runs)
         self.query_one(Chart).show(reward_panel(rewards, names))
         self.rows = by_task(rewards, "run_id" if len(self.run_ids) > 1 else "step")
@@ -76,9 +80,14 @@ class ManyRunsScreen(TraceScreen):
             table.clear(columns=True)
             table.add_column("task")
             for column in columns:
-                table.add_column(Text(one_line(names.get(str(column), f"step {column}"), 24), justify="right"))
+                table.add_column(
+                    Text(one_line(names.get(str(column), f"step {column}"), 24), justify="right")
+                )
             for row in self.rows:
-                cells = [self._cell(row.rewards.get(column), min(values), max(values)) for column in columns]
+                cells = [
+                    self._cell(row.rewards.get(column), min(values), max(values))
+                    for column in columns
+                ]
                 table.add_row(Text(one_line(row.task, 40)), *cells)
             table.move_cursor(row=cursor.row, column=cursor.column, animate=False)
             table.scroll_to(*scroll, animate=False, force=True)
@@ -87,7 +96,10 @@ class ManyRunsScreen(TraceScreen):
         """Format a value on a colour between those of the lowest and highest."""
         if value is None:
             return Text("·", justify="right", style="dim")
-        worst, best = (Color.parse(self.app.theme_variables.get(name, "#808080")) for name in ("error", "success"))
+        worst, best = (
+            Color.parse(self.app.theme_variables.get(name, "#808080"))
+            for name in ("error", "success")
+        )
         color = worst.blend(best, (value - low) / (high - low) if high > low else 1.0)
         style = Style(bgcolor=color.rich_color, color=color.get_contrast_text(1.0).rich_color)
         return Text(f" {value:.3g} ".rjust(8), style=style, justify="right")
@@ -112,7 +124,12 @@ class ManyRunsScreen(TraceScreen):
         """Rank all runs of the trace at the task under the cursor."""
         if not self.chosen:
             return
-        task_id, width, reader, console = self.chosen.task_id, text_width(self.app), self.app.reader, self.app.console
+        task_id, width, reader, console = (
+            self.chosen.task_id,
+            text_width(self.app),
+            self.app.reader,
+            self.app.console,
+        )
 
         def render() -> str:
             table = tables.table(leaderboard(reader, queries.overview(reader), task_id), width)

@@ -127,7 +127,12 @@ class RunScreen(TraceScreen):
         self._show_metrics()
         if self.query_one(ContentSwitcher).current == "ledger":
             await self._show_ledger()
-        scored = not self.panels and self.run is not None and self.run["status"] == "finished" and self.run["episodes"]
+        scored = (
+            not self.panels
+            and self.run is not None
+            and self.run["status"] == "finished"
+            and self.run["episodes"]
+        )
         if first and scored and self.is_current:
             await self.action_view("config")
             self.app.open_episodes(self.run_id)
@@ -165,7 +170,8 @@ class RunScreen(TraceScreen):
 
     @property
     def _end(self) -> int:
-        """End of the panels to page through; constant ones are only shown if selected in the metrics."""
+        """End of the panels to page through; constant ones are only shown if selected in the
+        metrics."""
         return self.varying if self.first < self.varying else len(self.panels)
 
     def _page_size(self) -> int:
@@ -193,10 +199,18 @@ class RunScreen(TraceScreen):
             for curve in panel.curves:
                 values = [value for _, value in curve.points]
                 name = f"{panel.title} {curve.label}".strip()
-                cells = (*map(number, (values[-1], min(values), max(values))), str(curve.points[-1][0]))
-                row = [Text(sparkline(values, 12)), *(Text(cell, justify="right") for cell in cells)]
+                cells = (
+                    *map(number, (values[-1], min(values), max(values))),
+                    str(curve.points[-1][0]),
+                )
+                row = [
+                    Text(sparkline(values, 12)),
+                    *(Text(cell, justify="right") for cell in cells),
+                ]
                 if name in metrics.rows:
-                    for column, cell in zip(("curve", "last", "lowest", "highest", "step"), row, strict=True):
+                    for column, cell in zip(
+                        ("curve", "last", "lowest", "highest", "step"), row, strict=True
+                    ):
                         metrics.update_cell(name, column, cell, update_width=True)
                 else:
                     metrics.add_row(Text(one_line(name, 28)), *row, key=name)
@@ -205,7 +219,9 @@ class RunScreen(TraceScreen):
         switcher = self.query_one(ContentSwitcher)
         switcher.current = name
         if name in ("config", "ledger"):
-            self.run_worker(self._show_config() if name == "config" else self._show_ledger(), group=name)
+            self.run_worker(
+                self._show_config() if name == "config" else self._show_ledger(), group=name
+            )
         self.set_focus(None if name == "curves" else self.query_one(f"#{name}"))
         self._update_view_line()
 
@@ -217,7 +233,11 @@ class RunScreen(TraceScreen):
 
     async def _show_config(self) -> None:
         config = await self.app.ask(recorded_config, self.run_id)
-        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else "No config is recorded."
+        text = (
+            yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+            if config
+            else "No config is recorded."
+        )
         self.query_one("#config Static", Static).update(Text(visible(text)))
 
     async def action_page(self, by: int) -> None:
@@ -234,7 +254,9 @@ class RunScreen(TraceScreen):
 
     async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Zoom in on the chart of a metric."""
-        index_of = {f"{p.title} {c.label}".strip(): i for i, p in enumerate(self.panels) for c in p.curves}
+        index_of = {
+            f"{p.title} {c.label}".strip(): i for i, p in enumerate(self.panels) for c in p.curves
+        }
         self.zoomed, self.first = True, index_of[str(event.row_key.value)]
         await self.action_view("curves")
         await self._show_curves()
@@ -270,7 +292,9 @@ class RunScreen(TraceScreen):
             self.app.open_episodes(self.run_id, "status!=succeeded")
 
     def action_sql(self) -> None:
-        self.app.open_sql(f"SELECT * FROM metrics WHERE run_id = '{self.run_id}' ORDER BY step, name")
+        self.app.open_sql(
+            f"SELECT * FROM metrics WHERE run_id = '{self.run_id}' ORDER BY step, name"
+        )
 
     def action_copy(self) -> None:
         self.app.copy(self.run_id, "the run's id")
@@ -284,11 +308,17 @@ def _verdict_head(run: RunOverview, verdict: Verdict, why: Sequence[str], width:
     first, last, best = verdict.first, verdict.last, verdict.best
     assert first is not None and last is not None and best is not None
     head.append(f"  {verdict.kind} ")
-    head.append(f"{first['mean']:.3f} → {last['mean']:.3f}", style=VERDICT_STYLES.get(verdict.word, "bold"))
+    head.append(
+        f"{first['mean']:.3f} → {last['mean']:.3f}", style=VERDICT_STYLES.get(verdict.word, "bold")
+    )
     head.append(f" (step {first['step']} to {last['step']}; best at {best['step']})")
     if run["error"]:
         head.append(f"\n{one_line(run['error'], width)}", style="red")
-    lines = [line for reason in why for line in wrap(reason, width, initial_indent="  ", subsequent_indent="    ")]
+    lines = [
+        line
+        for reason in why
+        for line in wrap(reason, width, initial_indent="  ", subsequent_indent="    ")
+    ]
     for line in lines[:_REASONS]:
         head.append(f"\n{visible(line)}")
     return head
@@ -304,8 +334,15 @@ def _head(run: RunOverview, shown: list[Panel], width: int) -> Text:
         head.append(f"{run['unsound']:,} failed: {failures_in_words(run, width - 20)}", style="red")
     else:
         last = {panel.title: panel.curves[0].last for panel in shown}
-        names = [name for name in ("reward", "success", "merge ratio", "entropy", "KL", "dollars") if name in last]
-        head.append("  ".join(f"{name} {number(last[name])}" for name in names) or "no metric yet", style="dim")
+        names = [
+            name
+            for name in ("reward", "success", "merge ratio", "entropy", "KL", "dollars")
+            if name in last
+        ]
+        head.append(
+            "  ".join(f"{name} {number(last[name])}" for name in names) or "no metric yet",
+            style="dim",
+        )
     return head
 
 
@@ -315,8 +352,15 @@ def _progress(run: RunOverview) -> Text:
     line.append("  ")
     line.append(run["status"], style=STATUS_STYLES.get(run["status"], ""))
     steps = steps_of(run)
-    parts = [run["backbone"], f"step {steps}" if steps else "", f"{compact(run['episodes'])} episodes"]
-    parts += [f"{compact(run['tokens'])} tokens" if run["tokens"] else "", lasting(seconds_of(run, now()))]
+    parts = [
+        run["backbone"],
+        f"step {steps}" if steps else "",
+        f"{compact(run['episodes'])} episodes",
+    ]
+    parts += [
+        f"{compact(run['tokens'])} tokens" if run["tokens"] else "",
+        lasting(seconds_of(run, now())),
+    ]
     line.append("".join(f"  {part}" for part in parts if part))
     return line
 
@@ -327,13 +371,17 @@ def _ledger(totals: list[LedgerTotal], failed: list[Failure], width: int) -> Gro
     if totals:
         tokens = sum(row["tokens"] for row in totals) or 1
         rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
-        parts.append(table(rows, width, title="ledger: what became of every sampled token", right=["share"]))
+        parts.append(
+            table(rows, width, title="ledger: what became of every sampled token", right=["share"])
+        )
     else:
         parts.append(Text("No ledger yet: it is written at the end of a step.", style="dim"))
     parts.append(Text())
     if failed:
         columns = ("cause", "episodes", "share", "last_step", "example", "error")
-        causes = [{**row, "share": f"{row['share']:.1%}", "example": row["example"][:8]} for row in failed]
+        causes = [
+            {**row, "share": f"{row['share']:.1%}", "example": row["example"][:8]} for row in failed
+        ]
         rows = [{column: cause[column] for column in columns} for cause in causes]
         parts.append(table(rows, width, title="failures by cause", right=["share"]))
     else:

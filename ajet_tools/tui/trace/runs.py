@@ -90,7 +90,9 @@ class RunsScreen(TraceScreen):
             at = table.cursor_row
             table.clear(columns=True)
             for name in names:
-                table.add_column(Text(name, justify="right" if name in _RIGHT else "left"), key=name)
+                table.add_column(
+                    Text(name, justify="right" if name in _RIGHT else "left"), key=name
+                )
             self._fill(self.all_runs)
             table.move_cursor(row=at, animate=False)
 
@@ -103,7 +105,9 @@ class RunsScreen(TraceScreen):
         ids = [run["run_id"] for run in runs]
         if ids != [*self._settings]:
             self._settings = await self.app.ask(differing, ids)
-        self.groups = {run_id: group for group in seed_groups(runs, self._settings) for run_id in group.runs}
+        self.groups = {
+            run_id: group for group in seed_groups(runs, self._settings) for run_id in group.runs
+        }
         self.loaded, self.all_runs = True, runs
         self._fill(runs)
         self._explain()
@@ -142,7 +146,10 @@ class RunsScreen(TraceScreen):
         cells = _cells(short, run, self.verdicts.get(run["run_id"]))
         group = self.groups.get(run["run_id"]) if self.grouped else None
         if group is not None:
-            cells[:5] = map(Text, (one_line(group.name, 24), f"{len(group.runs)} seeds", _interval(group), "", ""))
+            cells[:5] = map(
+                Text,
+                (one_line(group.name, 24), f"{len(group.runs)} seeds", _interval(group), "", ""),
+            )
         if self.marked.intersection((run["run_id"],) if group is None else group.runs):
             cells[0] = Text.assemble(("● ", "bold"), cells[0])
         return cells
@@ -182,7 +189,9 @@ class RunsScreen(TraceScreen):
         none = "No run yet; this list follows the trace." if self.loaded else "reading …"
         why = self.reasons.get(run["run_id"], []) if run is not None else []
         group = self.groups.get(run["run_id"]) if run is not None else None
-        self.query_one("#run", Static).update(none if run is None else _describe_run(run, why, group))
+        self.query_one("#run", Static).update(
+            none if run is None else _describe_run(run, why, group)
+        )
 
     def on_data_table_row_selected(self) -> None:
         self.action_open()
@@ -256,15 +265,23 @@ def verdict_text(run: RunOverview, verdict: Verdict | None) -> Text:
         text.append(run["status"], style=STATUS_STYLES.get(run["status"], ""))
     if verdict is not None and verdict.word != run["status"]:
         text.append(" " if text else "")
-        text.append(f"{_MARKS.get(verdict.word, '·')} {verdict.word}", style=VERDICT_STYLES.get(verdict.word, ""))
+        text.append(
+            f"{_MARKS.get(verdict.word, '·')} {verdict.word}",
+            style=VERDICT_STYLES.get(verdict.word, ""),
+        )
     return text
 
 
 def _first_to_last(run: RunOverview, verdict: Verdict | None) -> str:
     """Format the mean rewards of the first and last step, with their kind unless validation."""
     if verdict is None or verdict.first is None or verdict.last is None:
-        means = {"": run["last_val"], " greedy": run["last_greedy"], " train": run["last_train"],
-                 " trials": run["last_trial"], " mean": run["run_mean"]}  # fmt: skip
+        means = {
+            "": run["last_val"],
+            " greedy": run["last_greedy"],
+            " train": run["last_train"],
+            " trials": run["last_trial"],
+            " mean": run["run_mean"],
+        }
         return next((f"{mean:.3f}{kind}" for kind, mean in means.items() if mean is not None), "")
     kind = {"training": " train", "greedy validation": " greedy"}.get(verdict.kind, "")
     return f"{verdict.first['mean']:.3f} → {verdict.last['mean']:.3f}{kind}"
@@ -290,8 +307,20 @@ def _describe_run(run: RunOverview, why: Sequence[str], group: Group | None) -> 
             ("status", f"{run['status']}{note}; {started}backbone {run['backbone']}"),
             ("error", one_line(run["error"], 300) if run["error"] else None),
             ("took", f"{size}, {lasting(seconds_of(run, now()))}"),
-            ("reward", ", ".join(f"{name} {number(value)}" for name, value in rewards if value is not None)),
-            ("seeds", f"{group.of or 'reward'} of {len(group.runs)} runs: {_interval(group)}" if group else None),
+            (
+                "reward",
+                ", ".join(
+                    f"{name} {number(value)}" for name, value in rewards if value is not None
+                ),
+            ),
+            (
+                "seeds",
+                (
+                    f"{group.of or 'reward'} of {len(group.runs)} runs: {_interval(group)}"
+                    if group
+                    else None
+                ),
+            ),
             ("why", "\n".join(why[:_REASONS]) if why else None),
         ]
     )

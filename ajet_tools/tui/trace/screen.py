@@ -40,9 +40,10 @@ T = TypeVar("T")
 class RefreshRate:
     """Limits refreshes of a screen, so that a live run is not slowed down.
 
-    The pause between two refreshes is at least `patience` times the cost of a refresh for the run. `spent` returns the
-    total processor seconds that the run has spent on answers, as waiting for a busy run costs nothing. The cheapest of
-    the last few refreshes counts; the first reading of a screen does not. Times are monotonic, in seconds.
+    The pause between two refreshes is at least `patience` times the cost of a refresh for the run.
+    `spent` returns the total processor seconds that the run has spent on answers, as waiting for a
+    busy run costs nothing. The cheapest of the last few refreshes counts; the first reading of a
+    screen does not. Times are monotonic, in seconds.
     """
 
     def __init__(self, spent: Callable[[], float], patience: float, longest: float) -> None:
@@ -92,7 +93,8 @@ class TraceChanged(Message):
 
 
 class TraceViewer(ViewerApp):
-    """The viewer of a trace. Screens read the trace with `ask`, and open other screens with `open_...`."""
+    """The viewer of a trace. Screens read the trace with `ask`, and open other screens with
+    `open_...`."""
 
     FOLLOW_SECONDS: ClassVar[float] = 0.25
     PATIENCE: ClassVar[float] = 30.0
@@ -125,7 +127,12 @@ class TraceViewer(ViewerApp):
         self._seen: weakref.WeakKeyDictionary[Screen[object], int] = weakref.WeakKeyDictionary()
         """Value of `_changes` at the last notification of each screen."""
 
-    async def ask(self, question: Callable[Concatenate[TraceReader, P], T], *arguments: P.args, **named: P.kwargs) -> T:
+    async def ask(
+        self,
+        question: Callable[Concatenate[TraceReader, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
         """Call a function with the reader in a thread, and return its result."""
         self._rate.begin_query()
         try:

@@ -1,4 +1,5 @@
-"""Read-only SQL console over a trace, with an editor, results, and a list of earlier queries and examples."""
+"""Read-only SQL console over a trace, with an editor, results, and a list of earlier queries and
+examples."""
 
 from __future__ import annotations
 
@@ -37,27 +38,29 @@ _FIRST = "SELECT * FROM runs"
 
 EXAMPLES: Mapping[str, str] = {
     "reward by step": (
-        "SELECT step, split, count(DISTINCT episode_id) AS episodes, avg(value * weight) AS reward\n"
-        "FROM episodes JOIN rewards USING (episode_id)\nGROUP BY ALL ORDER BY ALL"
+        "SELECT step, split, count(DISTINCT episode_id) AS episodes, avg(value * weight) AS"
+        " reward\nFROM episodes JOIN rewards USING (episode_id)\nGROUP BY ALL ORDER BY ALL"
     ),
     "why episodes failed": (
         "SELECT cause, status, count(*) AS episodes, any_value(error) AS example\n"
         "FROM episodes WHERE status <> 'succeeded'\nGROUP BY ALL ORDER BY episodes DESC"
     ),
     "hardest tasks": (
-        "SELECT task_id, count(*) AS attempts, avg(value * weight) AS reward, any_value(task->>'main_query') AS query\n"
-        "FROM episodes JOIN rewards USING (episode_id)\nGROUP BY task_id ORDER BY reward LIMIT 50"
+        "SELECT task_id, count(*) AS attempts, avg(value * weight) AS reward,"
+        " any_value(task->>'main_query') AS query\nFROM episodes JOIN rewards USING"
+        " (episode_id)\nGROUP BY task_id ORDER BY reward LIMIT 50"
     ),
     "slowest calls": (
-        "SELECT call_id, agent, epoch(ended_at - started_at) AS seconds, len(output_ids) AS tokens, finish_reason\n"
-        "FROM calls ORDER BY seconds DESC LIMIT 50"
+        "SELECT call_id, agent, epoch(ended_at - started_at) AS seconds, len(output_ids) AS tokens,"
+        " finish_reason\nFROM calls ORDER BY seconds DESC LIMIT 50"
     ),
     "least likely tokens": (
         "SELECT call_id, episode_id, list_min(logprobs) AS lowest, list_avg(logprobs) AS mean\n"
         "FROM calls WHERE len(logprobs) > 0 ORDER BY lowest LIMIT 50"
     ),
     "what became of the tokens": (
-        "SELECT step, outcome, sum(tokens) AS tokens FROM ledger\nGROUP BY ALL ORDER BY step, tokens DESC"
+        "SELECT step, outcome, sum(tokens) AS tokens FROM ledger\nGROUP BY ALL ORDER BY step,"
+        " tokens DESC"
     ),
 }
 """Example queries by name."""
@@ -106,7 +109,9 @@ class SqlScreen(TraceScreen):
         with Horizontal():
             yield Tree("tables", id="tables")
             with Vertical():
-                yield SqlEditor(self.first_text or self.app.last_sql or _FIRST, show_line_numbers=False)
+                yield SqlEditor(
+                    self.first_text or self.app.last_sql or _FIRST, show_line_numbers=False
+                )
                 yield Static(id="message")
                 yield ResultTable()
         yield Prompt("export to", "a new file: .csv, .jsonl or .parquet", back=SqlEditor, id="file")
@@ -166,10 +171,14 @@ class SqlScreen(TraceScreen):
 
     def _show(self, result: pa.Table, seconds: float) -> None:
         if result.column_names == ["explain_key", "explain_value"]:
-            self.app.push_screen(TextScreen("explain", lambda: "\n".join(result["explain_value"].to_pylist())))
+            self.app.push_screen(
+                TextScreen("explain", lambda: "\n".join(result["explain_value"].to_pylist()))
+            )
         self.query_one(ResultTable).show(result)
         rows, columns = counted(len(result), "row"), counted(result.num_columns, "column")
-        cut = f"; the first {MOST_ROWS:,} are shown, F8 writes all" if len(result) > MOST_ROWS else ""
+        cut = (
+            f"; the first {MOST_ROWS:,} are shown, F8 writes all" if len(result) > MOST_ROWS else ""
+        )
         self._show_message(f"{rows}, {columns}, {seconds:.2f} s{cut}", "")
 
     def action_stop(self) -> None:
@@ -206,7 +215,9 @@ class SqlScreen(TraceScreen):
                 branch = tree.root.add(table, data=table)
                 for column, kind in columns.items():
                     label = Text(column).append(f"  {kind.lower()}", style="dim")
-                    branch.add_leaf(label, data=f'"{column}"' if column in ("index", "at") else column)
+                    branch.add_leaf(
+                        label, data=f'"{column}"' if column in ("index", "at") else column
+                    )
             tree.root.expand()
 
     def on_tree_node_selected(self, event: Tree.NodeSelected[str]) -> None:
@@ -224,7 +235,9 @@ class SqlScreen(TraceScreen):
     async def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
         path = Path(event.text)
         try:
-            count = await asyncio.to_thread(console.save_result, self.query_one(ResultTable).table, path)
+            count = await asyncio.to_thread(
+                console.save_result, self.query_one(ResultTable).table, path
+            )
         except AjetError as error:
             event.prompt.show_error(str(error))
             return
@@ -249,7 +262,10 @@ class SqlScreen(TraceScreen):
         """Copy the first thousand rows for a spreadsheet."""
         table = self.query_one(ResultTable).table.slice(0, 1000)
         lines = ["\t".join(table.column_names)]
-        lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in rows_of(table)]
+        lines += [
+            "\t".join(" ".join(console.spelled(v).split()) for v in row.values())
+            for row in rows_of(table)
+        ]
         self.app.copy("\n".join(lines), counted(len(table), "row"))
 
 
@@ -276,7 +292,9 @@ class ResultTable(FittedTable):
         self.table = table
         self.clear(columns=True)
         self.add_columns(*(Text(one_line(name, _WIDEST)) for name in table.column_names))
-        columns = ([_text(value) for value in values_of(column[:MOST_ROWS])] for column in table.columns)
+        columns = (
+            [_text(value) for value in values_of(column[:MOST_ROWS])] for column in table.columns
+        )
         self.add_rows(zip(*columns, strict=True))
 
     @property
@@ -349,10 +367,11 @@ class QueriesScreen(Dialog[str]):
 
 
 _WORDS = (
-    "all and any anti as asc between by case cast cross desc distinct else end except exclude exists explain false "
-    "filter following from full group having in inner intersect is join lateral left like ilike limit not null nulls "
-    "offset on or order outer over partition pivot positional preceding qualify range recursive replace right rows "
-    "sample select semi struct then true unbounded union unnest unpivot using values when where window with"
+    "all and any anti as asc between by case cast cross desc distinct else end except exclude"
+    " exists explain false filter following from full group having in inner intersect is join"
+    " lateral left like ilike limit not null nulls offset on or order outer over partition pivot"
+    " positional preceding qualify range recursive replace right rows sample select semi struct"
+    " then true unbounded union unnest unpivot using values when where window with"
 )
 
 _PARTS = re.compile(
@@ -375,5 +394,7 @@ class SqlEditor(TextArea):
             for line in match.group().split("\n"):
                 before = self.document.get_line(row)[:column]
                 start = len(before.encode())
-                self._highlights[row].append((start, start + len(line.encode()), match.lastgroup or ""))
+                self._highlights[row].append(
+                    (start, start + len(line.encode()), match.lastgroup or "")
+                )
                 row, column = row + 1, 0

@@ -1,4 +1,5 @@
-"""Screen of an episode's timelines as coloured tokens, with a legend and the facts of the token under the cursor."""
+"""Screen of an episode's timelines as coloured tokens, with a legend and the facts of the token
+under the cursor."""
 
 from __future__ import annotations
 
@@ -54,9 +55,16 @@ class TokensScreen(TraceScreen):
         Binding("X", "gap(True)", "Previous larger gap", show=False),
         Binding("tab", "shading(1)", "Colours"),
         Binding("shift+tab", "shading(-1)", "Previous colours", show=False),
-        *(Binding(str(i), f"shade('{name}')", f"Colour by {name}", show=False) for i, name in enumerate(SHADINGS, 1)),
-        Binding("right_square_bracket", "timeline(1)", "Next timeline", show=False, key_display="]"),
-        Binding("left_square_bracket", "timeline(-1)", "Previous timeline", show=False, key_display="["),
+        *(
+            Binding(str(i), f"shade('{name}')", f"Colour by {name}", show=False)
+            for i, name in enumerate(SHADINGS, 1)
+        ),
+        Binding(
+            "right_square_bracket", "timeline(1)", "Next timeline", show=False, key_display="]"
+        ),
+        Binding(
+            "left_square_bracket", "timeline(-1)", "Previous timeline", show=False, key_display="["
+        ),
         Binding("slash", "search", "Search", key_display="/"),
         Binding("n", "match", "Next match", show=False),
         Binding("N", "match(True)", "Previous match", show=False),
@@ -93,7 +101,9 @@ class TokensScreen(TraceScreen):
         yield Static(id="empty")
         yield TokenPanel()
         yield Prompt("search", "a text, whatever its case", back=TokenText, id="search")
-        yield Prompt("go to", "a token's position, or a share such as 50%", back=TokenText, id="goto")
+        yield Prompt(
+            "go to", "a token's position, or a share such as 50%", back=TokenText, id="goto"
+        )
 
     @property
     def text(self) -> TokenText:
@@ -107,7 +117,9 @@ class TokensScreen(TraceScreen):
             return
         opened = await self.app.ask(open_tokens, self.episode_id, self.app.tokenizer, self.app.path)
         reloaded = self.opened is not None
-        opener = "" if self.opened is None or self.view is None else self.opened.openers[self.view.index]
+        opener = (
+            "" if self.opened is None or self.view is None else self.opened.openers[self.view.index]
+        )
         self.opened, self._mark = opened, mark
         if not len(opened):
             self.show_empty(_explain_empty(opened))
@@ -172,7 +184,9 @@ class TokensScreen(TraceScreen):
     def action_span(self, back: bool = False) -> None:
         if self.view is not None:
             starts = self.view.span_starts.tolist()
-            self._jump(next_place(starts, self.text.cursor, back), "no token of this timeline is masked in")
+            self._jump(
+                next_place(starts, self.text.cursor, back), "no token of this timeline is masked in"
+            )
 
     def action_fork(self, back: bool = False) -> None:
         if self.view is not None:
@@ -191,7 +205,9 @@ class TokensScreen(TraceScreen):
         ranked = self._ranked.get(what)
         if ranked is None:
             ranked = self._ranked[what] = rank(self.view)
-        self._jump(next_ranked(ranked, self.text.cursor, back), f"no {what} is known in this timeline")
+        self._jump(
+            next_ranked(ranked, self.text.cursor, back), f"no {what} is known in this timeline"
+        )
 
     # Search and positions
 
@@ -216,7 +232,9 @@ class TokensScreen(TraceScreen):
             return
         position = _position(event.text, len(self.view))
         if position is None:
-            event.prompt.show_error(f"enter a position from 0 to {len(self.view) - 1:,}, or a share such as 50%")
+            event.prompt.show_error(
+                f"enter a position from 0 to {len(self.view) - 1:,}, or a share such as 50%"
+            )
             return
         event.prompt.close()
         self.text.action_move(position)
@@ -246,7 +264,9 @@ class TokensScreen(TraceScreen):
 
     def action_copy(self) -> None:
         if self.view is not None:
-            self.app.copy(_clipboard_text(self.view, [self.text.cursor]), f"token {self.text.cursor:,}")
+            self.app.copy(
+                _clipboard_text(self.view, [self.text.cursor]), f"token {self.text.cursor:,}"
+            )
 
     def action_copy_all(self) -> None:
         if self.view is not None:
@@ -281,7 +301,9 @@ def _head(opened: EpisodeTokens, view: TokenView) -> str:
     parts = [f"timeline {view.index + 1} of {len(opened)}", f"agent {one_line(view.agent, 24)}"]
     parts += [f"{view.phase}" if view.phase != "rollout" else "", f"{len(view):,} tokens"]
     parts.append(f"{int(view.mask.sum()):,} masked in")
-    parts.append(f"step {episode.step} ({kind_of(episode)})" if opened.record.ended else "still running")
+    parts.append(
+        f"step {episode.step} ({kind_of(episode)})" if opened.record.ended else "still running"
+    )
     parts.append(f"{without} calls without ids" if without else "")
     line = " · ".join(part for part in parts if part)
     return f"{line}\nids, not text: {one_line(opened.why_ids, 300)}" if opened.why_ids else line
@@ -292,8 +314,8 @@ def _explain_empty(opened: EpisodeTokens) -> str:
     if not calls:
         return "The episode made no calls, so there are no tokens to show."
     return (
-        f"None of the episode's {len(calls)} calls has token ids, because the engine did not return any. They "
-        "cannot be trained; press enter to see the messages."
+        f"None of the episode's {len(calls)} calls has token ids, because the engine did not return"
+        " any. They cannot be trained; press enter to see the messages."
     )
 
 

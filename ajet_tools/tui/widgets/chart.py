@@ -38,15 +38,21 @@ class Chart(PlotextPlot):
         width, height = self.size
         if self.panel is None or width < 8 or height < 3:
             return Text("")
-        colors = [Color.parse(self.app.theme_variables.get(name, "#808080")).rgb for name in _COLORS]
+        colors = [
+            Color.parse(self.app.theme_variables.get(name, "#808080")).rgb for name in _COLORS
+        ]
         head = self._head(colors, width)
-        return Text("\n").join([*head, self._draw(self.panel, colors, width, max(3, height - len(head)))])
+        return Text("\n").join(
+            [*head, self._draw(self.panel, colors, width, max(3, height - len(head)))]
+        )
 
     def _head(self, colors: list[tuple[int, int, int]], width: int) -> list[Text]:
         assert self.panel is not None
         head = Text(one_line(self.panel.title, width), style="bold", no_wrap=True)
         for i, curve in enumerate(self.panel.curves):
-            sign = f"{_MARKERS[i % len(_MARKERS)]}{curve.label} " if len(self.panel.curves) > 1 else ""
+            sign = (
+                f"{_MARKERS[i % len(_MARKERS)]}{curve.label} " if len(self.panel.curves) > 1 else ""
+            )
             color = "not bold rgb({},{},{})".format(*colors[i % len(colors)])
             head.append(f" {sign}{_format_number(curve.last)}", style=color)
         if self._lines > 1:
@@ -54,7 +60,9 @@ class Chart(PlotextPlot):
         head.truncate(width)
         return [head]
 
-    def _draw(self, panel: Panel, colors: list[tuple[int, int, int]], width: int, height: int) -> Text:
+    def _draw(
+        self, panel: Panel, colors: list[tuple[int, int, int]], width: int, height: int
+    ) -> Text:
         plt = self.plt
         plt.clear_figure()
         plt.theme(self._get_plotext_theme_name(self.app.theme))
@@ -65,7 +73,9 @@ class Chart(PlotextPlot):
         values = [value for curve in shown.curves for _, value in curve.points]
         steps = [step for curve in shown.curves for step, _ in curve.points]
         low, high = min(values), max(values)
-        if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):  # a flat curve is drawn in the middle
+        if high - low <= 1e-9 * max(
+            abs(low), abs(high), 1e-9
+        ):  # a flat curve is drawn in the middle
             margin = abs(low) * 0.1 or 0.5
             low, high = low - margin, high + margin
         first, last = min(steps), max(steps)

@@ -43,9 +43,11 @@ class _Key:
 
 
 class KeyLine(Widget, can_focus=False):
-    """A single widget for all keys; Textual's Footer creates a widget per key at each change of focus.
+    """A single widget for all keys; Textual's Footer creates a widget per key at each change of
+    focus.
 
-    Keys that do not fit are omitted. The keys of help and command palette, which list all keys, are on the right.
+    Keys that do not fit are omitted. The keys of help and command palette, which list all keys, are
+    on the right.
     """
 
     ALLOW_SELECT = False
@@ -77,7 +79,9 @@ class KeyLine(Widget, can_focus=False):
         by_action: dict[str, _Key] = {}
         for _, binding, enabled, _ in screen.active_bindings.values():
             if binding.show or binding.key == self.app.COMMAND_PALETTE_BINDING:
-                key = _Key(binding.key, self.app.get_key_display(binding), binding.description, enabled)
+                key = _Key(
+                    binding.key, self.app.get_key_display(binding), binding.description, enabled
+                )
                 by_action.setdefault(binding.action, key)
         lists = tuple(by_action.pop(action) for action in _LISTS if action in by_action)
         keys = tuple(by_action.values())
@@ -100,13 +104,18 @@ class KeyLine(Widget, can_focus=False):
         return placed
 
     def render_line(self, y: int) -> Strip:
-        bold, plain = (self.get_component_rich_style(f"key-line--{part}") for part in ("key", "does"))
+        bold, plain = (
+            self.get_component_rich_style(f"key-line--{part}") for part in ("key", "does")
+        )
         segments, at = list[Segment](), 0
         for start, key in self._place_keys():
             if start > at:
                 segments.append(Segment("▕".rjust(start - at), self.rich_style))
             dim = Style(dim=not key.enabled)
-            segments += [Segment(f" {key.shown} ", bold + dim), Segment(f"{key.does} ", plain + dim)]
+            segments += [
+                Segment(f" {key.shown} ", bold + dim),
+                Segment(f"{key.does} ", plain + dim),
+            ]
             at = start + key.width
         return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
 
@@ -132,7 +141,8 @@ class PartsLine(Static):
 
 
 class TitleLine(Header):
-    """Textual's header, except that a change of title while it is being removed does not crash the app."""
+    """Textual's header, except that a change of title while it is being removed does not crash the
+    app."""
 
     def __init__(self) -> None:
         super().__init__(icon=" ")
@@ -185,7 +195,8 @@ class Prompt(Vertical):
         check: Callable[[str], object] | None = None,
         id: str | None = None,
     ) -> None:
-        """Create a prompt. `back` gets the focus after closing. `check` raises AjetError for an invalid text."""
+        """Create a prompt. `back` gets the focus after closing. `check` raises AjetError for an
+        invalid text."""
         super().__init__(id=id)
         self._back = back
         self._check = check

@@ -27,12 +27,13 @@ _GUTTER = 5
 class ListingTable(RowView, can_focus=True):
     """A virtual table over `Rows`, with a cursor, a selection and marks that follow their ids.
 
-    `fetch(rows, offset, limit)` reads a page in a worker, first for the visible rows and then around them. Missing
-    rows are drawn as dots.
+    `fetch(rows, offset, limit)` reads a page in a worker, first for the visible rows and then
+    around them. Missing rows are drawn as dots.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"listing--{part}" for part in ("header", "cursor", "blurred", "selected", "good", "bad", "warn", "faint")
+        f"listing--{part}"
+        for part in ("header", "cursor", "blurred", "selected", "good", "bad", "warn", "faint")
     }
     DEFAULT_CSS = """
     ListingTable {
@@ -140,7 +141,9 @@ class ListingTable(RowView, can_focus=True):
     def places(self) -> Mapping[str, int]:
         """Position of every row by id; built once per `Rows`."""
         if self._places is None:
-            self._places = {id: at for at, id in enumerate(self.rows.ids())} if self.rows is not None else {}
+            self._places = (
+                {id: at for at, id in enumerate(self.rows.ids())} if self.rows is not None else {}
+            )
         return self._places
 
     @property
@@ -155,8 +158,9 @@ class ListingTable(RowView, can_focus=True):
     def show(self, rows: Rows, *, top: bool = False) -> None:
         """Show other rows, keeping the cursor on its row and that row at its line of the screen.
 
-        With `top`, the view stays at the top, and so does a cursor on the first row; elsewhere the cursor follows its
-        row, and the view follows before it leaves the screen. If its row is gone, the cursor keeps its position.
+        With `top`, the view stays at the top, and so does a cursor on the first row; elsewhere the
+        cursor follows its row, and the view follows before it leaves the screen. If its row is
+        gone, the cursor keeps its position.
         """
         cursor, first = self.cursor_id, self.scroll_offset.y
         visible = first <= self.cursor < first + self.page_rows
@@ -168,7 +172,9 @@ class ListingTable(RowView, can_focus=True):
         self._failed = False
         self._anchor = None
         follows = top and not self.cursor
-        self.cursor = 0 if follows else max(0, min(self._place(cursor, self.cursor), rows.count - 1))
+        self.cursor = (
+            0 if follows else max(0, min(self._place(cursor, self.cursor), rows.count - 1))
+        )
         self._measure()
         down = max(0, self.cursor - self.page_rows + 1) if visible else 0
         self.scroll_to(y=down if top else first + self._place(anchor_id, anchor) - anchor)
@@ -251,7 +257,11 @@ class ListingTable(RowView, can_focus=True):
         if at is None:
             return
         if at.y == 0:
-            if (column := find_column(self.columns, self._widths, at.x - _GUTTER, self.scroll_offset.x)) is not None:
+            if (
+                column := find_column(
+                    self.columns, self._widths, at.x - _GUTTER, self.scroll_offset.x
+                )
+            ) is not None:
                 self.post_message(self.SortRequested(column))
             return
         index = self.scroll_offset.y + at.y - 1
@@ -305,7 +315,9 @@ class ListingTable(RowView, can_focus=True):
 
     def _measure(self) -> None:
         self._widths = fit_widths(self.columns, self.scrollable_content_region.width - _GUTTER)
-        self.virtual_size = Size(_GUTTER + sum(self._widths) + len(self._widths) - 1, self.count + 1)
+        self.virtual_size = Size(
+            _GUTTER + sum(self._widths) + len(self._widths) - 1, self.count + 1
+        )
 
     def _redraw(self) -> None:
         self._strips.clear()
@@ -335,7 +347,11 @@ class ListingTable(RowView, can_focus=True):
     def _style(self, part: str = "") -> Style:
         """Return the style of a part of the table, cached per theme."""
         if part not in self._styles:
-            upon = self.get_component_rich_style(f"listing--{part}", partial=True) if part else Style.null()
+            upon = (
+                self.get_component_rich_style(f"listing--{part}", partial=True)
+                if part
+                else Style.null()
+            )
             self._styles[part] = self.rich_style + upon
         return self._styles[part]
 
@@ -344,7 +360,10 @@ class ListingTable(RowView, can_focus=True):
         id, row = self.id_at(index), self.row(index)
         if row is None:
             self._request_rows()
-        style, mark = self._style("selected" if id in self.selected else ""), self._marks.get(id or "", "  ")
+        style, mark = (
+            self._style("selected" if id in self.selected else ""),
+            self._marks.get(id or "", "  "),
+        )
         if index == self.cursor:
             style = self._style("cursor" if self.has_focus else "blurred")
         key = (index, row is None, style, mark, id in self.selected)
@@ -354,7 +373,10 @@ class ListingTable(RowView, can_focus=True):
             pairs = zip(self.columns, self._widths, strict=True)
             cells = [cell for column, width in pairs for cell in column.cell(row, width)]
             strip = self._strips[key] = Strip(
-                [Segment(before, style), *(Segment(text, self._apply_tone(style, tone, index)) for text, tone in cells)]
+                [
+                    Segment(before, style),
+                    *(Segment(text, self._apply_tone(style, tone, index)) for text, tone in cells),
+                ]
             )
         return strip, style
 
@@ -393,5 +415,9 @@ class ListingTable(RowView, can_focus=True):
         first = self.scroll_offset.y
         last = min(self.count, first + self.page_rows) - 1
         shown = range(first // PAGE, last // PAGE + 1) if first <= last else range(0)
-        around = [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < self.count] if shown else []
+        around = (
+            [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < self.count]
+            if shown
+            else []
+        )
         return next((page for page in (*shown, *around) if page not in self._pages), None)

@@ -48,11 +48,18 @@ class Column(Generic[RowT]):
         """Return the text of a cell with its tone, and the space after it."""
         if row is None:
             return [(fit_text("·" * min(3, width), width, right=self.right), "faint"), (" ", "")]
-        return [(fit_text(self.text(row), width, right=self.right), self.tone(row) if self.tone else ""), (" ", "")]
+        return [
+            (
+                fit_text(self.text(row), width, right=self.right),
+                self.tone(row) if self.tone else "",
+            ),
+            (" ", ""),
+        ]
 
 
 def fit_widths(columns: Sequence[Column[Any]], width: int) -> tuple[int, ...]:
-    """Return the width of each column; spare cells go to columns with a larger `most`, from left to right."""
+    """Return the width of each column; spare cells go to columns with a larger `most`, from left to
+    right."""
     spare = width - sum(column.width for column in columns) - len(columns) + 1
     widths = []
     for column in columns:
@@ -62,7 +69,9 @@ def fit_widths(columns: Sequence[Column[Any]], width: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def find_column(columns: Sequence[Column[Any]], widths: Sequence[int], cell: int, scrolled: int) -> str | None:
+def find_column(
+    columns: Sequence[Column[Any]], widths: Sequence[int], cell: int, scrolled: int
+) -> str | None:
     """Return the name of the column at a cell of the window."""
     if cell < 0:
         return None
@@ -75,6 +84,9 @@ def find_column(columns: Sequence[Column[Any]], widths: Sequence[int], cell: int
 
 
 def step_to(places: Sequence[int], cursor: int, by: int) -> int | None:
-    """Return the next of ascending positions (`by` 0: or the cursor itself; -1: the previous), wrapping around."""
-    beyond = [at for at in places if (at >= cursor if by == 0 else at > cursor if by > 0 else at < cursor)]
+    """Return the next of ascending positions (`by` 0: or the cursor itself; -1: the previous),
+    wrapping around."""
+    beyond = [
+        at for at in places if (at >= cursor if by == 0 else at > cursor if by > 0 else at < cursor)
+    ]
     return (beyond or places)[-1 if by < 0 else 0] if places else None

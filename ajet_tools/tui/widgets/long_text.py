@@ -1,4 +1,5 @@
-"""A scrollable text of any size, and base classes of widgets that render only their visible lines."""
+"""A scrollable text of any size, and base classes of widgets that render only their visible
+lines."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from ajet_tools.tui.widgets.lines import Prompt
 
 
 class LineView(ScrollView):
-    """A scroll view of lines that computes its style once per frame; Textual would do so for every line."""
+    """A scroll view of lines that computes its style once per frame; Textual would do so for every
+    line."""
 
     ground = Style.null()
     """Background style while rendering."""
@@ -62,7 +64,8 @@ class RowView(LineView):
 
 
 class LongText(LineView, can_focus=True):
-    """A text whose long lines are wrapped at the width of the window, which may hold wide characters."""
+    """A text whose long lines are wrapped at the width of the window, which may hold wide
+    characters."""
 
     DEFAULT_CSS = """
     LongText { overflow-x: hidden; overflow-y: scroll; }
@@ -113,7 +116,8 @@ class LongText(LineView, can_focus=True):
         return line, row - self._firsts[line]
 
     def search(self, needle: str | re.Pattern[str]) -> int:
-        """Find a text (ignoring case) or pattern, go to the next match, and return the number of matches."""
+        """Find a text (ignoring case) or pattern, go to the next match, and return the number of
+        matches."""
         if isinstance(needle, str):
             self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
         else:
@@ -132,7 +136,11 @@ class LongText(LineView, can_focus=True):
         if self._found:
             self._at = (self._at + by) % len(self._found)
             line, column = self._found[self._at]
-            row = self._firsts[min(line, len(self._firsts) - 1)] + bisect_right(self._starts[line], column) - 1
+            row = (
+                self._firsts[min(line, len(self._firsts) - 1)]
+                + bisect_right(self._starts[line], column)
+                - 1
+            )
             if not self.scroll_offset.y <= row < self.scroll_offset.y + self.size.height:
                 self.scroll_to(y=max(0, row - self.size.height // 3))
         self.refresh()
@@ -167,12 +175,17 @@ class LongText(LineView, can_focus=True):
         end = starts[part + 1] if part + 1 < len(starts) else len(text)
         match_style = self.get_component_rich_style("long-text--found")
         reach = 0 if self._needle is None else len(self._needle.pattern)
-        for match in self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ():
+        for match in (
+            self._needle.finditer(text, max(0, start - reach), end + reach) if self._needle else ()
+        ):
             first, last = max(at, match.start()), min(end, match.end())
             if first < last:
                 here = self._found and (number, match.start()) == self._found[self._at]
                 style = match_style + Style(reverse=True) if here else match_style
-                segments += [Segment(text[at:first], Style.null()), Segment(text[first:last], style)]
+                segments += [
+                    Segment(text[at:first], Style.null()),
+                    Segment(text[first:last], style),
+                ]
                 at = last
         segments.append(Segment(text[at:end], Style.null()))
         return Strip(segments, cell_len(text[start:end]))
@@ -230,6 +243,10 @@ def fit_text(text: str, width: int, *, right: bool = False) -> str:
     plain = visible(drop_zero_width(" ".join(text[: 4 * width + 16].split())))
     length = cell_len(plain)
     if length > width:
-        return set_cell_size(set_cell_size(plain, max(0, width - 1)).rstrip() + "…", width) if width else ""
+        return (
+            set_cell_size(set_cell_size(plain, max(0, width - 1)).rstrip() + "…", width)
+            if width
+            else ""
+        )
     padding = " " * (width - length)
     return padding + plain if right else plain + padding

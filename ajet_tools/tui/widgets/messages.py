@@ -1,7 +1,9 @@
-"""A conversation of any length that renders only visible blocks, and keeps its position while it grows.
+"""A conversation of any length that renders only visible blocks, and keeps its position while it
+grows.
 
-Heights of blocks are estimated until they are near the window. As blocks above the window may turn out to be higher or
-lower, the position is kept as block and line, from which the scroll offset follows.
+Heights of blocks are estimated until they are near the window. As blocks above the window may turn
+out to be higher or lower, the position is kept as block and line, from which the scroll offset
+follows.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ class Messages(LineView, can_focus=True):
     def show(self, blocks: Sequence[Block], *, stay: bool = True, grown: bool = False) -> None:
         """Show other blocks; with `stay`, keep position and selection if their blocks still exist.
 
-        `grown`: the same conversation has new blocks. The view follows if the last block is selected; otherwise new
-        blocks are counted.
+        `grown`: the same conversation has new blocks. The view follows if the last block is
+        selected; otherwise new blocks are counted.
         """
         top, offset = self._position()
         index = {block.key: n for n, block in enumerate(blocks)}
@@ -190,7 +192,8 @@ class Messages(LineView, can_focus=True):
         return n, line - self._starts[n]
 
     def _go(self, block: int, offset: int) -> None:
-        """Scroll a line of a block to the upper edge, after measuring the blocks around the window."""
+        """Scroll a line of a block to the upper edge, after measuring the blocks around the
+        window."""
         if not self.blocks or self.size.width == 0:
             self.virtual_size = Size(self.size.width, 0)
             self.refresh()
@@ -256,12 +259,20 @@ class Messages(LineView, can_focus=True):
         """Render a block to lines, with a cache."""
         block = self.blocks[n]
         unfolded = self._all_unfolded != (block.key in self._unfolded)
-        key = (block.key, self._width, self.markdown, unfolded, hash((block.title, block.facts, block.parts)))
+        key = (
+            block.key,
+            self._width,
+            self.markdown,
+            unfolded,
+            hash((block.title, block.facts, block.parts)),
+        )
         strips = self._laid_out.get(key)
         if strips is None:
             console = self.app.console
             with console.use_theme(MARKDOWN_THEME):
-                options = console.options.update(width=self._width, height=None, highlight=False, markup=False)
+                options = console.options.update(
+                    width=self._width, height=None, highlight=False, markup=False
+                )
                 content = block.render(markdown=self.markdown, unfolded=unfolded)
                 strips = [Strip(line) for line in console.render_lines(content, options, pad=False)]
             self._laid_out[key] = strips
@@ -281,7 +292,9 @@ class Messages(LineView, can_focus=True):
             strip = self._highlight_matches(strip, self._needle)
         gutter = Strip.blank(_GUTTER)
         if n == self.cursor and offset + 1 < len(strips):
-            gutter = Strip([Segment("▌ ", self.get_component_rich_style("messages--chosen"))], _GUTTER)
+            gutter = Strip(
+                [Segment("▌ ", self.get_component_rich_style("messages--chosen"))], _GUTTER
+            )
         return Strip.join([gutter, strip])
 
     def _highlight_matches(self, strip: Strip, needle: re.Pattern[str]) -> Strip:
@@ -293,5 +306,10 @@ class Messages(LineView, can_focus=True):
         style = self.get_component_rich_style("messages--found")
         parts = list(strip.divide([*cuts, strip.cell_length]))
         for n in range(1, len(parts), 2):
-            parts[n] = Strip([Segment(segment.text, (segment.style or Style.null()) + style) for segment in parts[n]])
+            parts[n] = Strip(
+                [
+                    Segment(segment.text, (segment.style or Style.null()) + style)
+                    for segment in parts[n]
+                ]
+            )
         return Strip.join(parts)

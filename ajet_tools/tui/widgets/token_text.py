@@ -201,12 +201,16 @@ class TokenText(LineView, can_focus=True):
         goal = self.layout_shown.cell_of(self._holder) if self._goal is None else self._goal
         page = max(1, self.scrollable_content_region.height - 1)
         line = int(self.layout_shown.line_of[self._holder]) + step * page
-        self.action_move(self.layout_shown.token_at(max(0, min(len(self.layout_shown.lines) - 1, line)), goal))
+        self.action_move(
+            self.layout_shown.token_at(max(0, min(len(self.layout_shown.lines) - 1, line)), goal)
+        )
         self._goal = goal
 
     def action_line_edge(self, end: bool) -> None:
         if (layout := self.layout_shown) is not None:
-            self.action_move((layout.last_in if end else layout.first_in)(int(layout.line_of[self._holder])))
+            self.action_move(
+                (layout.last_in if end else layout.first_in)(int(layout.line_of[self._holder]))
+            )
 
     def line(self, line: int) -> Strip | None:
         if self.layout_shown is None or self.view is None or line >= len(self.layout_shown.lines):
@@ -236,7 +240,10 @@ class TokenText(LineView, can_focus=True):
                 run = []
             run_style = style
             if token in self._forks and text.startswith(FORK):
-                segments += [Segment("".join(run), run_style), Segment(FORK, Style(bold=True, color="magenta"))]
+                segments += [
+                    Segment("".join(run), run_style),
+                    Segment(FORK, Style(bold=True, color="magenta")),
+                ]
                 run, text = [], text[1:]
             run.append(text)
         segments.append(Segment("".join(run), run_style))
@@ -248,4 +255,6 @@ class TokenText(LineView, can_focus=True):
         first, pieces = self.layout_shown.firsts[line], self.layout_shown.lines[line]
         begins = bool(pieces) and pieces[-1][0] >= first
         label = f"{first}" if begins else ""
-        return Segment(f"{label:>{_GUTTER - 1}}{'▸' if here else ' '}", Style(dim=not here, bold=here))
+        return Segment(
+            f"{label:>{_GUTTER - 1}}{'▸' if here else ' '}", Style(dim=not here, bold=here)
+        )

@@ -25,7 +25,9 @@ def get_weather(city: str) -> ToolResponse:
     return ToolResponse(content=[TextBlock(type="text", text=f"sunny in {city}")])
 
 
-def agent(name: str = "Friday", stream: bool = False, multi: bool = False, **more: Any) -> ReActAgent:
+def agent(
+    name: str = "Friday", stream: bool = False, multi: bool = False, **more: Any
+) -> ReActAgent:
     toolkit = Toolkit()
     toolkit.register_tool_function(get_weather)
     return ReActAgent(

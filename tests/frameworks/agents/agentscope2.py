@@ -24,7 +24,9 @@ def agent(stream: bool = True) -> Agent:
     return Agent(
         name="Friday",
         system_prompt="You're a helpful assistant.",
-        model=OpenAIChatModel(credential=OpenAICredential(api_key="key"), model="gpt-4o", stream=stream),
+        model=OpenAIChatModel(
+            credential=OpenAICredential(api_key="key"), model="gpt-4o", stream=stream
+        ),
         toolkit=Toolkit(tools=[Allowed(get_weather)]),
     )
 
@@ -53,4 +55,6 @@ chat_parallel = chat_tools
 
 @ajet.workflow
 async def chat_typed(question: str) -> Any:
-    return (await agent().reply(UserMsg("user", question), structured_schema=Forecast)).structured_output
+    return (
+        await agent().reply(UserMsg("user", question), structured_schema=Forecast)
+    ).structured_output

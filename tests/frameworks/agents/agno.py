@@ -19,7 +19,9 @@ def chat_plain(question: str) -> Any:
 @ajet.workflow
 def chat_stream(question: str) -> str:
     events = Agent(model=OpenAIChat(id="gpt-4o")).run(question, stream=True)
-    return "".join(str(event.content) for event in events if isinstance(getattr(event, "content", None), str))
+    return "".join(
+        str(event.content) for event in events if isinstance(getattr(event, "content", None), str)
+    )
 
 
 @ajet.workflow

@@ -13,7 +13,11 @@ MODEL: Any = "claude-sonnet-4-0"
 TOOL: Any = {
     "name": "get_weather",
     "description": "The weather in a city",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
 }
 FORECAST: Any = {
     "name": "forecast",
@@ -34,7 +38,9 @@ def user(question: str) -> Any:
 def messages_tools(question: str) -> str:
     messages = user(question)
     while True:
-        reply = client.messages.create(model=MODEL, max_tokens=1024, messages=messages, tools=[TOOL])
+        reply = client.messages.create(
+            model=MODEL, max_tokens=1024, messages=messages, tools=[TOOL]
+        )
         if reply.stop_reason != "tool_use":
             return "".join(block.text for block in reply.content if block.type == "text")
         messages.append({"role": "assistant", "content": reply.content})
@@ -48,7 +54,11 @@ def messages_tools(question: str) -> str:
 
 @ajet.workflow
 def messages_plain(question: str) -> Any:
-    return client.messages.create(model=MODEL, max_tokens=1024, messages=user(question)).content[0].text
+    return (
+        client.messages.create(model=MODEL, max_tokens=1024, messages=user(question))
+        .content[0]
+        .text
+    )
 
 
 @ajet.workflow

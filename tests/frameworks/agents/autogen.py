@@ -18,7 +18,9 @@ async def get_weather(city: str) -> str:
 
 
 def agent(**more: Any) -> AssistantAgent:
-    return AssistantAgent("assistant", model_client=OpenAIChatCompletionClient(model="gpt-4o"), **more)
+    return AssistantAgent(
+        "assistant", model_client=OpenAIChatCompletionClient(model="gpt-4o"), **more
+    )
 
 
 @ajet.workflow

@@ -60,6 +60,8 @@ def chat_tools(question: str) -> Any:
 
 @ajet.workflow
 def chat_typed(question: str) -> Any:
-    signature = dspy.Signature("question: str -> forecast: Forecast", custom_types={"Forecast": Forecast})
+    signature = dspy.Signature(
+        "question: str -> forecast: Forecast", custom_types={"Forecast": Forecast}
+    )
     with dspy.context(lm=lm):
         return dspy.Predict(signature)(question=question).forecast

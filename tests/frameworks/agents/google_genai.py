@@ -23,7 +23,10 @@ def gemini_plain(question: str) -> Any:
 
 @ajet.workflow
 def gemini_stream(question: str) -> Any:
-    return "".join(chunk.text or "" for chunk in client.models.generate_content_stream(model=MODEL, contents=question))
+    return "".join(
+        chunk.text or ""
+        for chunk in client.models.generate_content_stream(model=MODEL, contents=question)
+    )
 
 
 @ajet.workflow
@@ -35,10 +38,16 @@ def gemini_tools(question: str) -> Any:
 @ajet.workflow
 async def gemini_parallel(question: str) -> Any:
     config = types.GenerateContentConfig(tools=[get_weather])
-    return (await genai.Client().aio.models.generate_content(model=MODEL, contents=question, config=config)).text
+    return (
+        await genai.Client().aio.models.generate_content(
+            model=MODEL, contents=question, config=config
+        )
+    ).text
 
 
 @ajet.workflow
 def gemini_typed(question: str) -> Any:
-    config = types.GenerateContentConfig(response_mime_type="application/json", response_schema=Forecast)
+    config = types.GenerateContentConfig(
+        response_mime_type="application/json", response_schema=Forecast
+    )
     return client.models.generate_content(model=MODEL, contents=question, config=config).parsed

@@ -18,10 +18,14 @@ def user(question: str) -> Any:
 @ajet.workflow
 def chat_typed(question: str) -> Any:
     client = instructor.from_openai(OpenAI())
-    return client.chat.completions.create(model="gpt-4o", messages=user(question), response_model=Forecast)
+    return client.chat.completions.create(
+        model="gpt-4o", messages=user(question), response_model=Forecast
+    )
 
 
 @ajet.workflow
 async def chat_typed_json(question: str) -> Any:
     client = instructor.from_openai(AsyncOpenAI(), mode=instructor.Mode.JSON)
-    return await client.chat.completions.create(model="gpt-4o", messages=user(question), response_model=Forecast)
+    return await client.chat.completions.create(
+        model="gpt-4o", messages=user(question), response_model=Forecast
+    )

@@ -12,7 +12,9 @@ from tests.frameworks.agents.weather import Forecast, get_weather
 
 llm = ChatOpenAI(model="gpt-4o")
 agent = create_agent(llm, tools=[get_weather], system_prompt="You are a helpful assistant")
-responses_agent = create_agent(ChatOpenAI(model="gpt-4o", use_responses_api=True), tools=[get_weather])
+responses_agent = create_agent(
+    ChatOpenAI(model="gpt-4o", use_responses_api=True), tools=[get_weather]
+)
 
 
 def asked(question: str) -> Any:

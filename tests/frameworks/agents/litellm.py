@@ -15,7 +15,11 @@ TOOL = {
     "function": {
         "name": "get_weather",
         "description": "The weather in a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -27,13 +31,19 @@ def user(question: str) -> list[Any]:
 async def loop(question: str, model: str = "gpt-4o") -> Any:
     messages = user(question)
     while True:
-        message = (await litellm.acompletion(model=model, messages=messages, tools=[TOOL])).choices[0].message
+        message = (
+            (await litellm.acompletion(model=model, messages=messages, tools=[TOOL]))
+            .choices[0]
+            .message
+        )
         if not message.tool_calls:
             return message.content
         messages.append(message)
         for call in message.tool_calls:
             city = json.loads(call.function.arguments)["city"]
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"sunny in {city}"})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": f"sunny in {city}"}
+            )
 
 
 @ajet.workflow
@@ -58,7 +68,9 @@ chat_parallel = chat_tools
 @ajet.workflow
 def chat_typed(question: str) -> Any:
     return (
-        litellm.completion(model="gpt-4o", messages=user(question), response_format=Forecast).choices[0].message.content
+        litellm.completion(model="gpt-4o", messages=user(question), response_format=Forecast)
+        .choices[0]
+        .message.content
     )
 
 
@@ -69,7 +81,11 @@ def responses_plain(question: str) -> Any:
 
 @ajet.workflow
 def messages_plain(question: str) -> Any:
-    return litellm.completion(model="anthropic/claude-sonnet-4-0", messages=user(question)).choices[0].message.content
+    return (
+        litellm.completion(model="anthropic/claude-sonnet-4-0", messages=user(question))
+        .choices[0]
+        .message.content
+    )
 
 
 @ajet.workflow
@@ -79,4 +95,8 @@ async def messages_tools(question: str) -> Any:
 
 @ajet.workflow
 def gemini_plain(question: str) -> Any:
-    return litellm.completion(model="gemini/gemini-2.5-flash", messages=user(question)).choices[0].message.content
+    return (
+        litellm.completion(model="gemini/gemini-2.5-flash", messages=user(question))
+        .choices[0]
+        .message.content
+    )

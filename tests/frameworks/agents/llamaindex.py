@@ -23,12 +23,18 @@ def chat_plain(question: str) -> str:
 
 @ajet.workflow
 def chat_stream(question: str) -> str:
-    return "".join(part.delta or "" for part in llm().stream_chat([ChatMessage(role="user", content=question)]))
+    return "".join(
+        part.delta or "" for part in llm().stream_chat([ChatMessage(role="user", content=question)])
+    )
 
 
 @ajet.workflow
 async def chat_tools(question: str) -> str:
-    return str(await FunctionAgent(tools=[get_weather], llm=llm(), system_prompt="Be helpful.").run(question))
+    return str(
+        await FunctionAgent(tools=[get_weather], llm=llm(), system_prompt="Be helpful.").run(
+            question
+        )
+    )
 
 
 chat_parallel = chat_tools

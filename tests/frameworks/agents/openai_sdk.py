@@ -14,13 +14,19 @@ client = OpenAI()
 TOOL = {
     "name": "get_weather",
     "description": "The weather in a city",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
 }
 
 
 @ajet.workflow
 def chat_plain(question: str) -> str | None:
-    reply = client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": question}])
+    reply = client.chat.completions.create(
+        model="gpt-4o", messages=[{"role": "user", "content": question}]
+    )
     return reply.choices[0].message.content
 
 
@@ -45,7 +51,9 @@ def chat_tools(question: str) -> str | None:
         messages.append(message)
         for call in message.tool_calls:
             city = json.loads(call.function.arguments)["city"]
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"sunny in {city}"})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": f"sunny in {city}"}
+            )
 
 
 chat_parallel = chat_tools
@@ -76,10 +84,16 @@ def responses_tools(question: str) -> str:
     reply = client.responses.create(model="gpt-4o", input=question, tools=tools)
     while calls := [item for item in reply.output if item.type == "function_call"]:
         results: Any = [
-            {"type": "function_call_output", "call_id": call.call_id, "output": f"sunny: {call.arguments}"}
+            {
+                "type": "function_call_output",
+                "call_id": call.call_id,
+                "output": f"sunny: {call.arguments}",
+            }
             for call in calls
         ]
-        reply = client.responses.create(model="gpt-4o", input=results, previous_response_id=reply.id, tools=tools)
+        reply = client.responses.create(
+            model="gpt-4o", input=results, previous_response_id=reply.id, tools=tools
+        )
     return reply.output_text
 
 
@@ -88,4 +102,6 @@ responses_parallel = responses_tools
 
 @ajet.workflow
 def responses_typed(question: str) -> Any:
-    return client.responses.parse(model="gpt-4o", input=question, text_format=Forecast).output_parsed
+    return client.responses.parse(
+        model="gpt-4o", input=question, text_format=Forecast
+    ).output_parsed

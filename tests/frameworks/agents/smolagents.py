@@ -33,11 +33,18 @@ def reply(case: str, ask: Ask) -> Any:
         if case == "tools" and not looked:
             code = "print(get_weather(city='Paris'))"
         return f"Thought: go on.\n{opening}\n{code}\n{closing}"
-    names = [("get_weather", {"city": city}) for city in (("Paris", "Rome") if case == "parallel" else ("Paris",))]
+    names = [
+        ("get_weather", {"city": city})
+        for city in (("Paris", "Rome") if case == "parallel" else ("Paris",))
+    ]
     if looked or case not in ("tools", "parallel"):
         names = [("final_answer", {"answer": f"It is sunny. {marker}"})]
     calls = [
-        {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        {
+            "id": f"c{i}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
         for i, (name, arguments) in enumerate(names)
     ]
     return {"role": "assistant", "content": None, "tool_calls": calls}

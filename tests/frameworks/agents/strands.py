@@ -30,7 +30,9 @@ def chat_plain(question: str) -> str:
 
 @ajet.workflow
 async def chat_stream(question: str) -> str:
-    return "".join([event["data"] async for event in agent().stream_async(question) if "data" in event])
+    return "".join(
+        [event["data"] async for event in agent().stream_async(question) if "data" in event]
+    )
 
 
 @ajet.workflow
@@ -48,5 +50,7 @@ def chat_typed(question: str) -> Any:
 
 @ajet.workflow
 def messages_tools(question: str) -> str:
-    claude = AnthropicModel(client_args={"api_key": "key"}, model_id="claude-sonnet-4-0", max_tokens=1024)
+    claude = AnthropicModel(
+        client_args={"api_key": "key"}, model_id="claude-sonnet-4-0", max_tokens=1024
+    )
     return str(agent(claude, tools=[get_weather])(question))

@@ -18,7 +18,11 @@ HEADERS = {"Authorization": "Bearer key", "Content-Type": "application/json"}
 
 
 def body(question: str, stream: bool = False) -> dict[str, Any]:
-    return {"model": "gpt-4o", "messages": [{"role": "user", "content": question}], "stream": stream}
+    return {
+        "model": "gpt-4o",
+        "messages": [{"role": "user", "content": question}],
+        "stream": stream,
+    }
 
 
 def text(reply: Any) -> str:
@@ -27,7 +31,9 @@ def text(reply: Any) -> str:
 
 def pieces(lines: Any) -> str:
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+    return "".join(
+        event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]
+    )
 
 
 @ajet.workflow
@@ -37,7 +43,9 @@ def chat_plain_requests(question: str) -> str:
 
 @ajet.workflow
 def chat_stream_requests(question: str) -> str:
-    with requests.post(URL, json=body(question, True), headers=HEADERS, stream=True, timeout=600) as reply:
+    with requests.post(
+        URL, json=body(question, True), headers=HEADERS, stream=True, timeout=600
+    ) as reply:
         return pieces(line.decode() for line in reply.iter_lines())
 
 
@@ -54,7 +62,10 @@ def chat_stream_httpx(question: str) -> str:
 
 @ajet.workflow
 async def chat_plain_aiohttp(question: str) -> str:
-    async with aiohttp.ClientSession() as session, session.post(URL, json=body(question), headers=HEADERS) as reply:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(URL, json=body(question), headers=HEADERS) as reply,
+    ):
         return text(await reply.json())
 
 
@@ -70,13 +81,17 @@ async def chat_stream_aiohttp(question: str) -> str:
 @ajet.workflow
 def chat_plain_urllib3(question: str) -> str:
     data = json.dumps(body(question)).encode()
-    return text(json.loads(urllib3.PoolManager().request("POST", URL, body=data, headers=HEADERS).data))
+    return text(
+        json.loads(urllib3.PoolManager().request("POST", URL, body=data, headers=HEADERS).data)
+    )
 
 
 @ajet.workflow
 def chat_stream_urllib3(question: str) -> str:
     data = json.dumps(body(question, True)).encode()
-    reply = urllib3.PoolManager().request("POST", URL, body=data, headers=HEADERS, preload_content=False)
+    reply = urllib3.PoolManager().request(
+        "POST", URL, body=data, headers=HEADERS, preload_content=False
+    )
     return pieces(b"".join(reply.stream()).decode().splitlines())
 
 

@@ -1,4 +1,5 @@
-"""A calculator agent in each framework, as its quick start writes an agent with a tool; `solve` is the workflow."""
+"""A calculator agent in each framework, as its quick start writes an agent with a tool; `solve` is
+the workflow."""
 
 import re
 

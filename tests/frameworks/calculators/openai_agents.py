@@ -8,7 +8,12 @@ import ajet
 from tests.frameworks.calculators import calc
 
 set_tracing_disabled(True)
-agent = Agent(name="Calculator", instructions="Answer with a number.", tools=[function_tool(calc)], model="gpt-4o")
+agent = Agent(
+    name="Calculator",
+    instructions="Answer with a number.",
+    tools=[function_tool(calc)],
+    model="gpt-4o",
+)
 
 
 @ajet.workflow

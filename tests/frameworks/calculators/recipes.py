@@ -1,8 +1,10 @@
-"""A starting model for each calculator: `model.recipe: tests.frameworks.calculators.recipes->langgraph`.
+"""A starting model for each calculator:
+`model.recipe: tests.frameworks.calculators.recipes->langgraph`.
 
-A framework sends tool schemas and messages of its own, so what is demonstrated is what it really sends: the agent runs
-once on scripted replies, and each demonstration is that conversation with another problem put in. Whoever demonstrates
-gives up on every second problem and mistakes the operator now and then, as in the math tutorial.
+A framework sends tool schemas and messages of its own, so what is demonstrated is what it really
+sends: the agent runs once on scripted replies, and each demonstration is that conversation with
+another problem put in. Whoever demonstrates gives up on every second problem and mistakes the
+operator now and then, as in the math tutorial.
 """
 
 from __future__ import annotations
@@ -55,30 +57,50 @@ async def record(name: str) -> dict[str, Any]:
     task = Task(main_query=question, metadata={"question": question, "answer": RESULT})
     with Gateway() as gateway:
         episode = await run_episode(
-            solve, right, Attempt(task), engine=ScriptedEngine(reply), gateway=gateway, config=Config()
+            solve,
+            right,
+            Attempt(task),
+            engine=ScriptedEngine(reply),
+            gateway=gateway,
+            config=Config(),
         )
     if not episode.reward:
-        raise SystemExit(f"{name} does not solve the recorded problem: {episode.error or episode.output}")
+        raise SystemExit(
+            f"{name} does not solve the recorded problem: {episode.error or episode.output}"
+        )
     request = episode.calls[-1].request
-    messages = [clean(message) for message in [*request["messages"], {"role": "assistant", "content": RESULT}]]
+    messages = [
+        clean(message)
+        for message in [*request["messages"], {"role": "assistant", "content": RESULT}]
+    ]
     return {"messages": messages, "tools": request["tools"]}
 
 
 @functools.cache
 def recipe_of(name: str) -> Recipe:
-    """The recipe of a framework's agent, which is recorded in a process and an event loop of its own."""
+    """The recipe of a framework's agent, which is recorded in a process and an event loop of its
+    own."""
     command = [sys.executable, "-m", "tests.frameworks.calculators.recipes", name]
-    recorded = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    recorded = json.loads(
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
     text, tools = json.dumps(recorded["messages"]), recorded["tools"]
     draw_problem, operators, answer = (
-        load_object(f"{TUTORIAL}/arithmetic.py->{one}") for one in ("draw_problem", "OPERATORS", "answer")
+        load_object(f"{TUTORIAL}/arithmetic.py->{one}")
+        for one in ("draw_problem", "OPERATORS", "answer")
     )
 
     def demonstrate(draw: random.Random) -> Demonstration:
         problem = draw_problem(draw)
         mood = draw.random()
-        used = problem if mood >= GIVES_UP + MISTAKES else (problem[0], draw.choice(operators), problem[2])
-        clocked = CLOCK.sub(lambda _: "{:02}:{:02}:{:02}".format(*map(draw.randrange, (24, 60, 60))), text)
+        used = (
+            problem
+            if mood >= GIVES_UP + MISTAKES
+            else (problem[0], draw.choice(operators), problem[2])
+        )
+        clocked = CLOCK.sub(
+            lambda _: "{:02}:{:02}:{:02}".format(*map(draw.randrange, (24, 60, 60))), text
+        )
         messages = json.loads(
             clocked.replace(f"What is {EXPRESSION}", "What is {}{}{}".format(*problem))
             .replace(EXPRESSION, "{}{}{}".format(*used))

@@ -12,7 +12,9 @@ class BoxedAnswer(BaseJudge):
         self.config = config
         self.fmt_penalty = -0.5
 
-    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
         found = re.search(r"\\boxed\{([^}]*)\}", str(workflow_output.metadata["final_answer"]))
         if found is None:
             return self.fmt_penalty, False
@@ -21,7 +23,9 @@ class BoxedAnswer(BaseJudge):
 
 
 class CountdownJudge(BaseJudge):
-    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+    def compute_reward(
+        self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
+    ) -> tuple[float, bool]:
         equation = str(workflow_output.metadata["final_answer"]).replace(" ", "")
         numbers = sorted(int(number) for number in re.findall(r"\d+", equation))
         right = numbers == sorted(workflow_output.metadata["nums"]) and "+" in equation

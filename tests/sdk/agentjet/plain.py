@@ -1,4 +1,5 @@
-"""Workflows in the manner of programs for AgentJet, over the OpenAI client, plain HTTP, and an environment service."""
+"""Workflows in the manner of programs for AgentJet, over the OpenAI client, plain HTTP, and an
+environment service."""
 
 import random
 from typing import Any
@@ -37,14 +38,18 @@ class MathOpenAI(Workflow):
             {"role": "system", "content": self.system_prompt},
             {"role": "user", "content": workflow_task.task.main_query},
         ]
-        reply = await self.client.chat.completions.create(self.messages, tools=TOOLS, tool_choice="auto")
+        reply = await self.client.chat.completions.create(
+            self.messages, tools=TOOLS, tool_choice="auto"
+        )
         message = reply.choices[0].message
         if message.tool_calls:
             self.messages.append(message.model_dump(exclude_none=True))
             for call in message.tool_calls:
                 self.messages.append({"role": "tool", "tool_call_id": call.id, "content": "42"})
             reply = await self.client.chat.completions.create(messages=self.messages, tools=TOOLS)
-        return WorkflowOutput(reward=None, metadata={"final_answer": reply.choices[0].message.content})
+        return WorkflowOutput(
+            reward=None, metadata={"final_answer": reply.choices[0].message.content}
+        )
 
 
 class MathHTTP(Workflow):
@@ -53,10 +58,15 @@ class MathHTTP(Workflow):
         reply = requests.post(
             f"{access.base_url}/chat/completions",
             headers={"Authorization": f"Bearer {access.api_key}"},
-            json={"model": access.model, "messages": [{"role": "user", "content": workflow_task.task.main_query}]},
+            json={
+                "model": access.model,
+                "messages": [{"role": "user", "content": workflow_task.task.main_query}],
+            },
             timeout=600,
         ).json()
-        return WorkflowOutput(reward=None, metadata={"final_answer": reply["choices"][0]["message"]["content"]})
+        return WorkflowOutput(
+            reward=None, metadata={"final_answer": reply["choices"][0]["message"]["content"]}
+        )
 
 
 class FrozenLake(Workflow):
@@ -67,7 +77,9 @@ class FrozenLake(Workflow):
         board = random.Random(workflow_task.task.metadata["random_number"])
         goal = board.randrange(2, lake.frozen_lake_size)
         client = tuner.as_raw_openai_sdk_client(agent_name="walker", target_tag="walker")
-        messages: list[Any] = [{"role": "system", "content": f"Walk {goal} steps to the right. Say Right or Stop."}]
+        messages: list[Any] = [
+            {"role": "system", "content": f"Walk {goal} steps to the right. Say Right or Stop."}
+        ]
         at = 0
         for _ in range(tuner.config.ajet.rollout.multi_turn.max_steps):
             messages.append({"role": "user", "content": f"You are at {at}."})
@@ -79,7 +91,9 @@ class FrozenLake(Workflow):
             if at == goal:
                 break
         return WorkflowOutput(
-            reward=float(at == goal), is_success=at == goal, log_metrics={"steps": len(messages) // 2}
+            reward=float(at == goal),
+            is_success=at == goal,
+            log_metrics={"steps": len(messages) // 2},
         )
 
 
@@ -106,7 +120,10 @@ class AppWorld(Workflow):
         for _ in range(tuner.config.ajet.rollout.multi_turn.max_steps):
             reply = (await client.chat.completions.create(messages)).choices[0].message.content
             observation, _, over, _ = env.step(action={"content": reply, "role": "assistant"})
-            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": observation}]
+            messages += [
+                {"role": "assistant", "content": reply},
+                {"role": "user", "content": observation},
+            ]
             if over:
                 break
         return WorkflowOutput(reward=None, metadata={"service": env.service_url})

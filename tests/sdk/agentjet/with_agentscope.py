@@ -70,7 +70,9 @@ class Observer(AgentBase):
         self.heard: list[str] = []
 
     async def observe(self, msg: Msg | list[Msg] | None) -> None:
-        self.heard += [text_of(one) for one in (msg if isinstance(msg, list) else [msg]) if one is not None]
+        self.heard += [
+            text_of(one) for one in (msg if isinstance(msg, list) else [msg]) if one is not None
+        ]
 
     async def reply(self, msg: Msg | None = None) -> Msg:
         return Msg("moderator", f"{len(self.heard)} were heard", role="assistant")
@@ -83,7 +85,9 @@ class Vote(BaseModel):
 
 
 class Werewolves(Workflow):
-    trainable_targets: list[str] | None = Field(default=["werewolf"], description="Roles to be trained.")
+    trainable_targets: list[str] | None = Field(
+        default=["werewolf"], description="Roles to be trained."
+    )
     structured: bool = False
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
@@ -93,25 +97,40 @@ class Werewolves(Workflow):
         players = []
         for i, role in enumerate(roles):
             frozen = OpenAIChatModel(
-                model_name="frozen", api_key="none", stream=False, client_kwargs={"base_url": os.environ["FROZEN_URL"]}
+                model_name="frozen",
+                api_key="none",
+                stream=False,
+                client_kwargs={"base_url": os.environ["FROZEN_URL"]},
             )
-            model = tuner.as_agentscope_model(agent_name=f"Player{i + 1}", target_tag=role, debug_model=frozen)
+            model = tuner.as_agentscope_model(
+                agent_name=f"Player{i + 1}", target_tag=role, debug_model=frozen
+            )
             trained = role in self.trainable_targets
             player = ReActAgent(
                 name=f"Player{i + 1}",
                 sys_prompt=f"You are a {role}.",
                 model=model,
-                formatter=DashScopeMultiAgentFormatter() if trained else OpenAIMultiAgentFormatter(),
+                formatter=(
+                    DashScopeMultiAgentFormatter() if trained else OpenAIMultiAgentFormatter()
+                ),
                 max_iters=3 if trained else 5,
             )
             player.set_console_output_enabled(False)
             players.append(player)
         moderator = Observer()
-        async with MsgHub([*players, moderator], announcement=Msg("moderator", "It is day.", role="assistant")):
+        async with MsgHub(
+            [*players, moderator], announcement=Msg("moderator", "It is day.", role="assistant")
+        ):
             await sequential_pipeline(players)
-        again = await fanout_pipeline(players, Msg("moderator", "Vote.", role="assistant"), enable_gather=False)
+        again = await fanout_pipeline(
+            players, Msg("moderator", "Vote.", role="assistant"), enable_gather=False
+        )
         if self.structured:
-            wolves = [player for player, role in zip(players, roles, strict=True) if role in self.trainable_targets]
+            wolves = [
+                player
+                for player, role in zip(players, roles, strict=True)
+                if role in self.trainable_targets
+            ]
             votes = [await wolf.reply(structured_model=Vote) for wolf in wolves]
             assert [vote.metadata["name"] for vote in votes] == ["Player1"]
         won = len(moderator.heard) > len(players) and len(again) == len(players)
@@ -122,7 +141,9 @@ class Answer(Workflow):
     """The model itself, without an agent."""
 
     async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
-        messages: list[Any] = [{"role": "user", "content": [{"text": workflow_task.task.main_query}]}]
+        messages: list[Any] = [
+            {"role": "user", "content": [{"text": workflow_task.task.main_query}]}
+        ]
         response = await tuner.as_agentscope_model()(messages)
         assert isinstance(response, ChatResponse)
         return WorkflowOutput(reward=None, metadata={"final_answer": response.content[0]["text"]})

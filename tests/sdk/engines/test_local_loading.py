@@ -1,4 +1,5 @@
-"""Loading a checkpoint, and the engine that a config makes of it, asked through the whole chat path."""
+"""Loading a checkpoint, and the engine that a config makes of it, asked through the whole chat
+path."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(specials)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|end|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|end|>"
+    )
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -64,7 +67,11 @@ def test_a_config_makes_an_engine_that_chats_with_exact_ids(checkpoint: Path) ->
             answer = await engine.answer(CHAT.ask(body, "e", "default"))
             [choice] = answer.choices
             assert answer.model == "tiny" and answer.policy_version is None
-            assert choice.output_ids is not None and choice.logprobs is not None and choice.message is not None
+            assert (
+                choice.output_ids is not None
+                and choice.logprobs is not None
+                and choice.message is not None
+            )
             assert len(choice.output_ids) == len(choice.logprobs) <= 9
             messages += [choice.message, {"role": "user", "content": "more"}]
         with pytest.raises(ContextOverflow):
@@ -109,5 +116,8 @@ def test_a_missing_model_is_a_config_error(tmp_path: Path) -> None:
 
 
 def test_flash_attention_where_it_cannot_run_is_a_config_error(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="flash_attention_2 needs bfloat16 on a GPU, but the model is float32 on cpu"):
+    with pytest.raises(
+        ConfigError,
+        match="flash_attention_2 needs bfloat16 on a GPU, but the model is float32 on cpu",
+    ):
         load_model(checkpoint, attn_implementation="flash_attention_2", device="cpu")

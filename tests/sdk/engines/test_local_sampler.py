@@ -1,4 +1,5 @@
-"""The local sampler against the model itself: every log-probability recomputed, every reply independent of company."""
+"""The local sampler against the model itself: every log-probability recomputed, every reply
+independent of company."""
 
 from __future__ import annotations
 
@@ -112,7 +113,9 @@ def open_sampler(model: Any, **options: Any) -> LocalSampler:
     return LocalSampler(model, Tokens(), **{"model_name": "tiny", "max_model_len": 256, **options})
 
 
-def run(model: Any, body: Callable[[LocalSampler], Coroutine[Any, Any, None]], **options: Any) -> None:
+def run(
+    model: Any, body: Callable[[LocalSampler], Coroutine[Any, Any, None]], **options: Any
+) -> None:
     async def main() -> None:
         sampler = open_sampler(model, **options)
         try:
@@ -125,14 +128,23 @@ def run(model: Any, body: Callable[[LocalSampler], Coroutine[Any, Any, None]], *
 
 def prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
     chance = random.Random(seed)
-    return [[chance.randrange(256) for _ in range(chance.randrange(1, longest))] for _ in range(count)]
+    return [
+        [chance.randrange(256) for _ in range(chance.randrange(1, longest))] for _ in range(count)
+    ]
 
 
-def recomputed(model: Any, prompt: Sequence[int], reply: Sampled, sampling: Sampling) -> np.ndarray[Any, Any]:
-    """Log-probabilities of the reply from one full pass, by the definition of each sampling parameter."""
+def recomputed(
+    model: Any, prompt: Sequence[int], reply: Sampled, sampling: Sampling
+) -> np.ndarray[Any, Any]:
+    """Log-probabilities of the reply from one full pass, by the definition of each sampling
+    parameter."""
     ids = [*prompt, *reply.output_ids]
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+        logits = (
+            model(input_ids=torch.tensor([ids]), use_cache=False)
+            .logits[0, len(prompt) - 1 : -1]
+            .double()
+        )
     logits = logits / (sampling.temperature or 1.0)
     for row in logits if sampling.top_k > 0 or sampling.top_p < 1 else ():
         order = sorted(range(len(row)), key=lambda i: (-float(row[i]), i))
@@ -148,9 +160,13 @@ def recomputed(model: Any, prompt: Sequence[int], reply: Sampled, sampling: Samp
     return np.array([float(logprobs[i, token]) for i, token in enumerate(reply.output_ids)])
 
 
-def check(model: Any, prompt: Sequence[int], reply: Sampled, sampling: Sampling, tolerance: float = 1e-4) -> None:
+def check(
+    model: Any, prompt: Sequence[int], reply: Sampled, sampling: Sampling, tolerance: float = 1e-4
+) -> None:
     assert len(reply.logprobs) == len(reply.output_ids)
-    np.testing.assert_allclose(reply.logprobs, recomputed(model, prompt, reply, sampling), atol=tolerance)
+    np.testing.assert_allclose(
+        reply.logprobs, recomputed(model, prompt, reply, sampling), atol=tolerance
+    )
 
 
 @pytest.mark.slow
@@ -180,9 +196,16 @@ def test_logprobs_are_those_of_a_full_pass_over_two_turns(
             assert isinstance(sampler._batch._forward, forward)  # type: ignore[union-attr]
         how = Sampling(max_tokens=12)
         first = prompts(9)
-        replies = await asyncio.gather(*(sampler.sample(p, how, f"s{i}") for i, p in enumerate(first)))
-        later = [[*p, *r[0].output_ids, *extra] for p, r, extra in zip(first, replies, prompts(9, 1, 20), strict=True)]
-        again = await asyncio.gather(*(sampler.sample(p, how, f"s{i}") for i, p in enumerate(later)))
+        replies = await asyncio.gather(
+            *(sampler.sample(p, how, f"s{i}") for i, p in enumerate(first))
+        )
+        later = [
+            [*p, *r[0].output_ids, *extra]
+            for p, r, extra in zip(first, replies, prompts(9, 1, 20), strict=True)
+        ]
+        again = await asyncio.gather(
+            *(sampler.sample(p, how, f"s{i}") for i, p in enumerate(later))
+        )
         for prompt, [reply] in zip([*first, *later], [*replies, *again], strict=True):
             check(model, prompt, reply, how)
 
@@ -195,7 +218,9 @@ def test_eager_attention_and_lora_give_the_same_logprobs() -> None:
     for architecture, changes in (("qwen3", {}), ("llama", {"mlp_bias": True})):
         model = make(architecture, **changes)
         model.config._attn_implementation = "eager"
-        config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", lora_dropout=0.5)
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM", r=4, target_modules="all-linear", lora_dropout=0.5
+        )
         model = peft.get_peft_model(model, config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -213,13 +238,22 @@ def test_eager_attention_and_lora_give_the_same_logprobs() -> None:
 
 @pytest.mark.slow
 @settings(max_examples=15)
-@given(st.floats(0.3, 2.0), st.sampled_from([-1, 1, 3, 40]), st.sampled_from([1.0, 0.9, 0.4, 1e-6]), st.integers(0, 99))
-def test_logprobs_are_of_the_distribution_drawn_from(temperature: float, top_k: int, top_p: float, seed: int) -> None:
+@given(
+    st.floats(0.3, 2.0),
+    st.sampled_from([-1, 1, 3, 40]),
+    st.sampled_from([1.0, 0.9, 0.4, 1e-6]),
+    st.integers(0, 99),
+)
+def test_logprobs_are_of_the_distribution_drawn_from(
+    temperature: float, top_k: int, top_p: float, seed: int
+) -> None:
     model = _shared_model()
     how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, max_tokens=4, seed=seed)
 
     async def body(sampler: LocalSampler) -> None:
-        others = asyncio.gather(*(sampler.sample(p, Sampling(max_tokens=9), f"o{p[0]}") for p in prompts(3, seed)))
+        others = asyncio.gather(
+            *(sampler.sample(p, Sampling(max_tokens=9), f"o{p[0]}") for p in prompts(3, seed))
+        )
         [reply] = await sampler.sample(prompts(1, seed)[0], how, "mine")
         await others
         check(model, prompts(1, seed)[0], reply, how)
@@ -276,7 +310,9 @@ def test_a_reply_does_not_depend_on_company_or_cache(seed: int, temperature: flo
             await sampler.sample(prompt, Sampling(max_tokens=30 - i), f"o{i}")
 
         related = [mine[: len(mine) // 2] + p for p in prompts(6, seed + 1)]
-        others = asyncio.gather(*(other(i, p) for i, p in enumerate([*related, *prompts(9, seed + 2), mine])))
+        others = asyncio.gather(
+            *(other(i, p) for i, p in enumerate([*related, *prompts(9, seed + 2), mine]))
+        )
         await asyncio.sleep(0.002)
         [reply] = await sampler.sample(mine, how, "mine")
         await others
@@ -291,7 +327,8 @@ def test_a_reply_does_not_depend_on_company_or_cache(seed: int, temperature: flo
 @settings(max_examples=4)
 @given(st.integers(0, 10_000))
 def test_any_walk_of_turns_and_forks_is_exact_in_little_memory(seed: int) -> None:
-    """Sessions extend, rewind, fork and end at random; whatever was cached or evicted, the numbers are the model's."""
+    """Sessions extend, rewind, fork and end at random; whatever was cached or evicted, the numbers
+    are the model's."""
     model = _shared_model()
     chance = random.Random(seed)
 
@@ -303,7 +340,9 @@ def test_any_walk_of_turns_and_forks_is_exact_in_little_memory(seed: int) -> Non
             for reply in replies:
                 check(model, history, reply, how)
             cut = chance.choice([0, 0, chance.randrange(len(history))])
-            history = history[: len(history) - cut] + list(chance.choice(replies).output_ids) + [1, 2, 3]
+            history = (
+                history[: len(history) - cut] + list(chance.choice(replies).output_ids) + [1, 2, 3]
+            )
             if chance.random() < 0.2:
                 sampler.forget(name)
 
@@ -330,7 +369,9 @@ def test_a_turn_computes_only_what_is_new(qwen3: Any, monkeypatch: pytest.Monkey
         await sampler.sample([*prompt, *reply.output_ids, 5, 6], Sampling(max_tokens=1), "s")
         assert computed == [3]
         computed.clear()
-        await asyncio.gather(*(sampler.sample([*prompt, 7, 8], Sampling(max_tokens=1), f"t{i}") for i in range(4)))
+        await asyncio.gather(
+            *(sampler.sample([*prompt, 7, 8], Sampling(max_tokens=1), f"t{i}") for i in range(4))
+        )
         assert sum(computed) <= 2 + 4 * 2
 
     run(qwen3, body)
@@ -385,12 +426,16 @@ def test_stop_strings_end_a_reply_wherever_tokens_end(stop: tuple[str, ...], exp
 
     async def body(sampler: LocalSampler) -> None:
         how = Sampling(temperature=0, max_tokens=20, stop=stop)
-        results = await asyncio.gather(*(sampler.sample([ord("a")], how, f"s{i}") for i in range(3)))
+        results = await asyncio.gather(
+            *(sampler.sample([ord("a")], how, f"s{i}") for i in range(3))
+        )
         for [reply] in results:
             assert (reply.text, reply.finish_reason) == (expected, "stop")
             full = Tokens().decode(reply.output_ids)
             assert full.startswith(expected) and full[len(expected) :].startswith(stop)
-        [free] = await sampler.sample([ord("a")], Sampling(temperature=0, max_tokens=3, stop=("xyz",)), "t")
+        [free] = await sampler.sample(
+            [ord("a")], Sampling(temperature=0, max_tokens=3, stop=("xyz",)), "t"
+        )
         assert (free.text, free.finish_reason, len(free.output_ids)) == (None, "length", 3)
 
     run(model, body)
@@ -398,7 +443,9 @@ def test_stop_strings_end_a_reply_wherever_tokens_end(stop: tuple[str, ...], exp
 
 def test_an_end_of_turn_token_ends_a_reply_and_is_part_of_it(qwen3: Any) -> None:
     async def body(sampler: LocalSampler) -> None:
-        replies = await sampler.sample(prompts(1)[0], Sampling(temperature=3.0, n=60, max_tokens=150), "s")
+        replies = await sampler.sample(
+            prompts(1)[0], Sampling(temperature=3.0, n=60, max_tokens=150), "s"
+        )
         for reply in replies:
             if reply.finish_reason == "stop":
                 assert reply.output_ids[-1] == 300
@@ -426,7 +473,11 @@ def test_seeds_repeat_and_their_absence_varies(qwen3: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rows", "one conversation at a time"])
 def test_deterministic_sampling_repeats_to_the_bit_whatever_else_arrives(kind: str) -> None:
-    model = make("qwen3") if kind == "rows" else make("gemma2", sliding_window=16, query_pre_attn_scalar=8)
+    model = (
+        make("qwen3")
+        if kind == "rows"
+        else make("gemma2", sliding_window=16, query_pre_attn_scalar=8)
+    )
 
     def replies(order: list[int], at_once: bool) -> dict[int, list[tuple[Any, Any]]]:
         found: dict[int, list[tuple[Any, Any]]] = {}
@@ -434,7 +485,9 @@ def test_deterministic_sampling_repeats_to_the_bit_whatever_else_arrives(kind: s
         async def session(sampler: LocalSampler, i: int) -> None:
             prompt = [7] * 20 + prompts(1, i)[0]
             for turn in range(3):
-                [reply] = await sampler.sample(prompt, Sampling(max_tokens=6, seed=i * 10 + turn), f"s{i}")
+                [reply] = await sampler.sample(
+                    prompt, Sampling(max_tokens=6, seed=i * 10 + turn), f"s{i}"
+                )
                 found.setdefault(i, []).append((reply.output_ids, reply.logprobs))
                 prompt = [*prompt, *reply.output_ids, 1, 2, 3]
 
@@ -449,18 +502,25 @@ def test_deterministic_sampling_repeats_to_the_bit_whatever_else_arrives(kind: s
         return found
 
     alone = replies([0, 1, 2, 3, 4, 5, 6], at_once=False)
-    assert replies([3, 6, 1, 0, 5, 2, 4], at_once=True) == alone == {**alone, **replies([3], at_once=False)}
+    assert (
+        replies([3, 6, 1, 0, 5, 2, 4], at_once=True)
+        == alone
+        == {**alone, **replies([3], at_once=False)}
+    )
 
 
 def test_exclusive_frees_the_keys_and_values_of_the_cache() -> None:
-    """A laptop has the memory once: for keys and values while sampling, for activations while training."""
+    """A laptop has the memory once: for keys and values while sampling, for activations while
+    training."""
     model = make("llama", num_hidden_layers=8, num_key_value_heads=4, head_dim=64)
     rows, length = 16, 400
     cached = rows * length * 2 * 8 * 4 * 64 * 4
 
     async def body(sampler: LocalSampler) -> None:
         for _ in range(2):
-            await sampler.sample([7] * length, Sampling(n=rows, max_tokens=3, ignore_eos=True), "session")
+            await sampler.sample(
+                [7] * length, Sampling(n=rows, max_tokens=3, ignore_eos=True), "session"
+            )
             before = bytes_of_tensors()
             async with sampler.exclusive():
                 assert before - bytes_of_tensors() >= cached
@@ -469,13 +529,18 @@ def test_exclusive_frees_the_keys_and_values_of_the_cache() -> None:
 
 
 def bytes_of_tensors() -> int:
-    """Bytes of the storages of all tensors that are alive; what the allocator keeps of freed ones isn't counted."""
+    """Bytes of the storages of all tensors that are alive; what the allocator keeps of freed ones
+    isn't counted."""
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+    )
 
 
-def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cached(qwen3: Any) -> None:
+def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cached(
+    qwen3: Any,
+) -> None:
     async def body(sampler: LocalSampler) -> None:
         versions: dict[str, int | None] = {}
 
@@ -562,7 +627,9 @@ async def body(sampler):
 
 run(make("qwen3"), body)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "True True 100\n"
 
 
@@ -575,7 +642,9 @@ def test_a_sharp_model_in_bfloat16_takes_the_short_pass() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_model_of_other_arithmetic_is_found_however_flat_its_logits_are(dtype: torch.dtype) -> None:
+def test_a_model_of_other_arithmetic_is_found_however_flat_its_logits_are(
+    dtype: torch.dtype,
+) -> None:
     model = make("qwen3").to(dtype)
     with torch.no_grad():
         model.model.norm.weight.mul_(0.01)
@@ -591,7 +660,9 @@ def test_an_adapter_in_bfloat16_is_sampled_as_it_is_trained() -> None:
 
     torch.manual_seed(0)
     base = make("qwen3", tie_word_embeddings=True).to(torch.bfloat16)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")).eval()
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -606,13 +677,17 @@ def test_an_adapter_in_bfloat16_is_sampled_as_it_is_trained() -> None:
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_products_in_bfloat16_are_sampled_in_the_short_pass_as_they_are_trained(adapted: bool) -> None:
+def test_products_in_bfloat16_are_sampled_in_the_short_pass_as_they_are_trained(
+    adapted: bool,
+) -> None:
     torch.manual_seed(0)
     model = make("qwen3", tie_word_embeddings=True)
     if adapted:
         import peft
 
-        model = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")).eval()
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+        ).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -660,7 +735,10 @@ def test_a_copy_of_a_model_with_products_in_bfloat16_has_weights_of_its_own() ->
 
 def test_cancelling_frees_the_row_and_the_queue(qwen3: Any) -> None:
     async def body(sampler: LocalSampler) -> None:
-        calls = [asyncio.create_task(sampler.sample([i + 1], Sampling(max_tokens=250), f"s{i}")) for i in range(6)]
+        calls = [
+            asyncio.create_task(sampler.sample([i + 1], Sampling(max_tokens=250), f"s{i}"))
+            for i in range(6)
+        ]
         while sampler._batch.running < 2:
             await asyncio.sleep(0.001)
         for call in calls:
@@ -676,13 +754,25 @@ def test_cancelling_frees_the_row_and_the_queue(qwen3: Any) -> None:
 
 @pytest.mark.parametrize(
     ("rope", "steady"),
-    [({"rope_type": "dynamic", "factor": 4.0}, 64),
-     ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
-       "original_max_position_embeddings": 32}, 32)],
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, 64),
+        (
+            {
+                "rope_type": "longrope",
+                "short_factor": [1.0] * 4,
+                "long_factor": [8.0] * 4,
+                "original_max_position_embeddings": 32,
+            },
+            32,
+        ),
+    ],
     ids=lambda value: str(value)[:24],
-)  # fmt: skip
-def test_angles_that_hang_on_the_longest_conversation_are_refused_beyond_their_length(rope: Any, steady: int) -> None:
-    """Below it every log-probability is the model's, whoever shares the batch; beyond it none would have to be."""
+)
+def test_angles_that_hang_on_the_longest_conversation_are_refused_beyond_their_length(
+    rope: Any, steady: int
+) -> None:
+    """Below it every log-probability is the model's, whoever shares the batch; beyond it none would
+    have to be."""
     model = make("llama", max_position_embeddings=64, rope_parameters={"rope_theta": 1e4, **rope})
 
     async def body(sampler: LocalSampler) -> None:
@@ -734,7 +824,10 @@ def test_a_broken_model_fails_its_calls_and_not_the_next_ones() -> None:
 def test_closing_fails_what_runs_and_what_comes_later(qwen3: Any) -> None:
     async def main() -> None:
         sampler = open_sampler(qwen3, max_batch=1)
-        calls = [asyncio.create_task(sampler.sample([1], Sampling(max_tokens=250), "s")) for _ in range(3)]
+        calls = [
+            asyncio.create_task(sampler.sample([1], Sampling(max_tokens=250), "s"))
+            for _ in range(3)
+        ]
         await asyncio.sleep(0.02)
         await sampler.aclose()
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -752,7 +845,9 @@ def test_calls_from_several_event_loops_are_answered(qwen3: Any) -> None:
             [reply] = asyncio.run(sampler.sample([i + 1], Sampling(max_tokens=5), f"s{i}"))
             return len(reply.output_ids)
 
-        assert await asyncio.gather(*(asyncio.to_thread(other_loop, i) for i in range(5))) == [5] * 5
+        assert (
+            await asyncio.gather(*(asyncio.to_thread(other_loop, i) for i in range(5))) == [5] * 5
+        )
 
     run(qwen3, body)
 
@@ -760,7 +855,9 @@ def test_calls_from_several_event_loops_are_answered(qwen3: Any) -> None:
 def test_forgotten_sessions_leave_no_rows(qwen3: Any) -> None:
     async def body(sampler: LocalSampler) -> None:
         running = asyncio.create_task(sampler.sample([5], Sampling(max_tokens=40), "s0"))
-        await asyncio.gather(*(sampler.sample([i + 1], Sampling(max_tokens=2), f"s{i}") for i in range(4)))
+        await asyncio.gather(
+            *(sampler.sample([i + 1], Sampling(max_tokens=2), f"s{i}") for i in range(4))
+        )
         for i in range(4):
             sampler.forget(f"s{i}")
         await running
@@ -784,7 +881,9 @@ def test_the_byte_tokenizer_serves_too() -> None:
 
     async def main() -> None:
         sampler = LocalSampler(model, tokenizer, model_name="tiny", max_model_len=64, max_batch=4)
-        replies = await sampler.sample(tokenizer.encode("hello"), Sampling(max_tokens=4, stop=("\x00",)), "s")
+        replies = await sampler.sample(
+            tokenizer.encode("hello"), Sampling(max_tokens=4, stop=("\x00",)), "s"
+        )
         assert 1 <= len(replies[0].output_ids) <= 4
         await sampler.aclose()
 

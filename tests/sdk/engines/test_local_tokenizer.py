@@ -1,4 +1,5 @@
-"""The Hugging Face tokenizer as exact ids need it, over byte-level and SentencePiece-like vocabularies."""
+"""The Hugging Face tokenizer as exact ids need it, over byte-level and SentencePiece-like
+vocabularies."""
 
 from __future__ import annotations
 
@@ -31,20 +32,39 @@ def byte_level() -> PreTrainedTokenizerFast:
         vocab_size=400, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(TEXTS, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|endoftext|>", pad_token="<|endoftext|>"
+    )
     tokenizer.add_tokens(["<tool_call>"])
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def sentencepiece_like() -> PreTrainedTokenizerFast:
-    pieces = [f"<0x{b:02X}>" for b in range(256)] + ["▁", "h", "e", "l", "o", "w", "r", "d", "▁h", "▁hello"]
+    pieces = [f"<0x{b:02X}>" for b in range(256)] + [
+        "▁",
+        "h",
+        "e",
+        "l",
+        "o",
+        "w",
+        "r",
+        "d",
+        "▁h",
+        "▁hello",
+    ]
     vocabulary = {piece: i for i, piece in enumerate(["<unk>", "<s>", "</s>", *pieces])}
     merges = [("▁", "h")]
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True))
+    inner = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
+    )
     inner.normalizer = normalizers.Replace(" ", "▁")
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", bos_token="<s>", unk_token="<unk>")
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="</s>", bos_token="<s>", unk_token="<unk>"
+    )
 
 
 @pytest.fixture(scope="module", params=[byte_level, sentencepiece_like])
@@ -89,12 +109,22 @@ def test_tokens_added_later_are_plain_text_and_ids_beyond_are_empty() -> None:
     tokenizer = HFTokenizer(byte_level())
     [added] = tokenizer.encode("<tool_call>")
     assert tokenizer.token_bytes(added) == b"<tool_call>" and not tokenizer.is_special(added)
-    assert tokenizer.token_bytes(len(tokenizer)) == tokenizer.token_bytes(10**6) == tokenizer.token_bytes(-1) == b""
+    assert (
+        tokenizer.token_bytes(len(tokenizer))
+        == tokenizer.token_bytes(10**6)
+        == tokenizer.token_bytes(-1)
+        == b""
+    )
 
 
-def test_a_turn_ends_where_the_template_the_tokenizer_or_the_generation_config_say(tmp_path: Path) -> None:
+def test_a_turn_ends_where_the_template_the_tokenizer_or_the_generation_config_say(
+    tmp_path: Path,
+) -> None:
     hf = byte_level()
-    end, text_end = hf.convert_tokens_to_ids("<|im_end|>"), hf.convert_tokens_to_ids("<|endoftext|>")
+    end, text_end = (
+        hf.convert_tokens_to_ids("<|im_end|>"),
+        hf.convert_tokens_to_ids("<|endoftext|>"),
+    )
     assert HFTokenizer(hf).eos_ids == {end, text_end}
     hf.save_pretrained(tmp_path)
     GenerationConfig(eos_token_id=[7, text_end]).save_pretrained(tmp_path)
@@ -114,7 +144,10 @@ def test_a_missing_tokenizer_is_a_config_error(tmp_path: Path) -> None:
 def test_digits_alone_stay_alone() -> None:
     hf = byte_level()
     hf.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer = HFTokenizer(hf)
     assert [tokenizer.token_bytes(i) for i in tokenizer.encode("123")] == [b"1", b"2", b"3"]

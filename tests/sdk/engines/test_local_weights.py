@@ -1,4 +1,5 @@
-"""Checkpoints and adapters whose tensors do not fit their model are refused where they are loaded, by name."""
+"""Checkpoints and adapters whose tensors do not fit their model are refused where they are loaded,
+by name."""
 
 from __future__ import annotations
 
@@ -82,13 +83,21 @@ DAMAGES: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "names of torch.compile": (prefixed("_orig_mod."), "_orig_mod."),
     "names of DDP": (prefixed("module."), "module."),
     "another shape": (lambda tensors: {**tensors, MLP: torch.zeros(23, 16)}, "(23, 16)"),
-    "a layer more": (lambda tensors: {**tensors, "model.layers.2.mlp.x.weight": torch.zeros(1)}, "model.layers.2"),
-    "a value head": (lambda tensors: {**tensors, "v_head.summary.weight": torch.zeros(1)}, "v_head"),
+    "a layer more": (
+        lambda tensors: {**tensors, "model.layers.2.mlp.x.weight": torch.zeros(1)},
+        "model.layers.2",
+    ),
+    "a value head": (
+        lambda tensors: {**tensors, "v_head.summary.weight": torch.zeros(1)},
+        "v_head",
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_checkpoint_that_does_not_fit_is_refused_by_name(untied: Path, tmp_path: Path, damage: str) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
+    untied: Path, tmp_path: Path, damage: str
+) -> None:
     change, name = DAMAGES[damage]
     broken = rewritten(untied, tmp_path / "broken", change)
     with pytest.raises(ConfigError) as caught:
@@ -114,32 +123,44 @@ def test_a_config_of_another_depth_is_refused(untied: Path, tmp_path: Path) -> N
         load_model(file.parent, device="cpu")
 
 
-def test_an_adapter_of_an_incomplete_base_is_refused(untied: Path, adapter: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_an_incomplete_base_is_refused(
+    untied: Path, adapter: Path, tmp_path: Path
+) -> None:
     base = rewritten(untied, tmp_path / "base", without(MLP))
     shutil.copytree(adapter, tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": str(base)}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": str(base)})
+    )
     with pytest.raises(ConfigError, match=MLP):
         load_model(file.parent, device="cpu")
 
 
-def test_what_a_complete_checkpoint_may_lack_or_have(untied: Path, tied: Path, tmp_path: Path) -> None:
+def test_what_a_complete_checkpoint_may_lack_or_have(
+    untied: Path, tied: Path, tmp_path: Path
+) -> None:
     ids = torch.tensor([[5, 6, 7]])
     expected = load_model(untied, device="cpu")(input_ids=ids).logits
     inverse = "model.layers.0.self_attn.rotary_emb.inv_freq"
     old = rewritten(untied, tmp_path / "old", lambda tensors: {**tensors, inverse: torch.zeros(4)})
     torch.testing.assert_close(load_model(old, device="cpu")(input_ids=ids).logits, expected)
     bare = rewritten(
-        untied, tmp_path / "bare", lambda tensors: {k.removeprefix("model."): v for k, v in tensors.items()}
+        untied,
+        tmp_path / "bare",
+        lambda tensors: {k.removeprefix("model."): v for k, v in tensors.items()},
     )
     torch.testing.assert_close(load_model(bare, device="cpu")(input_ids=ids).logits, expected)
-    mtp = rewritten(untied, tmp_path / "mtp", lambda tensors: {**tensors, "mtp.norm.weight": torch.zeros(4)})
+    mtp = rewritten(
+        untied, tmp_path / "mtp", lambda tensors: {**tensors, "mtp.norm.weight": torch.zeros(4)}
+    )
     torch.testing.assert_close(load_model(mtp, device="cpu")(input_ids=ids).logits, expected)
     model: Any = load_model(tied, device="cpu")
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_parts_for_images_belong_to_a_checkpoint_of_several_modalities(untied: Path, tmp_path: Path) -> None:
+def test_parts_for_images_belong_to_a_checkpoint_of_several_modalities(
+    untied: Path, tmp_path: Path
+) -> None:
     def with_tower(tensors: Tensors) -> Tensors:
         return {**tensors, "vision_tower.blocks.0.weight": torch.zeros(4)}
 
@@ -148,10 +169,15 @@ def test_parts_for_images_belong_to_a_checkpoint_of_several_modalities(untied: P
         load_model(path, device="cpu")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "vision_config": {"depth": 1}}))
-    assert load_model(path, device="cpu").num_parameters() == load_model(untied, device="cpu").num_parameters()
+    assert (
+        load_model(path, device="cpu").num_parameters()
+        == load_model(untied, device="cpu").num_parameters()
+    )
 
 
-def test_a_separate_output_embedding_of_a_tied_model_is_said_in_its_config(tied: Path, tmp_path: Path) -> None:
+def test_a_separate_output_embedding_of_a_tied_model_is_said_in_its_config(
+    tied: Path, tmp_path: Path
+) -> None:
     def with_head(tensors: Tensors) -> Tensors:
         return {**tensors, "lm_head.weight": torch.randn(64, 16)}
 
@@ -175,7 +201,9 @@ def damaged(adapter: Path, target: Path, damage: str) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["missing", "unexpected", "reshaped", "names"])
-def test_an_adapter_that_does_not_fit_is_refused(adapter: Path, tmp_path: Path, damage: str) -> None:
+def test_an_adapter_that_does_not_fit_is_refused(
+    adapter: Path, tmp_path: Path, damage: str
+) -> None:
     broken = damaged(adapter, tmp_path / "broken", damage)
     with pytest.raises(ConfigError, match=r"mlp\.down_proj") as caught:
         load_model(broken, device="cpu")

@@ -1,4 +1,5 @@
-"""The remote engine against a real HTTP server that does as it is told: what is sent, believed, and tried again."""
+"""The remote engine against a real HTTP server that does as it is told: what is sent, believed, and
+tried again."""
 
 from __future__ import annotations
 
@@ -24,7 +25,13 @@ from ajet_sdk.engines import pace
 from ajet_sdk.engines.open import at_endpoint
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    EngineUnavailable,
+    RequestRefused,
+)
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.gateway.http_door import read_json
@@ -56,8 +63,20 @@ class Server:
 def completion(**choice: Any) -> dict[str, Any]:
     message = {"role": "assistant", "content": "hello", "refusal": None}
     choices = [{"index": 0, "message": message, "finish_reason": "stop", **choice}]
-    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cost": 0.25, "prompt_tokens_details": None}
-    return {"id": "x", "object": "chat.completion", "model": "served", "choices": choices, "usage": usage}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "cost": 0.25,
+        "prompt_tokens_details": None,
+    }
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "model": "served",
+        "choices": choices,
+        "usage": usage,
+    }
 
 
 def with_ids(count: int = 2) -> dict[str, Any]:
@@ -79,14 +98,18 @@ def ask(engine: RemoteEngine, sampling: Sampling | None = None, **body: Any) -> 
     async def scenario() -> Answer:
         try:
             request = {"model": "agent's", "messages": USER, **body}
-            return await engine.answer(replace(CHAT.ask(request, "e", "a"), sampling=sampling or Sampling()))
+            return await engine.answer(
+                replace(CHAT.ask(request, "e", "a"), sampling=sampling or Sampling())
+            )
         finally:
             await engine.aclose()
 
     return asyncio.run(scenario())
 
 
-def error(status: int, message: str = "no", headers: dict[str, str] | None = None, **more: Any) -> Any:
+def error(
+    status: int, message: str = "no", headers: dict[str, str] | None = None, **more: Any
+) -> Any:
     return status, {"error": {"message": message, **more}}, headers or {}
 
 
@@ -95,12 +118,30 @@ def test_ids_and_logprobs_are_kept_where_the_server_gives_them(server: Server) -
     engine = RemoteEngine(server.url, "key", "policy")
     answer = ask(engine, Sampling(seed=4, max_tokens=9), stream=True, tools=[{"type": "function"}])
     (choice,) = answer.choices
-    assert (choice.output_ids, choice.logprobs, answer.prompt_ids) == ([0, 1], [0.0, -0.5], [7, 8, 9])
+    assert (choice.output_ids, choice.logprobs, answer.prompt_ids) == (
+        [0, 1],
+        [0.0, -0.5],
+        [7, 8, 9],
+    )
     assert choice.message == {"role": "assistant", "content": "hello"} and answer.model == "served"
-    assert answer.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cost": 0.25}
+    assert answer.usage == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "cost": 0.25,
+    }
     (sent,) = server.bodies
-    assert sent["model"] == "policy" and "stream" not in sent and sent["tools"] == [{"type": "function"}]
-    assert (sent["seed"], sent["max_tokens"], sent["return_token_ids"], sent["logprobs"]) == (4, 9, True, True)
+    assert (
+        sent["model"] == "policy"
+        and "stream" not in sent
+        and sent["tools"] == [{"type": "function"}]
+    )
+    assert (sent["seed"], sent["max_tokens"], sent["return_token_ids"], sent["logprobs"]) == (
+        4,
+        9,
+        True,
+        True,
+    )
 
 
 def test_ids_that_do_not_add_up_are_not_believed(server: Server) -> None:
@@ -117,7 +158,9 @@ def test_logprobs_of_another_distribution_are_not_kept(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("temperature", "recorded"), [(0.7, None), (1.0, [0.0, -0.5])])
-def test_an_agent_sees_logprobs_that_are_not_recorded(server: Server, temperature: float, recorded: Any) -> None:
+def test_an_agent_sees_logprobs_that_are_not_recorded(
+    server: Server, temperature: float, recorded: Any
+) -> None:
     server.answering = lambda body: (200, with_ids(), {})
 
     async def scenario() -> None:
@@ -134,7 +177,11 @@ def test_an_agent_sees_logprobs_that_are_not_recorded(server: Server, temperatur
 
 def test_a_server_that_refuses_ids_is_asked_without_from_then_on(server: Server) -> None:
     def answering(body: dict[str, Any]) -> Any:
-        return error(400, "unknown: return_token_ids") if "return_token_ids" in body else (200, completion(), {})
+        return (
+            error(400, "unknown: return_token_ids")
+            if "return_token_ids" in body
+            else (200, completion(), {})
+        )
 
     server.answering = answering
     engine = RemoteEngine(server.url, "key", "policy")
@@ -153,7 +200,11 @@ def test_a_server_that_leaves_ids_out_is_not_asked_for_them_again(server: Server
 def test_newer_models_want_the_limit_by_another_name(server: Server) -> None:
     def answering(body: dict[str, Any]) -> Any:
         said = "Unsupported parameter: use 'max_completion_tokens' instead"
-        return error(400, said, param="max_tokens") if "max_tokens" in body else (200, completion(), {})
+        return (
+            error(400, said, param="max_tokens")
+            if "max_tokens" in body
+            else (200, completion(), {})
+        )
 
     server.answering = answering
     engine = RemoteEngine(server.url, "key", "policy", with_ids=False)
@@ -163,7 +214,9 @@ def test_newer_models_want_the_limit_by_another_name(server: Server) -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
 def test_a_busy_server_is_asked_again(server: Server, status: int) -> None:
-    server.answering = lambda body: error(status) if len(server.bodies) < 3 else (200, completion(), {})
+    server.answering = lambda body: (
+        error(status) if len(server.bodies) < 3 else (200, completion(), {})
+    )
     assert ask(RemoteEngine(server.url, "key", "policy")).choices[0].message is not None
     assert len(server.bodies) == 3
 
@@ -173,14 +226,20 @@ def test_retry_after_is_heeded_and_the_last_failure_is_told(server: Server) -> N
     started = time.monotonic()
     with pytest.raises(EngineUnavailable, match=r"slow down.*3 attempts") as raised:
         ask(RemoteEngine(server.url, "key", "policy", retries=2))
-    assert raised.value.infrastructure and time.monotonic() - started >= 0.4 and len(server.bodies) == 3
+    assert (
+        raised.value.infrastructure
+        and time.monotonic() - started >= 0.4
+        and len(server.bodies) == 3
+    )
 
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_server_that_stays_busy_is_said_once_for_many_requests(
     server: Server, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.answering = lambda body: error(status) if len(server.bodies) < 8 else (200, completion(), {})
+    server.answering = lambda body: (
+        error(status) if len(server.bodies) < 8 else (200, completion(), {})
+    )
 
     async def scenario() -> None:
         engine = RemoteEngine(server.url, "secret-key", "policy")
@@ -190,7 +249,9 @@ def test_a_server_that_stays_busy_is_said_once_for_many_requests(
 
     asyncio.run(scenario())
     [said] = [
-        record.getMessage() for record in caplog.records if record.name == "ajet" and record.levelname == "WARNING"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "ajet" and record.levelname == "WARNING"
     ]
     assert f"{server.url} answered {status}, " in said and "(1 so far); next request in" in said
     assert "secret-key" not in said and ("rollout.max_env_worker" in said) == (status == 429)
@@ -229,8 +290,11 @@ def test_a_lost_connection_is_tried_again_and_then_told(monkeypatch: pytest.Monk
     assert len(tries) == 3
 
 
-def test_connections_end_with_their_event_loop(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """A gateway's loop may end before its engine is closed; aiohttp logs each session that was left open."""
+def test_connections_end_with_their_event_loop(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A gateway's loop may end before its engine is closed; aiohttp logs each session that was left
+    open."""
     engine = RemoteEngine(server.url, "key", "policy")
     asyncio.run(engine.answer(CHAT.ask({"messages": USER}, "e", "a")))
     asyncio.run(engine.aclose())
@@ -239,10 +303,14 @@ def test_connections_end_with_their_event_loop(server: Server, caplog: pytest.Lo
     assert "Unclosed" not in caplog.text
 
 
-def test_a_proxy_that_the_environment_names_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_the_environment_names_is_asked(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", server.url)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    assert ask(RemoteEngine("http://model.invalid/v1", "key", "policy")).choices[0].message is not None
+    assert (
+        ask(RemoteEngine("http://model.invalid/v1", "key", "policy")).choices[0].message is not None
+    )
     assert len(server.bodies) == 1
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     ask(RemoteEngine(server.url, "key", "policy"))  # on this machine: no proxy stands between
@@ -272,15 +340,28 @@ MISFITS: dict[str, Any] = {
     "a message that is text": {"choices": [{"message": "hello"}]},
     "choices that are no objects": {"choices": ["hello"]},
     "content that is a number": completion(message={"role": "assistant", "content": 7}),
-    "a tool call without a name": completion(message={"role": "assistant", "tool_calls": [{"id": "a"}]}),
+    "a tool call without a name": completion(
+        message={"role": "assistant", "tool_calls": [{"id": "a"}]}
+    ),
     "an id above int32": completion(token_ids=[1, 2**31]),
     "an id below 0": completion(token_ids=[1, -1]),
     "an id that is a fraction": completion(token_ids=[1, 2.5]),
-    "a prompt's id above int32": {**completion(token_ids=[1, 2]), "prompt_token_ids": [7, 8, 2**40]},
-    "NaN": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": float("nan")}] * 2}),
-    "-inf": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": float("-inf")}] * 2}),
-    "a probability above 1": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": 2.0}] * 2}),
-    "fewer log-probabilities": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": -1.0}]}),
+    "a prompt's id above int32": {
+        **completion(token_ids=[1, 2]),
+        "prompt_token_ids": [7, 8, 2**40],
+    },
+    "NaN": completion(
+        token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": float("nan")}] * 2}
+    ),
+    "-inf": completion(
+        token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": float("-inf")}] * 2}
+    ),
+    "a probability above 1": completion(
+        token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": 2.0}] * 2}
+    ),
+    "fewer log-probabilities": completion(
+        token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": -1.0}]}
+    ),
     "no log-probability at all": completion(token_ids=[1, 2], logprobs={"content": []}),
     "more choices than asked for": {**completion(), "choices": completion()["choices"] * 2},
     "usage that is text": {**completion(), "usage": "much"},
@@ -288,7 +369,9 @@ MISFITS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS.values(), ids=MISFITS)
-def test_a_reply_of_another_shape_is_a_recorded_infrastructure_fault(server: Server, misfit: dict[str, Any]) -> None:
+def test_a_reply_of_another_shape_is_a_recorded_infrastructure_fault(
+    server: Server, misfit: dict[str, Any]
+) -> None:
     server.answering = lambda body: (200, misfit, {})
 
     async def scenario() -> None:
@@ -315,7 +398,11 @@ def test_what_servers_leave_out_is_no_fault(server: Server) -> None:
     thinking = {"role": "assistant", "reasoning_content": "hm"}
     call = {"function": {"name": "calc", "arguments": "{}"}}
     for message in (thinking, {"role": "assistant", "content": None, "tool_calls": [call]}):
-        server.answering = lambda body, m=message: (200, completion(message=m, finish_reason=None), {})
+        server.answering = lambda body, m=message: (
+            200,
+            completion(message=m, finish_reason=None),
+            {},
+        )
         (choice,) = ask(RemoteEngine(server.url, "key", "policy")).choices
         assert choice.message == {key: value for key, value in message.items() if value is not None}
 
@@ -330,29 +417,43 @@ def test_a_gateway_can_stand_before_another(server: Server) -> None:
             episode = outer.open(EpisodeSpec("outer", remote))
             assert (await episode.model().chat(USER)).content == "yes"
             (call,) = await episode.finish()
-            assert call.prompt_ids is not None and call.output_ids is not None and call.logprobs is not None
+            assert (
+                call.prompt_ids is not None
+                and call.output_ids is not None
+                and call.logprobs is not None
+            )
             assert call.output_ids.tolist() == [*b"yes", 257] and call.policy_version is None
 
     asyncio.run(scenario())
 
 
 def test_a_server_that_never_was_there_is_given_up_early() -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody else gets the port, and nothing answers
+    with (
+        socket.socket() as taken
+    ):  # bound and not listening: nobody else gets the port, and nothing answers
         taken.bind(("127.0.0.1", 0))
         engine = RemoteEngine(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "k", "m", retries=6)
-        with pytest.raises(EngineUnavailable, match=r"\(Connection refused\); check the base URL .*\(2 attempts\)"):
+        with pytest.raises(
+            EngineUnavailable, match=r"\(Connection refused\); check the base URL .*\(2 attempts\)"
+        ):
             ask(engine)
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"starts with http:// or https:// \(got 'localhost:8000'\)"):
+    with pytest.raises(
+        ConfigError, match=r"starts with http:// or https:// \(got 'localhost:8000'\)"
+    ):
         RemoteEngine("localhost:8000", "k", "m")
 
 
 @pytest.mark.slow
 def test_httpx_is_whole_before_an_agent_runs() -> None:
-    """Found with two threads: one made the engine's first request while the other imported openai."""
-    code = "import sys; from ajet_sdk.engines.remote import RemoteEngine; RemoteEngine('http://x/v1', 'k', 'm'); "
+    """Found with two threads: one made the engine's first request while the other imported
+    openai."""
+    code = (
+        "import sys; from ajet_sdk.engines.remote import RemoteEngine; RemoteEngine('http://x/v1',"
+        " 'k', 'm'); "
+    )
     code += "print('httpx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
@@ -385,5 +486,7 @@ def test_a_name_that_is_no_path_is_asked_at_the_endpoint_of_the_environment(
     for path in (tmp_path / "here", "./none"):  # a path is no name, whatever the environment says
         assert at_endpoint(ajet.Config(model={"path": path})).model.base_url is None
     monkeypatch.delenv("OPENAI_BASE_URL")
-    with pytest.raises(ConfigError, match=r"there is no directory gpt-4o-mini; .*OPENAI_BASE_URL.*owner/name"):
+    with pytest.raises(
+        ConfigError, match=r"there is no directory gpt-4o-mini; .*OPENAI_BASE_URL.*owner/name"
+    ):
         ajet.run(config, workflow=say, judge=right, tasks=tasks)

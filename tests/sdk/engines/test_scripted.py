@@ -20,7 +20,9 @@ USER = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {}}}]
 
 
-def ask(engine: ScriptedEngine, *, episode_id: str = "e", agent: str = "a", n: int = 1, **more: Any) -> Answer:
+def ask(
+    engine: ScriptedEngine, *, episode_id: str = "e", agent: str = "a", n: int = 1, **more: Any
+) -> Answer:
     body = {"messages": USER, "n": n, **more}
     return asyncio.run(engine.answer(CHAT.ask(body, episode_id, agent)))
 
@@ -31,7 +33,10 @@ def test_bytes_survive_encoding(text: str, specials: list[str]) -> None:
     whole = text + "".join(special + text for special in specials)
     ids = tokenizer.encode(whole)
     assert b"".join(tokenizer.token_bytes(i) for i in ids) == whole.encode("utf-8", "surrogatepass")
-    assert sum(map(tokenizer.is_special, ids)) >= len(specials) and max(ids, default=0) < tokenizer.vocab_size
+    assert (
+        sum(map(tokenizer.is_special, ids)) >= len(specials)
+        and max(ids, default=0) < tokenizer.vocab_size
+    )
 
 
 def test_a_sequence_starts_anew_for_each_agent_and_ends() -> None:
@@ -48,12 +53,21 @@ def test_a_sequence_starts_anew_for_each_agent_and_ends() -> None:
 def test_replies_may_be_messages_lists_and_coroutines() -> None:
     async def reply(ask: Ask) -> list[Any]:
         call = {"function": {"name": "calc", "arguments": {"a": [1, "é"]}}}
-        return ["plain", {"content": "so", "tool_calls": [call]}, {"reasoning_content": "hm", "content": "yes"}]
+        return [
+            "plain",
+            {"content": "so", "tool_calls": [call]},
+            {"reasoning_content": "hm", "content": "yes"},
+        ]
 
     plain, called, thought = ask(ScriptedEngine(reply), n=3, tools=TOOLS).choices
-    assert plain.message == {"role": "assistant", "content": "plain"} and plain.finish_reason == "stop"
+    assert (
+        plain.message == {"role": "assistant", "content": "plain"} and plain.finish_reason == "stop"
+    )
     assert called.message is not None and called.finish_reason == "tool_calls"
-    assert called.message["tool_calls"][0]["function"] == {"name": "calc", "arguments": '{"a": [1, "é"]}'}
+    assert called.message["tool_calls"][0]["function"] == {
+        "name": "calc",
+        "arguments": '{"a": [1, "é"]}',
+    }
     assert called.message["content"] == "so"
     assert thought.message == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     with pytest.raises(EngineError, match="must be a string"):
@@ -72,15 +86,25 @@ def test_replies_may_be_messages_lists_and_coroutines() -> None:
         ({"content": {"text": "hello"}}, "content must be text"),
     ],
 )
-def test_a_message_of_another_shape_is_refused_with_the_expected_one(message: dict[str, Any], says: str) -> None:
+def test_a_message_of_another_shape_is_refused_with_the_expected_one(
+    message: dict[str, Any], says: str
+) -> None:
     """A template would write `null` for the name, or leave the call out."""
     with pytest.raises(EngineError, match=re.escape(says)):
         ask(ScriptedEngine([message]))
     function = {"name": "search", "arguments": {"q": 1}}
-    sound = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [{"function": function}]}
+    sound = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "tool_calls": [{"function": function}],
+    }
     tools = [{"type": "function", "function": {"name": "search"}}]
     (choice,) = ask(ScriptedEngine([sound]), tools=tools).choices
-    assert choice.message is not None and choice.message["tool_calls"][0]["function"]["name"] == "search"
+    assert (
+        choice.message is not None
+        and choice.message["tool_calls"][0]["function"]["name"] == "search"
+    )
 
 
 def test_length_and_stop_strings_cut() -> None:
@@ -89,18 +113,24 @@ def test_length_and_stop_strings_cut() -> None:
     assert (cut.message, cut.finish_reason) == ({"role": "assistant", "content": "one t"}, "length")
     assert [*cut.output_ids] == [*b"one t"]
     (stopped,) = ask(engine, stop=["tw", "thr"]).choices
-    assert (stopped.message, stopped.finish_reason) == ({"role": "assistant", "content": "one "}, "stop")
+    assert (stopped.message, stopped.finish_reason) == (
+        {"role": "assistant", "content": "one "},
+        "stop",
+    )
     assert [*stopped.output_ids] == [*b"one tw"]
 
 
 def test_logprobs_are_as_told() -> None:
-    engine = ScriptedEngine(lambda ask: "ab", logprob=lambda ids: [-0.5 * n for n in range(len(ids))])
+    engine = ScriptedEngine(
+        lambda ask: "ab", logprob=lambda ids: [-0.5 * n for n in range(len(ids))]
+    )
     (choice,) = ask(engine, logprobs=True).choices
     assert choice.logprobs == [0.0, -0.5, -1.0] and choice.tokens == [b"a", b"b", b"<|im_end|>"]
 
 
 def test_a_reply_that_blocks_holds_up_no_other() -> None:
-    """A function that sleeps, or waits for a person, is not run on the loop that serves everyone."""
+    """A function that sleeps, or waits for a person, is not run on the loop that serves
+    everyone."""
     released = threading.Event()
 
     def reply(ask: Ask) -> str:
@@ -111,7 +141,9 @@ def test_a_reply_that_blocks_holds_up_no_other() -> None:
 
     async def both(engine: ScriptedEngine) -> list[Any]:
         asks = [CHAT.ask({"messages": USER}, "e", agent) for agent in ("slow", "quick")]
-        return [a.choices[0].message["content"] for a in await asyncio.gather(*map(engine.answer, asks))]  # type: ignore[index]
+        return [
+            a.choices[0].message["content"] for a in await asyncio.gather(*map(engine.answer, asks))
+        ]  # type: ignore[index]
 
     assert asyncio.run(both(ScriptedEngine(reply))) == ["slow", "quick"]
 
@@ -127,4 +159,6 @@ def test_an_iterator_at_its_end_is_an_error_and_no_hang() -> None:
 def test_calls_stay_text_without_a_parser() -> None:
     said = '<tool_call>{"name": "calc", "arguments": {}}</tool_call>'
     [choice] = ask(ScriptedEngine([said], tool_call_parser="none"), tools=TOOLS).choices
-    assert choice.message == {"role": "assistant", "content": said} and choice.finish_reason == "stop"
+    assert (
+        choice.message == {"role": "assistant", "content": said} and choice.finish_reason == "stop"
+    )

@@ -1,4 +1,5 @@
-"""Wrong answers of a training service end in an error that names it, and never in training on them."""
+"""Wrong answers of a training service end in an error that names it, and never in training on
+them."""
 
 from __future__ import annotations
 
@@ -80,7 +81,14 @@ def answered(**sequence: Any) -> list[Any]:
     future.set_result(answer)
     client: Any = SimpleNamespace(sample=lambda *_: future)
     weights = SdkWeights(Session(), client)  # type: ignore[arg-type]
-    asked: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": 1, "stop": []}
+    asked: dict[str, Any] = {
+        "max_tokens": 30,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "seed": 1,
+        "stop": [],
+    }
     return asyncio.run(weights.sample([1, 2], 1, **asked, vocabulary=100))
 
 
@@ -114,7 +122,11 @@ def test_a_right_sample_passes() -> None:
 
 def test_a_service_that_does_not_answer_is_named_with_what_its_sdk_says() -> None:
     warnings = _Warnings()
-    warnings.emit(logging.LogRecord("tinker", logging.WARNING, "", 0, "paused due to billing status", None, None))
+    warnings.emit(
+        logging.LogRecord(
+            "tinker", logging.WARNING, "", 0, "paused due to billing status", None, None
+        )
+    )
     service = SimpleNamespace(name=SERVICE, reason=f": {warnings.newest}")
     with pytest.raises(TrainingError) as caught:
         wait(Future(), 0.01, "forward", service)
@@ -124,4 +136,6 @@ def test_a_service_that_does_not_answer_is_named_with_what_its_sdk_says() -> Non
 def test_a_gap_at_a_service_is_not_blamed_on_settings() -> None:
     parts = {"numerics": (50.0, 10), "turn 1": (50.0, 10)}
     assert "model.dtype" in gap_message(parts)
-    assert "model.dtype" not in gap_message(parts, SERVICE) and SERVICE in gap_message(parts, SERVICE)
+    assert "model.dtype" not in gap_message(parts, SERVICE) and SERVICE in gap_message(
+        parts, SERVICE
+    )

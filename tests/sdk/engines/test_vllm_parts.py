@@ -1,4 +1,5 @@
-"""What can be said of vLLM's server without one: when it is used, its command line, its GPUs, its log, its keeper."""
+"""What can be said of vLLM's server without one: when it is used, its command line, its GPUs, its
+log, its keeper."""
 
 from __future__ import annotations
 
@@ -32,7 +33,13 @@ KEEPER = keeper_module.__file__
 
 
 def settings(**changed: Any) -> Settings:
-    given: dict[str, Any] = {"model": "m", "tokenizer": "m", "name": "m", "log": Path("vllm.log"), "gpus": ()}
+    given: dict[str, Any] = {
+        "model": "m",
+        "tokenizer": "m",
+        "name": "m",
+        "log": Path("vllm.log"),
+        "gpus": (),
+    }
     return Settings(**{**given, **changed})
 
 
@@ -44,7 +51,9 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
     )
 
 
-def test_asking_for_a_vllm_that_is_absent_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_a_vllm_that_is_absent_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     without_vllm(monkeypatch, installed=False)
     config = load_config(values={"rollout": {"name": "vllm"}})
     with pytest.raises(ConfigError, match=r"ajet install vllm"):
@@ -56,23 +65,44 @@ def test_asking_for_a_vllm_that_is_absent_says_how_to_install_it(monkeypatch: py
     ("changed", "error", "says"),
     [
         ({"token_ids": [1, 2**31]}, EngineUnavailable, "token_ids"),
-        ({"logprobs": {"token_logprobs": [-1.0, float("nan")]}}, EngineUnavailable, "token_logprobs"),
-        ({"logprobs": {"token_logprobs": [-1.0]}}, EngineUnavailable, "2 token ids and 1 log-probabilities"),
-        ({"logprobs": {"token_logprobs": [-1.0, None]}}, EngineUnavailable, "returned no log-probability"),
+        (
+            {"logprobs": {"token_logprobs": [-1.0, float("nan")]}},
+            EngineUnavailable,
+            "token_logprobs",
+        ),
+        (
+            {"logprobs": {"token_logprobs": [-1.0]}},
+            EngineUnavailable,
+            "2 token ids and 1 log-probabilities",
+        ),
+        (
+            {"logprobs": {"token_logprobs": [-1.0, None]}},
+            EngineUnavailable,
+            "returned no log-probability",
+        ),
         ({"finish_reason": "abort"}, EngineUnavailable, "ended for 'abort'"),
         ({"token_ids": None}, EngineError, "0.11 or later"),
         ({"logprobs": None}, EngineError, "0.11 or later"),
     ],
 )
-def test_what_vllm_may_not_answer(changed: dict[str, Any], error: type[Exception], says: str) -> None:
-    sound = {"text": "a b", "token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, -2.0]}, "finish_reason": "stop"}
+def test_what_vllm_may_not_answer(
+    changed: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    sound = {
+        "text": "a b",
+        "token_ids": [1, 2],
+        "logprobs": {"token_logprobs": [-1.0, -2.0]},
+        "finish_reason": "stop",
+    }
     [one, other] = choices_of({"choices": [{**sound, "stop_reason": None}]}, 3, 2)
     assert one == other == Sampled([1, 2], [-1.0, -2.0], "stop", 3)
     with pytest.raises(error, match=says):
         choices_of({"choices": [{**sound, **changed}]}, 3, 1)
 
 
-def test_auto_takes_vllm_where_it_is_installed_and_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_vllm_where_it_is_installed_and_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     without_vllm(monkeypatch, installed=True)
     for gpu in (True, False):
         monkeypatch.setattr("torch.cuda.is_available", lambda gpu=gpu: gpu)
@@ -114,17 +144,23 @@ def test_gpu_memory_is_shared_with_a_trainer(
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     config = load_config(values={"model": {"path": "some/model"}, "rollout": rollout})
-    made = settings_of(config, "some/model", dtype="bfloat16", max_model_len=100, lora_rank=None, trained=True)
+    made = settings_of(
+        config, "some/model", dtype="bfloat16", max_model_len=100, lora_rank=None, trained=True
+    )
     line = command(made, "some/model", Path("s"))
     assert line[line.index("--gpu-memory-utilization") + 1] == share
     assert "--enforce-eager" not in line
     assert environment(made, {})["CUDA_VISIBLE_DEVICES"] == visible
-    assert environment(made, {"CUDA_VISIBLE_DEVICES": "6,7"})["CUDA_VISIBLE_DEVICES"] == str(6 + int(visible))
+    assert environment(made, {"CUDA_VISIBLE_DEVICES": "6,7"})["CUDA_VISIBLE_DEVICES"] == str(
+        6 + int(visible)
+    )
 
 
 def test_keys_of_the_config_reach_the_command_line() -> None:
     rollout = {"tensor_parallel_size": 1, "max_num_seqs": 7, "max_env_worker": 30}
-    config = load_config(values={"model": {"path": "a/b"}, "rollout": rollout, "trainer_common": {"seed": 5}})
+    config = load_config(
+        values={"model": {"path": "a/b"}, "rollout": rollout, "trainer_common": {"seed": 5}}
+    )
     made = settings_of(config, "a/b", dtype="float32", max_model_len=99, lora_rank=5, trained=True)
     line = command(made, "a/b", Path("s"))
     asked = {"--max-num-seqs": "7", "--max-model-len": "99", "--seed": "5", "--max-lora-rank": "8", "--uds": "s",
@@ -132,7 +168,12 @@ def test_keys_of_the_config_reach_the_command_line() -> None:
     assert {flag: line[line.index(flag) + 1] for flag in asked} == asked
     assert "--enable-prefix-caching" in line and "--port" not in line
     free = load_config(values={"rollout": {"max_env_worker": 30}})
-    assert settings_of(free, "m", dtype="auto", max_model_len=9, lora_rank=None, trained=True).max_num_seqs == 30
+    assert (
+        settings_of(
+            free, "m", dtype="auto", max_model_len=9, lora_rank=None, trained=True
+        ).max_num_seqs
+        == 30
+    )
     alone = load_config(values={"rollout": {"deterministic": True}})
     quiet = settings_of(alone, "m", dtype="auto", max_model_len=9, lora_rank=None, trained=True)
     assert quiet.max_num_seqs == 1 and not quiet.prefix_cache
@@ -142,7 +183,9 @@ def test_debug_has_a_port_of_its_own() -> None:
     config = load_config(values={"backbone": "debug", "debug": {"debug_vllm_port": 18123}})
     made = settings_of(config, "m", dtype="auto", max_model_len=9, lora_rank=None, trained=False)
     line = command(made, "m", Path("s"))
-    assert line[line.index("--port") + 1] == "18123" and line[line.index("--host") + 1] == "127.0.0.1"
+    assert (
+        line[line.index("--port") + 1] == "18123" and line[line.index("--host") + 1] == "127.0.0.1"
+    )
     assert line[line.index("--tensor-parallel-size") + 1] == "1"  # 4 by default, and no GPU here
     assert environment(made, {})["VLLM_SERVER_DEV_MODE"] == "0"
 
@@ -173,18 +216,25 @@ def test_the_cause_of_a_log_is_its_first_error_that_says_something() -> None:
 (APIServer pid=3) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
 """
     assert cause_in(log) == "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"
-    assert cause_in("api_server.py: error: unrecognized arguments: --uds").endswith("unrecognized arguments: --uds")
+    assert cause_in("api_server.py: error: unrecognized arguments: --uds").endswith(
+        "unrecognized arguments: --uds"
+    )
     assert cause_in("") == "it printed nothing"
 
 
-def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_is_told_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Here vLLM is a module that fails."""
     broken = tmp_path / "vllm" / "entrypoints" / "openai"
     broken.mkdir(parents=True)
     (broken / "api_server.py").write_text("raise ValueError('No supported CUDA device')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = Server(settings(log=tmp_path / "logs" / "vllm.log"), "m", tmp_path)
-    with pytest.raises(EngineError, match=r"exit code 1; ValueError: No supported CUDA device\nLog file: .*vllm.log"):
+    with pytest.raises(
+        EngineError,
+        match=r"exit code 1; ValueError: No supported CUDA device\nLog file: .*vllm.log",
+    ):
         asyncio.run(server.ready())
     asyncio.run(server.stop())
 
@@ -209,16 +259,17 @@ def pids_in(file: Path) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_process_and_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_leaves_no_process_and_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()
     (weights / "model.safetensors").write_text("much")
     told = tmp_path / "pids"
     parent = (
-        "import os, subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, {KEEPER!r}, str(os.getpid()), {str(weights)!r}, '--', sys.executable, '-c',"
-        f" {NEST!r}, {str(told)!r}], start_new_session=True)\n"
-        "time.sleep(600)"
+        f"import os, subprocess, sys, time\nsubprocess.Popen([sys.executable, {KEEPER!r},"
+        f" str(os.getpid()), {str(weights)!r}, '--', sys.executable, '-c', {NEST!r},"
+        f" {str(told)!r}], start_new_session=True)\ntime.sleep(600)"
     )
     run = subprocess.Popen([sys.executable, "-c", parent])
     pids = pids_in(told)
@@ -233,7 +284,17 @@ def test_a_server_that_dies_takes_its_children_along_and_keeps_the_weights(tmp_p
     weights = tmp_path / "weights"
     weights.mkdir()
     told = tmp_path / "pids"
-    line = [sys.executable, str(KEEPER), str(os.getpid()), str(weights), "--", sys.executable, "-c", NEST, str(told)]
+    line = [
+        sys.executable,
+        str(KEEPER),
+        str(os.getpid()),
+        str(weights),
+        "--",
+        sys.executable,
+        "-c",
+        NEST,
+        str(told),
+    ]
     keeper = subprocess.Popen(line, start_new_session=True)
     server, child = pids_in(told)
     os.kill(server, signal.SIGKILL)
@@ -248,9 +309,13 @@ def test_a_server_that_dies_takes_its_children_along_and_keeps_the_weights(tmp_p
 def model(tied: bool) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=50, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        vocab_size=50,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
         tie_word_embeddings=tied,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config)
 
 
@@ -263,13 +328,16 @@ class Tokenizer:
 def test_a_tied_output_embedding_is_written_apart(
     tmp_path: Path, sharded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written is a checkpoint of the same model whose output embedding is a weight of its own."""
+    """What is written is a checkpoint of the same model whose output embedding is a weight of its
+    own."""
     made = model(tied=True)
     served = ServedWeights(made, Tokenizer())
     assert served.differs
     if sharded:
         save = made.save_pretrained
-        monkeypatch.setattr(made, "save_pretrained", lambda place: save(place, max_shard_size="1KB"))
+        monkeypatch.setattr(
+            made, "save_pretrained", lambda place: save(place, max_shard_size="1KB")
+        )
     served.write(tmp_path / "v1")
     assert not json.loads((tmp_path / "v1" / "config.json").read_text())["tie_word_embeddings"]
     again = LlamaForCausalLM.from_pretrained(tmp_path / "v1")
@@ -308,4 +376,7 @@ def test_the_lora_section_makes_an_adapter_that_vllm_serves(tmp_path: Path) -> N
     from ajet_sdk.engines.local.loading import load_model
 
     model(tied=True).save_pretrained(tmp_path)
-    assert ServedWeights(load_model(tmp_path, lora=Lora(enabled=True, r=3)), Tokenizer()).lora_rank == 3
+    assert (
+        ServedWeights(load_model(tmp_path, lora=Lora(enabled=True, r=3)), Tokenizer()).lora_rank
+        == 3
+    )

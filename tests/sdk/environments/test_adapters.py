@@ -1,4 +1,5 @@
-"""What `ajet env serve` hosts of other packages, with the real package; a test skips where it is not installed."""
+"""What `ajet env serve` hosts of other packages, with the real package; a test skips where it is
+not installed."""
 
 from __future__ import annotations
 
@@ -19,12 +20,17 @@ LAKE = {"arguments": {"is_slippery": False, "render_mode": "ansi"}, "splits": {"
 
 
 def test_a_registered_gymnasium_environment() -> None:
-    with hosted("gymnasium:FrozenLake-v1", actions=["left", "down", "right", "up"], **LAKE) as (url, _):
+    with hosted("gymnasium:FrozenLake-v1", actions=["left", "down", "right", "up"], **LAKE) as (
+        url,
+        _,
+    ):
         assert task_ids(url, "count", "train") == ["0", "1"]
         env = GymEnv(url, "count", "1")
         assert env.create()[0]["content"].split() == ["SFFF", "FHFH", "FFFH", "HFFG"]
         assert env.info()["expected"] == "Say one of: left, down, right, up."
-        assert env.step({"content": "north"})[0] == "Not an action. Say one of: left, down, right, up."
+        assert (
+            env.step({"content": "north"})[0] == "Not an action. Say one of: left, down, right, up."
+        )
         for move in ["down", "down", "RIGHT", "down", "right"]:
             _, reward, ended, info = env.step({"content": move})
             assert (reward, ended) == (0.0, False) and info["truncated"] is False
@@ -71,7 +77,12 @@ def test_actions_and_observations_of_each_space_are_text(tmp_path: Path) -> None
             env = GymEnv(url, "count", name)
             sample = env.create()[0]["content"]
             observation, reward, ended, info = say(env, sample)
-            assert (observation, reward, ended, info["truncated"]) == (sample, 1.0, True, True), name
+            assert (observation, reward, ended, info["truncated"]) == (
+                sample,
+                1.0,
+                True,
+                True,
+            ), name
             many = "1" + "0" * 30
             for wrong in [
                 "nothing at all", "[1]", "{}", "-17", '"x"', "[NaN]", "[null]", "[1e999, 1e999]", many, "1" * 5000,
@@ -126,7 +137,10 @@ def test_an_openenv_package(tmp_path: Path) -> None:
         (server / f"{module}.py").write_text(text)
     target, splits = "openenv:parrot", {"train": ["3"]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+        patch.setenv(
+            "PYTHONPATH",
+            os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])),
+        )
         with hosted(target, splits=splits) as (url, _):
             env = GymEnv(url, "count", task_ids(url, "count", "train")[0])
             assert "ready" in env.create()[0]["content"]

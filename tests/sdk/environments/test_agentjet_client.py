@@ -1,6 +1,8 @@
-"""AgentJet's client and judge against our service: what they send, and, where their source is, they themselves.
+"""AgentJet's client and judge against our service: what they send, and, where their source is, they
+themselves.
 
-`just matrix 3.11 --dependencies agentjet` unpacks AgentJet's wheel and names its folder in AJET_TEST_AGENTJET.
+`just matrix 3.11 --dependencies agentjet` unpacks AgentJet's wheel and names its folder in
+AJET_TEST_AGENTJET.
 """
 
 from __future__ import annotations
@@ -26,8 +28,16 @@ from tests.serving import serving
 
 
 def sent(url: str, endpoint: str, env_type: str = "default", **fields: Any) -> Any:
-    """What an endpoint answers a request as AgentJet's client writes it: every field is there, most are empty."""
-    body = {"env_type": env_type, "task_id": None, "instance_id": None, "messages": {}, "params": {}, **fields}
+    """What an endpoint answers a request as AgentJet's client writes it: every field is there, most
+    are empty."""
+    body = {
+        "env_type": env_type,
+        "task_id": None,
+        "instance_id": None,
+        "messages": {},
+        "params": {},
+        **fields,
+    }
     answer = httpx.post(f"{url}/{endpoint}", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -35,16 +45,27 @@ def sent(url: str, endpoint: str, env_type: str = "default", **fields: Any) -> A
 
 def test_requests_of_its_client_are_answered(counter: Path) -> None:  # noqa: F811
     with hosted(f"{counter}:Counter") as (url, instances):
-        assert sent(url, "get_env_profile", "count", params={"split": "train"})["data"] == ["0", "1"]
+        assert sent(url, "get_env_profile", "count", params={"split": "train"})["data"] == [
+            "0",
+            "1",
+        ]
         created = sent(url, "create", "count", task_id="1", instance_id="a")["data"]
         assert created["state"] == [{"role": "user", "content": "at 1"}]
-        step = sent(url, "step", instance_id="a", messages={"role": "assistant", "content": "2"})["data"]
-        assert (step["state"][0]["content"], step["reward"], step["is_terminated"]) == ("at 3", 0.5, False)
+        step = sent(url, "step", instance_id="a", messages={"role": "assistant", "content": "2"})[
+            "data"
+        ]
+        assert (step["state"][0]["content"], step["reward"], step["is_terminated"]) == (
+            "at 3",
+            0.5,
+            False,
+        )
         assert sent(url, "get_info", instance_id="a")["data"] == {"tools": ["add"]}
         assert sent(url, "evaluate", instance_id="a", params={"sparse": False})["data"] == 0.6
         assert sent(url, "release", instance_id="a")["success"] is True
         assert not instances.listed()
-        wrong = httpx.post(f"{url}/create", json={"env_type": "other", "task_id": "1", "instance_id": "b"})
+        wrong = httpx.post(
+            f"{url}/create", json={"env_type": "other", "task_id": "1", "instance_id": "b"}
+        )
         assert wrong.status_code == 404 and "hosts 'count', not 'other'" in wrong.text
 
 
@@ -104,7 +125,10 @@ def ours(url: str, kind: str, *actions: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("actions", [(), ("1",), ("1", "2"), ("3", "3")])
-def test_its_client_and_judge_and_ours_agree_on_our_service(counter: Path, actions: tuple[str, ...]) -> None:  # noqa: F811
+def test_its_client_and_judge_and_ours_agree_on_our_service(
+    counter: Path,  # noqa: F811
+    actions: tuple[str, ...],
+) -> None:
     with hosted(f"{counter}:Counter") as (url, instances):
         assert theirs(url, "count", *actions) == ours(url, "count", *actions)
         assert not instances.listed()

@@ -24,7 +24,8 @@ from tests.serving import replying, serving
 
 
 class Service:
-    """A counting environment: three steps to the end; `refuse` gives an endpoint so many failures first."""
+    """A counting environment: three steps to the end; `refuse` gives an endpoint so many failures
+    first."""
 
     def __init__(self) -> None:
         self.instances: dict[str, int] = {}
@@ -44,11 +45,15 @@ class Service:
         key = body["instance_id"]
         if endpoint == "create":
             self.instances[key] = 0
-            return 200, {"data": {"state": [{"role": "user", "content": f"task {body['task_id']}"}]}}
+            return 200, {
+                "data": {"state": [{"role": "user", "content": f"task {body['task_id']}"}]}
+            }
         if endpoint == "step":
             self.instances[key] += 1
             state = [{"role": "user", "content": f"saw {body['messages']['content']}"}]
-            return 200, {"data": {"state": state, "reward": 0.5, "is_terminated": self.instances[key] == 3}}
+            return 200, {
+                "data": {"state": state, "reward": 0.5, "is_terminated": self.instances[key] == 3}
+            }
         if endpoint == "evaluate":
             return 200, {"data": self.instances[key] / 3}
         if endpoint == "release":
@@ -84,7 +89,9 @@ def test_an_environment(service: tuple[Service, str]) -> None:
 def test_an_empty_observation_says_so(service: tuple[Service, str]) -> None:
     state, url = service
     env = GymEnv(url, "count", "t1")
-    state.answers["step"] = {"data": {"state": {"role": "user", "content": ""}, "is_terminated": False}}
+    state.answers["step"] = {
+        "data": {"state": {"role": "user", "content": ""}, "is_terminated": False}
+    }
     assert "no feedback" in env.step({"content": "go"})[0]
     state.answers["step"] = {"data": {"state": {"error": "bad action"}, "is_terminated": False}}
     assert env.step({"content": "go"})[0] == "bad action"
@@ -104,8 +111,16 @@ def test_a_step_is_asked_once_and_the_rest_again(service: tuple[Service, str]) -
 def test_senseless_answers_are_errors(service: tuple[Service, str]) -> None:
     state, url = service
     env = GymEnv(url, "count", "t1")
-    state.answers = {"step": {"data": {"state": "text"}}, "evaluate": {"data": None}, "get_env_profile": {"data": 3}}
-    for ask in (lambda: env.step({"content": ""}), env.evaluate, lambda: task_ids(url, "count", "dev")):
+    state.answers = {
+        "step": {"data": {"state": "text"}},
+        "evaluate": {"data": None},
+        "get_env_profile": {"data": 3},
+    }
+    for ask in (
+        lambda: env.step({"content": ""}),
+        env.evaluate,
+        lambda: task_ids(url, "count", "dev"),
+    ):
         with pytest.raises(EnvironmentUnavailable):
             ask()
     state.answers = {"step": [1]}
@@ -114,12 +129,16 @@ def test_senseless_answers_are_errors(service: tuple[Service, str]) -> None:
 
 
 def test_nobody_there() -> None:
-    with pytest.raises(EnvironmentUnavailable, match=r"http://127.0.0.1:9 cannot be reached .*env_url"):
+    with pytest.raises(
+        EnvironmentUnavailable, match=r"http://127.0.0.1:9 cannot be reached .*env_url"
+    ):
         GymEnv("http://127.0.0.1:9", "count", "t").step({"content": "go"})
 
 
 def settings(url: str, **reader: Any) -> Config:
-    return load_config(values={"task_reader": {"type": "env_service", "env_service": {"env_url": url}, **reader}})
+    return load_config(
+        values={"task_reader": {"type": "env_service", "env_service": {"env_url": url}, **reader}}
+    )
 
 
 def episode(workflow: Any, judge: Any, config: Config) -> Episode:
@@ -144,12 +163,16 @@ class Player(Workflow):
         terminate = False
         while not terminate:
             reply = (await client.chat.completions.create(messages)).choices[0].message.content
-            obs, _, terminate, _ = workflow_task.gym_env.step({"role": "assistant", "content": reply})
+            obs, _, terminate, _ = workflow_task.gym_env.step(
+                {"role": "assistant", "content": reply}
+            )
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": obs}]
         return WorkflowOutput(reward=workflow_task.gym_env.evaluate(workflow_task.episode_uuid, {}))
 
 
-def test_a_class_workflow_plays_and_its_environment_is_released(service: tuple[Service, str]) -> None:
+def test_a_class_workflow_plays_and_its_environment_is_released(
+    service: tuple[Service, str],
+) -> None:
     state, url = service
     played = episode(Player, None, settings(url))
     assert (played.error, played.reward, len(played.calls)) == (None, 1.0, 3)
@@ -183,8 +206,14 @@ def test_a_service_that_fails_is_no_fault_of_the_agent(service: tuple[Service, s
         return Reward(value=1)
 
     played = episode(act, None, settings(url))
-    assert (played.status, played.cause, played.infrastructure) == ("failed", "EnvironmentUnavailable", True)
-    assert state.asked.count("create") == 2 and len(state.released) == 2  # tried again as a new episode
+    assert (played.status, played.cause, played.infrastructure) == (
+        "failed",
+        "EnvironmentUnavailable",
+        True,
+    )
+    assert (
+        state.asked.count("create") == 2 and len(state.released) == 2
+    )  # tried again as a new episode
 
 
 class Broken(GymEnv):
@@ -236,7 +265,9 @@ ACTS = [(lambda env: env.step({}), True), (wrapped, True), (grouped, True), (res
     ids=["raised", "wrapped", "grouped", "restated", "own", "after"],
 )
 @pytest.mark.parametrize("in_judge", [False, True])
-def test_a_fault_is_the_environments_by_where_it_began(act: Any, infrastructure: bool, in_judge: bool) -> None:
+def test_a_fault_is_the_environments_by_where_it_began(
+    act: Any, infrastructure: bool, in_judge: bool
+) -> None:
     tries = []
 
     @ajet.workflow
@@ -256,7 +287,9 @@ def test_a_fault_is_the_environments_by_where_it_began(act: Any, infrastructure:
         if asyncio.iscoroutine(done):
             await done
 
-    ended = episode(agent, judge, load_config(values={"rollout": {"max_retries": 2, "failure_reward": 0.0}}))
+    ended = episode(
+        agent, judge, load_config(values={"rollout": {"max_retries": 2, "failure_reward": 0.0}})
+    )
     assert (ended.status, ended.infrastructure, ended.rewards) == ("failed", infrastructure, ())
     assert len(tries) == (3 if infrastructure else 1)
 
@@ -285,7 +318,11 @@ def test_an_answer_of_another_shape_is_the_services_fault(
         return Reward(value=env.evaluate())
 
     played = episode(act, None, settings(url))
-    assert (played.status, played.cause, played.infrastructure) == ("failed", "EnvironmentUnavailable", True)
+    assert (played.status, played.cause, played.infrastructure) == (
+        "failed",
+        "EnvironmentUnavailable",
+        True,
+    )
 
 
 def test_an_action_that_is_no_message_is_the_agents_fault(service: tuple[Service, str]) -> None:
@@ -295,4 +332,8 @@ def test_an_action_that_is_no_message_is_the_agents_fault(service: tuple[Service
         return Reward(value=1)
 
     played = episode(act, None, settings(service[1]))
-    assert (played.status, played.cause, played.infrastructure) == ("failed", "SignatureError", False)
+    assert (played.status, played.cause, played.infrastructure) == (
+        "failed",
+        "SignatureError",
+        False,
+    )

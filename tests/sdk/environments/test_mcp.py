@@ -1,4 +1,5 @@
-"""MCP servers as environments: one made with the package `mcp`, and one that breaks the protocol."""
+"""MCP servers as environments: one made with the package `mcp`, and one that breaks the
+protocol."""
 
 from __future__ import annotations
 
@@ -27,8 +28,13 @@ from tests.sdk.environments.test_service import hosted, job, run, say
 from tests.waiting import is_running, until
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs mcp")
-_SECOND = find_spec("mcp") is not None and int(importlib.metadata.version("mcp").partition(".")[0]) >= 2
-_IMPORT = f"from mcp.server.{'mcpserver import MCPServer' if _SECOND else 'fastmcp import FastMCP'} as Server"
+_SECOND = (
+    find_spec("mcp") is not None and int(importlib.metadata.version("mcp").partition(".")[0]) >= 2
+)
+_IMPORT = (
+    f"from mcp.server.{'mcpserver import MCPServer' if _SECOND else 'fastmcp import FastMCP'} as"
+    " Server"
+)
 
 TILL = f"""
 import os
@@ -133,14 +139,17 @@ def call(name: Any, arguments: Any = "") -> dict[str, Any]:
 
 def acting(env: GymEnv, *calls: Any) -> list[str]:
     """What the calls of one message are answered with."""
-    _, reward, ended, info = env.step({"role": "assistant", "content": None, "tool_calls": [*calls]})
+    _, reward, ended, info = env.step(
+        {"role": "assistant", "content": None, "tool_calls": [*calls]}
+    )
     assert (reward, ended) == (0.0, False)
     return [message["content"] for message in info["messages"]]
 
 
 @pytest.mark.slow
 def test_a_servers_tools(tmp_path: Path) -> None:
-    """Of the package's own server; what a tool answers, and what the agent does wrong, are observations."""
+    """Of the package's own server; what a tool answers, and what the agent does wrong, are
+    observations."""
     with hosted(server_of(TILL, tmp_path), arguments={"evaluate": "total"}) as (url, instances):
         env, other = GymEnv(url, "count", "monday"), GymEnv(url, "count", "tuesday")
         assert (env.create(), other.create()) == ([], [])
@@ -148,7 +157,10 @@ def test_a_servers_tools(tmp_path: Path) -> None:
         assert sorted(tools) == ["broken", "die", "open_safe", "sell"]
         assert set(tools["sell"]["parameters"]["properties"]) == {"thing", "price"}
         assert acting(env, call("sell", {"thing": "tea", "price": 2})) == ["tea of monday sold"]
-        assert say(env, '{"name": "sell", "arguments": {"thing": "cake", "price": 3}}')[0] == "cake of monday sold"
+        assert (
+            say(env, '{"name": "sell", "arguments": {"thing": "cake", "price": 3}}')[0]
+            == "cake of monday sold"
+        )
         broken, unfit = acting(env, call("broken"), call("sell", {"thing": "tea"}))
         assert "broken" in broken and "price" in unfit
         assert acting(env, call("take"))[0].startswith("There is no tool 'take'. Tools: ")
@@ -164,22 +176,62 @@ def test_a_servers_tools(tmp_path: Path) -> None:
 def test_the_agents_mistakes_are_observations(raw: tuple[str, Instances]) -> None:
     env = created(raw)
     deep = "[" * 100_000
-    nothing: list[Any] = [call(None), call(3), call("nothing"), {}, {"function": "failed"}, None, "failed"]
+    nothing: list[Any] = [
+        call(None),
+        call(3),
+        call("nothing"),
+        {},
+        {"function": "failed"},
+        None,
+        "failed",
+    ]
     answers = acting(env, *nothing)
-    assert len(answers) == len(nothing) and all(text.startswith("There is no tool") for text in answers)
-    wrong = ["no json", "[1]", "3", deep, '{"thing": "\\ud800", "price": 1}', '{"thing": "tea", "price": NaN}']
-    assert all("not a JSON object" in text for text in acting(env, *(call("failed", given) for given in wrong)))
+    assert len(answers) == len(nothing) and all(
+        text.startswith("There is no tool") for text in answers
+    )
+    wrong = [
+        "no json",
+        "[1]",
+        "3",
+        deep,
+        '{"thing": "\\ud800", "price": 1}',
+        '{"thing": "tea", "price": NaN}',
+    ]
+    assert all(
+        "not a JSON object" in text
+        for text in acting(env, *(call("failed", given) for given in wrong))
+    )
     assert acting(env, call("failed"), call("refused")) == ["no", "refused"]
-    for text in [deep, '{"name": ' + deep, '{"name": 3}', '{"name": "nothing"}', "null", "3", "Done."]:
+    for text in [
+        deep,
+        '{"name": ' + deep,
+        '{"name": 3}',
+        '{"name": "nothing"}',
+        "null",
+        "3",
+        "Done.",
+    ]:
         observation, reward, ended, _ = say(env, text)
-        assert ("Call a tool" in observation or "no tool" in observation) and (reward, ended) == (0.0, False)
+        assert ("Call a tool" in observation or "no tool" in observation) and (reward, ended) == (
+            0.0,
+            False,
+        )
     assert len(env.info()["tools"]) == 8  # of three pages
     env.release()
 
 
 SPELLINGS = (
-    "score", " score", "score ", "score\n", "SCORE", "ｓｃｏｒｅ", "score\u200b", "sc\u043ere", "raw.score", "/score",
-)  # fmt: skip
+    "score",
+    " score",
+    "score ",
+    "score\n",
+    "SCORE",
+    "ｓｃｏｒｅ",
+    "score\u200b",
+    "sc\u043ere",
+    "raw.score",
+    "/score",
+)
 
 
 def test_the_agent_cannot_call_the_tool_of_the_score(raw: tuple[str, Instances]) -> None:
@@ -196,7 +248,9 @@ def test_the_agent_cannot_call_the_tool_of_the_score(raw: tuple[str, Instances])
 @pytest.mark.slow
 def test_a_scoring_tool_that_is_not_there_is_refused_at_the_creation(tmp_path: Path) -> None:
     with hosted(server_of(RAW, tmp_path), arguments={"evaluate": "scores"}) as service:
-        with pytest.raises(EnvironmentUnavailable, match=r"evaluate=scores: the server has no tool .*score"):
+        with pytest.raises(
+            EnvironmentUnavailable, match=r"evaluate=scores: the server has no tool .*score"
+        ):
             created(service)
         assert not service[1].listed()
 
@@ -209,7 +263,9 @@ def test_what_the_server_does_wrong_is_its_fault(raw: tuple[str, Instances], too
     with pytest.raises(EnvironmentUnavailable):
         env.evaluate()
     with pytest.raises(EnvironmentUnavailable, match="was stopped: step of task '0'"):
-        GymEnv(raw[0], "count", "0", instance_id=env.instance_id).evaluate()  # the service knows it too
+        GymEnv(
+            raw[0], "count", "0", instance_id=env.instance_id
+        ).evaluate()  # the service knows it too
     assert not raw[1].listed()
 
 
@@ -221,7 +277,9 @@ def test_a_score_that_is_no_number_is_no_score(raw: tuple[str, Instances], score
     env.release()
 
 
-def test_a_server_that_hangs_ends_with_its_instance(raw: tuple[str, Instances], tmp_path: Path) -> None:
+def test_a_server_that_hangs_ends_with_its_instance(
+    raw: tuple[str, Instances], tmp_path: Path
+) -> None:
     path = tmp_path / "pid"
     env = created(raw, str(path))
     failed: list[Exception] = []
@@ -242,7 +300,8 @@ def test_a_server_that_hangs_ends_with_its_instance(raw: tuple[str, Instances], 
 
 
 def swallowing(tool: str, then: Callable[[], Any]) -> Any:
-    """An agent that takes an exception of its environment for an answer, as frameworks do with a tool's."""
+    """An agent that takes an exception of its environment for an answer, as frameworks do with a
+    tool's."""
 
     @ajet.workflow
     async def act(model: ajet.Model, env: GymEnv) -> Any:
@@ -257,7 +316,9 @@ def swallowing(tool: str, then: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", [lambda: None, lambda: ajet.Reward(value=0.0)], ids=["judge", "own reward"])
+@pytest.mark.parametrize(
+    "then", [lambda: None, lambda: ajet.Reward(value=0.0)], ids=["judge", "own reward"]
+)
 def test_a_server_that_dies_is_infrastructure_whatever_the_agent_makes_of_it(
     raw: tuple[str, Instances], then: Callable[[], Any]
 ) -> None:
@@ -266,8 +327,11 @@ def test_a_server_that_dies_is_infrastructure_whatever_the_agent_makes_of_it(
     config = job(raw[0], max_retries=0)
     (episode,) = run(swallowing("exit", then), judge, config, [Task(task_id="0")])
     assert (episode.status, episode.cause, episode.infrastructure, episode.rewards) == (
-        "failed", "EnvironmentUnavailable", True, (),
-    )  # fmt: skip
+        "failed",
+        "EnvironmentUnavailable",
+        True,
+        (),
+    )
     (episode,) = run(swallowing("failed", then), judge, config, [Task(task_id="0")])
     assert (episode.status, episode.reward) == ("succeeded", 0.0)  # the tool's error is its answer
     assert not raw[1].listed()

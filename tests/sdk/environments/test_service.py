@@ -1,4 +1,5 @@
-"""The environment service: real processes behind a real server, asked by the client that a job uses."""
+"""The environment service: real processes behind a real server, asked by the client that a job
+uses."""
 
 from __future__ import annotations
 
@@ -148,7 +149,9 @@ def test_an_environment_of_a_class(service: tuple[str, Instances]) -> None:
     observation, reward, ended, info = say(env, 2)
     assert (observation, reward, ended) == ("at 3", 0.5, False)
     assert instances.listed()[0]["pid"] == info["pid"] != os.getpid()
-    assert say(env, 2)[2] and env.evaluate() == 1.0 and env.evaluate("uuid", {"sparse": True}) == 1.0
+    assert (
+        say(env, 2)[2] and env.evaluate() == 1.0 and env.evaluate("uuid", {"sparse": True}) == 1.0
+    )
     assert env.info() == {"tools": ["add"]}
     env.release()
     assert not instances.listed()
@@ -164,8 +167,13 @@ def test_messages_and_tool_calls_pass_as_they_are(counter: Path) -> None:
             task_ids(url, "count", "dev")
         env = GymEnv(url, "count", "a")
         assert [message["role"] for message in env.create()] == ["system", "user"]
-        calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "xy"]
-        observation, reward, ended, info = env.step({"role": "assistant", "content": None, "tool_calls": calls})
+        calls = [
+            {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+            for name in "xy"
+        ]
+        observation, reward, ended, info = env.step(
+            {"role": "assistant", "content": None, "tool_calls": calls}
+        )
         assert (observation, reward, ended) == ("x\ny", 1.0, False)
         assert [message["tool_call_id"] for message in info["messages"]] == ["x", "y"]
         assert env.evaluate() == 1.0  # without one of its own: the sum of the rewards
@@ -201,7 +209,9 @@ def test_a_request_that_takes_too_long_ends_its_process_and_those_it_started(cou
         with pytest.raises(EnvironmentUnavailable, match="longer than 2 s"):
             say(env, "sleep")
         until(lambda: not is_running(child))
-        with pytest.raises(EnvironmentUnavailable, match="was stopped: step of task '0' took longer"):
+        with pytest.raises(
+            EnvironmentUnavailable, match="was stopped: step of task '0' took longer"
+        ):
             GymEnv(url, "count", "0", instance_id=env.instance_id).evaluate()
         assert not instances.listed() and service_health(url)["lost"] == 1
         assert env.create() and say(env, 1)[0] == "at 1"  # made again under the same id
@@ -227,7 +237,9 @@ def test_no_more_are_made_at_once_than_may_run(counter: Path) -> None:
         instances = Instances(Spec(f"{counter}:Counter"), InstanceLimits(instances=2))
         await instances.start()
         try:
-            return await asyncio.gather(*(instances.create(str(i), "0", {}) for i in range(8)), return_exceptions=True)
+            return await asyncio.gather(
+                *(instances.create(str(i), "0", {}) for i in range(8)), return_exceptions=True
+            )
         finally:
             await instances.close()
 
@@ -270,7 +282,10 @@ def test_a_killed_template_is_started_again(service: tuple[str, Instances]) -> N
 @pytest.mark.slow
 def test_load_is_spread_and_a_full_or_absent_service_is_passed_over(counter: Path) -> None:
     limits = InstanceLimits(instances=3)
-    with hosted(f"{counter}:Counter", limits) as (one, _), hosted(f"{counter}:Counter", limits) as (two, _):
+    with (
+        hosted(f"{counter}:Counter", limits) as (one, _),
+        hosted(f"{counter}:Counter", limits) as (two, _),
+    ):
         urls = [one, two, "http://127.0.0.1:9"]
         assert task_ids(urls[::-1], "count", "dev") == ["2"]
         envs = [GymEnv(urls, "count", "0", timeout=1) for _ in range(6)]
@@ -293,12 +308,18 @@ def test_what_cannot_be_hosted_says_why(counter: Path, tmp_path: Path) -> None:
         (f"{counter}:Nothing", "no class or function Nothing"),
         (f"{tmp_path}/none.py:A", "there is no file"),
         (f"{broken}:A", "No module named 'no_such_package'"),
-        ("gymnasium:FrozenLak-v1", r"no environment FrozenLak-v1: .*Did you mean: .FrozenLake.*[^\n]$"),
+        (
+            "gymnasium:FrozenLak-v1",
+            r"no environment FrozenLak-v1: .*Did you mean: .FrozenLake.*[^\n]$",
+        ),
     ]:
         with pytest.raises(ConfigError, match=said), hosted(target):
             pass
     for spec, said in [
-        (Spec(f"{counter}:Counter", splits={"train": ["1"]}), r"tasks of its own, from Counter.tasks\(split\)"),
+        (
+            Spec(f"{counter}:Counter", splits={"train": ["1"]}),
+            r"tasks of its own, from Counter.tasks\(split\)",
+        ),
         (Spec("mcp:true", actions=["left"]), "mcp:true is none; leave it out"),
     ]:
         with pytest.raises(WrongTarget, match=said):
@@ -306,12 +327,22 @@ def test_what_cannot_be_hosted_says_why(counter: Path, tmp_path: Path) -> None:
 
 
 def test_actions_that_do_not_fit_are_refused_at_the_start(counter: Path) -> None:
-    """What a function makes is known once it has made it: the first task's instance is made at the start."""
+    """What a function makes is known once it has made it: the first task's instance is made at the
+    start."""
     lake, split = "gymnasium:FrozenLake-v1", {"train": ["1", "2"]}
     for spec, said in [
-        (Spec(f"{counter}:Counter", actions=["left"]), "--actions left: task .*gymnasium environment.* leave it out"),
-        (Spec(f"{counter}:made", splits=split, actions=["left"]), "task 1: .*made is none; leave it out"),
-        (Spec(lake, splits=split, actions=["left", "right"]), r"names 2 actions, but .* are Discrete\(4\)"),
+        (
+            Spec(f"{counter}:Counter", actions=["left"]),
+            "--actions left: task .*gymnasium environment.* leave it out",
+        ),
+        (
+            Spec(f"{counter}:made", splits=split, actions=["left"]),
+            "task 1: .*made is none; leave it out",
+        ),
+        (
+            Spec(lake, splits=split, actions=["left", "right"]),
+            r"names 2 actions, but .* are Discrete\(4\)",
+        ),
     ]:
         with pytest.raises(ConfigError, match=said):
             asyncio.run(Instances(spec, InstanceLimits()).start())
@@ -322,7 +353,12 @@ def test_refusals(service: tuple[str, Instances]) -> None:
     url, _ = service
     for endpoint, body, status, said in [
         ("create", {"env_type": "count"}, 400, "task_id is missing"),
-        ("step", {"messages": {"role": "assistant", "content": "1"}}, 400, "instance_id is missing"),
+        (
+            "step",
+            {"messages": {"role": "assistant", "content": "1"}},
+            400,
+            "instance_id is missing",
+        ),
         ("step", {"instance_id": "a"}, 400, "messages is missing"),
         ("step", {"messages": 3}, 400, "messages: Input should be"),
         ("create", {"env_type": "other", "task_id": "1"}, 404, "hosts 'count', not 'other'"),
@@ -335,11 +371,15 @@ def test_refusals(service: tuple[str, Instances]) -> None:
 def test_a_key_is_asked_for(counter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from starlette.testclient import TestClient
 
-    with TestClient(service_app(Instances(Spec(f"{counter}:Counter"), InstanceLimits()), "count", "secret")) as client:
+    with TestClient(
+        service_app(Instances(Spec(f"{counter}:Counter"), InstanceLimits()), "count", "secret")
+    ) as client:
         asked = {"params": {"split": "dev"}}
         assert client.post("/get_env_profile", json=asked).status_code == 401
         assert client.get("/instances").status_code == 401
-        assert client.post("/get_env_profile", json=asked, headers={"authorization": "Bearer secret"}).json()["data"]
+        assert client.post(
+            "/get_env_profile", json=asked, headers={"authorization": "Bearer secret"}
+        ).json()["data"]
 
 
 # In a job
@@ -350,14 +390,18 @@ def run(workflow: Any, judge: Any, config: Any, tasks: list[Task]) -> list[Episo
         with Gateway() as gateway:
             engine = ScriptedEngine(lambda ask: "1")
             attempts = [Attempt(task) for task in tasks]
-            return await run_batch(workflow, judge, attempts, engine=engine, gateway=gateway, config=config)
+            return await run_batch(
+                workflow, judge, attempts, engine=engine, gateway=gateway, config=config
+            )
 
     return asyncio.run(main())
 
 
 def job(url: str | list[str], **rollout: Any) -> Any:
     service = {"env_type": "count", "env_url": url}
-    return load_config(values={"task_reader": {"type": "env_service", "env_service": service}, "rollout": rollout})
+    return load_config(
+        values={"task_reader": {"type": "env_service", "env_service": service}, "rollout": rollout}
+    )
 
 
 def test_a_jobs_tasks_are_the_services(service: tuple[str, Instances]) -> None:
@@ -381,7 +425,9 @@ def killing(pid_of: Callable[[], int]) -> Any:
     return act, tries
 
 
-def test_a_killed_instance_is_infrastructure_and_never_a_reward_of_0(service: tuple[str, Instances]) -> None:
+def test_a_killed_instance_is_infrastructure_and_never_a_reward_of_0(
+    service: tuple[str, Instances],
+) -> None:
     url, instances = service
     act, tries = killing(lambda: instances.listed()[0]["pid"])
     path = "ajet.task_judge.env_service_as_judge->EnvServiceJudge"
@@ -391,14 +437,19 @@ def test_a_killed_instance_is_infrastructure_and_never_a_reward_of_0(service: tu
     act, tries = killing(lambda: instances.listed()[0]["pid"])
     (lost,) = run(act, judge, job(url, max_retries=0, failure_reward=0.0), [Task(task_id="1")])
     assert (lost.status, lost.cause, lost.infrastructure, lost.rewards) == (
-        "failed", "EnvironmentUnavailable", True, (),
-    )  # fmt: skip
+        "failed",
+        "EnvironmentUnavailable",
+        True,
+        (),
+    )
     assert not instances.listed()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["raises", "takes too long"])
-def test_the_instance_of_a_rollout_that_dies_is_ended(service: tuple[str, Instances], how: str) -> None:
+def test_the_instance_of_a_rollout_that_dies_is_ended(
+    service: tuple[str, Instances], how: str
+) -> None:
     url, instances = service
 
     @ajet.workflow

@@ -1,4 +1,5 @@
-"""`ajet judge attack`: what the built-in judges, judges of users' and environments give to outputs that cheat."""
+"""`ajet judge attack`: what the built-in judges, judges of users' and environments give to outputs
+that cheat."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_the_library_has_hundreds_of_cheats_each_of_its_own_name() -> None:
 def test_no_text_earns_a_reward_of_a_judge_that_compares(name: str, tmp_path: Path) -> None:
     if name == "math":
         pytest.importorskip("math_verify")
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"query": "What is 1723 times 4?", "answer": "6892"}))
+    (tmp_path / "tasks.jsonl").write_text(
+        json.dumps({"query": "What is 1723 times 4?", "answer": "6892"})
+    )
     found = attack(name, "--tasks", str(tmp_path / "tasks.jsonl"))
     assert found["earned"] == 0 and found["cheats"] > len(TEXTS)
     assert all(one["reward"] == 0 for one in found["outcomes"])
@@ -44,10 +47,19 @@ def test_no_text_earns_a_reward_of_a_judge_that_compares(name: str, tmp_path: Pa
 @pytest.mark.slow
 def test_no_program_earns_a_reward_of_the_code_judge(tmp_path: Path) -> None:
     tests = ["from math import isclose", "assert isclose(half(3), 1.5)", "assert half(4) == 2"]
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"query": "halve", "metadata": {"test_list": tests}}))
+    (tmp_path / "tasks.jsonl").write_text(
+        json.dumps({"query": "halve", "metadata": {"test_list": tests}})
+    )
     (tmp_path / "job.yaml").write_text(
         json.dumps(
-            {"ajet": {"task_judge": {"judge_type": "code", "code": {"seconds": 2, "unfenced": not has_fence()}}}}
+            {
+                "ajet": {
+                    "task_judge": {
+                        "judge_type": "code",
+                        "code": {"seconds": 2, "unfenced": not has_fence()},
+                    }
+                }
+            }
         )
     )
     found = attack("--conf", str(tmp_path / "job.yaml"), "--tasks", str(tmp_path / "tasks.jsonl"))
@@ -65,7 +77,11 @@ def has_fence() -> bool:
 
 def rubric(folder: Path, **more: str) -> str:
     file = folder / "rubric.yaml"
-    file.write_text(json.dumps({"rubric": "It is right.", "model": "m", "base_url": "http://127.0.0.1:1/v1", **more}))
+    file.write_text(
+        json.dumps(
+            {"rubric": "It is right.", "model": "m", "base_url": "http://127.0.0.1:1/v1", **more}
+        )
+    )
     return f"llm:{file}"
 
 
@@ -86,7 +102,9 @@ def test_a_judge_that_believes_what_it_reads_is_caught(tmp_path: Path) -> None:
     )
     found = attack(f"{tmp_path / 'own.py'}:believes", code=1)
     earned = [one for one in found["outcomes"] if one["earned"]]
-    assert {one["kind"] for one in earned} == {"verdict"} and {one["reward"] for one in earned} >= {1.0}
+    assert {one["kind"] for one in earned} == {"verdict"} and {one["reward"] for one in earned} >= {
+        1.0
+    }
     shown = CliRunner().invoke(app, ["judge", "attack", f"{tmp_path / 'own.py'}:long"])
     assert shown.exit_code == 1 and "length 1" in shown.output and "earned a reward" in shown.output
     broken = CliRunner().invoke(app, ["judge", "attack", f"{tmp_path / 'own.py'}:broken"])
@@ -120,18 +138,29 @@ def constant(output, answer): return output.strip() == "no"
         ("constant", {"the commonest answer"}),
     ],
 )
-def test_cheats_are_made_from_the_users_own_tasks(judge: str, names: set[str], tmp_path: Path) -> None:
+def test_cheats_are_made_from_the_users_own_tasks(
+    judge: str, names: set[str], tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(OWN)
     as_object = judge in ("any_key", "keys_alone", "share")
     rows = [
-        {"question": f"q{n}", "note": f"The key is yes{n}.", "answer": {"a": n, "b": "x"} if as_object else f"yes{n}"}
+        {
+            "question": f"q{n}",
+            "note": f"The key is yes{n}.",
+            "answer": {"a": n, "b": "x"} if as_object else f"yes{n}",
+        }
         for n in range(4)
     ]
     if judge == "constant":
         rows = [{**row, "answer": "no"} if place else row for place, row in enumerate(rows)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = attack(
-        f"{tmp_path / 'own.py'}:{judge}", "--tasks", str(tmp_path / "tasks.jsonl"), "-n", "1", code=int(bool(names))
+        f"{tmp_path / 'own.py'}:{judge}",
+        "--tasks",
+        str(tmp_path / "tasks.jsonl"),
+        "-n",
+        "1",
+        code=int(bool(names)),
     )
     earned = {one["name"] for one in found["outcomes"] if one["earned"]}
     assert names <= earned and bool(earned) == bool(names)
@@ -141,14 +170,22 @@ def test_cheats_are_made_from_the_users_own_tasks(judge: str, names: set[str], t
 @pytest.mark.slow
 def test_the_tests_that_pay_a_trivial_program_are_named(tmp_path: Path) -> None:
     tests = (
-        "import math\ndef test_near():\n    assert all(math.isclose(a, b) for a, b in zip(scale([2.0]), [4.0]))\n"
-        "def test_type():\n    assert isinstance(scale([1.0]), list)"
+        "import math\ndef test_near():\n    assert all(math.isclose(a, b) for a, b in"
+        " zip(scale([2.0]), [4.0]))\ndef test_type():\n    assert isinstance(scale([1.0]), list)"
     )
     strong = "assert scale([2.0]) == [4.0] and scale([]) == []"
     for text, paid in ((tests, True), (strong, False)):
-        (tmp_path / "tasks.jsonl").write_text(json.dumps({"query": "scale", "metadata": {"tests": text}}))
+        (tmp_path / "tasks.jsonl").write_text(
+            json.dumps({"query": "scale", "metadata": {"tests": text}})
+        )
         (tmp_path / "job.yaml").write_text(
-            json.dumps({"ajet": {"task_judge": {"judge_type": "code", "code": {"unfenced": not has_fence()}}}})
+            json.dumps(
+                {
+                    "ajet": {
+                        "task_judge": {"judge_type": "code", "code": {"unfenced": not has_fence()}}
+                    }
+                }
+            )
         )
         arguments = ("--conf", str(tmp_path / "job.yaml"), "--tasks", str(tmp_path / "tasks.jsonl"))
         found = attack(*arguments, code=int(paid))
@@ -186,7 +223,9 @@ def test_an_environment_that_can_be_told_its_reward_is_caught(tmp_path: Path) ->
     (tmp_path / "envs.py").write_text(ENVIRONMENT)
     assert attack(f"env:{tmp_path / 'envs.py'}:Sound", "-n", "1")["earned"] == 0
     found = attack(f"env:{tmp_path / 'envs.py'}:Open", "-n", "1", code=1)
-    assert [one["name"] for one in found["outcomes"] if one["earned"]] == ["tool 'set_reward' with a reward"]
+    assert [one["name"] for one in found["outcomes"] if one["earned"]] == [
+        "tool 'set_reward' with a reward"
+    ]
 
 
 def test_what_cannot_be_attacked_says_why(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - programs, one a line
-"""A task's tests against programs that want to pass without being right, and against honest ones of every form."""
+"""A task's tests against programs that want to pass without being right, and against honest ones of
+every form."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ ASSERTS = [
     "assert math.isclose(double(0.25), 0.5)", "assert double(3) == 6, 'six'",
     "assert all(map(lambda n: double(n) == n + n, range(20, 30)))", "assert double([7]).count(7) == 2",
 ]  # fmt: skip
-CHECK = "METADATA = {}\n\ndef check(candidate):\n" + "\n".join(f"    {line}" for line in ASSERTS[1:]).replace(
-    "double", "candidate"
-).replace("math.isclose", "__import__('math').isclose")
+CHECK = "METADATA = {}\n\ndef check(candidate):\n" + "\n".join(
+    f"    {line}" for line in ASSERTS[1:]
+).replace("double", "candidate").replace("math.isclose", "__import__('math').isclose")
 CASES = """
 import unittest
 
@@ -40,7 +41,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "asserts": {"test_list": ASSERTS},
     "check": {"test": CHECK, "entry_point": "double"},
     "cases": {"tests": CASES},
-    "functions": {"tests": "def test_double():\n    assert double(2) == 4\n    assert double('a') == 'aa'"},
+    "functions": {
+        "tests": "def test_double():\n    assert double(2) == 4\n    assert double('a') == 'aa'"
+    },
     "a loop": {"tests": "assert all(map(lambda n: double(n) == n + n, range(2, 5)))"},
     "near": {"tests": "assert abs(double(2) - 4) < 1e-6"},
     "by method": {"tests": "assert double(2).__eq__(4)\nassert double('a').__contains__('aa')"},
@@ -49,7 +52,10 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 CHEATS = {cheat.name: str(cheat.content) for cheat in PROGRAMS}
 DOUBLE = "def double(x):\n    return x + x\n"
-READS = f"{DOUBLE}if __name__ == '__main__':\n    try: print(double(int(input())))\n    except EOFError: pass"
+READS = (
+    f"{DOUBLE}if __name__ == '__main__':\n    try: print(double(int(input())))\n    except"
+    " EOFError: pass"
+)
 
 
 HONEST: dict[str, tuple[str, dict[str, Any]]] = {
@@ -162,17 +168,25 @@ HONEST: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 NUMPY = (
-    "import numpy as np\ndef f(n): return np.arange(n, dtype='float32').reshape(1, n)\ndef total(a): return np.sum(a)\n"
-    "def zero(a): a[:] = 0",
-    {"tests": "assert np.allclose(f(3), [[0, 1, 2]]) and f(2).dtype == np.float32 and f(3).shape == (1, 3)\n"
-     "assert total(np.ones((2, 2))) == 4 and isinstance(total(np.ones(2)), np.floating)\na = np.ones(2)\nzero(a)\n"
-     "assert (a == 0).all()"},
-    )  # fmt: skip
+    (
+        "import numpy as np\ndef f(n): return np.arange(n, dtype='float32').reshape(1, n)\ndef"
+        " total(a): return np.sum(a)\ndef zero(a): a[:] = 0"
+    ),
+    {
+        "tests": (
+            "assert np.allclose(f(3), [[0, 1, 2]]) and f(2).dtype == np.float32 and f(3).shape =="
+            " (1, 3)\nassert total(np.ones((2, 2))) == 4 and isinstance(total(np.ones(2)),"
+            " np.floating)\na = np.ones(2)\nzero(a)\nassert (a == 0).all()"
+        )
+    },
+)
 
 
 def reward(code: str, metadata: dict[str, Any], **options: Any) -> float:
     judge = CodeJudge(**{"unfenced": UNFENCED, "seconds": 8, **options})
-    value: float = asyncio.run(judge(f"```python\n{code}\n```", Task(metadata=metadata))).rewards[0].value
+    value: float = (
+        asyncio.run(judge(f"```python\n{code}\n```", Task(metadata=metadata))).rewards[0].value
+    )
     return value
 
 
@@ -209,7 +223,8 @@ def test_no_cheat_earns_a_reward() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_no_cheat_earns_a_part_of_the_reward(form: str) -> None:
-    """Nor all of it: `partial` goes on where a test fails, and tests of one text are run as without it."""
+    """Nor all of it: `partial` goes on where a test fails, and tests of one text are run as without
+    it."""
     assert asyncio.run(rewarded(form, partial=True)) == {}
 
 
@@ -229,11 +244,14 @@ def test_an_honest_program_passes(name: str) -> None:
 @pytest.mark.slow
 def test_arrays_cross_by_value() -> None:
     pytest.importorskip("numpy")
-    assert reward(*NUMPY, unfenced=True) == 1.0  # a fence shows what is installed beside this Python only
+    assert (
+        reward(*NUMPY, unfenced=True) == 1.0
+    )  # a fence shows what is installed beside this Python only
 
 
 @pytest.mark.parametrize(
-    "tests", ["def check(candidate):\n    assert candidate(1) == 2", "pass", "assert 1 == 1", "def f("]
+    "tests",
+    ["def check(candidate):\n    assert candidate(1) == 2", "pass", "assert 1 == 1", "def f("],
 )
 def test_tests_that_do_not_call_the_program_are_the_datas_fault(tests: str) -> None:
     with pytest.raises(NoReward, match="do not call the program"):

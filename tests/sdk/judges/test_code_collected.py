@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - programs, one a line
-"""Tests that never run: they are run after all, or the task has no reward; and packages that the sandbox lacks."""
+"""Tests that never run: they are run after all, or the task has no reward; and packages that the
+sandbox lacks."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ RIGHT = "def f(x): return x * 2"
 
 def ran(code: str, tests: Any, **metadata: Any) -> code_judge.Tested:
     limits = ProgramLimits(seconds=8)
-    return asyncio.run(code_judge.run_tests(code, tests, metadata.get("entry_point"), limits=limits, unfenced=UNFENCED))
+    return asyncio.run(
+        code_judge.run_tests(
+            code, tests, metadata.get("entry_point"), limits=limits, unfenced=UNFENCED
+        )
+    )
 
 
 CASES = "import unittest\nclass T(unittest.TestCase):\n"
@@ -103,7 +108,10 @@ def test_a_task_that_no_program_can_solve_here_has_no_reward(metadata: dict[str,
 
 @pytest.mark.slow
 def test_a_name_that_the_program_lacks_cannot_be_imported_from_it() -> None:
-    for tests in ("from solution import g\nassert g(2) == 4", "import solution\nassert solution.g(2) == 4"):
+    for tests in (
+        "from solution import g\nassert g(2) == 4",
+        "import solution\nassert solution.g(2) == 4",
+    ):
         assert judge(RIGHT, tests=tests) == 0.0
 
 

@@ -30,7 +30,10 @@ def has_fence() -> bool:
 
 DOUBLE = "Here it is:\n```python\ndef double(x):\n    return x * 2\n```\n"
 WRONG = "```python\ndef double(x):\n    return x + 2\n```"
-TASK = Task(main_query="double a number", metadata={"tests": ["assert double(2) == 4", "assert double(3) == 6"]})
+TASK = Task(
+    main_query="double a number",
+    metadata={"tests": ["assert double(2) == 4", "assert double(3) == 6"]},
+)
 
 
 def judged(judge: Any, output: Any, task: Task = TASK) -> Any:
@@ -71,7 +74,10 @@ def test_rewards_of_several_judges_stand_side_by_side_with_weights() -> None:
     judge = ajet.CombinedJudge([(exact, 1.0), WeightedJudge(length, -0.1, "brief")])
     task = Task(main_query="q", metadata={"answer": "yes"})
     found = asyncio.run(judge("yes", Episode(task=task)))
-    assert [(one.name, one.value, one.weight) for one in found.rewards] == [("exact", 1.0, 1.0), ("brief", 3.0, -0.1)]
+    assert [(one.name, one.value, one.weight) for one in found.rewards] == [
+        ("exact", 1.0, 1.0),
+        ("brief", 3.0, -0.1),
+    ]
     assert found.is_success is True
     assert Episode(task=task, rewards=found.rewards).reward == pytest.approx(0.7)
 
@@ -93,7 +99,11 @@ def test_who_only_watches_fails_nobody_and_says_so_once(caplog: pytest.LogCaptur
     judge = CombinedJudge([(length, 1.0), (even, 0.0)])
     found = [asyncio.run(judge(text, Episode(task=TASK))) for text in ("a", "bb", "ccc")]
     assert [len(one.rewards) for one in found] == [1, 2, 1]
-    assert [one.metrics["judge_failed_even"] for one in found] == [1, 0, 1], "the mean is the share that failed"
+    assert [one.metrics["judge_failed_even"] for one in found] == [
+        1,
+        0,
+        1,
+    ], "the mean is the share that failed"
     [line] = [record.message for record in caplog.records if "failed" in record.message]
     assert "the judge even" in line and "judge_failed_even" in line
 
@@ -108,21 +118,34 @@ def test_with_a_judge_of_the_group_among_them_it_is_one() -> None:
     assert judge.group
     group = [Episode(task=TASK, output=text) for text in ("a", "bbb")]
     found = asyncio.run(judge.compute_rewards(group))
-    assert [[one.value * one.weight for one in verdict.rewards] for verdict in found] == [[0, 0.01], [1, 0.03]]
+    assert [[one.value * one.weight for one in verdict.rewards] for verdict in found] == [
+        [0, 0.01],
+        [1, 0.03],
+    ]
 
 
 def test_by_yaml_and_by_name(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def length(output): return len(output)\n")
-    parts = [{"judge": "exact"}, {"judge": "own.py:length", "weight": 0.5, "name": "l"}, {"judge": "code"}]
+    parts = [
+        {"judge": "exact"},
+        {"judge": "own.py:length", "weight": 0.5, "name": "l"},
+        {"judge": "code"},
+    ]
     (tmp_path / "all.yaml").write_text(json.dumps(parts))
     (tmp_path / "job.yaml").write_text(
         json.dumps({"ajet": {"task_judge": {"judge_type": "combined", "combined": parts[:2]}}})
     )
     judge = named_judge(f"combined:{tmp_path / 'all.yaml'}")
-    assert [part.weight for part in judge.parts] == [1.0, 0.5, 1.0] and isinstance(judge.parts[2].judge, CodeJudge)
+    assert [part.weight for part in judge.parts] == [1.0, 0.5, 1.0] and isinstance(
+        judge.parts[2].judge, CodeJudge
+    )
     assert len(load_judge(load_config(tmp_path / "job.yaml")).parts) == 2
-    settings = load_config(values={"task_judge": {"judge_type": "code", "code": {"seconds": 3, "memory_mib": 64}}})
-    assert load_judge(settings).limits.seconds == 3 and load_judge(settings).limits.memory == 64 << 20
+    settings = load_config(
+        values={"task_judge": {"judge_type": "code", "code": {"seconds": 3, "memory_mib": 64}}}
+    )
+    assert (
+        load_judge(settings).limits.seconds == 3 and load_judge(settings).limits.memory == 64 << 20
+    )
     with pytest.raises(ConfigError, match="is required for judge_type: combined"):
         load_config(values={"task_judge": {"judge_type": "combined"}})
 

@@ -1,5 +1,6 @@
 # ruff: noqa: E501 - programs, one a line
-"""What crosses the fence of the code judge: plain data by value, and objects only where the tests construct them."""
+"""What crosses the fence of the code judge: plain data by value, and objects only where the tests
+construct them."""
 
 from __future__ import annotations
 
@@ -28,14 +29,19 @@ UNFENCED = not _has_fence()
 
 def judge(code: str, tests: Any, **metadata: Any) -> Verdict:
     code_judge = CodeJudge(unfenced=UNFENCED, seconds=8)
-    return asyncio.run(code_judge(f"```python\n{code}\n```", Task(metadata={"tests": tests, **metadata})))
+    return asyncio.run(
+        code_judge(f"```python\n{code}\n```", Task(metadata={"tests": tests, **metadata}))
+    )
 
 
 def reward(code: str, tests: Any, **metadata: Any) -> float:
     return float(judge(code, tests, **metadata).rewards[0].value)
 
 
-OBJECT = "class Any:\n    def __init__(self, *a): pass\n    def __call__(self, *a, **k): return True\n    {member}\n"
+OBJECT = (
+    "class Any:\n    def __init__(self, *a): pass\n    def __call__(self, *a, **k): return True\n  "
+    "  {member}\n"
+)
 ANSWERING: dict[str, tuple[str, str]] = {
     "a field of a namedtuple": (
         "from collections import namedtuple\ndef f(x): return namedtuple('T', 'startswith')(lambda s: True)",
@@ -325,13 +331,15 @@ def test_an_honest_result_passes(name: str) -> None:
 def test_tables_cross_by_value() -> None:
     pytest.importorskip("pandas")
     code = (
-        "import pandas as pd\ndef f(n): return pd.DataFrame({'a': range(n), 'b': ['x'] * n}, index=list('pqr'[:n]))\n"
-        "def total(frame): return frame['a'].sum()\ndef column(frame): return frame['a']"
+        "import pandas as pd\ndef f(n): return pd.DataFrame({'a': range(n), 'b': ['x'] * n},"
+        " index=list('pqr'[:n]))\ndef total(frame): return frame['a'].sum()\ndef column(frame):"
+        " return frame['a']"
     )
     tests = (
-        "import pandas as pd\nexpected = pd.DataFrame({'a': [0, 1], 'b': ['x', 'x']}, index=['p', 'q'])\n"
-        "pd.testing.assert_frame_equal(f(2), expected)\nassert f(2).equals(expected) and f(3).shape == (3, 2)\n"
-        "assert total(expected) == 1 and list(column(expected)) == [0, 1] and f(2)['b'].tolist() == ['x', 'x']"
+        "import pandas as pd\nexpected = pd.DataFrame({'a': [0, 1], 'b': ['x', 'x']}, index=['p',"
+        " 'q'])\npd.testing.assert_frame_equal(f(2), expected)\nassert f(2).equals(expected) and"
+        " f(3).shape == (3, 2)\nassert total(expected) == 1 and list(column(expected)) == [0, 1]"
+        " and f(2)['b'].tolist() == ['x', 'x']"
     )
     assert reward(code, tests) == 1.0
     assert reward(code.replace("range(n)", "[7] * n"), tests) == 0.0
@@ -360,7 +368,10 @@ def test_a_long_output_is_compared_whole() -> None:
 
 @pytest.mark.slow
 def test_the_verdict_says_that_a_result_is_no_plain_data() -> None:
-    verdict = judge("class T:\n    def __eq__(self, other): return True\ndef f(x): return T()", "assert f(1) == 1")
+    verdict = judge(
+        "class T:\n    def __eq__(self, other): return True\ndef f(x): return T()",
+        "assert f(1) == 1",
+    )
     assert "plain data" in str(verdict.rewards[0].reason) and "T" in str(verdict.rewards[0].reason)
 
 

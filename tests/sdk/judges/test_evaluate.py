@@ -1,4 +1,5 @@
-"""A judge beside labels: agreement, variance, order, length, cost; and the command that prints it."""
+"""A judge beside labels: agreement, variance, order, length, cost; and the command that prints
+it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ FLOATS = st.lists(st.integers(0, 4).map(float), min_size=2, max_size=12)
 
 @given(labels=FLOATS, data=st.data())
 def test_laws_of_agreement(labels: list[float], data: Any) -> None:
-    scores = data.draw(st.lists(st.integers(0, 4).map(float), min_size=len(labels), max_size=len(labels)))
+    scores = data.draw(
+        st.lists(st.integers(0, 4).map(float), min_size=len(labels), max_size=len(labels))
+    )
     found = concordance(scores, labels)
     if len(set(labels)) < 2:
         assert found is None
@@ -46,7 +49,9 @@ def test_statistics_beside_their_definitions() -> None:
     ranks = second.argsort().argsort()
     by_distances = 1 - 6 * float(((first - ranks) ** 2).sum()) / (30 * (30**2 - 1))
     assert rank_correlation(list(first), list(second)) == pytest.approx(by_distances)
-    assert rank_correlation([1, 1, 2], [1, 2, 3]) == pytest.approx(0.75**0.5), "ties share their mean rank"
+    assert rank_correlation([1, 1, 2], [1, 2, 3]) == pytest.approx(0.75**0.5), (
+        "ties share their mean rank"
+    )
     assert kappa([True, True, False, False], [True, False, False, False]) == pytest.approx(0.5)
     found = bootstrap(lambda at: float(np.mean([second[i] for i in at])), 30)
     error = second.std() / 30**0.5
@@ -54,14 +59,22 @@ def test_statistics_beside_their_definitions() -> None:
     assert found.high == pytest.approx(found.value + 1.96 * error, abs=0.1)
 
 
-ROWS = [{"query": f"q{i // 2}", "output": "x" * (1 + i % 2 * 5 + i), "score": float(i % 2)} for i in range(8)]
+ROWS = [
+    {"query": f"q{i // 2}", "output": "x" * (1 + i % 2 * 5 + i), "score": float(i % 2)}
+    for i in range(8)
+]
 LABELLED = [labelled_row(row, place) for place, row in enumerate(ROWS)]
 
 
 @pytest.mark.slow
 def test_a_judge_that_is_right_and_one_that_counts_letters() -> None:
-    right = asyncio.run(evaluate(lambda output, episode: ROWS[episode.attempt]["score"], LABELLED, repeats=2))
-    assert right.agreement is not None and (right.agreement.value, right.agreement.low) == (1.0, 1.0)
+    right = asyncio.run(
+        evaluate(lambda output, episode: ROWS[episode.attempt]["score"], LABELLED, repeats=2)
+    )
+    assert right.agreement is not None and (right.agreement.value, right.agreement.low) == (
+        1.0,
+        1.0,
+    )
     assert right.accuracy is not None and right.accuracy.value == 1 and right.kappa == 1
     assert (right.spread, right.flipped, right.order, right.calls) == (0, 0, None, 0)
     assert right.length_beyond_labels is None, "the labels say it all"
@@ -81,7 +94,9 @@ def test_a_judge_that_wavers_is_asked_anew_and_its_cost_counted() -> None:
 
 
 def first_is_best(request: dict[str, Any]) -> str:
-    rows = [{"answer": i, "reason": "r", "score": 1 / i} for i in range(1, len(answers(request)) + 1)]
+    rows = [
+        {"answer": i, "reason": "r", "score": 1 / i} for i in range(1, len(answers(request)) + 1)
+    ]
     return json.dumps({"verdicts": rows})
 
 
@@ -121,13 +136,19 @@ def test_verdicts_that_cannot_be_had_are_counted_and_left_out() -> None:
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
     path.write_text("".join(json.dumps({**row, "answer": "x" * 7}) + "\n" for row in ROWS))
-    printed = CliRunner().invoke(app, ["judge", "eval", "exact", "--labels", str(path), "--repeats", "1"])
+    printed = CliRunner().invoke(
+        app, ["judge", "eval", "exact", "--labels", str(path), "--repeats", "1"]
+    )
     assert "agreement" in printed.output and "8 labelled outputs" in printed.output
-    found = json.loads(CliRunner().invoke(app, ["judge", "eval", "exact", "--labels", str(path), "--json"]).output)
+    found = json.loads(
+        CliRunner().invoke(app, ["judge", "eval", "exact", "--labels", str(path), "--json"]).output
+    )
     assert found["count"] == 8 and 0 <= found["agreement"]["low"] <= found["agreement"]["high"] <= 1
     assert len(found["scores"]) == 8
     (tmp_path / "own.py").write_text("def broken(output): raise KeyError('x')\n")
-    failed = CliRunner().invoke(app, ["judge", "eval", f"{tmp_path / 'own.py'}:broken", "--labels", str(path)])
+    failed = CliRunner().invoke(
+        app, ["judge", "eval", f"{tmp_path / 'own.py'}:broken", "--labels", str(path)]
+    )
     assert failed.exit_code == 1 and "No verdict" in failed.output
 
 
@@ -136,4 +157,6 @@ def test_calls_of_verdicts_that_failed_are_counted() -> None:
     with judging(lambda request: verdict(1) if next(said) < 4 else "no verdict") as (judge, asked):
         found = asyncio.run(evaluate(judge, LABELLED, repeats=1, parallel=1))
     assert sum(found.failures.values()) == 4
-    assert found.calls * found.count == len(asked) == 4 + 4 * 3 and found.tokens * found.count == 110 * len(asked)
+    assert found.calls * found.count == len(
+        asked
+    ) == 4 + 4 * 3 and found.tokens * found.count == 110 * len(asked)

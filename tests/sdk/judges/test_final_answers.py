@@ -135,30 +135,58 @@ def test_the_answer_of_a_long_text_is_found_in_time_in_proportion_to_it(name: st
 
 @pytest.mark.parametrize(
     "output",
-    ["B", "(B)", r"\boxed{B}", r"\boxed{\textbf{(B)}\ 12}", r"\boxed{B. 12}", "The answer is B because x is even.",
-     "Answer: B) Paris", "#### (B), since it is even", "The answer is option B.", "The answer is B. A dog barks."],
-)  # fmt: skip
+    [
+        "B",
+        "(B)",
+        r"\boxed{B}",
+        r"\boxed{\textbf{(B)}\ 12}",
+        r"\boxed{B. 12}",
+        "The answer is B because x is even.",
+        "Answer: B) Paris",
+        "#### (B), since it is even",
+        "The answer is option B.",
+        "The answer is B. A dog barks.",
+    ],
+)
 def test_an_options_letter_may_have_its_text_and_grounds(output: str) -> None:
     assert math(output, "B")
 
 
 @pytest.mark.parametrize(
     "output",
-    ["C", "The answer is B or C.", "The answer is (A), (B)", r"\boxed{A, B}", "The answer is B is wrong", "B, C, D",
-     "The answer is not B.", "The answer is Bob", r"\boxed{B = 3}", "The answer is C because B is odd.", ""],
-)  # fmt: skip
+    [
+        "C",
+        "The answer is B or C.",
+        "The answer is (A), (B)",
+        r"\boxed{A, B}",
+        "The answer is B is wrong",
+        "B, C, D",
+        "The answer is not B.",
+        "The answer is Bob",
+        r"\boxed{B = 3}",
+        "The answer is C because B is odd.",
+        "",
+    ],
+)
 def test_another_option_denials_and_hedges_are_no_choice(output: str) -> None:
     assert not math(output, "B")
 
 
 @pytest.mark.parametrize(
     ("output", "letter"),
-    [("A triangle has three sides.", "A"), ("I don't know.", "I"), ("I think so", "I"), ("The answer is a dog", "A")],
+    [
+        ("A triangle has three sides.", "A"),
+        ("I don't know.", "I"),
+        ("I think so", "I"),
+        ("The answer is a dog", "A"),
+    ],
 )
 def test_an_article_and_a_pronoun_are_no_choice(output: str, letter: str) -> None:
     assert not math(output, letter)
 
 
-@pytest.mark.parametrize("output", ["A", "(A) Paris", "The answer is A because it is even.", "A. It is even."])
+@pytest.mark.parametrize(
+    "output", ["A", "(A) Paris", "The answer is A because it is even.", "A. It is even."]
+)
 def test_the_letter_of_the_article_is_a_choice_where_it_stands_alone(output: str) -> None:
     assert math(output, "A")

@@ -21,21 +21,38 @@ from ajet_sdk.types import Episode, Reward, Task
 
 
 def run(
-    gateway: Gateway, workflow: Any, judge: Any, groups: Sequence[int], *, at_once: int = 8, retries: int = 0
+    gateway: Gateway,
+    workflow: Any,
+    judge: Any,
+    groups: Sequence[int],
+    *,
+    at_once: int = 8,
+    retries: int = 0,
 ) -> list[Episode]:
     """Episodes of groups of these sizes; the answer of an attempt is its number."""
-    rollout = {"max_env_worker": at_once, "max_retries": retries, "timeout": 20, "judge_timeout": 20}
+    rollout = {
+        "max_env_worker": at_once,
+        "max_retries": retries,
+        "timeout": 20,
+        "judge_timeout": 20,
+    }
     attempts = [
-        Attempt(Task(main_query=f"task {place}"), run_id="run", group_id=f"g{place}", attempt=attempt)
+        Attempt(
+            Task(main_query=f"task {place}"), run_id="run", group_id=f"g{place}", attempt=attempt
+        )
         for place, size in enumerate(groups)
         for attempt in range(size)
     ]
 
     async def main() -> list[Episode]:
         return await run_batch(
-            workflow, judge, attempts, engine=ScriptedEngine(lambda ask: "42"), gateway=gateway,
+            workflow,
+            judge,
+            attempts,
+            engine=ScriptedEngine(lambda ask: "42"),
+            gateway=gateway,
             config=load_config(values={"rollout": rollout}),
-        )  # fmt: skip
+        )
 
     return asyncio.run(main())
 
@@ -50,9 +67,15 @@ async def number(episode: Episode, model: ajet.Model) -> str:
 def rank(episodes: list[Episode]) -> list[Reward]:
     """The place among the others, the best last."""
     assert len({episode.group_id for episode in episodes}) == 1
-    assert all(episode.status == "succeeded" and episode.calls and not episode.rewards for episode in episodes)
+    assert all(
+        episode.status == "succeeded" and episode.calls and not episode.rewards
+        for episode in episodes
+    )
     order = sorted(episodes, key=lambda episode: int(episode.output))
-    return [Reward(name="rank", value=order.index(episode) / 10, reason="its place") for episode in episodes]
+    return [
+        Reward(name="rank", value=order.index(episode) / 10, reason="its place")
+        for episode in episodes
+    ]
 
 
 @settings(max_examples=8, deadline=None)
@@ -71,7 +94,9 @@ def test_each_group_is_judged_once_however_few_run_at_once(groups: list[int], at
 
     with Gateway() as opened:
         made = run(opened, one, counted, groups, at_once=at_once)
-    assert [episode.reward for episode in made] == [float(i) for size in groups for i in range(size)]
+    assert [episode.reward for episode in made] == [
+        float(i) for size in groups for i in range(size)
+    ]
     assert sorted(seen) == [f"task {place}" for place in range(len(groups))]
 
 
@@ -109,7 +134,13 @@ def test_a_group_waits_for_an_attempt_that_is_made_again(gateway: Gateway) -> No
             raise EngineUnavailable("gone for a moment")
         return str(episode.attempt)
 
-    made = run(gateway, shaky, ajet.judge(group=True)(lambda episodes: [1.0] * len(episodes)), [3], retries=1)
+    made = run(
+        gateway,
+        shaky,
+        ajet.judge(group=True)(lambda episodes: [1.0] * len(episodes)),
+        [3],
+        retries=1,
+    )
     assert [episode.reward for episode in made] == [1.0, 1.0, 1.0]
     assert tried.count(1) == 2
 
@@ -127,7 +158,8 @@ def raising(episodes: list[Episode]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("judge", "expected"), [(too_few, "1 for 2 episodes"), (nothing, "None for 2"), (raising, "model is gone")]
+    ("judge", "expected"),
+    [(too_few, "1 for 2 episodes"), (nothing, "None for 2"), (raising, "model is gone")],
 )
 def test_a_group_judge_that_fails_fails_the_group_and_gives_no_zero(
     gateway: Gateway, judge: Callable[..., Any], expected: str
@@ -138,7 +170,9 @@ def test_a_group_judge_that_fails_fails_the_group_and_gives_no_zero(
     assert all(episode.infrastructure == (judge is raising) for episode in made)
 
 
-def test_a_group_judges_own_calls_are_traced_in_its_first_episode_and_never_trained(gateway: Gateway) -> None:
+def test_a_group_judges_own_calls_are_traced_in_its_first_episode_and_never_trained(
+    gateway: Gateway,
+) -> None:
     @ajet.judge(group=True)
     async def asks(episodes: list[Episode], model: ajet.Model) -> list[float]:
         await model.chat([{"role": "user", "content": "which is best?"}])

@@ -1,4 +1,5 @@
-"""A kind of judge of another package, added as a stranger would: one file and one line of registration."""
+"""A kind of judge of another package, added as a stranger would: one file and one line of
+registration."""
 
 from __future__ import annotations
 
@@ -51,19 +52,28 @@ def test_it_is_opened_by_name_and_by_config() -> None:
     task = Task(main_query="How was it?")
     episode = Episode(task=task, output="**")
     for judge in (load_judge(config), named_judge("stars:4"), load_judge(combined).parts[0].judge):
-        call = call_judge(judge, task, "**", episode, given={}, attempt=workflow_task(task, episode))
+        call = call_judge(
+            judge, task, "**", episode, given={}, attempt=workflow_task(task, episode)
+        )
         assert asyncio.run(answer_of(call)) == 0.5
 
 
 @pytest.mark.usefixtures("stranger")
 def test_errors_name_it() -> None:
-    with pytest.raises(ConfigError, match=r"a judge is one of .*stars\[:ARGUMENT\], exact, .*llm:FILE.*got 'star'"):
+    with pytest.raises(
+        ConfigError, match=r"a judge is one of .*stars\[:ARGUMENT\], exact, .*llm:FILE.*got 'star'"
+    ):
         named_judge("star")
     with pytest.raises(ConfigError, match=r"(?s)judge_type.*stars, exact"):
         load_config(values={"task_judge": {"judge_type": "star"}})
-    with pytest.raises(ConfigError, match=r"judge_type: stars \(star_judge:open_stars\) failed: .*needs a number"):
+    with pytest.raises(
+        ConfigError, match=r"judge_type: stars \(star_judge:open_stars\) failed: .*needs a number"
+    ):
         named_judge("stars")
 
 
 def test_the_help_lists_the_kinds_of_the_registry() -> None:
-    assert "exact, math, regex:PATTERN, code, llm:FILE, rubric:FILE, combined:FILE, file.py:function" in JUDGE_HELP
+    assert (
+        "exact, math, regex:PATTERN, code, llm:FILE, rubric:FILE, combined:FILE, file.py:function"
+        in JUDGE_HELP
+    )

@@ -86,12 +86,18 @@ def test_another_value_is_wrong(output: str, answer: str) -> None:
 
 @given(st.fractions(), st.fractions())
 def test_fractions_are_compared_by_value(a: Fraction, b: Fraction) -> None:
-    written = rf"hence \boxed{{{'-' if a < 0 else ''}\frac{{{abs(a.numerator)}}}{{{a.denominator}}}}}"
+    written = (
+        rf"hence \boxed{{{'-' if a < 0 else ''}\frac{{{abs(a.numerator)}}}{{{a.denominator}}}}}"
+    )
     assert math(written, f"{b.numerator * 3}/{b.denominator * 3}") == (a == b)
     assert math(written, str(a)) is True
 
 
-@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9))
+@given(
+    st.decimals(
+        allow_nan=False, allow_infinity=False, places=4, min_value=-(10**9), max_value=10**9
+    )
+)
 def test_a_decimal_has_the_value_it_shows(value: Any) -> None:
     assert number(f"{value:,f}") == Fraction(value)
     assert math(f"The answer is {value:f}", f"{value:f}00") is True
@@ -108,7 +114,15 @@ def test_any_output_is_judged(output: str, answer: int) -> None:
 @pytest.mark.parametrize(
     "bomb",
     [
-        *("9^{9^{9^9}}", "9**9**9**9", "(10!)!", "2^{99999999}", "x^" * 100, r"\frac{" * 200, "7" * 400),
+        *(
+            "9^{9^{9^9}}",
+            "9**9**9**9",
+            "(10!)!",
+            "2^{99999999}",
+            "x^" * 100,
+            r"\frac{" * 200,
+            "7" * 400,
+        ),
         "(1+x)^{999}(1+y)^{999}",
     ],
 )
@@ -180,7 +194,11 @@ def test_a_class_path_names_a_function_or_a_class(tmp_path: Path) -> None:
     made = judge(judge_protocol=f"{path}->Good")
     assert made.compute_reward(None, None) == (1.0, True)
     assert made.config.task_judge.judge_protocol.endswith("Good")
-    for name, expected in (("Bad", "has no compute_reward"), ("Broken", "failed: KeyError"), ("value", "is a int")):
+    for name, expected in (
+        ("Bad", "has no compute_reward"),
+        ("Broken", "failed: KeyError"),
+        ("value", "is a int"),
+    ):
         with pytest.raises(ConfigError, match=expected):
             judge(judge_protocol=f"{path}->{name}")
 

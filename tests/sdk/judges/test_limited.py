@@ -1,4 +1,5 @@
-"""Judges that parse what a policy wrote: limited in processor time, killable, and never the end of a run."""
+"""Judges that parse what a policy wrote: limited in processor time, killable, and never the end of
+a run."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ async def solve(question: str, model: Any) -> str:
 
 
 def regex(pattern: str) -> Any:
-    return load_judge(load_config(values={"task_judge": {"judge_type": "regex", "pattern": pattern}}))
+    return load_judge(
+        load_config(values={"task_judge": {"judge_type": "regex", "pattern": pattern}})
+    )
 
 
 @pytest.mark.slow
@@ -52,7 +55,9 @@ def test_a_process_that_waits_for_a_pattern_ends_at_a_signal() -> None:
         f"call('ajet_sdk.judges.text:last_match', [{ENDLESS!r}, 'a' * 60 + '!'], seconds=100)\n"
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(number)
@@ -105,18 +110,29 @@ BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[^\n]*\n(?P<code>.*?)(?:```|\Z)",
 @pytest.mark.parametrize(
     "reply",
     [
-        "a\n```\nx = 1\n```\nb\n```py\nx = 22\ny = 3\n```", "```python\nprint(1)", "no block", "``` \n```\n```\nx\n```",
-        "```PYTHON title\nx = 1\n```", "```js\nlong = 'longer than the other'\n```\n```python\nx\n```", "```", "``````",
-        "```python\n```", "text ```python\nx\n``` ```python\nyy\n```",
+        "a\n```\nx = 1\n```\nb\n```py\nx = 22\ny = 3\n```",
+        "```python\nprint(1)",
+        "no block",
+        "``` \n```\n```\nx\n```",
+        "```PYTHON title\nx = 1\n```",
+        "```js\nlong = 'longer than the other'\n```\n```python\nx\n```",
+        "```",
+        "``````",
+        "```python\n```",
+        "text ```python\nx\n``` ```python\nyy\n```",
     ],
-)  # fmt: skip
+)
 def test_the_longest_block(reply: str) -> None:
     languages = ("", "python", "py", "python3")
-    blocks = [match["code"] for match in BLOCK.finditer(reply) if match["language"].lower() in languages]
+    blocks = [
+        match["code"] for match in BLOCK.finditer(reply) if match["language"].lower() in languages
+    ]
     assert longest_block(reply) == (max(blocks, key=len) if blocks else None)
 
 
-@pytest.mark.parametrize("reply", ["```" + "a" * 400_000, "```" + " " * 400_000, "``` a" * 100_000, "```\n" * 100_000])
+@pytest.mark.parametrize(
+    "reply", ["```" + "a" * 400_000, "```" + " " * 400_000, "``` a" * 100_000, "```\n" * 100_000]
+)
 def test_a_program_is_found_in_time_in_proportion_to_the_reply(reply: str) -> None:
     began = time.process_time()
     longest_block(reply)
@@ -132,11 +148,15 @@ def test_a_program_is_found_in_time_in_proportion_to_the_reply(reply: str) -> No
         ({"judge_type": "math"}, r"\boxed{" * 8000),
     ],
 )
-def test_hostile_replies_get_0_and_the_run_goes_on(judge: dict[str, str], reply: str, tmp_path: Path) -> None:
+def test_hostile_replies_get_0_and_the_run_goes_on(
+    judge: dict[str, str], reply: str, tmp_path: Path
+) -> None:
     if judge["judge_type"] == "math":
         pytest.importorskip("math_verify")
     (tmp_path / "replies.py").write_text(f"def reply(ask): return {reply!r}\n")
-    rows = "".join(json.dumps({"question": f"q{n}", "answer": r"\sqrt{2}"}) + "\n" for n in range(4))
+    rows = "".join(
+        json.dumps({"question": f"q{n}", "answer": r"\sqrt{2}"}) + "\n" for n in range(4)
+    )
     (tmp_path / "tasks.jsonl").write_text(rows)
     values = {
         "backbone": "debug",

@@ -1,4 +1,5 @@
-"""An LLM judge over real HTTP: what it is asked, what is read of its replies, and what becomes of a bad one."""
+"""An LLM judge over real HTTP: what it is asked, what is read of its replies, and what becomes of a
+bad one."""
 
 from __future__ import annotations
 
@@ -46,9 +47,16 @@ def answers(request: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def judging(reply: Callable[[dict[str, Any]], str | int], **options: Any) -> Iterator[tuple[LlmJudge, list[Any]]]:
+def judging(
+    reply: Callable[[dict[str, Any]], str | int], **options: Any
+) -> Iterator[tuple[LlmJudge, list[Any]]]:
     with completing(reply) as (url, asked):
-        yield LlmJudge("It is right.", **{"model": "judge", "base_url": url, "api_key": "secret"} | options), asked
+        yield (
+            LlmJudge(
+                "It is right.", **{"model": "judge", "base_url": url, "api_key": "secret"} | options
+            ),
+            asked,
+        )
 
 
 def judged(judge: LlmJudge, output: Any = "42", task: Task = TASK) -> Any:
@@ -57,10 +65,18 @@ def judged(judge: LlmJudge, output: Any = "42", task: Task = TASK) -> Any:
 
 def test_a_verdict_by_rubric_reference_and_examples() -> None:
     examples = [{"query": "1+1?", "answer": "3", "score": 0.0, "reason": "wrong"}]
-    with judging(lambda request: verdict(0.8), examples=examples, success_threshold=0.7) as (judge, asked):
+    with judging(lambda request: verdict(0.8), examples=examples, success_threshold=0.7) as (
+        judge,
+        asked,
+    ):
         found = judged(judge)
     [reward] = found.rewards
-    assert (reward.name, reward.value, reward.reason, found.is_success) == ("llm", 0.8, "because", True)
+    assert (reward.name, reward.value, reward.reason, found.is_success) == (
+        "llm",
+        0.8,
+        "because",
+        True,
+    )
     assert found.metrics == {"judge_calls": 1.0, "judge_tokens": 110.0, "judge_cached": 0.0}
     [request] = asked
     for part in ("What is 6 times 7?", "It is right.", "42", "1+1?", 'score="0"', "wrong"):
@@ -98,12 +114,17 @@ def test_a_judge_without_a_verdict_gives_no_reward() -> None:
             judged(judge, None)
     with judging(lambda request: verdict(None)) as (judge, _):
         pass
-    with pytest.raises(EngineUnavailable):  # the server is gone, and never answered: it is not waited for
+    with pytest.raises(
+        EngineUnavailable
+    ):  # the server is gone, and never answered: it is not waited for
         judged(judge)
 
 
 def test_a_server_that_knows_no_schema_is_asked_without_from_then_on() -> None:
-    with judging(lambda request: 400 if "response_format" in request else verdict(1)) as (judge, asked):
+    with judging(lambda request: 400 if "response_format" in request else verdict(1)) as (
+        judge,
+        asked,
+    ):
         assert judged(judge).rewards[0].value == judged(judge, "43").rewards[0].value == 1
     forms = [request.get("response_format", {}).get("type") for request in asked]
     assert forms == ["json_schema", "json_object", None, None]
@@ -115,23 +136,35 @@ def test_a_server_that_knows_no_schema_is_asked_for_an_object() -> None:
 
     with judging(only_objects) as (judge, asked):
         assert judged(judge).rewards[0].value == judged(judge, "43").rewards[0].value == 1
-    assert [request["response_format"]["type"] for request in asked] == ["json_schema", "json_object", "json_object"]
+    assert [request["response_format"]["type"] for request in asked] == [
+        "json_schema",
+        "json_object",
+        "json_object",
+    ]
 
 
 def test_a_refused_request_is_the_judges_fault() -> None:
-    with judging(lambda request: 400) as (judge, _), pytest.raises(NoReward, match="rejected the request"):
+    with (
+        judging(lambda request: 400) as (judge, _),
+        pytest.raises(NoReward, match="rejected the request"),
+    ):
         judged(judge)
 
 
 def test_equal_requests_are_made_once_and_kept(tmp_path: Path) -> None:
-    with judging(lambda request: verdict(1), cache=tmp_path / "replies.sqlite", price="1,2") as (judge, asked):
+    with judging(lambda request: verdict(1), cache=tmp_path / "replies.sqlite", price="1,2") as (
+        judge,
+        asked,
+    ):
 
         async def together() -> list[Any]:
             return await asyncio.gather(*(judge("42", TASK, Episode(task=TASK)) for _ in range(4)))
 
         first, *others = asyncio.run(together())
         assert first.metrics["judge_cost"] == pytest.approx((100 + 2 * 10) / 1e6)
-        assert all(one.metrics["judge_cached"] == 1 and one.metrics["judge_cost"] == 0 for one in others)
+        assert all(
+            one.metrics["judge_cached"] == 1 and one.metrics["judge_cost"] == 0 for one in others
+        )
         assert len(asked) == 1
         elsewhere = pickle.loads(pickle.dumps(judge))
         assert judged(elsewhere).metrics["judge_cached"] == 1 and len(asked) == 1
@@ -142,7 +175,10 @@ def test_equal_requests_are_made_once_and_kept(tmp_path: Path) -> None:
 
 def by_length(request: dict[str, Any]) -> str:
     """A listwise judge that favours the longest, and says so in scores."""
-    rows = [{"answer": i, "reason": "length", "score": len(text) / 10} for i, text in enumerate(answers(request), 1)]
+    rows = [
+        {"answer": i, "reason": "length", "score": len(text) / 10}
+        for i, text in enumerate(answers(request), 1)
+    ]
     return json.dumps({"verdicts": rows})
 
 
@@ -153,12 +189,17 @@ def test_a_list_is_graded_whatever_the_order_it_is_shown_in(sizes: list[int]) ->
     with judging(by_length, mode="listwise") as (judge, asked):
         found = asyncio.run(judge.rank(group))
     assert [grade.score for grade in found] == [size / 10 for size in sizes]
-    assert len(asked) == 1 and len(answers(asked[0])) == len(set(sizes)), "equal outputs are graded once"
+    assert len(asked) == 1 and len(answers(asked[0])) == len(set(sizes)), (
+        "equal outputs are graded once"
+    )
 
 
 def test_a_list_without_each_answer_is_asked_for_again() -> None:
     said = iter(['{"verdicts": [{"answer": 1, "score": 1}]}'])
-    with judging(lambda request: next(said, None) or by_length(request), mode="listwise") as (judge, asked):
+    with judging(lambda request: next(said, None) or by_length(request), mode="listwise") as (
+        judge,
+        asked,
+    ):
         found = asyncio.run(judge.rank([Material("q", "a"), Material("q", "bb")]))
     assert [grade.score for grade in found] == [0.1, 0.2] and len(asked) == 2
 
@@ -166,7 +207,9 @@ def test_a_list_without_each_answer_is_asked_for_again() -> None:
 def first_unless_much_longer(request: dict[str, Any]) -> str:
     """A judge that favours the first place, as models do."""
     first, second = answers(request)
-    return json.dumps({"reason": "r", "better": "second" if len(second) > len(first) + 1 else "first"})
+    return json.dumps(
+        {"reason": "r", "better": "second" if len(second) > len(first) + 1 else "first"}
+    )
 
 
 def test_pairs_are_compared_in_both_orders() -> None:
@@ -175,13 +218,19 @@ def test_pairs_are_compared_in_both_orders() -> None:
         found = asyncio.run(judge.rank(group))
         alone = asyncio.run(judge.rank(group[:1]))
     assert len(asked) == 6
-    assert [grade.score for grade in found] == [2.5, 2.5, 10.0], "its favour for a place cancels out"
+    assert [grade.score for grade in found] == [
+        2.5,
+        2.5,
+        10.0,
+    ], "its favour for a place cancels out"
     assert alone[0].score == 5.0
 
 
 def run(judge: Any, answers: list[str], **rollout: Any) -> list[Episode]:
     attempts = [Attempt(TASK, run_id="run", group_id="g", attempt=i) for i in range(len(answers))]
-    config = load_config(values={"rollout": {"timeout": 20, "judge_timeout": 20, "max_retries": 0, **rollout}})
+    config = load_config(
+        values={"rollout": {"timeout": 20, "judge_timeout": 20, "max_retries": 0, **rollout}}
+    )
     said = dict(enumerate(answers))
 
     @ajet.workflow
@@ -192,7 +241,12 @@ def run(judge: Any, answers: list[str], **rollout: Any) -> list[Episode]:
     async def main() -> list[Episode]:
         with Gateway() as gateway:
             return await run_batch(
-                solve, judge, attempts, engine=ScriptedEngine(lambda ask: "ok"), gateway=gateway, config=config
+                solve,
+                judge,
+                attempts,
+                engine=ScriptedEngine(lambda ask: "ok"),
+                gateway=gateway,
+                config=config,
             )
 
     return asyncio.run(main())
@@ -201,7 +255,9 @@ def run(judge: Any, answers: list[str], **rollout: Any) -> list[Episode]:
 def test_its_calls_are_traced_as_the_judges_counted_and_never_trained() -> None:
     with judging(lambda request: verdict(0.25)) as (judge, _):
         [episode] = run(judge, ["42"])
-    assert [(call.phase, call.trainable, call.model) for call in episode.calls][1:] == [("judge", False, "judge")]
+    assert [(call.phase, call.trainable, call.model) for call in episode.calls][1:] == [
+        ("judge", False, "judge")
+    ]
     assert episode.reward == 0.25 and episode.metrics["judge_tokens"] == 110
     assert "secret" not in episode.model_dump_json()
     outcomes = {entry.call_id: entry.outcome for entry in build([episode]).ledger}
@@ -221,7 +277,9 @@ def test_a_verdict_that_fails_was_paid_for(combined: bool) -> None:
     with judging(lambda request: "no idea", price="1,2", retries=1) as (judge, asked):
         [failed] = run(ajet.CombinedJudge([(judge, 1.0)]) if combined else judge, ["42"])
     assert failed.reward is None and len(asked) == 2
-    assert failed.metrics["judge_calls"] == 2 and failed.metrics["judge_cost"] == pytest.approx(2 * 120 / 1e6)
+    assert failed.metrics["judge_calls"] == 2 and failed.metrics["judge_cost"] == pytest.approx(
+        2 * 120 / 1e6
+    )
 
 
 def test_a_group_whose_verdict_fails_has_paid_for_the_others() -> None:
@@ -241,13 +299,18 @@ def test_a_judge_that_only_observes_and_fails_was_paid_for() -> None:
 
     with judging(lambda request: "no idea", retries=0) as (judge, _):
         [episode] = run(ajet.CombinedJudge([(half, 1.0), (judge, 0.0)]), ["42"])
-    assert episode.reward == 0.5 and episode.metrics["judge_calls"] == episode.metrics["judge_failed_llm"] == 1
+    assert (
+        episode.reward == 0.5
+        and episode.metrics["judge_calls"] == episode.metrics["judge_failed_llm"] == 1
+    )
 
 
 def test_a_failed_judge_is_never_a_reward_not_even_the_one_for_a_failed_agent() -> None:
     with judging(lambda request: "no idea") as (judge, _):
         made = run(judge, ["42", "43"], failure_reward=-1.0)
-    assert [(episode.status, episode.cause, episode.reward) for episode in made] == [("failed", "NoReward", None)] * 2
+    assert [(episode.status, episode.cause, episode.reward) for episode in made] == [
+        ("failed", "NoReward", None)
+    ] * 2
     assert not build(made, failure_reward=-1.0).samples
 
     @ajet.judge
@@ -256,11 +319,16 @@ def test_a_failed_judge_is_never_a_reward_not_even_the_one_for_a_failed_agent() 
 
     made = run(broken, ["42"])
     assert made[0].cause == "KeyError" and (made[0].error or "").startswith("judge broken")
-    assert {entry.outcome for entry in build(made, failure_reward=-1.0).ledger} <= {"failed", "untrainable"}
+    assert {entry.outcome for entry in build(made, failure_reward=-1.0).ledger} <= {
+        "failed",
+        "untrainable",
+    }
     assert build(made, failure_reward=-1.0).metrics.get("train/reward") is None
 
 
-def test_by_yaml_by_name_and_as_a_class_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_yaml_by_name_and_as_a_class_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JUDGE_KEY", "k")
     (tmp_path / "rubric.md").write_text("Be brief.\n")
     (tmp_path / "graded.jsonl").write_text('{"query": "q", "answer": "a", "score": 1}\n')
@@ -269,9 +337,19 @@ def test_by_yaml_by_name_and_as_a_class_it_is_the_same(tmp_path: Path, monkeypat
         "api_key_env": "JUDGE_KEY", "mode": "listwise", "max_score": 5,
     }  # fmt: skip
     (tmp_path / "judge.yaml").write_text(json.dumps(keys))
-    (tmp_path / "job.yaml").write_text(json.dumps({"ajet": {"task_judge": {"judge_type": "llm", "llm": keys}}}))
-    for judge in (load_judge(load_config(tmp_path / "job.yaml")), named_judge(f"llm:{tmp_path / 'judge.yaml'}")):
-        assert (judge.rubric, judge.mode, judge.max_score, judge.group) == ("Be brief.\n", "listwise", 5, True)
+    (tmp_path / "job.yaml").write_text(
+        json.dumps({"ajet": {"task_judge": {"judge_type": "llm", "llm": keys}}})
+    )
+    for judge in (
+        load_judge(load_config(tmp_path / "job.yaml")),
+        named_judge(f"llm:{tmp_path / 'judge.yaml'}"),
+    ):
+        assert (judge.rubric, judge.mode, judge.max_score, judge.group) == (
+            "Be brief.\n",
+            "listwise",
+            5,
+            True,
+        )
         assert judge.examples[0].score == 1
         model = judge.model.model
         assert (model.name, model.base_url, model.api_key) == ("m", "http://127.0.0.1:9/v1", "k")
@@ -293,7 +371,9 @@ def test_a_function_replies_in_place_of_a_model(tmp_path: Path) -> None:
     for one in (judge, pickle.loads(pickle.dumps(judge))):
         assert judged(one).rewards[0].value == 0.25
     (tmp_path / "changed.py").write_text(code % 0.5)
-    urls = {ScriptedModel(f"{tmp_path / name}:reply").base_url for name in ("replies.py", "changed.py")}
+    urls = {
+        ScriptedModel(f"{tmp_path / name}:reply").base_url for name in ("replies.py", "changed.py")
+    }
     assert len(urls) == 2  # the caches tell them apart
     (tmp_path / "prose.py").write_text("def reply(ask):\n    return 'fine'\n")
     with pytest.raises(NoReward, match="no verdict"):
@@ -301,13 +381,16 @@ def test_a_function_replies_in_place_of_a_model(tmp_path: Path) -> None:
 
 
 def test_a_prompt_names_what_there_is() -> None:
-    with judging(lambda request: verdict(1), prompt="{query}: {answer}? {{braces}} \\text{LaTeX} {1}") as (
+    with judging(
+        lambda request: verdict(1), prompt="{query}: {answer}? {{braces}} \\text{LaTeX} {1}"
+    ) as (
         judge,
         asked,
     ):
         judged(judge)
     assert re.search(
-        r"What is 6 times 7\?: <(answer-\w{12})>\n42\n</\1>\? \{\{braces\}\} \\text\{LaTeX\} \{1\}", shown(asked[0])
+        r"What is 6 times 7\?: <(answer-\w{12})>\n42\n</\1>\? \{\{braces\}\} \\text\{LaTeX\} \{1\}",
+        shown(asked[0]),
     )
     with pytest.raises(ConfigError, match=r"unknown field \{anser\}; the fields are \{query\}, "):
         LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", prompt="{query} {anser}")
@@ -316,14 +399,21 @@ def test_a_prompt_names_what_there_is() -> None:
 
 
 def test_without_a_model_it_says_which_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_MODEL", "OPENAI_BASE_URL", "DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP"):
+    for name in (
+        "OPENAI_MODEL",
+        "OPENAI_BASE_URL",
+        "DASHSCOPE_API_KEY",
+        "DASHSCOPE_API_KEY_BACKUP",
+    ):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"task_judge\.llm\.model"):
         load_judge(load_config(values={"task_judge": {"judge_type": "llm"}}))
     with pytest.raises(ConfigError, match="OPENAI_BASE_URL"):
         load_judge(load_config(values={"task_judge": {"judge_type": "llm", "llm": {"model": "m"}}}))
     monkeypatch.setenv("DASHSCOPE_API_KEY", "a|b")
-    judge = load_judge(load_config(values={"task_judge": {"judge_type": "llm", "alien_llm_model": "qwen"}}))
+    judge = load_judge(
+        load_config(values={"task_judge": {"judge_type": "llm", "alien_llm_model": "qwen"}})
+    )
     assert "dashscope" in judge.model.model.base_url and judge.model.model.api_key == "a"
 
 
@@ -332,7 +422,9 @@ def test_a_transcript_shows_parts_as_text_and_no_reasoning() -> None:
     asked = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
     tool = {"function": {"name": "look", "arguments": '{"at":1}'}}
     reply = {"content": "A cat", "reasoning_content": "hidden", "tool_calls": [tool]}
-    call = Call(episode_id="e", request={"messages": asked}, response={"choices": [{"message": reply}]})
+    call = Call(
+        episode_id="e", request={"messages": asked}, response={"choices": [{"message": reply}]}
+    )
     episode = Episode(task=TASK, calls=[call])
     shown = material_of("cat", Task(init_messages=asked), episode, show="transcript")
     head = "[user] What is it?\n[image, image/png, 3 kB, "

@@ -1,4 +1,5 @@
-"""What a run exports computes what the policy computes, whatever its adapter changes; or it isn't exported."""
+"""What a run exports computes what the policy computes, whatever its adapter changes; or it isn't
+exported."""
 
 from __future__ import annotations
 
@@ -90,12 +91,19 @@ def check_exported(model: Any, base: Path, directory: Path) -> None:
         torch.testing.assert_close(model(input_ids=IDS).logits, before, atol=1e-5, rtol=0)
         adapter: Any = load_model(path / "adapter", device="cpu")
         torch.testing.assert_close(adapter(input_ids=IDS).logits, before, atol=1e-5, rtol=0)
-        assert not torch.allclose(load_model(base, device="cpu")(input_ids=IDS).logits, before, atol=1e-2)
+        assert not torch.allclose(
+            load_model(base, device="cpu")(input_ids=IDS).logits, before, atol=1e-2
+        )
     shared = exported.lm_head.weight is exported.model.embed_tokens.weight
     assert exported.config.tie_word_embeddings is shared, "other programs read the config alone"
 
 
-TARGETS: list[str | list[str]] = ["all-linear", ["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens", "q_proj"]]
+TARGETS: list[str | list[str]] = [
+    "all-linear",
+    ["lm_head"],
+    ["embed_tokens"],
+    ["lm_head", "embed_tokens", "q_proj"],
+]
 
 
 @pytest.mark.parametrize("targets", TARGETS, ids=str)
@@ -119,14 +127,22 @@ def lora(**changes: Any) -> peft.LoraConfig:
 
 ADAPTERS: dict[str, Any] = {
     "dora": lambda: lora(target_modules=["q_proj", "up_proj"], use_dora=True),
-    "rank pattern": lambda: lora(target_modules=["q_proj", "up_proj"], use_rslora=True, rank_pattern={"q_proj": 2}),
+    "rank pattern": lambda: lora(
+        target_modules=["q_proj", "up_proj"], use_rslora=True, rank_pattern={"q_proj": 2}
+    ),
     "saved head": lambda: lora(target_modules=["q_proj"], modules_to_save=["lm_head"]),
     "saved embedding": lambda: lora(target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
     "saved norm": lambda: lora(target_modules=["q_proj"], modules_to_save=["norm"]),
     "single tokens": lambda: lora(target_modules=["q_proj"], trainable_token_indices=[1, 2, 5]),
-    "tied adapters": lambda: lora(target_modules=["lm_head", "embed_tokens"], ensure_weight_tying=True),
-    "ia3": lambda: peft.IA3Config(task_type="CAUSAL_LM", target_modules=["k_proj"], feedforward_modules=[]),
-    "loha": lambda: peft.LoHaConfig(task_type="CAUSAL_LM", r=4, target_modules=["k_proj", "down_proj"]),
+    "tied adapters": lambda: lora(
+        target_modules=["lm_head", "embed_tokens"], ensure_weight_tying=True
+    ),
+    "ia3": lambda: peft.IA3Config(
+        task_type="CAUSAL_LM", target_modules=["k_proj"], feedforward_modules=[]
+    ),
+    "loha": lambda: peft.LoHaConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["k_proj", "down_proj"]
+    ),
     "vera": lambda: peft.VeraConfig(task_type="CAUSAL_LM", r=4, target_modules=["down_proj"]),
 }
 
@@ -144,7 +160,9 @@ def test_an_export_that_differs_from_the_policy_is_no_export(tied: Path, tmp_pat
     sound = export(tmp_path / "model", with_new_adapter(tied, "all-linear"), tokenizer)
     before = (sound / "model.safetensors").read_bytes()
     # made by peft alone, the adapter of the head is merged into the tied embedding, too
-    wrong = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tied), lora(target_modules=["lm_head"]))
+    wrong = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tied), lora(target_modules=["lm_head"])
+    )
     with pytest.raises(CheckpointError, match=str(tmp_path / "model")):
         export(tmp_path / "model", trained(wrong.eval()), tokenizer)
     assert (sound / "model.safetensors").read_bytes() == before

@@ -24,16 +24,26 @@ from ajet_sdk.types import Sample, Span, Timeline
 
 
 def tiny(seed: int = 0) -> GPT2LMHeadModel:
-    """A model of 64-bit floats throughout (others normalise in 32 bits), so that gradients can be compared exactly."""
+    """A model of 64-bit floats throughout (others normalise in 32 bits), so that gradients can be
+    compared exactly."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.2,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
+        vocab_size=40,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=64,
+        initializer_range=0.2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
     return GPT2LMHeadModel(config).double().eval()
 
 
-def sample(ids: list[int], mask: list[int], advantage: float = 1.0, logprob: float = -1.0) -> Sample:
+def sample(
+    ids: list[int], mask: list[int], advantage: float = 1.0, logprob: float = -1.0
+) -> Sample:
     trained = np.array(mask, dtype=bool)
     spans, start = [], None
     for at, on in enumerate([*mask, 0]):
@@ -50,32 +60,53 @@ def sample(ids: list[int], mask: list[int], advantage: float = 1.0, logprob: flo
         call_ids=tuple(s.call_id for s in spans),
         spans=tuple(spans),
     )
-    return Sample(timeline=line, episode_id="e", group_id="g", reward=1.0, advantages=np.where(trained, advantage, 0.0))
+    return Sample(
+        timeline=line,
+        episode_id="e",
+        group_id="g",
+        reward=1.0,
+        advantages=np.where(trained, advantage, 0.0),
+    )
 
 
-def batch_of(logprobs: list[float], sampler: list[float], advantages: list[float]) -> tuple[Scored, MicroBatch]:
+def batch_of(
+    logprobs: list[float], sampler: list[float], advantages: list[float]
+) -> tuple[Scored, MicroBatch]:
     n = len(logprobs)
     nothing = Rows(torch.zeros(1, 1, dtype=torch.long))
-    batch = MicroBatch(nothing, torch.zeros(n), torch.zeros(n), torch.tensor(sampler), torch.tensor(advantages), None)
+    batch = MicroBatch(
+        nothing,
+        torch.zeros(n),
+        torch.zeros(n),
+        torch.tensor(sampler),
+        torch.tensor(advantages),
+        None,
+    )
     return Scored(torch.tensor(logprobs), torch.full((n,), 2.0)), batch
 
 
 def test_the_clipped_loss_is_what_a_hand_computes() -> None:
     """Ratios 1, 2, 2, 0.5, 0.5 with advantages 1, 3, -3, 3, -3 and bounds 0.8, 1.28."""
     log2 = math.log(2)
-    scored, batch = batch_of([-1.0 + x for x in (0, log2, log2, -log2, -log2)], [-1.0] * 5, [1.0, 3.0, -3.0, 3.0, -3.0])
+    scored, batch = batch_of(
+        [-1.0 + x for x in (0, log2, log2, -log2, -log2)], [-1.0] * 5, [1.0, 3.0, -3.0, 3.0, -3.0]
+    )
     loss_N, seen = policy_loss(scored, batch, LossSettings())
     assert loss_N.tolist() == pytest.approx([-1.0, -3.84, 6.0, -1.5, 2.4])
     assert seen["clip_share"].tolist() == [0, 1, 0, 0, 1]
     assert seen["gap"].tolist() == pytest.approx([0, log2, log2, log2, log2], abs=1e-6)
-    assert seen["sampler_kl"].tolist() == pytest.approx([0, 1 - log2, 1 - log2, log2 - 0.5, log2 - 0.5], abs=1e-6)
+    assert seen["sampler_kl"].tolist() == pytest.approx(
+        [0, 1 - log2, 1 - log2, log2 - 0.5, log2 - 0.5], abs=1e-6
+    )
     assert seen["entropy"].tolist() == [2.0] * 5
 
 
 def test_a_ratio_that_would_overflow_is_bounded() -> None:
     scored, batch = batch_of([0.0], [-100.0], [-1.0])
     assert policy_loss(scored, batch, LossSettings())[0].item() == pytest.approx(math.exp(20))
-    assert kl_estimate(torch.tensor([-100.0]), torch.zeros(1), "k3").item() == pytest.approx(math.exp(20) - 21)
+    assert kl_estimate(torch.tensor([-100.0]), torch.zeros(1), "k3").item() == pytest.approx(
+        math.exp(20) - 21
+    )
 
 
 def test_kl_and_entropy_enter_with_their_coefficients() -> None:
@@ -84,16 +115,27 @@ def test_kl_and_entropy_enter_with_their_coefficients() -> None:
     loss_N, seen = policy_loss(scored, batch, settings_, torch.tensor([-3.0]))
     assert loss_N.item() == pytest.approx(-0.5 + 0.1 * 2.0 - 0.01 * 2.0)
     assert seen["kl"].item() == pytest.approx(2.0)
-    assert policy_loss(scored, batch, LossSettings(), torch.tensor([-3.0]))[0].item() == pytest.approx(-0.5)
+    assert policy_loss(scored, batch, LossSettings(), torch.tensor([-3.0]))[
+        0
+    ].item() == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("k1", 0.5), ("kl", 0.5), ("abs", 0.5), ("k2", 0.125), ("mse", 0.125),
-     ("k3", math.exp(-0.5) - 1 + 0.5), ("low_var_kl", math.exp(-0.5) - 1 + 0.5)],
-)  # fmt: skip
+    [
+        ("k1", 0.5),
+        ("kl", 0.5),
+        ("abs", 0.5),
+        ("k2", 0.125),
+        ("mse", 0.125),
+        ("k3", math.exp(-0.5) - 1 + 0.5),
+        ("low_var_kl", math.exp(-0.5) - 1 + 0.5),
+    ],
+)
 def test_kl_estimators(kind: str, value: float) -> None:
-    assert kl_estimate(torch.tensor([-1.0]), torch.tensor([-1.5]), kind).item() == pytest.approx(value)
+    assert kl_estimate(torch.tensor([-1.0]), torch.tensor([-1.5]), kind).item() == pytest.approx(
+        value
+    )
 
 
 def test_an_unknown_kl_estimator_names_the_known_ones() -> None:
@@ -133,25 +175,35 @@ def test_each_call_has_its_own_temperature() -> None:
     scored = score(model, collate([one], {"c1": Sampling(0.5), "c4": Sampling(2.0)}), entropy=False)
     ids = torch.tensor(one.timeline.token_ids, dtype=torch.long)
     logits = model(ids[None]).logits[0]
-    expected = [torch.log_softmax(logits[at - 1] / t, -1)[ids[at]].item() for at, t in ((1, 0.5), (4, 2.0), (5, 2.0))]
+    expected = [
+        torch.log_softmax(logits[at - 1] / t, -1)[ids[at]].item()
+        for at, t in ((1, 0.5), (4, 2.0), (5, 2.0))
+    ]
     assert scored.logprobs_N.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @given(
-    st.integers(0, 2**32 - 1), st.floats(0.3, 3), st.floats(0.05, 1), st.sampled_from([-1, 1, 3, 12]),
-    st.sampled_from([0.0, 0.1, 0.7]), st.booleans(),
-)  # fmt: skip
+    st.integers(0, 2**32 - 1),
+    st.floats(0.3, 3),
+    st.floats(0.05, 1),
+    st.sampled_from([-1, 1, 3, 12]),
+    st.sampled_from([0.0, 0.1, 0.7]),
+    st.booleans(),
+)
 def test_what_was_drawn_with_top_p_top_k_and_min_p_has_the_log_probability_that_the_sampler_gave(
     seed: int, temperature: float, top_p: float, top_k: int, min_p: float, alone: bool
 ) -> None:
-    """So the ratio on policy is 1, and the gradient is of the distribution that was sampled from."""
+    """So the ratio on policy is 1, and the gradient is of the distribution that was sampled
+    from."""
     random = np.random.default_rng(seed)
     model = tiny()
     ids = torch.from_numpy(random.integers(0, 40, 6))
     named = ((temperature, np.float32), (top_k, np.int64), (top_p, np.float32), (min_p, np.float32))
     how = TokenDraw(*(np.array([value], kind) for value, kind in named), torch.device("cpu"))
     with torch.no_grad():
-        [token], [logprob] = draw(model(ids[None]).logits[0, -1:], how, torch.from_numpy(random.random(1)))
+        [token], [logprob] = draw(
+            model(ids[None]).logits[0, -1:], how, torch.from_numpy(random.random(1))
+        )
     one = sample([*ids.tolist(), int(token), 1], [0] * 6 + [1, int(not alone)])
     sampling = {"c6": Sampling(temperature, top_p, top_k, min_p=min_p)}
     scored = score(model, collate([one], sampling), entropy=True, entropy_grad=True)
@@ -163,7 +215,10 @@ def test_what_was_drawn_with_top_p_top_k_and_min_p_has_the_log_probability_that_
 
 
 ways = st.builds(
-    Sampling, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.3, 0.9, 1.0]), st.sampled_from([-1, 0, 1, 3])
+    Sampling,
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.sampled_from([0.3, 0.9, 1.0]),
+    st.sampled_from([-1, 0, 1, 3]),
 )
 
 
@@ -174,7 +229,9 @@ def test_how_one_call_was_sampled_does_not_matter_to_another(how: list[Sampling]
     """Nor is `top_k` 0 another thing than -1."""
     model, ids = tiny(), [1, 2, 3, 4, 5]
     batch = collate([sample(ids, [0, 1, 0, 0, 1])], dict(zip(("c1", "c4"), how, strict=True)))
-    limited = [i for i, way in enumerate(how) if way.temperature > 0 and (way.top_k > 0 or way.top_p < 1)]
+    limited = [
+        i for i, way in enumerate(how) if way.temperature > 0 and (way.top_k > 0 or way.top_p < 1)
+    ]
     assert ([] if batch.limits is None else batch.limits.rows_M.tolist()) == limited
     both = score(model, batch, entropy=True)
     assert both.entropy_N is not None
@@ -186,18 +243,28 @@ def test_how_one_call_was_sampled_does_not_matter_to_another(how: list[Sampling]
         assert both.entropy_N[i].item() == pytest.approx(alone.entropy_N.item(), abs=1e-9)
 
 
-def test_a_token_without_context_is_not_trained_and_what_follows_the_last_one_is_not_computed() -> None:
+def test_a_token_without_context_is_not_trained_and_what_follows_the_last_one_is_not_computed() -> (
+    None
+):
     batch = collate([sample([1, 2, 3], [1, 1, 0]), sample([4, 5, 6], [1, 0, 0])])
     positions = batch.logits.positions_U.tolist()
-    assert (batch.rows.ids_BT.tolist(), positions, batch.targets_N.tolist()) == ([[1], [0]], [0], [2])
+    assert (batch.rows.ids_BT.tolist(), positions, batch.targets_N.tolist()) == (
+        [[1], [0]],
+        [0],
+        [2],
+    )
     assert len(trained_inputs(sample([1, 2, 3], [0, 0, 0]))) == 0
 
 
-def test_a_token_outside_of_what_the_weights_of_now_would_draw_has_a_gradient_all_the_same() -> None:
+def test_a_token_outside_of_what_the_weights_of_now_would_draw_has_a_gradient_all_the_same() -> (
+    None
+):
     model = tiny()
     ids = [1, 2, 3]
     least = int(model(torch.tensor([ids])).logits[0, -1].argmin())
-    scored = score(model, collate([sample([*ids, least], [0, 0, 0, 1])], Sampling(top_k=2)), entropy=False)
+    scored = score(
+        model, collate([sample([*ids, least], [0, 0, 0, 1])], Sampling(top_k=2)), entropy=False
+    )
     assert scored.support_MV is not None and scored.support_MV.sum().item() == 3
     scored.logprobs_N.sum().backward()
     assert torch.isfinite(scored.logprobs_N).all() and model.lm_head.weight.grad.abs().sum() > 0
@@ -210,8 +277,12 @@ def test_a_greedy_call_is_scored_at_temperature_one() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(10, 200))
-def test_micro_batches_hold_every_row_once_and_keep_the_budget(lengths: list[int], budget: int) -> None:
-    groups = [group.members for group in micro_batches([np.arange(length) for length in lengths], budget)]
+def test_micro_batches_hold_every_row_once_and_keep_the_budget(
+    lengths: list[int], budget: int
+) -> None:
+    groups = [
+        group.members for group in micro_batches([np.arange(length) for length in lengths], budget)
+    ]
     assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
     for group in groups:
         assert len(group) == 1 or len(group) * max(lengths[i] for i in group) <= budget
@@ -259,7 +330,9 @@ def test_a_merged_timeline_has_the_gradient_of_its_calls() -> None:
         assert torch.allclose(value, many[name], atol=1e-12), name
 
 
-def test_entropy_is_computed_where_it_is_asked_for_and_moves_the_weights_where_it_is_a_term() -> None:
+def test_entropy_is_computed_where_it_is_asked_for_and_moves_the_weights_where_it_is_a_term() -> (
+    None
+):
     model, batch = tiny(), collate([sample([1, 2, 3, 4], [0, 0, 1, 1])])
     assert score(model, batch, entropy=False).entropy_N is None
     by_default = score(model, batch, entropy=True).entropy_N

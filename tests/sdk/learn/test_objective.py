@@ -26,7 +26,10 @@ def samples_of(masks: list[list[int]], seed: int = 0) -> list[Sample]:
     draw = np.random.default_rng(seed)
     return [
         sample(
-            draw.integers(0, 40, len(mask)).tolist(), mask, float(draw.normal()), float(-3.5 - 0.4 * draw.random())
+            draw.integers(0, 40, len(mask)).tolist(),
+            mask,
+            float(draw.normal()),
+            float(-3.5 - 0.4 * draw.random()),
         ).model_copy(update={"episode_id": f"e{i // 2}"})
         for i, mask in enumerate(masks)
     ]
@@ -41,19 +44,27 @@ MASKS = [[0, 1, 1, 0, 1], [0, 0, 1, 1, 1, 1, 1], [0, 1], [0, 1, 1, 1, 0, 0, 1, 1
         ("token", [1 / 15] * 15),
         ("sample", [1 / 12] * 3 + [1 / 20] * 5 + [1 / 4] + [1 / 24] * 6),
         # seven turns: 2 + 1, 5, 1, 3 + 2 + 1
-        ("turn", [1 / 14] * 2 + [1 / 7] + [1 / 35] * 5 + [1 / 7] + [1 / 21] * 3 + [1 / 14] * 2 + [1 / 7]),
+        (
+            "turn",
+            [1 / 14] * 2 + [1 / 7] + [1 / 35] * 5 + [1 / 7] + [1 / 21] * 3 + [1 / 14] * 2 + [1 / 7],
+        ),
         # two episodes of one agent: 8 tokens and 7
         ("agent", [1 / 16] * 8 + [1 / 14] * 7),
         ("constant", [1 / 40] * 15),
     ],
 )
 def test_the_weights_of_tokens(aggregation: str, expected: list[float]) -> None:
-    weights = token_weights(samples_of(MASKS), LossSettings(loss_aggregation=aggregation, loss_length=10))  # type: ignore[arg-type]
+    weights = token_weights(
+        samples_of(MASKS), LossSettings(loss_aggregation=aggregation, loss_length=10)
+    )  # type: ignore[arg-type]
     np.testing.assert_allclose(np.concatenate(weights), expected, rtol=1e-6)
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9).filter(lambda mask: any(mask[1:])), min_size=1),
+    st.lists(
+        st.lists(st.integers(0, 1), min_size=2, max_size=9).filter(lambda mask: any(mask[1:])),
+        min_size=1,
+    ),
     st.sampled_from(["token", "sample", "turn", "agent"]),
 )
 def test_the_weights_of_an_update_add_up_to_one(masks: list[list[int]], aggregation: str) -> None:
@@ -63,9 +74,15 @@ def test_the_weights_of_an_update_add_up_to_one(masks: list[list[int]], aggregat
 
 def test_the_ratio_of_a_turn_is_the_geometric_mean_of_its_tokens() -> None:
     batch = collate(samples_of([[0, 1, 1, 0, 1]]))
-    batch = replace(batch, sampler_N=torch.tensor([-1.0, -2.0, -3.0]), advantages_N=torch.tensor([1.0, -2.0, 0.5]))
+    batch = replace(
+        batch,
+        sampler_N=torch.tensor([-1.0, -2.0, -3.0]),
+        advantages_N=torch.tensor([1.0, -2.0, 0.5]),
+    )
     new_N = torch.tensor([-1.1, -2.3, -3.05], requires_grad=True)
-    loss_N, _ = policy_loss(Scored(new_N, None), batch, LossSettings(ratio_level="turn", clip_type="none"))
+    loss_N, _ = policy_loss(
+        Scored(new_N, None), batch, LossSettings(ratio_level="turn", clip_type="none")
+    )
     turn, other = math.exp(-0.2), math.exp(-0.05)
     assert loss_N.tolist() == pytest.approx([-turn, 2 * turn, -0.5 * other], abs=1e-6)
     loss_N.sum().backward()
@@ -74,7 +91,8 @@ def test_the_ratio_of_a_turn_is_the_geometric_mean_of_its_tokens() -> None:
 
 
 def test_a_correction_is_of_sampler_and_trainer_alone() -> None:
-    """The ratio is of the trainer's own log-probabilities; the sampler's enter the weight, bounded."""
+    """The ratio is of the trainer's own log-probabilities; the sampler's enter the weight,
+    bounded."""
     batch = collate(samples_of([[0, 1, 1, 1]]))
     batch = replace(
         batch,
@@ -98,7 +116,9 @@ def test_micro_batches_change_no_update_of_a_named_loss(loss_type: str) -> None:
     for budget in (1, 16, 1000):
         model = tiny()
         updates = {"ppo_epochs": 2, "mini_batch_num": 2, "micro_batch_tokens": budget}
-        config = ajet.Config(trainer_common={"loss_type": loss_type, "use_kl_loss": False, **updates})
+        config = ajet.Config(
+            trainer_common={"loss_type": loss_type, "use_kl_loss": False, **updates}
+        )
         trainer = Trainer(model, replace(TrainerSettings.of(config, 1e-2, 1), warmup_steps=0))
         metrics = trainer.step(samples_of(MASKS))
         assert all(math.isfinite(value) for value in metrics.values()) and trainer.updates == 4
@@ -120,7 +140,9 @@ def test_the_trainers_own_log_probabilities_are_those_before_the_first_update() 
     old_N = score(model, batch, entropy=False).logprobs_N.detach()
     for _ in range(2):
         optimizer.zero_grad()
-        loss_N, _ = policy_loss(score(model, batch, entropy=False), replace(batch, old_N=old_N), loss)
+        loss_N, _ = policy_loss(
+            score(model, batch, entropy=False), replace(batch, old_N=old_N), loss
+        )
         loss_N.mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -141,9 +163,15 @@ def test_without_an_advantage_no_named_loss_has_a_gradient(loss_type: str, seed:
 
 
 def test_a_named_loss_sets_what_the_config_does_not() -> None:
-    common = ajet.Config(trainer_common={"loss_type": "dr_grpo", "clip_ratio_high": 0.5}).trainer_common
+    common = ajet.Config(
+        trainer_common={"loss_type": "dr_grpo", "clip_ratio_high": 0.5}
+    ).trainer_common
     assert (common.clip_ratio_low, common.clip_ratio_high) == (0.2, 0.5)
-    assert common.loss_aggregation == "constant" and not common.algorithm.normalize_std and not common.use_kl_loss
+    assert (
+        common.loss_aggregation == "constant"
+        and not common.algorithm.normalize_std
+        and not common.use_kl_loss
+    )
     again = ajet.Config(trainer_common=common.model_dump())  # as a run's config.yaml is read
     assert again.trainer_common == common
 

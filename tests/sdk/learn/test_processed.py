@@ -1,4 +1,5 @@
-"""Penalties, bias, forbidden words and least lengths: what they mean, and that the trainer scores what was sampled."""
+"""Penalties, bias, forbidden words and least lengths: what they mean, and that the trainer scores
+what was sampled."""
 
 from __future__ import annotations
 
@@ -32,9 +33,16 @@ PROMPT = TOKENIZER.encode("abcabd ax")
 def model() -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=TOKENIZER.vocab_size, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=128, initializer_range=0.4,
-    )  # fmt: skip
+        vocab_size=TOKENIZER.vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=128,
+        initializer_range=0.4,
+    )
     return Qwen3ForCausalLM(config).eval()
 
 
@@ -45,7 +53,9 @@ def sample(*ways: Sampling) -> list[Sampled]:
     async def main() -> list[Sampled]:
         sampler = LocalSampler(POLICY, TOKENIZER, model_name="tiny", max_model_len=128)
         try:
-            replies = await asyncio.gather(*(sampler.sample(PROMPT, how, f"s{i}") for i, how in enumerate(ways)))
+            replies = await asyncio.gather(
+                *(sampler.sample(PROMPT, how, f"s{i}") for i, how in enumerate(ways))
+            )
         finally:
             await sampler.aclose()
         return [reply for reply, *_ in replies]
@@ -57,7 +67,11 @@ def defined(how: Sampling, reply: Sampled, policy: Any = None) -> list[float]:
     """The log-probabilities by the definition of each parameter, a token at a time."""
     ids = [*PROMPT, *reply.output_ids]
     with torch.no_grad():
-        logits_TV = (policy or POLICY)(input_ids=torch.tensor([ids])).logits[0, len(PROMPT) - 1 : -1].double()
+        logits_TV = (
+            (policy or POLICY)(input_ids=torch.tensor([ids]))
+            .logits[0, len(PROMPT) - 1 : -1]
+            .double()
+        )
     found = []
     for at, row in enumerate(logits_TV):
         output = list(reply.output_ids[:at])
@@ -86,10 +100,16 @@ def trained(how: Sampling, reply: Sampled) -> Sample:
     logprobs = np.zeros(len(ids))
     logprobs[mask] = reply.logprobs
     line = Timeline(
-        agent="default", token_ids=ids, loss_mask=mask, logprobs=logprobs, call_ids=("c",),
+        agent="default",
+        token_ids=ids,
+        loss_mask=mask,
+        logprobs=logprobs,
+        call_ids=("c",),
         spans=(Span(call_id="c", start=len(PROMPT), end=len(ids)),),
-    )  # fmt: skip
-    return Sample(timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.where(mask, 1.0, 0.0))
+    )
+    return Sample(
+        timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.where(mask, 1.0, 0.0)
+    )
 
 
 ways = st.builds(
@@ -111,19 +131,28 @@ ways = st.builds(
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(ways)
-def test_a_reply_is_drawn_as_its_parameters_define_and_the_trainer_gives_it_the_same_probability(how: Sampling) -> None:
+def test_a_reply_is_drawn_as_its_parameters_define_and_the_trainer_gives_it_the_same_probability(
+    how: Sampling,
+) -> None:
     [reply] = sample(how)
     greedy = replace(how, min_p=0.0) if how.temperature == 0 else how
     np.testing.assert_allclose(reply.logprobs, defined(greedy, reply), atol=1e-4)
     assert Sampling.of(how.as_dict()) == how, "what is recorded says it all"
-    trainer = Trainer(model(), TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1, entropy_coef=0.1)), TOKENIZER)
+    trainer = Trainer(
+        model(),
+        TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1, entropy_coef=0.1)),
+        TOKENIZER,
+    )
     told = trainer.step([trained(how, reply)], {"c": Sampling.of(how.as_dict())})
     assert told["logprob_gap_max"] < 1e-4 and told["kl"] == pytest.approx(0.0, abs=1e-6)
     assert np.isfinite(told["grad_norm"]) and told["clip_share"] == 0
 
 
 def test_requests_side_by_side_keep_their_own_parameters() -> None:
-    plain, biased = Sampling(max_tokens=8, seed=1), Sampling(max_tokens=8, seed=1, logit_bias=((65, 100.0),))
+    plain, biased = (
+        Sampling(max_tokens=8, seed=1),
+        Sampling(max_tokens=8, seed=1, logit_bias=((65, 100.0),)),
+    )
     alone, [*together] = sample(plain), sample(plain, biased, plain)
     assert together[0].output_ids == together[2].output_ids == alone[0].output_ids
     assert together[1].output_ids == [65] * 8
@@ -146,14 +175,25 @@ def test_ends_of_a_reply() -> None:
     )
     assert (list(ended.output_ids), ended.finish_reason) == ([EOS], "stop")
     assert (list(ignored.output_ids), ignored.finish_reason) == ([EOS] * 6, "length")
-    assert stopped.finish_reason == "stop" and list(stopped.output_ids).index(70) == 2 == len(stopped.output_ids) - 1
+    assert (
+        stopped.finish_reason == "stop"
+        and list(stopped.output_ids).index(70) == 2 == len(stopped.output_ids) - 1
+    )
     [early] = sample(Sampling(max_tokens=6, logit_bias=((70, 100.0),), stop=("FF",), min_tokens=3))
-    assert (list(early.output_ids), early.text) == ([70] * 5, "FFF"), "a stop string counts behind the least length"
+    assert (list(early.output_ids), early.text) == (
+        [70] * 5,
+        "FFF",
+    ), "a stop string counts behind the least length"
 
 
 def test_a_trainer_that_cannot_rebuild_them_has_them_refused() -> None:
     refuse_processing(Sampling(0.5, 0.9, 3, 10, ("x",), 7, 2))
-    for name, value in {"min_p": 0.1, "logit_bias": ((5, 1.0),), "presence_penalty": 0.5, "min_tokens": 3}.items():
+    for name, value in {
+        "min_p": 0.1,
+        "logit_bias": ((5, 1.0),),
+        "presence_penalty": 0.5,
+        "min_tokens": 3,
+    }.items():
         fields: dict[str, Any] = {name: value}
         with pytest.raises(RequestRefused, match=f"{name}=.*backbone local"):
             refuse_processing(Sampling(**fields))
@@ -161,7 +201,9 @@ def test_a_trainer_that_cannot_rebuild_them_has_them_refused() -> None:
 
 def test_alternatives_are_the_most_likely_tokens_of_the_distribution_drawn_from() -> None:
     how = Sampling(max_tokens=6, seed=3, top_logprobs=4, temperature=0.7, frequency_penalty=0.5)
-    many, few, plain = sample(how, replace(how, top_logprobs=9, top_k=2), replace(how, top_logprobs=0))
+    many, few, plain = sample(
+        how, replace(how, top_logprobs=9, top_k=2), replace(how, top_logprobs=0)
+    )
     assert many.top is not None and few.top is not None and plain.top is None
     assert plain.output_ids == many.output_ids and [len(place) for place in many.top] == [4] * 6
     for place, logprob, token in zip(many.top, many.logprobs, many.output_ids, strict=True):
@@ -179,18 +221,29 @@ def test_alternatives_reach_the_client() -> None:
         engine = TokenEngine(sampler, TOKENIZER)
         found = []
         for dialect, body in (
-            (CHAT, {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 3}),
+            (
+                CHAT,
+                {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "logprobs": True,
+                    "top_logprobs": 3,
+                },
+            ),
             (TEXT, {"prompt": "x", "logprobs": 3}),
         ):
             body = {**body, "max_tokens": 4, "seed": 1}
             ask = dialect.ask(body, "e", "a")
-            found.append(dialect.completion(await engine.answer(ask), ask, "1")["choices"][0]["logprobs"])
+            found.append(
+                dialect.completion(await engine.answer(ask), ask, "1")["choices"][0]["logprobs"]
+            )
         await engine.aclose()
         return found
 
     chat, text = asyncio.run(main())
     assert [len(entry["top_logprobs"]) for entry in chat["content"]] == [3] * len(chat["content"])
-    assert all(len({one["token"] for one in entry["top_logprobs"]}) == 3 for entry in chat["content"][:1])
+    assert all(
+        len({one["token"] for one in entry["top_logprobs"]}) == 3 for entry in chat["content"][:1]
+    )
     assert all(1 < len(place) <= 3 for place in text["top_logprobs"])
     with pytest.raises(RequestRefused, match="at most 20"):
         read_sampling({"logprobs": 21})

@@ -1,4 +1,5 @@
-"""Recipes: what is learnt of a demonstration, when a model is made anew, and how the warm-up ends."""
+"""Recipes: what is learnt of a demonstration, when a model is made anew, and how the warm-up
+ends."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.model_source import MARK
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn import warm_up
-from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape, build_recipe, wants_recipe, with_model
+from ajet_sdk.learn.recipe import (
+    Demonstration,
+    Recipe,
+    Shape,
+    build_recipe,
+    wants_recipe,
+    with_model,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
 
@@ -83,7 +91,9 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any) -> None:
 def test_the_key_follows_settings_seed_and_what_is_demonstrated() -> None:
     def subtracts(draw: random.Random) -> Demonstration:
         one = adds(draw)
-        return Demonstration([*one.messages[:-1], {"role": "assistant", "content": "no"}], one.tools)
+        return Demonstration(
+            [*one.messages[:-1], {"role": "assistant", "content": "no"}], one.tools
+        )
 
     keys = {
         SMALL.key(0),
@@ -133,13 +143,18 @@ def test_the_warm_up_ends_once_the_agent_earns_enough(tmp_path: Path) -> None:
     place = build(configured(tmp_path, SMALL), 0.1, 0.3, 0.9)
     record = json.loads((place / MARK).read_text())
     assert (record["steps"], record["reward"]) == (4, 0.3)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(place),
+        AutoTokenizer.from_pretrained(place),
+    )
     assert model.config.vocab_size == len(tokenizer)
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
 def test_a_warm_up_that_does_not_get_going_says_how_far_it_came(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"reached a reward of 0\.20 in 6 steps, less than 0\.25"):
+    with pytest.raises(
+        TrainingError, match=r"reached a reward of 0\.20 in 6 steps, less than 0\.25"
+    ):
         build(configured(tmp_path, SMALL), 0.1, 0.2, 0.15)
     assert list(tmp_path.iterdir()) == []
 
@@ -164,12 +179,22 @@ def test_runs_of_two_seeds_share_a_directory_and_neither_loses_its_model(tmp_pat
         made = build(configured(tmp_path, SMALL, seed=seed), 0.5)
         of[made] = (made / "model.safetensors").read_bytes()
     for seed, made in (*enumerate(of), (0, next(iter(of)))):
-        assert build(configured(tmp_path, SMALL, seed=seed)) == made  # no reward is measured: nothing is made
+        assert (
+            build(configured(tmp_path, SMALL, seed=seed)) == made
+        )  # no reward is measured: nothing is made
         assert (place / "model.safetensors").read_bytes() == of[made]
-        assert all((each / "model.safetensors").read_bytes() == bytes_ for each, bytes_ in of.items())
-    build(configured(tmp_path, replace(SMALL, lr=1e-3), seed=1), 0.5)  # another recipe: made, and not the one kept
+        assert all(
+            (each / "model.safetensors").read_bytes() == bytes_ for each, bytes_ in of.items()
+        )
+    build(
+        configured(tmp_path, replace(SMALL, lr=1e-3), seed=1), 0.5
+    )  # another recipe: made, and not the one kept
     assert (place / "model.safetensors").read_bytes() not in of.values()
-    assert sorted(each.name for each in tmp_path.iterdir()) == [".model.seed-0", ".model.seed-1", "model"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        ".model.seed-0",
+        ".model.seed-1",
+        "model",
+    ]
 
 
 def test_a_directory_of_an_earlier_version_becomes_its_seeds_model(tmp_path: Path) -> None:
@@ -177,11 +202,17 @@ def test_a_directory_of_an_earlier_version_becomes_its_seeds_model(tmp_path: Pat
     place.unlink()
     own.rename(place)
     other = build(configured(tmp_path, SMALL, seed=1), 0.5)
-    assert (place.resolve(), build(configured(tmp_path, SMALL)), place.resolve()) == (other, own, own)
+    assert (place.resolve(), build(configured(tmp_path, SMALL)), place.resolve()) == (
+        other,
+        own,
+        own,
+    )
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_any_rename_loses_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_killed_at_any_rename_loses_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept, recipe = build(configured(tmp_path, SMALL), 0.5), replace(SMALL, lr=1e-3)
     other = build(configured(tmp_path, SMALL, seed=1), 0.5)
     weights = (kept / "model.safetensors").read_bytes()
@@ -202,7 +233,10 @@ def test_a_run_that_is_killed_at_any_rename_loses_no_model(tmp_path: Path, monke
                 patched.setattr(Path, name, killed)
                 with pytest.raises(Killed):
                     build(configured(tmp_path, recipe, seed=1), 0.5)
-            assert build(configured(tmp_path, SMALL)) == kept and (kept / "model.safetensors").read_bytes() == weights
+            assert (
+                build(configured(tmp_path, SMALL)) == kept
+                and (kept / "model.safetensors").read_bytes() == weights
+            )
             assert build(configured(tmp_path, recipe, seed=1), 0.5) == other
             assert json.loads((tmp_path / "model" / MARK).read_text())["recipe"] == recipe.key(1)
             recipe = replace(recipe, lr=recipe.lr * 2)
@@ -231,7 +265,11 @@ def test_a_config_names_the_seeds_own_model_whatever_the_link_says_later(tmp_pat
 def test_a_recipe_fills_directories_and_not_hub_names(tmp_path: Path) -> None:
     config = configured(tmp_path, SMALL)
     assert wants_recipe(config)
-    for path, wanted in (("Qwen/Qwen2.5-0.5B-Instruct", False), ("./models/x", True), ("models/a/b", True)):
+    for path, wanted in (
+        ("Qwen/Qwen2.5-0.5B-Instruct", False),
+        ("./models/x", True),
+        ("models/a/b", True),
+    ):
         changed = config.model.model_copy(update={"path": path})
         assert wants_recipe(config.model_copy(update={"model": changed})) is wanted
 

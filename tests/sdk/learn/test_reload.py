@@ -1,4 +1,5 @@
-"""An export is a model that loads and computes what was trained, or an error that says what is wrong with it."""
+"""An export is a model that loads and computes what was trained, or an error that says what is
+wrong with it."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def sampled(model: Path, temperature: float) -> list[Call]:
 
     async def ask() -> list[Any]:
         try:
-            return await sampler.sample(prompt, Sampling(temperature=temperature, max_tokens=20, n=3), "one")
+            return await sampler.sample(
+                prompt, Sampling(temperature=temperature, max_tokens=20, n=3), "one"
+            )
         finally:
             await sampler.aclose()
 
@@ -79,7 +82,9 @@ def test_calls_that_cannot_be_compared_are_not(place: Path) -> None:
         {"sampling": {"temperature": 0.0}}, {"sampling": {"temperature": 1.0, "top_p": 0.5}},
         {"sampling": {"temperature": 1.0, "top_k": 3}}, {"logprobs": None}, {"prompt_ids": None},
     ]  # fmt: skip
-    assert check_export(place, [call.model_copy(update=one) for call in calls for one in odd]) is None
+    assert (
+        check_export(place, [call.model_copy(update=one) for call in calls for one in odd]) is None
+    )
 
 
 def test_another_models_weights_are_found_by_their_probabilities(made: Path, place: Path) -> None:
@@ -88,7 +93,11 @@ def test_another_models_weights_are_found_by_their_probabilities(made: Path, pla
 
     def shuffled(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {
-            name: value if value.dim() < 2 else torch.randn(value.shape, generator=generator) * value.std()
+            name: (
+                value
+                if value.dim() < 2
+                else torch.randn(value.shape, generator=generator) * value.std()
+            )
             for name, value in weights.items()
         }
 
@@ -97,11 +106,14 @@ def test_another_models_weights_are_found_by_their_probabilities(made: Path, pla
 
 
 def with_adapter(place: Path) -> Path:
-    """A directory as verl 0.8 leaves it of a LoRA run: the PEFT model's own state dict under `model.safetensors`."""
+    """A directory as verl 0.8 leaves it of a LoRA run: the PEFT model's own state dict under
+    `model.safetensors`."""
     import peft
 
     model = AutoModelForCausalLM.from_pretrained(place)
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    wrapped = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     state = {name: value.clone() for name, value in wrapped.state_dict().items()}
     return rewritten(place, lambda _: state)
 
@@ -139,7 +151,9 @@ def test_no_model_and_half_a_file_are_one_message(place: Path) -> None:
             check_export(wrong)
 
 
-def test_what_does_not_load_does_not_replace_what_does(made: Path, place: Path, tmp_path: Path) -> None:
+def test_what_does_not_load_does_not_replace_what_does(
+    made: Path, place: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "trained"
     export(made, target)
     before = (target / "model.safetensors").read_bytes()
@@ -155,7 +169,9 @@ def test_what_a_cluster_trained_is_announced_only_if_it_loads(place: Path, tmp_p
               directory=tmp_path)  # fmt: skip
     calls = sampled(place, 1.0)
     with TraceWriter(tmp_path / "trace.duckdb") as writer, Gateway(writer):
-        writer.put(Run(run_id="r"), *(call.model_copy(update={"policy_version": 3}) for call in calls))
+        writer.put(
+            Run(run_id="r"), *(call.model_copy(update={"policy_version": 3}) for call in calls)
+        )
         writer.put(Episode(episode_id="e", run_id="r", step=3, split="val", task=job.train[0]))
         writer.flush()
         said: list[str] = []
@@ -164,7 +180,10 @@ def test_what_a_cluster_trained_is_announced_only_if_it_loads(place: Path, tmp_p
         run = ClusterRun(job, writer, loggers, 3)
         assert run.export(place) == tmp_path / "checkpoint" / "r" / "model"
         assert "log-probabilities" in said[0] and len(said) == 1
-        assert run.result(tmp_path / "model").trained_tokens == 0 and "no update was made; model saved" in said[1]
+        assert (
+            run.result(tmp_path / "model").trained_tokens == 0
+            and "no update was made; model saved" in said[1]
+        )
         said.clear()
         with pytest.raises(CheckpointError):
             run.export(with_adapter(place))

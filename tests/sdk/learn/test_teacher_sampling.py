@@ -1,4 +1,5 @@
-"""A teacher scores tokens under the distribution that the student drew them from: its mask, bias, penalties, limits."""
+"""A teacher scores tokens under the distribution that the student drew them from: its mask, bias,
+penalties, limits."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ ways = st.builds(
 )
 
 
-def assert_no_gradient(policy: Any, tokenizer: Any, samples: list[Sample], how: dict[str, Sampling]) -> None:
+def assert_no_gradient(
+    policy: Any, tokenizer: Any, samples: list[Sample], how: dict[str, Sampling]
+) -> None:
     """The student's own weights are the teacher."""
     teacher = LocalTeacher(policy, 10**6, tokenizer, policy)
     told, metrics = asyncio.run(distill(samples, teacher, how))
@@ -51,9 +54,13 @@ def assert_no_gradient(policy: Any, tokenizer: Any, samples: list[Sample], how: 
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(ways)
-def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_sampling(how: Sampling) -> None:
+def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_sampling(
+    how: Sampling,
+) -> None:
     [reply] = processed.sample(how)
-    assert_no_gradient(processed.model(), processed.TOKENIZER, [processed.trained(how, reply)], {"c": how})
+    assert_no_gradient(
+        processed.model(), processed.TOKENIZER, [processed.trained(how, reply)], {"c": how}
+    )
 
 
 @pytest.mark.slow
@@ -63,7 +70,9 @@ def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_grammar
     seed: int, temperature: float, top_p: float
 ) -> None:
     asks = [
-        typed.ask(options, seed + i, temperature=temperature, top_p=top_p, presence_penalty=0.5 * (i % 2))
+        typed.ask(
+            options, seed + i, temperature=temperature, top_p=top_p, presence_penalty=0.5 * (i % 2)
+        )
         for i, options in enumerate(typed.OPTIONS.values())
     ]
     replies = typed.answers(*asks)
@@ -85,19 +94,24 @@ def test_another_teacher_scores_by_the_same_definition(how: Sampling) -> None:
     [reply] = processed.sample(how)
     sample = processed.trained(how, reply)
     [scored] = asyncio.run(
-        LocalTeacher(teacher, 1, processed.TOKENIZER, processed.POLICY).logprobs([sample], {"c": how})
+        LocalTeacher(teacher, 1, processed.TOKENIZER, processed.POLICY).logprobs(
+            [sample], {"c": how}
+        )
     )
     np.testing.assert_allclose(scored, processed.defined(how, reply, teacher), atol=1e-4)
 
 
 def test_limits_leave_a_teacher_the_students_tokens() -> None:
-    """A token that is in the student's nucleus and not in the teacher's has a finite probability."""
+    """A token that is in the student's nucleus and not in the teacher's has a finite
+    probability."""
     how = Sampling(max_tokens=14, seed=4, top_k=2)
     replies: list[Sampled] = processed.sample(*(replace(how, seed=seed) for seed in range(8)))
     samples = [processed.trained(how, reply) for reply in replies]
     teacher = LocalTeacher(typed.model(seed=1), 10**6, processed.TOKENIZER, processed.POLICY)
     [scores] = [asyncio.run(teacher.logprobs(samples, {"c": how}))]
-    assert -20 < np.concatenate(scores).min() < np.log(0.5), "likelier under the student than one of two"
+    assert -20 < np.concatenate(scores).min() < np.log(0.5), (
+        "likelier under the student than one of two"
+    )
 
 
 @ajet.workflow
@@ -117,7 +131,9 @@ def opd_job(folder: Path, model: Path, teacher: str) -> Config:
 
 
 @pytest.mark.slow
-def test_a_run_whose_teacher_is_the_student_has_no_divergence(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_whose_teacher_is_the_student_has_no_divergence(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     config = opd_job(tmp_path, tiny_model, str(tiny_model))
     tuned = train(config, workflow=typed_talk)
     assert abs(tuned.metrics["train/teacher_kl"]) < 1e-4 and tuned.metrics["train/grad_norm"] < 1e-3
@@ -135,13 +151,22 @@ def test_an_endpoint_scores_only_what_was_sampled_as_it_scores(
     assert abs(tuned.metrics["train/teacher_kl"]) < 1e-4
     assert set(outcomes(config)) == {"trained", "unmaskable", "evaluation"}
     told = " ".join(capsys.readouterr().out.split())
-    assert f"{outcomes(config)['unmaskable']} of " in told and "are not trained (outcome unmaskable)" in told
+    assert (
+        f"{outcomes(config)['unmaskable']} of " in told
+        and "are not trained (outcome unmaskable)" in told
+    )
 
 
-@pytest.mark.parametrize("rollout", [{}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 4}])
-def test_an_endpoint_is_refused_where_no_call_is_sampled_as_it_scores(rollout: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "rollout", [{}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0, "top_k": 4}]
+)
+def test_an_endpoint_is_refused_where_no_call_is_sampled_as_it_scores(
+    rollout: dict[str, Any],
+) -> None:
     algorithm = {"adv_estimator": "opd", "teacher": "http://127.0.0.1:9/v1"}
     values = {"trainer_common": {"algorithm": algorithm}, "rollout": rollout}
-    with pytest.raises(ConfigError, match=r"rollout.temperature must be 1.0.*teacher at an endpoint"):
+    with pytest.raises(
+        ConfigError, match=r"rollout.temperature must be 1.0.*teacher at an endpoint"
+    ):
         load_config(values=values)
     assert load_config(values={**values, "rollout": {**rollout, "sampling": "request"}})

@@ -1,4 +1,5 @@
-"""A trainer over a service: the same gradient as `local` has, however the service weighs sequences."""
+"""A trainer over a service: the same gradient as `local` has, however the service weighs
+sequences."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def averaged(losses: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @dataclass
 class TorchService:
-    """A service in this process: plain torch, a model with an adapter, and one way to weigh sequences."""
+    """A service in this process: plain torch, a model with an adapter, and one way to weigh
+    sequences."""
 
     model: torch.nn.Module
     weigh: Callable[[Sequence[torch.Tensor]], torch.Tensor] = plain_sum
@@ -58,7 +60,11 @@ class TorchService:
     def scores(self, data: Sequence[Datum]) -> list[torch.Tensor]:
         ids = [torch.tensor(list(one.token_ids)) for one in data]
         return [
-            self.model(input_ids=one[None, :-1]).logits[0].log_softmax(-1).gather(1, one[1:, None])[:, 0] for one in ids
+            self.model(input_ids=one[None, :-1])
+            .logits[0]
+            .log_softmax(-1)
+            .gather(1, one[1:, None])[:, 0]
+            for one in ids
         ]
 
     def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
@@ -125,7 +131,8 @@ def moved(model: torch.nn.Module, seed: int = 3) -> torch.nn.Module:
 
 
 def local_trainer(settings: TrainerSettings) -> Trainer:
-    """A trainer whose reference is the bare model, like a service's, and whose adapter has moved since."""
+    """A trainer whose reference is the bare model, like a service's, and whose adapter has moved
+    since."""
     trainer = Trainer(with_lora(tiny()), settings)
     moved(trainer.model)
     return trainer
@@ -133,15 +140,20 @@ def local_trainer(settings: TrainerSettings) -> Trainer:
 
 def moments(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> torch.Tensor:
     """The first moments: of a single step, the gradient as it was applied, times 0.1."""
-    return torch.cat([optimizer.state[one]["exp_avg"].flatten() for one in trainable_parameters(model)])
+    return torch.cat(
+        [optimizer.state[one]["exp_avg"].flatten() for one in trainable_parameters(model)]
+    )
 
 
 def off_policy(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples as another policy would have sampled them: ratios within and beyond the bounds."""
+    """The samples as another policy would have sampled them: ratios within and beyond the
+    bounds."""
     draw, moved = np.random.default_rng(5), []
     for sample in samples:
         line = sample.timeline
-        logprobs = line.logprobs - np.where(line.loss_mask, draw.normal(0, 0.3, len(line.token_ids)), 0.0)
+        logprobs = line.logprobs - np.where(
+            line.loss_mask, draw.normal(0, 0.3, len(line.token_ids)), 0.0
+        )
         other = type(line).model_validate({**dict(line), "logprobs": logprobs.astype(np.float32)})
         moved.append(sample.model_copy(update={"timeline": other}))
     return moved
@@ -151,7 +163,10 @@ LOSSES = {
     "ppo": (LossSettings(), "ppo"),
     "grpo": (LossSettings(clip_ratio_high=0.2, loss_aggregation="sample"), "ppo"),
     "importance sampling": (LossSettings(clip_type="none"), "importance_sampling"),
-    "cispo": (LossSettings(clip_type="one_sided", clip_ratio_low=1.0, clip_ratio_high=0.1), "cispo"),
+    "cispo": (
+        LossSettings(clip_type="one_sided", clip_ratio_low=1.0, clip_ratio_high=0.1),
+        "cispo",
+    ),
     "constant length": (LossSettings(loss_aggregation="constant", loss_length=50), "ppo"),
     "imitation": (LossSettings(objective="imitation"), "cross_entropy"),
     "kl": (LossSettings(kl_coef=0.3), None),
@@ -177,7 +192,10 @@ def test_a_stored_batch_has_the_same_gradient_at_a_service_as_here(
     trainer, service = local_trainer(settings), TorchService(there, weigh)
     remote = TinkerTrainer(service, settings, scaling, Costs(Prices()), 60.0)
     scores, remote_scores = TokenScores(), TokenScores()
-    said, remote_said = trainer.step(samples, scores=scores), remote.step(samples, scores=remote_scores)
+    said, remote_said = (
+        trainer.step(samples, scores=scores),
+        remote.step(samples, scores=remote_scores),
+    )
     gradient = moments(trainer.optimizer, trainer.model)
     assert (moments(service.optimizer, there) - gradient).norm() < 1e-5 * gradient.norm()
     for metric in {*said, *remote_said} - {"seconds", "tokens_per_second", "entropy"}:
@@ -185,7 +203,9 @@ def test_a_stored_batch_has_the_same_gradient_at_a_service_as_here(
     for ours, seen in zip(scores.logprobs, remote_scores.logprobs, strict=True):
         np.testing.assert_allclose(seen, ours, rtol=1e-5, atol=1e-6)
     known = theirs if not (theirs == "cross_entropy" and scaling.by_tokens) else None
-    assert service.asked == ([known] if known else ["forward", "importance_sampling"]), "one pass where it has the loss"
+    assert service.asked == ([known] if known else ["forward", "importance_sampling"]), (
+        "one pass where it has the loss"
+    )
     assert (loss_of_service(loss, scaling) or [None])[0] == known
 
 
@@ -200,7 +220,9 @@ def test_pairs_and_several_updates_a_step_too() -> None:
         (LossSettings(objective="preference"), pairs),
         (LossSettings(ratio_base="trainer"), off_policy(samples)),
     ):
-        settings = TrainerSettings(lr=1e-3, loss=loss, warmup_steps=0, mini_batch_num=2, ppo_epochs=2)
+        settings = TrainerSettings(
+            lr=1e-3, loss=loss, warmup_steps=0, mini_batch_num=2, ppo_epochs=2
+        )
         there, versions = adapted(), list[int]()
         trainer = local_trainer(settings)
         remote = TinkerTrainer(TorchService(there), settings, Scaling(), Costs(Prices()), 60.0)
@@ -232,7 +254,11 @@ def test_tokens_and_dollars_are_counted() -> None:
     costs = Costs(Prices(prefill=1.0, cached=0.5, sample=3.0, train=2.0))
     costs.sampled(100, [10, 20], cached=40)
     trainer = TinkerTrainer(
-        TorchService(adapted()), TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1)), Scaling(), costs, 60.0
+        TorchService(adapted()),
+        TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1)),
+        Scaling(),
+        costs,
+        60.0,
     )
     samples = batch(adapted(), 1)
     trainer.step(samples)
@@ -244,7 +270,9 @@ def test_tokens_and_dollars_are_counted() -> None:
         "cost/trained_tokens": targets,
         "cost/dollars": pytest.approx((60 + 2 * targets + 0.5 * 40 + 3 * 30 + 2 * targets) / 1e6),
     }
-    assert "cost/dollars" not in Costs(Prices()).metrics(), "without prices nothing is known of dollars"
+    assert "cost/dollars" not in Costs(Prices()).metrics(), (
+        "without prices nothing is known of dollars"
+    )
 
 
 def test_the_first_model_scores_alike_here_and_at_a_service() -> None:

@@ -38,10 +38,17 @@ from ajet_sdk.types import Sample, Span, Task, Timeline
 def tiny(seed: int = 0, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, tie_word_embeddings=True,
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
         initializer_range=0.2,
-    )  # fmt: skip
+    )
     return Qwen3ForCausalLM(config).to(dtype).eval()
 
 
@@ -63,21 +70,38 @@ def batch(model: torch.nn.Module, seed: int, rows: int = 6) -> list[Sample]:
         start = int(draw.integers(2, length - 2))
         mask = np.arange(length) >= start
         line = Timeline(
-            agent="default", token_ids=draw.integers(0, 40, length), loss_mask=mask, logprobs=np.zeros(length),
-            call_ids=(f"c{row}",), spans=(Span(call_id=f"c{row}", start=start, end=length),),
-        )  # fmt: skip
-        bare = Sample(timeline=line, episode_id=str(row), group_id="g", reward=0.0, advantages=np.zeros(length))
+            agent="default",
+            token_ids=draw.integers(0, 40, length),
+            loss_mask=mask,
+            logprobs=np.zeros(length),
+            call_ids=(f"c{row}",),
+            spans=(Span(call_id=f"c{row}", start=start, end=length),),
+        )
+        bare = Sample(
+            timeline=line,
+            episode_id=str(row),
+            group_id="g",
+            reward=0.0,
+            advantages=np.zeros(length),
+        )
         with torch.no_grad():
             own = score(model, collate([bare]), entropy=False).logprobs_N.float().numpy()
         logprobs = np.zeros(length)
         logprobs[mask] = own
         line = line.model_copy(
-            update={"logprobs": Timeline.model_validate({**dict(line), "logprobs": logprobs}).logprobs}
+            update={
+                "logprobs": Timeline.model_validate({**dict(line), "logprobs": logprobs}).logprobs
+            }
         )
         samples.append(
-            Sample(timeline=line, episode_id=str(row), group_id="g", reward=0.0,
-                   advantages=np.where(mask, float(draw.normal()), 0.0))
-        )  # fmt: skip
+            Sample(
+                timeline=line,
+                episode_id=str(row),
+                group_id="g",
+                reward=0.0,
+                advantages=np.where(mask, float(draw.normal()), 0.0),
+            )
+        )
     return samples
 
 
@@ -106,12 +130,16 @@ def test_a_step_tells_each_token_s_scores_as_they_were_before_it(budget: int) ->
     model = tiny()
     samples = batch(model, 0)
     scores = TokenScores()
-    Trainer(model, TrainerSettings(lr=1e-1, warmup_steps=0, micro_batch_tokens=budget)).step(samples, scores=scores)
+    Trainer(model, TrainerSettings(lr=1e-1, warmup_steps=0, micro_batch_tokens=budget)).step(
+        samples, scores=scores
+    )
     for sample, logprobs_T, entropy_T in zip(samples, scores.logprobs, scores.entropy, strict=True):
         line = sample.timeline
         assert np.array_equal(np.isfinite(logprobs_T), line.loss_mask)
         assert np.array_equal(np.isfinite(entropy_T), line.loss_mask)
-        np.testing.assert_allclose(logprobs_T[line.loss_mask], line.logprobs[line.loss_mask], atol=1e-5)
+        np.testing.assert_allclose(
+            logprobs_T[line.loss_mask], line.logprobs[line.loss_mask], atol=1e-5
+        )
         assert (entropy_T[line.loss_mask] <= math.log(40) + 1e-5).all()
 
 
@@ -119,7 +147,9 @@ def test_scores_of_later_mini_batches_are_unknown() -> None:
     """They are seen only by weights that the first update has moved."""
     model = tiny()
     samples, scores = batch(model, 0), TokenScores()
-    Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=2)).step(samples, scores=scores)
+    Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=2)).step(
+        samples, scores=scores
+    )
     known = [bool(np.isfinite(a).any()) for a in scores.logprobs]
     assert known.count(True) == known.count(False) == 3
     for sample, logprobs_T in zip(samples, scores.logprobs, strict=True):
@@ -129,32 +159,48 @@ def test_scores_of_later_mini_batches_are_unknown() -> None:
 
 
 def noisy(kind: str) -> Any:
-    """Models that drop out where they train: in layers, in functions, whole layers, in an adapter."""
+    """Models that drop out where they train: in layers, in functions, whole layers, in an
+    adapter."""
     torch.manual_seed(0)
     if kind == "gpt2":
         sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
         return GPT2LMHeadModel(
-            GPT2Config(**sizes, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, initializer_range=0.2)
+            GPT2Config(
+                **sizes, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, initializer_range=0.2
+            )
         ).eval()
     if kind == "opt":
         config = OPTConfig(
-            vocab_size=40, hidden_size=16, ffn_dim=32, num_hidden_layers=3, num_attention_heads=2, init_std=0.2,
-            max_position_embeddings=64, word_embed_proj_dim=16, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
-        )  # fmt: skip
+            vocab_size=40,
+            hidden_size=16,
+            ffn_dim=32,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            init_std=0.2,
+            max_position_embeddings=64,
+            word_embed_proj_dim=16,
+            dropout=0.5,
+            attention_dropout=0.5,
+            layerdrop=0.5,
+        )
         return OPTForCausalLM(config).eval()
     return with_lora(tiny(), dropout=0.5)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "lora"])
-def test_the_policy_is_trained_as_it_was_sampled_from_without_dropout(kind: str, checkpointing: bool) -> None:
+def test_the_policy_is_trained_as_it_was_sampled_from_without_dropout(
+    kind: str, checkpointing: bool
+) -> None:
     model = noisy(kind)
     samples = batch(model, 0)
     if checkpointing:
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()
     passes, of_old = [], {m: m.training for m in model.modules()}
-    kept = {name: value for m in model.modules() for name, value in vars(m).items() if "drop" in name}
+    kept = {
+        name: value for m in model.modules() for name, value in vars(m).items() if "drop" in name
+    }
     layer = next(m for name, m in model.named_modules() if name.endswith((".0.mlp", ".0.fc1")))
     layer.register_forward_pre_hook(lambda *_: passes.append(1))
     trainer = Trainer(model, TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1)))
@@ -165,14 +211,18 @@ def test_the_policy_is_trained_as_it_was_sampled_from_without_dropout(kind: str,
     policys = len(passes) - 1  # without the one of the reference
     assert policys == (2 if checkpointing else 1), "checkpointed layers run again backwards"
     assert {m: m.training for m in model.modules()} == of_old
-    assert {name: value for m in model.modules() for name, value in vars(m).items() if "drop" in name} == kept
+    assert {
+        name: value for m in model.modules() for name, value in vars(m).items() if "drop" in name
+    } == kept
 
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_reference_is_compared_over_the_tokens_that_could_be_drawn(lora: bool) -> None:
     """At the first step the policy is its reference, whatever top_p leaves of both."""
     model = with_lora(tiny()) if lora else tiny()
-    trainer = Trainer(model, TrainerSettings(lr=1e-2, warmup_steps=0, loss=LossSettings(kl_coef=0.1)))
+    trainer = Trainer(
+        model, TrainerSettings(lr=1e-2, warmup_steps=0, loss=LossSettings(kl_coef=0.1))
+    )
     kl = [trainer.step(batch(model, 0), Sampling(top_p=0.5))["kl"] for _ in range(2)]
     assert kl[0] == pytest.approx(0.0, abs=1e-6) and math.isfinite(kl[1]) and kl[1] > 1e-6
 
@@ -203,7 +253,9 @@ def test_mini_batches_and_epochs_are_updates_and_count_as_versions() -> None:
     trainer.step(batch(model, 3))
     assert trainer.updates == 6
     assert sorted(
-        i for share in trainer.settings.shares(batch(model, 3, rows=7), trainer.updates) for i in share
+        i
+        for share in trainer.settings.shares(batch(model, 3, rows=7), trainer.updates)
+        for i in share
     ) == list(range(7))
 
 
@@ -221,11 +273,17 @@ def test_the_learning_rate_rises_and_then_stays_or_falls(decay: Any, expected: l
 
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 1, 5, 19, 20, 40])
-def test_the_schedule_reaches_the_learning_rate_and_never_exceeds_it(decay: Any, warmup: int) -> None:
-    settings = TrainerSettings(lr=1e-3, warmup_steps=warmup, lr_scheduler_type=decay, total_updates=20)
+def test_the_schedule_reaches_the_learning_rate_and_never_exceeds_it(
+    decay: Any, warmup: int
+) -> None:
+    settings = TrainerSettings(
+        lr=1e-3, warmup_steps=warmup, lr_scheduler_type=decay, total_updates=20
+    )
     rates = [settings.lr_after(update) for update in range(20)]
     top = rates.index(max(rates))
-    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(
+        rates[top:], reverse=True
+    )
     assert all(0 < rate <= 1e-3 for rate in rates)
     assert max(rates) == pytest.approx(1e-3 * min(1, 20 / warmup) if warmup else 1e-3)
     assert bool(settings.schedule_notice(0, None)) is (warmup == 40)
@@ -245,7 +303,8 @@ def test_a_longer_run_goes_on_as_if_it_had_been_planned(decay: Any) -> None:
 
 
 def test_lower_precision_weights_have_masters() -> None:
-    """A step of 1e-4 is lost in bfloat16; a hundred of them are not, since the masters add them up."""
+    """A step of 1e-4 is lost in bfloat16; a hundred of them are not, since the masters add them
+    up."""
     model = tiny(dtype=torch.bfloat16)
     trainer = Trainer(model, TrainerSettings(lr=1e-4, warmup_steps=0))
     assert all(m.dtype == torch.float32 for m in trainer.masters)
@@ -259,8 +318,11 @@ def test_lower_precision_weights_have_masters() -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
-def test_gradients_of_many_samples_add_up_in_bfloat16(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mean over a thousand copies of a sample, one a pass or all in one row, has the gradient of the sample."""
+def test_gradients_of_many_samples_add_up_in_bfloat16(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean over a thousand copies of a sample, one a pass or all in one row, has the gradient
+    of the sample."""
     if not shared:
         monkeypatch.setattr("ajet_sdk.learn.trainer.shares_prefixes", lambda _: False)
     model = tiny(dtype=torch.bfloat16)
@@ -283,7 +345,9 @@ def test_a_full_gpu_is_said_with_what_to_do_and_leaves_nothing_behind() -> None:
         nonlocal passes
         passes += 1
         if passes == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"
+            )
 
     hook = model.register_forward_pre_hook(fill)
     with pytest.raises(TrainingError, match=r"CUDA out of memory\).*micro_batch_tokens \(20\)"):
@@ -296,7 +360,9 @@ def test_a_full_gpu_is_said_with_what_to_do_and_leaves_nothing_behind() -> None:
 def test_lora_moves_only_the_adapter_and_is_its_own_reference() -> None:
     model = with_lora(tiny())
     base = {n: v for n, v in weights(model).items() if "lora_" not in n}
-    trainer = Trainer(model, TrainerSettings(lr=1e-2, warmup_steps=0, loss=LossSettings(kl_coef=0.1)))
+    trainer = Trainer(
+        model, TrainerSettings(lr=1e-2, warmup_steps=0, loss=LossSettings(kl_coef=0.1))
+    )
     samples = batch(model, 5)
     kls = [trainer.step(samples)["kl"] for _ in range(3)]
     assert kls[0] == pytest.approx(0.0, abs=1e-6)
@@ -331,7 +397,10 @@ def test_smaller_models_learn_at_higher_rates() -> None:
     rates = [default_lr(n, lora=False) for n in sizes]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == 1e-3 and rates[-1] == 1e-6
-    adapters = [default_lr(n, lora=True) for n in (100_000, 135_000_000, 500_000_000, 2_000_000_000, 70_000_000_000)]
+    adapters = [
+        default_lr(n, lora=True)
+        for n in (100_000, 135_000_000, 500_000_000, 2_000_000_000, 70_000_000_000)
+    ]
     assert adapters == [1e-3, 1e-3, 4e-4, 1e-4, 1e-4]
 
 
@@ -348,11 +417,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def progress(step: int) -> checkpoint.Progress:
     settings = {"trainer.lr": "0.01"}
-    return checkpoint.Progress(step=step, policy_version=step, shared=settings, metrics={"val/reward": 0.5})
+    return checkpoint.Progress(
+        step=step, policy_version=step, shared=settings, metrics={"val/reward": 0.5}
+    )
 
 
-def test_a_checkpoint_of_another_version_is_resumed_and_other_settings_are_named(tmp_path: Path) -> None:
-    """A new field of the trainer's settings changed a hash of all of them, and an old run could not be resumed."""
+def test_a_checkpoint_of_another_version_is_resumed_and_other_settings_are_named(
+    tmp_path: Path,
+) -> None:
+    """A new field of the trainer's settings changed a hash of all of them, and an old run could not
+    be resumed."""
     config, settings = ajet.Config(model={"path": "m"}), TrainerSettings(lr=1e-2)
     shared = checkpoint.shared_settings(config, settings, [])
     place = checkpoint.save(tmp_path, lambda _: None, checkpoint.Progress(1, 1, shared), keep=1)
@@ -360,10 +434,14 @@ def test_a_checkpoint_of_another_version_is_resumed_and_other_settings_are_named
     newer = {**longer, "trainer.loss.new": "0.5"}
     assert checkpoint.restore(place, lambda _: None, newer).step == 1
     other = checkpoint.shared_settings(config, replace(settings, lr=0.5), [Task(main_query="q")])
-    with pytest.raises(CheckpointError, match=r"other settings \(training tasks .*; trainer.lr 0.01, now 0.5\)"):
+    with pytest.raises(
+        CheckpointError, match=r"other settings \(training tasks .*; trainer.lr 0.01, now 0.5\)"
+    ):
         checkpoint.restore(place, lambda _: None, other)
     state = place / "state.json"
-    state.write_text(json.dumps({"step": 1, "policy_version": 1, "fingerprint": "0a1b", "metrics": {}}))
+    state.write_text(
+        json.dumps({"step": 1, "policy_version": 1, "fingerprint": "0a1b", "metrics": {}})
+    )
     with pytest.raises(CheckpointError, match="recorded no settings to compare"):
         checkpoint.restore(place, lambda _: None, shared)
 
@@ -373,11 +451,15 @@ def test_a_checkpoint_of_another_version_is_resumed_and_other_settings_are_named
 def test_a_restored_run_goes_on_to_the_same_numbers(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, lora: bool, dtype: torch.dtype
 ) -> None:
-    """Three steps at a stretch, and one step, a checkpoint, a new process's objects, and two more steps."""
+    """Three steps at a stretch, and one step, a checkpoint, a new process's objects, and two more
+    steps."""
 
     def made() -> Trainer:
         model = tiny(dtype=dtype)
-        return Trainer(with_lora(model, dropout=0.1) if lora else model, TrainerSettings(lr=1e-2, mini_batch_num=2))
+        return Trainer(
+            with_lora(model, dropout=0.1) if lora else model,
+            TrainerSettings(lr=1e-2, mini_batch_num=2),
+        )
 
     torch.manual_seed(7)
     straight = made()
@@ -385,7 +467,10 @@ def test_a_restored_run_goes_on_to_the_same_numbers(
     torch.manual_seed(8)
     straight.step(batches[0])
     place = checkpoint.save(
-        tmp_path, partial(checkpoint.write_trainer, trainer=straight, tokenizer=tokenizer), progress(1), keep=2
+        tmp_path,
+        partial(checkpoint.write_trainer, trainer=straight, tokenizer=tokenizer),
+        progress(1),
+        keep=2,
     )
     expected = [straight.step(b) for b in batches[1:]]
 
@@ -401,11 +486,16 @@ def test_a_restored_run_goes_on_to_the_same_numbers(
     assert same(weights(straight.model), weights(again.model))
 
 
-def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_only_the_newest_checkpoints_are_kept(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
     for step in (1, 2, 3, 3):
         checkpoint.save(
-            tmp_path, partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer), progress(step), keep=2
+            tmp_path,
+            partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer),
+            progress(step),
+            keep=2,
         )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002", "step_000003"]
     newest = checkpoint.latest(tmp_path)
@@ -421,7 +511,10 @@ def test_a_half_written_checkpoint_is_never_the_latest(tmp_path: Path) -> None:
 def test_a_spoilt_checkpoint_says_so(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
     place = checkpoint.save(
-        tmp_path, partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer), progress(1), keep=1
+        tmp_path,
+        partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer),
+        progress(1),
+        keep=1,
     )
     (place / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(CheckpointError, match="cannot be restored"):

@@ -1,4 +1,5 @@
-"""What samples share is computed once: the layout, which models take it, and that no gradient changes."""
+"""What samples share is computed once: the layout, which models take it, and that no gradient
+changes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,14 @@ ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 TAKES: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64, initializer_range=0.2)
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=64,
+            initializer_range=0.2,
+        )
     ),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)),
@@ -69,7 +77,9 @@ TAKES: dict[str, Callable[[], Any]] = {
 REFUSES: dict[str, Callable[[], Any]] = {
     "eager": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="eager")),
     "alibi": lambda: BloomForCausalLM(
-        BloomConfig(vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.2)
+        BloomConfig(
+            vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.2
+        )
     ),
     "sliding window": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
     "rope by length": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=ROPE)),
@@ -85,7 +95,9 @@ def tiny(make: Callable[[], Any]) -> Any:
 
 
 def with_lora(model: Any) -> Any:
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")).eval()
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
+    ).eval()
     for name, weight in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.2)
@@ -98,17 +110,27 @@ def sample(ids: list[int], spans: list[tuple[int, int]], advantage: float, episo
         mask[start:end] = True
     names = [f"{episode}.{start}" for start, _ in spans]
     line = Timeline(
-        agent="", token_ids=ids, loss_mask=mask, logprobs=np.where(mask, -3.0, 0.0), call_ids=tuple(names),
-        spans=tuple(Span(call_id=n, start=a, end=b) for n, (a, b) in zip(names, spans, strict=True)),
-    )  # fmt: skip
+        agent="",
+        token_ids=ids,
+        loss_mask=mask,
+        logprobs=np.where(mask, -3.0, 0.0),
+        call_ids=tuple(names),
+        spans=tuple(
+            Span(call_id=n, start=a, end=b) for n, (a, b) in zip(names, spans, strict=True)
+        ),
+    )
     return Sample(
-        timeline=line, episode_id=episode, group_id=episode[0], reward=0.0,
+        timeline=line,
+        episode_id=episode,
+        group_id=episode[0],
+        reward=0.0,
         advantages=np.where(mask, advantage, 0.0).astype(np.float32),
-    )  # fmt: skip
+    )
 
 
 def groups_and_branches() -> list[Sample]:
-    """Two groups of a prompt each with an equal pair of replies, and an episode whose second turn branches."""
+    """Two groups of a prompt each with an equal pair of replies, and an episode whose second turn
+    branches."""
     draw = np.random.default_rng(0)
 
     def ids(length: int) -> list[int]:
@@ -144,7 +166,9 @@ def test_a_token_sees_what_is_before_it_in_its_sequence(sequences: list[list[int
     for number, run in enumerate(runs):
         above = [i for index in run.above for i in range(starts[index], starts[index + 1])]
         for i in range(starts[number], starts[number + 1]):
-            assert [*above, *range(starts[number], i + 1)] == [j for j in range(i + 1) if i < tree.ends_T[j]]
+            assert [*above, *range(starts[number], i + 1)] == [
+                j for j in range(i + 1) if i < tree.ends_T[j]
+            ]
     assert starts[-1] == len(tree.ids_T)
 
 
@@ -170,7 +194,10 @@ def test_padding_sees_itself() -> None:
 def test_rows_hold_every_sample_once_and_keep_the_budget(
     found: list[tuple[int, int, int]], budget: int, share: bool
 ) -> None:
-    inputs = [np.array([prompt] * length + [10 + i] * own) for i, (prompt, length, own) in enumerate(found)]
+    inputs = [
+        np.array([prompt] * length + [10 + i] * own)
+        for i, (prompt, length, own) in enumerate(found)
+    ]
     groups = micro_batches(inputs, budget, share=share)
     assert sorted(i for group in groups for i in group.members) == list(range(len(inputs)))
     alone = max((len(ids) for ids in inputs), default=0) * 5 // 4
@@ -210,23 +237,31 @@ def test_what_continues_another_sample_shares_its_row() -> None:
 
 @pytest.mark.parametrize("name", TAKES)
 @pytest.mark.parametrize(("lora", "limited"), [(False, False), (True, True)])
-def test_no_gradient_changes(name: str, lora: bool, limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gradient_changes(
+    name: str, lora: bool, limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, samples = tiny(TAKES[name]), groups_and_branches()
     model = with_lora(model) if lora and name != "gpt2" else model  # its layers are no linear ones
     assert shares_prefixes(model)
     loss = LossSettings(loss_aggregation="turn", ratio_level="sequence", entropy_coef=0.01)
-    sampling = {f"a1.{PROMPT}": Sampling(temperature=0.7)} | ({f"b0.{PROMPT}": Sampling(top_k=5)} if limited else {})
+    sampling = {f"a1.{PROMPT}": Sampling(temperature=0.7)} | (
+        {f"b0.{PROMPT}": Sampling(top_k=5)} if limited else {}
+    )
     computed: list[int] = []
-    model.register_forward_pre_hook(lambda _, __, given: computed.append(given["input_ids"].numel()), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, __, given: computed.append(given["input_ids"].numel()), with_kwargs=True
+    )
     seen = []
     for shares in (True, False):
         if not shares:
             monkeypatch.setattr("ajet_sdk.learn.trainer.shares_prefixes", lambda _: False)
         trainer = Trainer(model, TrainerSettings(lr=0.0, loss=loss, grad_clip=1e9))
         gradients: list[torch.Tensor] = []
-        monkeypatch.setattr(trainer.optimizer, "step", lambda t=trainer, g=gradients: g.extend(
-            p.grad.clone() for p in t.parameters
-        ))  # fmt: skip
+        monkeypatch.setattr(
+            trainer.optimizer,
+            "step",
+            lambda t=trainer, g=gradients: g.extend(p.grad.clone() for p in t.parameters),
+        )
         computed.clear()
         scores = TokenScores()
         metrics = trainer.step(samples, sampling, scores)
@@ -248,7 +283,9 @@ def test_a_model_that_takes_no_tree_is_trained_sample_by_sample(name: str) -> No
     model = tiny(REFUSES[name])
     assert not shares_prefixes(model)
     shapes: list[torch.Size] = []
-    model.register_forward_pre_hook(lambda _, __, given: shapes.append(given["input_ids"].shape), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda _, __, given: shapes.append(given["input_ids"].shape), with_kwargs=True
+    )
     Trainer(model, TrainerSettings(lr=0.0)).step(groups_and_branches()[:4])
     assert shapes[-1] == (4, PROMPT + 4)
 
@@ -265,7 +302,9 @@ def test_checkpointed_activations_change_no_gradient() -> None:
         model = tiny(TAKES["qwen3"])
         if checkpointed:
             model.gradient_checkpointing_enable()
-        norms.append(Trainer(model, TrainerSettings(lr=0.0)).step(groups_and_branches())["grad_norm"])
+        norms.append(
+            Trainer(model, TrainerSettings(lr=0.0)).step(groups_and_branches())["grad_norm"]
+        )
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
@@ -284,7 +323,9 @@ def bytes_kept(model: Any, samples: list[Sample], row_sizes: list[int]) -> float
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        kept.update({storage.data_ptr(): storage.nbytes()} if storage.data_ptr() not in weights else {})
+        kept.update(
+            {storage.data_ptr(): storage.nbytes()} if storage.data_ptr() not in weights else {}
+        )
         return tensor
 
     rows = collate(samples, row_sizes=row_sizes).rows
@@ -294,10 +335,13 @@ def bytes_kept(model: Any, samples: list[Sample], row_sizes: list[int]) -> float
 
 
 def test_a_row_with_branches_keeps_no_more_for_a_token_than_any_other() -> None:
-    """The estimate of a run's memory counts tokens. Keys and values that each branch sees were kept once per branch."""
+    """The estimate of a run's memory counts tokens. Keys and values that each branch sees were kept
+    once per branch."""
     model = tiny(TAKES["llama"])
     assert shares_prefixes(model)
     prompt = [*range(PROMPT)]
-    replies = [sample([*prompt, 31 + k, 5, 6], [(PROMPT, PROMPT + 3)], 1.0, f"a{k}") for k in range(8)]
+    replies = [
+        sample([*prompt, 31 + k, 5, 6], [(PROMPT, PROMPT + 3)], 1.0, f"a{k}") for k in range(8)
+    ]
     line = sample([*range(VOCABULARY), *prompt[:8]], [(1, 48)], 1.0, "b0")
     assert bytes_kept(model, replies, [8]) <= 1.05 * bytes_kept(model, [line], [1])

@@ -1,4 +1,5 @@
-"""Typed outputs: replies are of the grammar, and the trainer scores them under the mask that they were drawn under."""
+"""Typed outputs: replies are of the grammar, and the trainer scores them under the mask that they
+were drawn under."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ TOOLS = [
             "name": name,
             "parameters": {
                 "type": "object",
-                "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yy"]}},
+                "properties": {
+                    "a": {"type": "integer", "minimum": 0, "maximum": 99},
+                    "b": {"enum": ["x", "yy"]},
+                },
                 "required": ["a", "b"],
                 "additionalProperties": False,
             },
@@ -42,9 +46,16 @@ TOOLS = [
 def model(seed: int = 0) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(TOKENIZER) + 10, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=1024, initializer_range=0.4,
-    )  # fmt: skip
+        vocab_size=len(TOKENIZER) + 10,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=1024,
+        initializer_range=0.4,
+    )
     return Qwen3ForCausalLM(config).eval()
 
 
@@ -72,8 +83,15 @@ def answers(*asks: Ask) -> list[Answer]:
 
 
 def schema(**properties: Any) -> dict[str, Any]:
-    form = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": form}}}
+    form = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": form}}
+    }
 
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 999}
@@ -93,17 +111,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def trained(answer: Answer, call_id: str = "c") -> Sample:
     [choice] = answer.choices
-    assert answer.prompt_ids is not None and choice.output_ids is not None and choice.logprobs is not None
+    assert (
+        answer.prompt_ids is not None
+        and choice.output_ids is not None
+        and choice.logprobs is not None
+    )
     ids = np.array([*answer.prompt_ids, *choice.output_ids])
     start = len(answer.prompt_ids)
     mask = np.arange(len(ids)) >= start
     logprobs = np.zeros(len(ids), np.float32)
     logprobs[mask] = choice.logprobs
     line = Timeline(
-        agent="default", token_ids=ids, loss_mask=mask, logprobs=logprobs, call_ids=(call_id,),
+        agent="default",
+        token_ids=ids,
+        loss_mask=mask,
+        logprobs=logprobs,
+        call_ids=(call_id,),
         spans=(Span(call_id=call_id, start=start, end=len(ids)),),
-    )  # fmt: skip
-    return Sample(timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.where(mask, 1.0, 0.0))
+    )
+    return Sample(
+        timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.where(mask, 1.0, 0.0)
+    )
 
 
 def check(kind: str, answer: Answer) -> None:
@@ -127,7 +155,9 @@ def check(kind: str, answer: Answer) -> None:
         assert re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,3}", text)
     else:
         value = json.loads(text)
-        assert set(value) == set(OPTIONS[kind]["response_format"]["json_schema"]["schema"]["properties"])
+        assert set(value) == set(
+            OPTIONS[kind]["response_format"]["json_schema"]["schema"]["properties"]
+        )
     assert choice.output_ids is not None and choice.output_ids[-1] in TOKENIZER.eos_ids
 
 
@@ -142,14 +172,22 @@ def test_a_reply_is_of_its_grammar_and_the_trainer_gives_it_the_probability_that
     found = answers(*asks)
     for kind, answer in zip(OPTIONS, found, strict=True):
         check(kind, answer)
-    trainer = Trainer(model(), TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1, entropy_coef=0.1)), TOKENIZER)
+    trainer = Trainer(
+        model(),
+        TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1, entropy_coef=0.1)),
+        TOKENIZER,
+    )
     samples = [trained(answer, str(i)) for i, answer in enumerate(found)]
     how = {
         str(i): Sampling.of({**one.sampling.as_dict(), "grammar": answer.grammar})
         for i, (one, answer) in enumerate(zip(asks, found, strict=True))
     }
     told = trainer.step(samples, how)
-    assert told["logprob_gap_max"] < 1e-4 and told["clip_share"] == 0 and told["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert (
+        told["logprob_gap_max"] < 1e-4
+        and told["clip_share"] == 0
+        and told["kl"] == pytest.approx(0.0, abs=1e-6)
+    )
     assert np.isfinite(told["grad_norm"]) and told["entropy"] >= 0
 
 
@@ -166,7 +204,9 @@ def test_without_the_mask_the_trainer_would_score_otherwise() -> None:
     asked = ask(OPTIONS["numbers"], 5)
     [answer] = answers(asked)
     sample = trained(answer)
-    free = score(POLICY, collate([sample], {"c": asked.sampling}, "cpu", TOKENIZER), entropy=False).logprobs_N
+    free = score(
+        POLICY, collate([sample], {"c": asked.sampling}, "cpu", TOKENIZER), entropy=False
+    ).logprobs_N
     recorded = sample.timeline.logprobs[sample.timeline.loss_mask]
     assert np.abs(free.detach().numpy() - recorded).max() > 0.5
 

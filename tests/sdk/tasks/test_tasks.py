@@ -26,7 +26,8 @@ ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(6
 
 def lines(path: Path, rows: list[Any]) -> Path:
     path.write_text(
-        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8"
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows),
+        encoding="utf-8",
     )
     return path
 
@@ -36,7 +37,10 @@ def reader(**task_reader: Any) -> Config:
 
 
 def jsonl(training: Path, validation: Path | None = None, **more: Any) -> Config:
-    files = {"training": {"file_path": str(training)}, "validation": {"file_path": validation and str(validation)}}
+    files = {
+        "training": {"file_path": str(training)},
+        "validation": {"file_path": validation and str(validation)},
+    }
     return reader(type="jsonl_dataset_file", jsonl_dataset_file=files, **more)
 
 
@@ -82,7 +86,9 @@ def test_the_id_is_the_content_s(tmp_path: Path) -> None:
 
 
 def test_a_mapping_says_where_columns_go(tmp_path: Path) -> None:
-    path = lines(tmp_path / "t.jsonl", [{"question": "no", "text": "yes", "solution": "5", "key": "k1"}])
+    path = lines(
+        tmp_path / "t.jsonl", [{"question": "no", "text": "yes", "solution": "5", "key": "k1"}]
+    )
     mapping = {"text": "main_query", "solution": "metadata.answer", "key": "task_id"}
     (task,) = load_tasks(jsonl(path, field_mapping=mapping)).train
     assert (task.main_query, task.task_id, task.metadata["answer"]) == ("yes", "k1", "5")
@@ -95,7 +101,13 @@ def test_a_mapping_says_where_columns_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("{not json", "t.jsonl line 2 is not JSON: Expecting property name enclosed in double quotes at column 2"),
+        (
+            "{not json",
+            (
+                "t.jsonl line 2 is not JSON: Expecting property name enclosed in double quotes at"
+                " column 2"
+            ),
+        ),
         ("[1]", "t.jsonl line 2: a task must be an object with keys (got list)"),
         ("3", "t.jsonl line 2: a task must be an object with keys (got int)"),
         ('{"question": NaN}', "t.jsonl line 2 is not JSON: NaN is no JSON value"),
@@ -103,10 +115,12 @@ def test_a_mapping_says_where_columns_go(tmp_path: Path) -> None:
         ('{"main_query": 5}', "t.jsonl line 2: main_query: input should be a valid string (got 5)"),
         ('{"init_messages": "hi"}', "t.jsonl line 2: init_messages: input should be a valid list"),
         ('{"metadata": "hi"}', "t.jsonl line 2: metadata must be an object"),
-        ('{"task_id": "x", "question": "a"}\n{"task_id": "x", "question": "b"}',
-         "t.jsonl line 3: task_id 'x' is already used for another task in t.jsonl line 2"),
+        (
+            '{"task_id": "x", "question": "a"}\n{"task_id": "x", "question": "b"}',
+            "t.jsonl line 3: task_id 'x' is already used for another task in t.jsonl line 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_bad_row_is_an_error(tmp_path: Path, row: str, expected: str) -> None:
     assert expected in refused(jsonl(lines(tmp_path / "t.jsonl", [ROWS[0], row, ROWS[1]])))
 
@@ -119,7 +133,9 @@ def test_text_that_is_not_utf_8_is_a_bad_row(tmp_path: Path) -> None:
 
 def test_blank_lines_a_byte_order_mark_and_an_array_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + b"\n\n".join(json.dumps(row).encode() for row in ROWS) + b"\n\n")
+    path.write_bytes(
+        b"\xef\xbb\xbf" + b"\n\n".join(json.dumps(row).encode() for row in ROWS) + b"\n\n"
+    )
     assert len(load_tasks(jsonl(path)).train) == len(ROWS)
     path.write_text(json.dumps(ROWS, indent=1))
     assert len(load_tasks(jsonl(path)).train) == len(ROWS)
@@ -141,7 +157,9 @@ def test_a_task_may_stand_twice_in_one_split(tmp_path: Path) -> None:
 
 
 def test_what_is_not_given_or_not_there_is_said(tmp_path: Path) -> None:
-    assert "training.file_path is not set" in refused(reader(type="jsonl_dataset_file"), ConfigError)
+    assert "training.file_path is not set" in refused(
+        reader(type="jsonl_dataset_file"), ConfigError
+    )
     assert "there is no file" in refused(jsonl(tmp_path / "none.jsonl"), ConfigError)
     assert "dataset_path is not set" in refused(load_config(), ConfigError)
     assert "there is no directory /no/such" in refused(repo("/no/such"), ConfigError)
@@ -176,14 +194,18 @@ def test_a_reader_of_ones_own_is_named_by_its_class_path(tmp_path: Path) -> None
     sets = load_tasks(reader(**squares))
     assert [task.metadata["answer"] for task in sets.train] == ["0", "1", "4"]
     assert [task.main_query for task in sets.val] == ["7 squared?"]
-    assert "Bad.get_validation_tasks task 2: main_query" in refused(reader(**{**squares, "type": f"{path}->Bad"}))
+    assert "Bad.get_validation_tasks task 2: main_query" in refused(
+        reader(**{**squares, "type": f"{path}->Bad"})
+    )
     assert "get_validation_tasks" in refused(reader(type=f"{path}->Half"), ConfigError)
     with pytest.raises(ConfigError, match="did you mean env_service"):
         reader(type="env_servise")
 
 
 def test_a_service_that_is_not_there_is_said() -> None:
-    with pytest.raises(EnvironmentUnavailable, match=r"http://127.0.0.1:9 cannot be reached.*env_service.env_url"):
+    with pytest.raises(
+        EnvironmentUnavailable, match=r"http://127.0.0.1:9 cannot be reached.*env_service.env_url"
+    ):
         load_tasks(reader(type="env_service", env_service={"env_url": "http://127.0.0.1:9"}))
 
 
@@ -203,7 +225,9 @@ def layout(folder: Path, name: str) -> None:
             lines(folder / f"{split}.jsonl", rows)
         else:
             (folder / split).mkdir()
-            with pa.ipc.new_stream(folder / split / "data-00000-of-00001.arrow", table.schema) as sink:
+            with pa.ipc.new_stream(
+                folder / split / "data-00000-of-00001.arrow", table.schema
+            ) as sink:
                 sink.write_table(table)
             (folder / split / "dataset_info.json").write_text("{}")
 
@@ -230,11 +254,16 @@ def test_splits_of_configurations_stay_apart(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         lines(tmp_path / f"{name}.jsonl", rows)
     sets = load_tasks(repo(tmp_path, validation_split="test"))
-    assert ([task.metadata for task in sets.train], [task.metadata for task in sets.val]) == (ROWS[:2], ROWS[2:4])
+    assert ([task.metadata for task in sets.train], [task.metadata for task in sets.val]) == (
+        ROWS[:2],
+        ROWS[2:4],
+    )
     (tmp_path / "socratic").mkdir()
     lines(tmp_path / "socratic" / "train.jsonl", ROWS[4:])
     assert "it has main/test, main/train, socratic/train" in refused(repo(tmp_path))
-    assert [task.metadata for task in load_tasks(repo(tmp_path, training_split="main/train")).train] == ROWS[:2]
+    assert [
+        task.metadata for task in load_tasks(repo(tmp_path, training_split="main/train")).train
+    ] == ROWS[:2]
 
 
 def test_a_split_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -242,7 +271,9 @@ def test_a_split_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, logger="ajet.tasks"):
         assert load_tasks(repo(tmp_path)).val == []
     assert "has no split 'validation'; it has train" in caplog.text
-    assert "has no split 'validation'; it has train" in refused(repo(tmp_path, validation_split="validation"))
+    assert "has no split 'validation'; it has train" in refused(
+        repo(tmp_path, validation_split="validation")
+    )
     assert "has no split 'test'" in refused(repo(tmp_path, training_split="test"))
 
 
@@ -274,8 +305,14 @@ def test_made_up_sums_are_right_and_repeat() -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -295,7 +332,13 @@ def test_what_json_cannot_hold_becomes_text() -> None:
     from datetime import date
     from decimal import Decimal
 
-    task = to_task(Row("t", {"question": "q", "day": date(2026, 1, 2), "price": Decimal("1.5"), "image": b"\x00"}), {})
+    task = to_task(
+        Row(
+            "t",
+            {"question": "q", "day": date(2026, 1, 2), "price": Decimal("1.5"), "image": b"\x00"},
+        ),
+        {},
+    )
     assert json.loads(json.dumps(task.metadata)) == {
         "question": "q",
         "day": "2026-01-02",
@@ -306,7 +349,12 @@ def test_what_json_cannot_hold_becomes_text() -> None:
 
 def test_a_held_out_question_is_recognised_in_parts_and_by_its_image() -> None:
     def task(*parts: object) -> Task:
-        return Task(init_messages=[{"role": "system", "content": "x"}, {"role": "user", "content": list(parts)}])
+        return Task(
+            init_messages=[
+                {"role": "system", "content": "x"},
+                {"role": "user", "content": list(parts)},
+            ]
+        )
 
     def image(data: str) -> dict[str, object]:
         return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}

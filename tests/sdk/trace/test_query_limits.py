@@ -25,5 +25,9 @@ def test_a_query_that_waits_is_not_stopped_by_the_clock() -> None:
 def test_a_query_that_computes_is_stopped() -> None:
     began = time.process_time()
     with duckdb.connect(config={"threads": 1}) as connection, pytest.raises(QueryError):
-        select(connection, "SELECT sum(a.range * b.range) FROM range(10000000) a, range(100000) b", timeout=0.3)
+        select(
+            connection,
+            "SELECT sum(a.range * b.range) FROM range(10000000) a, range(100000) b",
+            timeout=0.3,
+        )
     assert time.process_time() - began < 20

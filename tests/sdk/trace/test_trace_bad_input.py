@@ -1,4 +1,5 @@
-"""Whatever lies where a trace should be, reading it ends in an answer or in one error that says what is wrong."""
+"""Whatever lies where a trace should be, reading it ends in an answer or in one error that says
+what is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +31,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(50):
             message = {"role": "user", "content": f"{i} " * 200}
             request = {"messages": [message]}
-            writer.put(Call(episode_id=f"e{i}", request=request, prompt_ids=range(i, i + 300), output_ids=[i]))
+            writer.put(
+                Call(
+                    episode_id=f"e{i}",
+                    request=request,
+                    prompt_ids=range(i, i + 300),
+                    output_ids=[i],
+                )
+            )
             writer.put(Episode(episode_id=f"e{i}", run_id="r"))
     return path
 
@@ -59,11 +67,14 @@ def test_a_file_cut_off_anywhere_is_one_error(whole: Path, tmp_path: Path) -> No
 
 
 def any_bytes(there: bytes, at: int) -> bytes:
-    return bytes(byte ^ other for byte, other in zip(there, random.Random(at).randbytes(16), strict=False))
+    return bytes(
+        byte ^ other for byte, other in zip(there, random.Random(at).randbytes(16), strict=False)
+    )
 
 
 def inverted(there: bytes, at: int) -> bytes:
-    """Words that were equal still are, which DuckDB's checksum, the XOR of a hash of each word, does not see."""
+    """Words that were equal still are, which DuckDB's checksum, the XOR of a hash of each word,
+    does not see."""
     return bytes(255 - byte for byte in there)
 
 
@@ -75,7 +86,8 @@ def inverted(there: bytes, at: int) -> bytes:
         pytest.param(
             inverted,
             marks=pytest.mark.skipif(
-                duckdb.__version__ < "2", reason="DuckDB 1.5 crashes on statistics (HyperLogLog) that 2.0 refuses"
+                duckdb.__version__ < "2",
+                reason="DuckDB 1.5 crashes on statistics (HyperLogLog) that 2.0 refuses",
             ),
         ),
     ],
@@ -119,7 +131,9 @@ os.kill(os.getpid(), 9)
 def test_a_log_cut_off_anywhere_loses_its_end_only(tmp_path: Path) -> None:
     home = tmp_path / "killed"
     home.mkdir()
-    subprocess.run([sys.executable, "-c", KILLED, str(home / "trace.duckdb")], cwd=ROOT, check=False)
+    subprocess.run(
+        [sys.executable, "-c", KILLED, str(home / "trace.duckdb")], cwd=ROOT, check=False
+    )
     log = (home / "trace.duckdb.wal").read_bytes()
     assert read_all(home / "trace.duckdb") == 10
     kept = []
@@ -160,7 +174,9 @@ def large(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     assert len(text.encode()) > 10_000_000
     messages = [{"role": "user", "content": text}]
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
-        writer.put(Run(run_id="r"), Call(call_id="1", episode_id="e", request={"messages": messages}))
+        writer.put(
+            Run(run_id="r"), Call(call_id="1", episode_id="e", request={"messages": messages})
+        )
         more = [*messages, {"role": "assistant", "content": "ok"}]
         writer.put(Call(call_id="2", episode_id="e", index=1, request={"messages": more}))
         writer.put(Episode(episode_id="e", run_id="r"))

@@ -1,4 +1,5 @@
-"""A killed owner, a live one, a foreign file, a forbidden directory, a full disk: a clear error, and no data lost."""
+"""A killed owner, a live one, a foreign file, a forbidden directory, a full disk: a clear error,
+and no data lost."""
 
 from __future__ import annotations
 
@@ -89,7 +90,9 @@ def test_a_kill_loses_at_most_what_was_not_flushed(tmp_path: Path, moment: int) 
         assert reader.query("SELECT status FROM runs").to_pylist() == [{"status": "interrupted"}]
         rows = reader.query("SELECT episode_id, index FROM calls").to_pylist()
         numbers = sorted(int(row["episode_id"][1:]) * 50 + row["index"] for row in rows)
-        assert numbers == list(range(len(numbers))), "what was put first is there, once, without a gap"
+        assert numbers == list(range(len(numbers))), (
+            "what was put first is there, once, without a gap"
+        )
         assert len(numbers) >= kept
         first = calls_of(reader, "e0")
         assert [call.prompt_ids.tolist() for call in first if call.prompt_ids is not None] == [
@@ -138,7 +141,11 @@ def test_a_stale_gateway_file_is_replaced(tmp_path: Path, stale: str) -> None:
     announce(path, "http://127.0.0.1:1", "token", writes=True)
     file = tmp_path / "gateway.json"
     content = json.loads(file.read_text())
-    content |= {"dead": {"pid": 2**22 - 3}, "reused": {"started": "1"}, "elsewhere": {"host": "gone"}}.get(stale, {})
+    content |= {
+        "dead": {"pid": 2**22 - 3},
+        "reused": {"started": "1"},
+        "elsewhere": {"host": "gone"},
+    }.get(stale, {})
     file.write_text({"garbage": "{", "empty": ""}.get(stale, json.dumps(content)))
     assert owner_of(path) is None
     assert open_trace(path).query("SELECT 1 AS one").num_rows == 1
@@ -149,7 +156,9 @@ def test_a_stale_gateway_file_is_replaced(tmp_path: Path, stale: str) -> None:
 
 
 def test_a_newer_a_foreign_and_no_database_are_told_apart_and_left_alone(tmp_path: Path) -> None:
-    newer, foreign, text, empty = (tmp_path / f"{name}.duckdb" for name in ("newer", "foreign", "text", "empty"))
+    newer, foreign, text, empty = (
+        tmp_path / f"{name}.duckdb" for name in ("newer", "foreign", "text", "empty")
+    )
     TraceWriter(newer).close()
     with duckdb.connect(str(newer)) as connection:
         connection.execute("UPDATE meta SET schema_version = 99")
@@ -157,7 +166,11 @@ def test_a_newer_a_foreign_and_no_database_are_told_apart_and_left_alone(tmp_pat
         connection.execute("CREATE TABLE customers (name VARCHAR)")
     text.write_text("not a database, but long enough to be looked at by one\n" * 200)
     before = {file: file.read_bytes() for file in (newer, foreign, text)}
-    for file, words in ((newer, "newer ajet.*99"), (foreign, "not an ajet trace"), (text, "not a trace")):
+    for file, words in (
+        (newer, "newer ajet.*99"),
+        (foreign, "not an ajet trace"),
+        (text, "not a trace"),
+    ):
         for attempt in (TraceWriter, open_trace):
             with pytest.raises(TraceVersionError, match=words):
                 attempt(file)
@@ -167,7 +180,9 @@ def test_a_newer_a_foreign_and_no_database_are_told_apart_and_left_alone(tmp_pat
     with pytest.raises(TraceError, match="it is empty"):
         open_trace(empty)
     duckdb.connect(str(tmp_path / "begun.duckdb")).close()
-    assert open_trace(tmp_path / "begun.duckdb").query("FROM runs").num_rows == 0, "cut off before its tables were made"
+    assert open_trace(tmp_path / "begun.duckdb").query("FROM runs").num_rows == 0, (
+        "cut off before its tables were made"
+    )
     TraceWriter(empty).close()
     assert open_trace(empty).query("SELECT 1 AS one").num_rows == 1
     with pytest.raises(TraceError, match="no trace"):
@@ -198,7 +213,9 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         said, failed = child.communicate(timeout=300)
     if "Permission" in failed and "ModuleNotFound" not in said:
         pytest.skip("the unprivileged user cannot read this checkout")
-    assert said.startswith("TraceError") and "forbidden/trace.duckdb" in said and "permissions" in said, said + failed
+    assert (
+        said.startswith("TraceError") and "forbidden/trace.duckdb" in said and "permissions" in said
+    ), said + failed
 
 
 FULL = """
@@ -229,7 +246,9 @@ writer.close()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["raise", "warn"])
-def test_a_full_disk_is_an_error_for_a_run_and_one_warning_for_an_agent(tmp_path: Path, mode: str) -> None:
+def test_a_full_disk_is_an_error_for_a_run_and_one_warning_for_an_agent(
+    tmp_path: Path, mode: str
+) -> None:
     path = tmp_path / "trace.duckdb"
     with process(FULL, str(path), mode, str(64 << 10)) as child:
         said = output(child)
@@ -240,13 +259,19 @@ def test_a_full_disk_is_an_error_for_a_run_and_one_warning_for_an_agent(tmp_path
         rest, warned = child.communicate("\n", timeout=300)
     rows, put = rest.splitlines()
     kept = json.loads(rows.replace("'", '"'))[0]
-    assert kept["a"] == kept["b"] == int(put) - 1, "all that was taken is written once there is room"
+    assert kept["a"] == kept["b"] == int(put) - 1, (
+        "all that was taken is written once there is room"
+    )
     assert warned.count("is full") == (mode == "warn"), warned
-    assert open_trace(path).query("SELECT count(*) AS n FROM calls").to_pylist() == [{"n": kept["a"]}]
+    assert open_trace(path).query("SELECT count(*) AS n FROM calls").to_pylist() == [
+        {"n": kept["a"]}
+    ]
 
 
 @pytest.mark.slow
-def test_a_locked_file_never_delays_an_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_locked_file_never_delays_an_agent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "trace.duckdb"
     with process(OWNS, str(path)) as child:
         assert output(child) == "open"
@@ -259,7 +284,10 @@ def test_a_locked_file_never_delays_an_agent(tmp_path: Path, caplog: pytest.LogC
         assert writer.flush(0.1) is False
         time.sleep(0.3)
         assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
-        assert str(child.pid) in caplog.records[0].getMessage() or "dropped" in caplog.records[0].getMessage()
+        assert (
+            str(child.pid) in caplog.records[0].getMessage()
+            or "dropped" in caplog.records[0].getMessage()
+        )
         child.communicate("\n")
     assert writer.flush(60), "what was kept is written once the file is free"
     writer.close()
@@ -293,7 +321,8 @@ while True:
 
 @pytest.fixture(scope="module")
 def ten_megabytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of some 10 MB, as a run leaves it: many checkpoints' worth of calls, episodes and metrics."""
+    """A trace of some 10 MB, as a run leaves it: many checkpoints' worth of calls, episodes and
+    metrics."""
     path = tmp_path_factory.mktemp("whole") / "trace.duckdb"
     rng = random.Random(0)
     with TraceWriter(path) as writer:
@@ -321,11 +350,15 @@ def test_a_file_cut_off_anywhere_is_one_error_and_never_a_table(
         open_trace(tmp_path)
     with pytest.raises(TraceError, match="is truncated"):
         TraceWriter(path)
-    assert path.stat().st_size == ten_megabytes.stat().st_size * percent // 100 and not list(tmp_path.glob("*.json"))
+    assert path.stat().st_size == ten_megabytes.stat().st_size * percent // 100 and not list(
+        tmp_path.glob("*.json")
+    )
 
 
 @pytest.mark.slow
-def test_a_file_that_a_checkpoint_made_shorter_is_whole(ten_megabytes: Path, tmp_path: Path) -> None:
+def test_a_file_that_a_checkpoint_made_shorter_is_whole(
+    ten_megabytes: Path, tmp_path: Path
+) -> None:
     """DuckDB cuts free blocks off its end and leaves their number in its header."""
     path = tmp_path / "trace.duckdb"
     shutil.copy(ten_megabytes, path)

@@ -1,4 +1,5 @@
-"""Feedback reaches the file whoever has it: a live run, nobody, one of several; or an error says what to do."""
+"""Feedback reaches the file whoever has it: a live run, nobody, one of several; or an error says
+what to do."""
 
 from __future__ import annotations
 
@@ -27,18 +28,31 @@ ROOT = Path(__file__).parents[3]
 def a_trace(path: Path, name: str = "e") -> Path:
     """A run that was killed: its row says `running` to this day."""
     with TraceWriter(path) as writer:
-        writer.put(Run(run_id=f"run-{name}"), Call(call_id=f"{name}-0", episode_id=name), Episode(episode_id=name))
+        writer.put(
+            Run(run_id=f"run-{name}"),
+            Call(call_id=f"{name}-0", episode_id=name),
+            Episode(episode_id=name),
+        )
         writer.put(Call(call_id=f"{name}-late", episode_id=f"{name}-running"))
     return path
 
 
 def stored(path: Path) -> list[Feedback]:
-    return [Feedback(**row) for row in open_trace(path).query("FROM feedback ORDER BY comment").to_pylist()]
+    return [
+        Feedback(**row)
+        for row in open_trace(path).query("FROM feedback ORDER BY comment").to_pylist()
+    ]
 
 
 def test_at_rest_it_goes_into_the_file_and_changes_nothing_else(tmp_path: Path) -> None:
     path = a_trace(tmp_path / "trace.duckdb")
-    good = Feedback(episode_id="e", author="me", score=1.0, comment="a [b]\x1b[31m \U0001f986 \x00", correction="4")
+    good = Feedback(
+        episode_id="e",
+        author="me",
+        score=1.0,
+        comment="a [b]\x1b[31m \U0001f986 \x00",
+        correction="4",
+    )
     on_call = Feedback(episode_id="e-running", call_id="e-late", comment="b")
     give(path, good, on_call)
     give(path, again := Feedback(episode_id="e", comment="c"))
@@ -46,7 +60,9 @@ def test_at_rest_it_goes_into_the_file_and_changes_nothing_else(tmp_path: Path) 
     with duckdb.connect(str(path), read_only=True) as connection:
         assert connection.execute("SELECT status FROM runs").fetchall() == [("running",)]
         assert connection.execute("SELECT count(*) FROM calls").fetchall() == [(2,)]
-    assert open_trace(path).query("SELECT status FROM runs").to_pylist() == [{"status": "interrupted"}]
+    assert open_trace(path).query("SELECT status FROM runs").to_pylist() == [
+        {"status": "interrupted"}
+    ]
     assert list(tmp_path.iterdir()) == [path], "nobody owns it any more"
 
 
@@ -67,7 +83,11 @@ def test_a_live_run_takes_it_and_goes_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_of_several_files_it_is_the_one_that_holds_the_episode(tmp_path: Path) -> None:
     one, two = a_trace(tmp_path / "one.duckdb", "x"), a_trace(tmp_path / "two.duckdb", "y")
-    give(tmp_path, Feedback(episode_id="y", comment="for y"), Feedback(episode_id="x", comment="for x"))
+    give(
+        tmp_path,
+        Feedback(episode_id="y", comment="for y"),
+        Feedback(episode_id="x", comment="for x"),
+    )
     assert [f.comment for f in stored(one)] == ["for x"]
     assert [f.comment for f in stored(two)] == ["for y"]
 
@@ -99,7 +119,13 @@ def test_the_route_takes_feedback_and_nothing_else(tmp_path: Path) -> None:
             row = {"episode_id": "e", "comment": "hi"}
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 assert client.post(FEEDBACK_PATH, json=[row], headers=headers).status_code == 401
-            for body in (b"", b"{}", b"[{}]", json.dumps([{**row, "table": "runs"}]).encode(), b"\xff"):
+            for body in (
+                b"",
+                b"{}",
+                b"[{}]",
+                json.dumps([{**row, "table": "runs"}]).encode(),
+                b"\xff",
+            ):
                 assert client.post(FEEDBACK_PATH, content=body, headers=good).status_code == 400
             large = json.dumps([{**row, "comment": "x" * (2 << 20)}]).encode()
             assert client.post(FEEDBACK_PATH, content=large, headers=good).status_code == 413
@@ -136,7 +162,10 @@ for i in range(5):
     give(Path({str(path)!r}), Feedback(episode_id="e"))
 """
     try:
-        givers = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(2)]
+        givers = [
+            subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE)
+            for _ in range(2)
+        ]
         assert [giver.communicate()[1].decode() for giver in givers] == ["", ""]
     finally:
         done.set()
@@ -163,8 +192,12 @@ except Exception as error:
 @pytest.mark.slow
 def test_a_full_disk_is_said_and_nothing_is_half_written(tmp_path: Path) -> None:
     path = a_trace(tmp_path / "trace.duckdb")
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.startswith(f"TraceError the disk of {path} is full"), done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.startswith(f"TraceError the disk of {path} is full"), (
+        done.stdout + done.stderr
+    )
     assert owner_of(path) is None
     assert stored(path) == []
     give(path, Feedback(episode_id="e", comment="there is room again"))
@@ -180,10 +213,14 @@ sys.stdin.readline()
 
 
 @pytest.mark.slow
-def test_a_file_that_another_program_holds_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_another_program_holds_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = a_trace(tmp_path / "trace.duckdb")
     monkeypatch.setattr("ajet_sdk.trace.database._READER_WAIT", 0.2)
-    child = subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert child.stdout and child.stdout.readline() == b"open\n"
         with pytest.raises(TraceLocked, match=f"locked by process {child.pid}"):

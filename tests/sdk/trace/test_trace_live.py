@@ -44,12 +44,17 @@ def live(tmp_path: Path) -> Iterator[tuple[httpx.Client, TraceWriter]]:
         writer.put(Run(run_id="r"))
         writer.flush()
         headers = {"Authorization": "Bearer s3cret"}
-        with live_trace(writer) as url, httpx.Client(base_url=url, trust_env=False, headers=headers) as client:
+        with (
+            live_trace(writer) as url,
+            httpx.Client(base_url=url, trust_env=False, headers=headers) as client,
+        ):
             yield client, writer
 
 
 @pytest.mark.slow
-def test_a_reader_knows_what_its_questions_cost_the_run_and_counts_no_waiting(tmp_path: Path) -> None:
+def test_a_reader_knows_what_its_questions_cost_the_run_and_counts_no_waiting(
+    tmp_path: Path,
+) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="r"))
         writer.flush()
@@ -60,7 +65,9 @@ def test_a_reader_knows_what_its_questions_cost_the_run_and_counts_no_waiting(tm
                 reader.query("SELECT * FROM runs")
             cost, all_of_it = reader.spent - before, time.process_time() - began
             exchanges = 20 * 0.002
-            assert exchanges < cost < exchanges + all_of_it, "of this process, which asks and answers"
+            assert exchanges < cost < exchanges + all_of_it, (
+                "of this process, which asks and answers"
+            )
     after = reader.spent
     reader.query("SELECT * FROM runs")
     assert reader.spent == after, "a file costs no run anything"
@@ -72,13 +79,20 @@ def test_a_reader_follows_a_run_from_live_to_rest(tmp_path: Path) -> None:
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     call = Call(episode_id="e", prompt_ids=[1, 2], output_ids=[3], logprobs=[-0.5], started_at=at)
     with TraceWriter(path) as writer:
-        writer.put(Run(run_id="r"), call, Metric(run_id="r", step=1, name="train/reward", value=0.5, at=at))
+        writer.put(
+            Run(run_id="r"), call, Metric(run_id="r", step=1, name="train/reward", value=0.5, at=at)
+        )
         writer.flush()
         with live_trace(writer):
             reader = open_trace(tmp_path)
             assert reader.query("SELECT status FROM runs").to_pylist() == [{"status": "running"}]
             assert calls_of(reader, "e") == [call]
-            assert reader.query('SELECT name FROM metrics WHERE "at" = ? AND step = ?', [at, 1]).num_rows == 1
+            assert (
+                reader.query(
+                    'SELECT name FROM metrics WHERE "at" = ? AND step = ?', [at, 1]
+                ).num_rows
+                == 1
+            )
             with pytest.raises(QueryError, match="exactly one SELECT"):
                 reader.query("DELETE FROM runs")
             writer.put(Episode(episode_id="e", run_id="r"))
@@ -94,7 +108,11 @@ def test_the_route_refuses_strangers_and_nonsense(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.duckdb") as writer, live_trace(writer) as url:
         good = {"Authorization": "Bearer s3cret"}
         with httpx.Client(base_url=url, trust_env=False) as client:
-            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
+            for headers in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": "Basic s3cret"},
+            ):
                 answer = client.post(ROWS_PATH, json={"table": "runs"}, headers=headers)
                 assert answer.status_code == 401 and "gateway.json" in answer.json()["error"]
             for body in (b"", b"[]", b"{}", b'{"table": "runs", "columns": 3}', b"\xff"):
@@ -110,7 +128,10 @@ def test_the_route_refuses_strangers_and_nonsense(tmp_path: Path) -> None:
 HUNGRY = [
     "list_sum(range(2000000000))",
     "(SELECT len(repeat('x', 3000000000)))",
-    "(WITH RECURSIVE t(x) AS (SELECT 'x' UNION ALL SELECT x || x FROM t) SELECT max(len(x)) FROM t)",
+    (
+        "(WITH RECURSIVE t(x) AS (SELECT 'x' UNION ALL SELECT x || x FROM t) SELECT max(len(x))"
+        " FROM t)"
+    ),
     "(SELECT string_agg(a.call_id, '') FROM calls a, calls b, calls c)",
     "list_transform([1], lambda x: lpad('', 2000000000, 'y'))",
     "(FROM generate_series(1, 1000000000000))",
@@ -123,7 +144,9 @@ HUNGRY = [
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     hungry=st.sampled_from(HUNGRY) | st.text(max_size=20),
-    field=st.sampled_from(["table", "columns", "by", "after", "most", "sql", "query", "parameters"]),
+    field=st.sampled_from(
+        ["table", "columns", "by", "after", "most", "sql", "query", "parameters"]
+    ),
     path=st.sampled_from([ROWS_PATH, "/trace/query"]),
 )
 def test_a_live_run_works_out_nothing_that_it_is_sent(
@@ -131,9 +154,14 @@ def test_a_live_run_works_out_nothing_that_it_is_sent(
 ) -> None:
     """Wherever a text is put: no part of it is run."""
     client, _ = live
-    wanted: dict[str, Any] = {"table": "runs", "columns": ["run_id"]} if path == ROWS_PATH else {"sql": "SELECT 1"}
+    wanted: dict[str, Any] = (
+        {"table": "runs", "columns": ["run_id"]} if path == ROWS_PATH else {"sql": "SELECT 1"}
+    )
     wanted[field] = [hungry] if field == "columns" else hungry
-    assume(hungry not in [*COLUMNS, *COLUMNS["runs"], "meta"] and not (field in ("after", "most") and _number(hungry)))
+    assume(
+        hungry not in [*COLUMNS, *COLUMNS["runs"], "meta"]
+        and not (field in ("after", "most") and _number(hungry))
+    )
     assert client.post(path, json=wanted).status_code in (400, 404)
 
 
@@ -146,7 +174,9 @@ def _number(text: str) -> bool:
 
 
 @pytest.mark.parametrize("hungry", HUNGRY)
-def test_a_value_to_look_for_is_a_value(live: tuple[httpx.Client, TraceWriter], hungry: str) -> None:
+def test_a_value_to_look_for_is_a_value(
+    live: tuple[httpx.Client, TraceWriter], hungry: str
+) -> None:
     client, _ = live
     wanted = {"table": "runs", "columns": ["run_id"], "by": "run_id", "among": [hungry, "r"]}
     answer = client.post(ROWS_PATH, json=wanted)
@@ -159,7 +189,9 @@ def test_an_answer_of_several_rows_is_bounded_and_a_reader_still_gets_them_all(
 ) -> None:
     client, writer = live
     large = "x" * (12 << 20)
-    writer.put(*(Call(call_id=f"c{i}", episode_id="e", response={"said": f"{i}{large}"}) for i in range(8)))
+    writer.put(
+        *(Call(call_id=f"c{i}", episode_id="e", response={"said": f"{i}{large}"}) for i in range(8))
+    )
     writer.flush()
     sizes = "SELECT call_id, len(response) AS size FROM calls"
     answer = client.post(ROWS_PATH, json={"table": "calls", "columns": ["response"]})
@@ -170,12 +202,16 @@ def test_an_answer_of_several_rows_is_bounded_and_a_reader_still_gets_them_all(
         assert all(row["size"] > len(large) for row in found)
 
 
-def test_sql_on_a_live_run_is_worked_out_by_the_one_who_asks(live: tuple[httpx.Client, TraceWriter]) -> None:
+def test_sql_on_a_live_run_is_worked_out_by_the_one_who_asks(
+    live: tuple[httpx.Client, TraceWriter],
+) -> None:
     _, writer = live
     reader = open_trace(writer.path)
     reader.query("SELECT * FROM runs")
     spent = reader.spent
-    assert reader.query("SELECT sum(range) AS n FROM range(200000)").to_pylist() == [{"n": 19999900000}]
+    assert reader.query("SELECT sum(range) AS n FROM range(200000)").to_pylist() == [
+        {"n": 19999900000}
+    ]
     assert reader.spent == spent
 
 
@@ -202,12 +238,18 @@ def test_a_query_that_runs_keeps_no_writer_from_closing_its_file(tmp_path: Path)
             return super().by(interrupt)
 
     def endless() -> None:
-        sql = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE (a.range * b.range) % 7 = 3"
+        sql = (
+            "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE (a.range * b.range) %"
+            " 7 = 3"
+        )
         with pytest.raises(QueryError, match="canceled"):
             writer.query(sql, stop=Watched())
         ended.set()
 
-    with TraceWriter(tmp_path / "trace.duckdb", on_error="raise") as writer, ThreadPoolExecutor() as pool:
+    with (
+        TraceWriter(tmp_path / "trace.duckdb", on_error="raise") as writer,
+        ThreadPoolExecutor() as pool,
+    ):
         writer.put(Run(run_id="r"))
         writer.flush()
         running = pool.submit(endless)
@@ -223,13 +265,16 @@ def test_a_query_that_runs_keeps_no_writer_from_closing_its_file(tmp_path: Path)
 def test_a_reader_whose_query_a_stopping_gateway_cancels_asks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not `HTTP 500`: the rows are in the file, once the process has closed it, however long that takes here."""
+    """Not `HTTP 500`: the rows are in the file, once the process has closed it, however long that
+    takes here."""
     monkeypatch.setattr("ajet_sdk.trace.reader._OPENING", 600.0)
     with Held(tmp_path / "trace.duckdb") as writer, ThreadPoolExecutor() as pool:
         writer.put(Run(run_id="r"))
         writer.flush()
         with Gateway(writer):
-            rows = pool.submit(lambda: open_trace(tmp_path).query("SELECT run_id FROM runs").to_pylist())
+            rows = pool.submit(
+                lambda: open_trace(tmp_path).query("SELECT run_id FROM runs").to_pylist()
+            )
             writer.asked.wait()
         writer.close()
         writer.may.set()
@@ -253,7 +298,10 @@ def test_writer_and_gateway_may_announce_in_either_order(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_another_process_reads_live_and_dead_files_as_one(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "a.duckdb") as dead:
-        dead.put(Run(run_id="old"), Call(call_id="a", episode_id="old", prompt_ids=[1, 2], output_ids=[3]))
+        dead.put(
+            Run(run_id="old"),
+            Call(call_id="a", episode_id="old", prompt_ids=[1, 2], output_ids=[3]),
+        )
         dead.put(Call(call_id="b", episode_id="old", prompt_ids=[1, 2, 3, 4], output_ids=[5]))
     code = f"""
 from pathlib import Path
@@ -264,7 +312,9 @@ print(reader.query("SELECT prompt_ids FROM calls_full ORDER BY call_id").to_pyli
 print([c.prompt_ids.tolist() for c in calls_of(reader, "new")])
 """
     with TraceWriter(tmp_path / "b.duckdb") as writer, TraceWriter(tmp_path / "c.duckdb") as other:
-        writer.put(Run(run_id="new"), Call(call_id="c", episode_id="new", prompt_ids=[7], output_ids=[8]))
+        writer.put(
+            Run(run_id="new"), Call(call_id="c", episode_id="new", prompt_ids=[7], output_ids=[8])
+        )
         other.put(Run(run_id="newer"))
         writer.flush()
         other.flush()
@@ -272,7 +322,11 @@ print([c.prompt_ids.tolist() for c in calls_of(reader, "new")])
             assert len(list(tmp_path.glob("*gateway.json"))) == 2
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             done = subprocess.run(
-                [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+                [sys.executable, "-c", code],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
             )
     runs, prompts, new = done.stdout.splitlines()
     assert runs == "[('new', 'running'), ('newer', 'running'), ('old', 'interrupted')]"
@@ -282,7 +336,9 @@ print([c.prompt_ids.tolist() for c in calls_of(reader, "new")])
 
 
 @pytest.mark.slow
-def test_a_reader_that_nobody_closes_leaves_no_thread_at_the_interpreters_end(tmp_path: Path) -> None:
+def test_a_reader_that_nobody_closes_leaves_no_thread_at_the_interpreters_end(
+    tmp_path: Path,
+) -> None:
     """DuckDB aborts the process where a daemon thread closes it after that."""
     path = tmp_path / "trace.duckdb"
     with TraceWriter(path) as writer:
@@ -302,7 +358,9 @@ from ajet_sdk.trace import reader
 reader._LINGER = 60
 kept = reader.open_trace(Path({str(path)!r}))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
@@ -320,10 +378,19 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 def test_a_process_that_loses_its_connections_before_it_ends_is_gone() -> None:
     """As a killed one does."""
-    process = subprocess.Popen([sys.executable, "-c", DYING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", DYING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdin is not None
     url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
-    owner = Owner("t.duckdb", process.pid, process_started(process.pid), socket.gethostname(), url=url, token="x")
+    owner = Owner(
+        "t.duckdb",
+        process.pid,
+        process_started(process.pid),
+        socket.gethostname(),
+        url=url,
+        token="x",
+    )
     ending = threading.Timer(0.2, process.stdin.close)
     ending.start()
     assert owner.alive and post(owner, ROWS_PATH, {}) is None

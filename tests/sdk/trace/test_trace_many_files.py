@@ -1,4 +1,5 @@
-"""A trace of many files answers as if it were one: the files of a cluster's nodes, or of an agent's processes."""
+"""A trace of many files answers as if it were one: the files of a cluster's nodes, or of an agent's
+processes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ NODES = FEW + 9
 def write_node(file: Path, node: int) -> None:
     with TraceWriter(file) as writer:
         if node == 0:
-            writer.put(Run(run_id="run", name="nodes", started_at=BEGAN, config={"ajet": {"seed": 1}}))  # running
+            writer.put(
+                Run(run_id="run", name="nodes", started_at=BEGAN, config={"ajet": {"seed": 1}})
+            )  # running
         for i in range(2):
             at = BEGAN + timedelta(seconds=10 * node + i)
             name = f"e{node}x{i}"
@@ -47,7 +50,9 @@ def write_node(file: Path, node: int) -> None:
             writer.put(*calls, ended, LedgerEntry(run_id="run", episode_id=name, call_id=f"{name}c0", outcome="trained",
                                                   tokens=1, step=node))  # fmt: skip
         if node == 1:
-            writer.put(*(Metric(run_id="run", step=i, name="m", value=i, at=BEGAN) for i in range(21_000)))
+            writer.put(
+                *(Metric(run_id="run", step=i, name="m", value=i, at=BEGAN) for i in range(21_000))
+            )
 
 
 def one_file(directory: Path, file: Path) -> None:
@@ -78,18 +83,28 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     [
         "SELECT run_id, name, status, config FROM runs",
         "SELECT count(*), count(DISTINCT task_id), sum(step) FROM episodes",
-        "SELECT episode_id, task, output FROM episodes WHERE episode_id IN ('e3x1', 'e20x0') ORDER BY ALL",
+        (
+            "SELECT episode_id, task, output FROM episodes WHERE episode_id IN ('e3x1', 'e20x0')"
+            " ORDER BY ALL"
+        ),
         "SELECT episode_id, sum(value * weight) FROM rewards GROUP BY ALL ORDER BY ALL",
         "SELECT reason, count(*) FROM rewards GROUP BY ALL",
         "SELECT agent, sum(len(output_ids)) FROM calls GROUP BY ALL ORDER BY ALL",
         "SELECT call_id, response FROM calls WHERE call_id = 'e7x1c1'",
-        "SELECT call_id, prompt_ids, messages FROM calls_full WHERE episode_id = 'e11x0' ORDER BY ALL",
+        (
+            "SELECT call_id, prompt_ids, messages FROM calls_full WHERE episode_id = 'e11x0' ORDER"
+            " BY ALL"
+        ),
         "SELECT count(*), sum(value) FROM metrics",
-        "SELECT outcome, sum(tokens) FROM ledger JOIN episodes USING (episode_id) WHERE task->>'$.main_query' = 'q' "
-        "GROUP BY ALL",
+        (
+            "SELECT outcome, sum(tokens) FROM ledger JOIN episodes USING (episode_id) WHERE"
+            " task->>'$.main_query' = 'q' GROUP BY ALL"
+        ),
         "SELECT episode_id, comment FROM feedback",
-        "SELECT episode_id, (SELECT count(*) FROM calls c WHERE c.episode_id = e.episode_id AND response IS NOT NULL) "
-        "FROM episodes e WHERE e.task_id = 't9' ORDER BY ALL",
+        (
+            "SELECT episode_id, (SELECT count(*) FROM calls c WHERE c.episode_id = e.episode_id AND"
+            " response IS NOT NULL) FROM episodes e WHERE e.task_id = 't9' ORDER BY ALL"
+        ),
         "FROM trained",
     ],
 )
@@ -146,19 +161,26 @@ def test_databases_of_something_else_are_passed_over_unless_they_are_named(tmp_p
     with open_trace(tmp_path / "run", tmp_path / "shop.duckdb") as reader:
         assert list(reader.skipped) == [tmp_path / "shop.duckdb"]
     (tmp_path / "run" / "trace.duckdb").unlink()
-    with pytest.raises(TraceVersionError, match=r"shop\.duckdb is a DuckDB file but not an ajet trace"):
+    with pytest.raises(
+        TraceVersionError, match=r"shop\.duckdb is a DuckDB file but not an ajet trace"
+    ):
         open_trace(tmp_path)
 
 
 def test_a_broken_file_is_skipped_below_a_directory_and_not_in_it(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with TraceWriter(tmp_path / name / "trace.duckdb") as writer:
-            writer.put(Run(run_id=name), *(Metric(run_id=name, step=i, name="m", value=i) for i in range(50_000)))
+            writer.put(
+                Run(run_id=name),
+                *(Metric(run_id=name, step=i, name="m", value=i) for i in range(50_000)),
+            )
     file = tmp_path / "b" / "trace.duckdb"
     with file.open("r+b") as cut:
         cut.truncate(file.stat().st_size // 2)
     reader = open_trace(tmp_path)
-    assert reader.query("SELECT run_id FROM runs").to_pylist() == [{"run_id": "a"}] and list(reader.skipped) == [file]
+    assert reader.query("SELECT run_id FROM runs").to_pylist() == [{"run_id": "a"}] and list(
+        reader.skipped
+    ) == [file]
     with pytest.raises(TraceError, match=r"b/trace\.duckdb"):
         open_trace(tmp_path / "b")
 
@@ -172,7 +194,9 @@ def test_a_copy_elsewhere_below_is_counted_once(tmp_path: Path) -> None:
     assert "run run is also in" in next(iter(reader.skipped.values()))
 
 
-def test_copies_beside_each_other_are_counted_once_and_the_run_s_own_file_first(tmp_path: Path) -> None:
+def test_copies_beside_each_other_are_counted_once_and_the_run_s_own_file_first(
+    tmp_path: Path,
+) -> None:
     write_node(tmp_path / "launcher_record" / "trace.duckdb", 0)
     for name in ("copy.duckdb", "trace_copy.duckdb"):  # written later, and nearer
         shutil.copy(tmp_path / "launcher_record" / "trace.duckdb", tmp_path / name)
@@ -183,7 +207,8 @@ def test_copies_beside_each_other_are_counted_once_and_the_run_s_own_file_first(
 
 
 def test_of_many_files_what_is_left_out_is_in_no_answer(tmp_path: Path) -> None:
-    """Tables are copied before it is known which files are copies, others are copied later, and some read in place."""
+    """Tables are copied before it is known which files are copies, others are copied later, and
+    some read in place."""
     for node in range(2, FEW + 4):
         write_node(tmp_path / f"trace-{node:02}.duckdb", node)
     duckdb.connect(str(tmp_path / "trace-05x.duckdb")).execute("CREATE TABLE t (a INTEGER)")
@@ -196,11 +221,20 @@ def test_of_many_files_what_is_left_out_is_in_no_answer(tmp_path: Path) -> None:
         cut = tmp_path / "cut" / "trace.duckdb"
         os.truncate(cut, cut.stat().st_size // 2)
         with open_trace(tmp_path) as reader:
-            assert set(reader.skipped) == {tmp_path / "trace-05x.duckdb", tmp_path / "below" / "copy.duckdb", cut}
+            assert set(reader.skipped) == {
+                tmp_path / "trace-05x.duckdb",
+                tmp_path / "below" / "copy.duckdb",
+                cut,
+            }
             for table in ("episodes", "calls", "rewards", "ledger", "metrics"):
                 count = f"SELECT count(*) AS n FROM {table}"
-                of_first = {"episodes": 2, "calls": 4, "rewards": 2, "ledger": 2, "metrics": 0}[table]
-                assert reader.query(count)["n"][0].as_py() == whole.query(count)["n"][0].as_py() + of_first
+                of_first = {"episodes": 2, "calls": 4, "rewards": 2, "ledger": 2, "metrics": 0}[
+                    table
+                ]
+                assert (
+                    reader.query(count)["n"][0].as_py()
+                    == whole.query(count)["n"][0].as_py() + of_first
+                )
             last = f"e{FEW + 3}x1"
             assert calls_of(reader, last) == calls_of(whole, last) != []
             booked = "SELECT call_id, tokens FROM ledger WHERE call_id = 'e9x1c0'"
@@ -229,10 +263,9 @@ def test_a_run_that_begins_below_is_seen(tmp_path: Path) -> None:
 
 def test_files_at_rest_are_read_without_an_http_client(nodes: tuple[Path, Path]) -> None:
     code = (
-        "import sys; from pathlib import Path; from ajet_tools.cli.app import app\n"
-        f"try: app(['trace', 'ls', {str(nodes[1])!r}])\n"
-        "except SystemExit: pass\n"
-        "print('loaded:', [m for m in ('httpx', 'openai', 'starlette', 'uvicorn') if m in sys.modules])"
+        "import sys; from pathlib import Path; from ajet_tools.cli.app import app\ntry:"
+        f" app(['trace', 'ls', {str(nodes[1])!r}])\nexcept SystemExit: pass\nprint('loaded:', [m"
+        " for m in ('httpx', 'openai', 'starlette', 'uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "loaded: []", done.stderr

@@ -23,7 +23,9 @@ def ids(*values: int) -> Any:
     return np.array(values, dtype=np.int32)
 
 
-def linear(turns: int, episode_id: str = "e", start: int = 400, observed: int = 200, sampled: int = 120) -> list[Call]:
+def linear(
+    turns: int, episode_id: str = "e", start: int = 400, observed: int = 200, sampled: int = 120
+) -> list[Call]:
     """One conversation in which every prompt extends the call before."""
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 50_000, start).astype(np.int32)
@@ -45,7 +47,9 @@ def linear(turns: int, episode_id: str = "e", start: int = 400, observed: int = 
             )
         )
         messages = [*messages, {"role": "assistant", "content": f"reply {i}"}]
-        prompt = np.concatenate([prompt, output, rng.integers(0, 50_000, observed).astype(np.int32)])
+        prompt = np.concatenate(
+            [prompt, output, rng.integers(0, 50_000, observed).astype(np.int32)]
+        )
     return calls
 
 
@@ -55,7 +59,8 @@ def test_a_fifty_turn_episode_costs_its_distinct_tokens(tmp_path: Path) -> None:
         writer.put(*calls)
         writer.flush()
         [row] = writer.query(
-            "SELECT sum(len(prompt_suffix)) + sum(len(output_ids)) AS stored, max(prefix_messages) AS m FROM calls"
+            "SELECT sum(len(prompt_suffix)) + sum(len(output_ids)) AS stored, max(prefix_messages)"
+            " AS m FROM calls"
         ).to_pylist()
     distinct = len(calls[-1].prompt_ids) + len(calls[-1].output_ids)  # type: ignore[arg-type]
     assert row["stored"] == distinct
@@ -67,7 +72,9 @@ def test_no_call_refers_to_one_that_the_file_may_not_have(tmp_path: Path) -> Non
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         writer.put(calls[1], calls[2])
         writer.flush()
-        rows = writer.query("SELECT parent_call_id, extends_call_id, prefix_len FROM calls ORDER BY index").to_pylist()
+        rows = writer.query(
+            "SELECT parent_call_id, extends_call_id, prefix_len FROM calls ORDER BY index"
+        ).to_pylist()
     whole = {"parent_call_id": None, "extends_call_id": None, "prefix_len": 0}
     assert rows == [whole, {"parent_call_id": "e-1", "extends_call_id": "e-1", "prefix_len": 840}]
 
@@ -92,29 +99,48 @@ def test_nothing_refers_to_a_call_that_could_not_be_stored(tmp_path: Path) -> No
         deep = {"in": deep}
     spoilt = [{"role": "user", "content": "hi"}, {"role": "tool", "content": deep}]
     with TraceWriter(tmp_path / "t.duckdb") as writer:
-        first = Call(call_id="a", episode_id="e", request={"messages": spoilt}, prompt_ids=ids(1, 2), output_ids=ids())
+        first = Call(
+            call_id="a",
+            episode_id="e",
+            request={"messages": spoilt},
+            prompt_ids=ids(1, 2),
+            output_ids=ids(),
+        )
         index = PrefixIndex()
         writer.put(index.add(first))
         request = {"messages": spoilt[:1]}
-        second = Call(call_id="b", episode_id="e", request=request, prompt_ids=ids(1, 2, 3), output_ids=ids())
+        second = Call(
+            call_id="b", episode_id="e", request=request, prompt_ids=ids(1, 2, 3), output_ids=ids()
+        )
         writer.put(second := index.add(second))
         writer.flush()
-        rows = writer.query("SELECT call_id, parent_call_id, extends_call_id FROM calls").to_pylist()
+        rows = writer.query(
+            "SELECT call_id, parent_call_id, extends_call_id FROM calls"
+        ).to_pylist()
     assert (second.parent_call_id, second.extends_call_id) == ("a", "a")
     assert rows == [{"call_id": "b", "parent_call_id": None, "extends_call_id": None}]
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-message = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": json_values})
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": json_values}
+)
 
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[Call]:
-    """Calls that extend, fork from, cut short or have nothing to do with earlier ones, some without ids or messages."""
+    """Calls that extend, fork from, cut short or have nothing to do with earlier ones, some without
+    ids or messages."""
     calls: list[Call] = []
     for i in range(draw(st.integers(1, 7))):
         parent = draw(st.sampled_from(calls)) if calls and draw(st.booleans()) else None
@@ -173,15 +199,22 @@ EXAMPLES = settings.default.max_examples if settings.default else 0
 
 
 @pytest.mark.slow
-@settings(max_examples=EXAMPLES if EXAMPLES > 100 else 20)  # each is written to a file and read back twice
+@settings(
+    max_examples=EXAMPLES if EXAMPLES > 100 else 20
+)  # each is written to a file and read back twice
 @given(drawn=trees().filter(_surrogate_free))
 def test_what_was_put_comes_back_exactly(store: TraceWriter, drawn: list[Call]) -> None:
     episode = new_id()
-    calls = place_all(c.model_copy(update={"episode_id": episode, "call_id": f"{episode}-{c.index}"}) for c in drawn)
+    calls = place_all(
+        c.model_copy(update={"episode_id": episode, "call_id": f"{episode}-{c.index}"})
+        for c in drawn
+    )
     store.put(*calls)
     store.flush()
     back = calls_of(store, episode)
-    rows = store.query("SELECT * FROM calls_full WHERE episode_id = ? ORDER BY index", [episode]).to_pylist()
+    rows = store.query(
+        "SELECT * FROM calls_full WHERE episode_id = ? ORDER BY index", [episode]
+    ).to_pylist()
     assert [c.call_id for c in back] == [c.call_id for c in calls]
     for put, got, row in zip(calls, back, rows, strict=True):
         assert got == put
@@ -196,8 +229,12 @@ def test_the_view_rebuilds_a_long_episode(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         writer.put(*calls)
         writer.flush()
-        rows = writer.query("SELECT call_id, prompt_ids, request FROM calls_full WHERE episode_id = 'e'").to_pylist()
-        [one] = writer.query("SELECT prompt_ids FROM calls_full WHERE call_id = 'e-119'").to_pylist()
+        rows = writer.query(
+            "SELECT call_id, prompt_ids, request FROM calls_full WHERE episode_id = 'e'"
+        ).to_pylist()
+        [one] = writer.query(
+            "SELECT prompt_ids FROM calls_full WHERE call_id = 'e-119'"
+        ).to_pylist()
     whole = {row["call_id"]: row for row in rows}
     assert len(whole) == len(calls)
     for call in calls:

@@ -16,10 +16,14 @@ from ajet_sdk.types import Metric
 
 
 @pytest.fixture(scope="module", params=["live", "at rest"])
-def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
+def trace(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TraceReader]:
     path = tmp_path_factory.mktemp("trace") / "trace.duckdb"
     with TraceWriter(path) as writer:
-        writer.put(*(Metric(run_id="r", step=i, name="train/reward", value=i / 2) for i in range(3)))
+        writer.put(
+            *(Metric(run_id="r", step=i, name="train/reward", value=i / 2) for i in range(3))
+        )
         writer.flush()
         if request.param == "live":
             yield writer
@@ -42,8 +46,12 @@ def test_a_select_is_answered(trace: TraceReader, sql: str) -> None:
 
 
 def test_parameters_and_explain(trace: TraceReader) -> None:
-    assert trace.query("SELECT count(*) AS n FROM metrics WHERE step >= ?", [1]).to_pylist() == [{"n": 2}]
-    assert trace.query("SELECT step FROM metrics WHERE step = $1 OR step = $1 + 1", [1]).num_rows == 2
+    assert trace.query("SELECT count(*) AS n FROM metrics WHERE step >= ?", [1]).to_pylist() == [
+        {"n": 2}
+    ]
+    assert (
+        trace.query("SELECT step FROM metrics WHERE step = $1 OR step = $1 + 1", [1]).num_rows == 2
+    )
     assert "explain_value" in trace.query("EXPLAIN SELECT * FROM metrics").column_names
     assert trace.query("EXPLAIN ANALYZE SELECT * FROM metrics").num_rows == 1
 
@@ -90,7 +98,10 @@ def test_anything_else_is_a_query_error(trace: TraceReader, sql: str, word: str)
 
 
 def test_a_text_is_no_call(trace: TraceReader) -> None:
-    sql = "SELECT 'query(1)' AS query, count(*) FILTER (name LIKE '%arrow_scan(%') AS \"é\" /* query( */ FROM metrics"
+    sql = (
+        "SELECT 'query(1)' AS query, count(*) FILTER (name LIKE '%arrow_scan(%') AS \"é\" /* query("
+        " */ FROM metrics"
+    )
     assert trace.query(sql).to_pylist() == [{"query": "query(1)", "é": 0}]
 
 
@@ -103,7 +114,10 @@ def test_a_variable_of_this_process_cannot_be_read(trace: TraceReader) -> None:
 
 def test_a_long_query_is_interrupted(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.duckdb") as writer:
-        endless = "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
+        endless = (
+            "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 ="
+            " b.range % 11"
+        )
         with pytest.raises(QueryError, match=r"stopped after 0\.5 s"):
             query.select(writer._root, endless, timeout=0.5)  # type: ignore[arg-type]
         assert writer.query("SELECT 1 AS one").num_rows == 1

@@ -14,15 +14,21 @@ from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION
 from ajet_sdk.trace.writer import TraceWriter
 
 
-@pytest.mark.parametrize(("version", "words"), [(SCHEMA_VERSION - 1, "an older ajet"), (99, "a newer ajet")])
-def test_a_file_of_another_version_is_refused_and_left_alone(tmp_path: Path, version: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "words"), [(SCHEMA_VERSION - 1, "an older ajet"), (99, "a newer ajet")]
+)
+def test_a_file_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, version: int, words: str
+) -> None:
     path = tmp_path / "other.duckdb"
     TraceWriter(path).close()
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE meta SET schema_version = ?", [version])
     before = path.read_bytes()
     for use in (open_trace, TraceWriter):
-        with pytest.raises(TraceVersionError, match=rf"{words} \(schema {version}; this version reads"):
+        with pytest.raises(
+            TraceVersionError, match=rf"{words} \(schema {version}; this version reads"
+        ):
             use(path)
     assert path.read_bytes() == before
 

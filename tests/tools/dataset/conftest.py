@@ -38,7 +38,8 @@ Said = str | list[str] | Response | tuple[float, str] | Held
 
 
 class ModelServer:
-    """`say` gets the request's JSON and its number (from 0): text, a list of texts, seconds and text, or a response."""
+    """`say` gets the request's JSON and its number (from 0): text, a list of texts, seconds and
+    text, or a response."""
 
     def __init__(self, say: Callable[[dict[str, Any], int], Said]) -> None:
         self.say = say
@@ -68,13 +69,17 @@ class ModelServer:
         if isinstance(said, Response):
             return said
         texts = [said] if isinstance(said, str) else said
-        choices = [{"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate(texts)]
+        choices = [
+            {"index": i, "message": {"role": "assistant", "content": text}}
+            for i, text in enumerate(texts)
+        ]
         usage = {"prompt_tokens": 100, "completion_tokens": 50 * len(texts)}
         return JSONResponse({"model": body["model"], "choices": choices, "usage": usage})
 
 
 class Embedder:
-    """A model of embeddings: texts that `means` says the same of get one vector. It answers `failures` first."""
+    """A model of embeddings: texts that `means` says the same of get one vector. It answers
+    `failures` first."""
 
     def __init__(self, means: Callable[[str], str]) -> None:
         self.means = means
@@ -88,14 +93,21 @@ class Embedder:
             return self.failures.pop(0)
         self.batches.append(body["input"])
         data = [
-            {"index": index, "embedding": [2 * random.Random(self.means(text) + str(n)).gauss(0, 1) for n in range(64)]}
+            {
+                "index": index,
+                "embedding": [
+                    2 * random.Random(self.means(text) + str(n)).gauss(0, 1) for n in range(64)
+                ],
+            }
             for index, text in enumerate(body["input"])
         ]
         usage = {"prompt_tokens": 10 * len(data), "total_tokens": 10 * len(data)}
         return JSONResponse({"data": list(reversed(data)), "model": body["model"], "usage": usage})
 
 
-def _served(path: str, answer: Callable[[Request], Awaitable[Response]]) -> tuple[str, Callable[[], None]]:
+def _served(
+    path: str, answer: Callable[[Request], Awaitable[Response]]
+) -> tuple[str, Callable[[], None]]:
     """The URL of a server with one route, and what ends it."""
     listener = listening_socket("127.0.0.1", 0)
     app = Starlette(routes=[Route(path, answer, methods=["POST"])])
@@ -113,12 +125,15 @@ def _served(path: str, answer: Callable[[Request], Awaitable[Response]]) -> tupl
 def refusal(status: int, message: str, **more: Any) -> Response:
     """An error as OpenAI's API words it; `headers` go out with it."""
     headers = more.pop("headers", None)
-    return JSONResponse({"error": {"message": message, **more}}, status_code=status, headers=headers)
+    return JSONResponse(
+        {"error": {"message": message, **more}}, status_code=status, headers=headers
+    )
 
 
 @pytest.fixture
 def model_server() -> Iterator[Callable[[Callable[[dict[str, Any], int], Said]], ModelServer]]:
-    """Makes servers that are gone after the test; `model_server.refusal` makes an error response."""
+    """Makes servers that are gone after the test; `model_server.refusal` makes an error
+    response."""
     made: list[ModelServer] = []
 
     def make(say: Callable[[dict[str, Any], int], Said]) -> ModelServer:
@@ -147,7 +162,8 @@ def embedder() -> Iterator[Callable[[Callable[[str], str]], Embedder]]:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes the working directory of a job: its modules by name (`agent` is `AGENT`), and `NAME.jsonl` of rows."""
+    """Makes the working directory of a job: its modules by name (`agent` is `AGENT`), and
+    `NAME.jsonl` of rows."""
 
     def make(modules: Mapping[str, str], **files: list[dict[str, Any]]) -> Path:
         monkeypatch.chdir(tmp_path)
@@ -165,7 +181,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 
 @pytest.fixture
 def fenced() -> Fence:
-    """The fence of this machine. Without one a test is skipped, but in CI, where there must be one, it fails."""
+    """The fence of this machine. Without one a test is skipped, but in CI, where there must be one,
+    it fails."""
     try:
         return fence()
     except NoFence as error:

@@ -26,7 +26,9 @@ def at_a_terminal(
     env = {**os.environ, "TERM": "xterm-256color", **(environment or {})}
     for name in ("NO_COLOR", "COLUMNS", "LINES"):
         env.pop(name, None)
-    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=side, stdout=side, stderr=side, start_new_session=True
+    )
     os.close(side)
     shown = b""
     while True:

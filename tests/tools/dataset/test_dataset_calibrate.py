@@ -1,4 +1,5 @@
-"""`dataset calibrate`: pass rates by the ordinary run, a band of them, nothing measured twice, nothing made up."""
+"""`dataset calibrate`: pass rates by the ordinary run, a band of them, nothing measured twice,
+nothing made up."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def here(job: Callable[..., Path]) -> Path:
     return job({"agent": AGENT + MORE, "replies": REPLIES}, tasks=tasks)
 
 
-def calibrate(*arguments: str, judge: str = "agent.py:exact", agent: str = "agent.py:solve") -> Result:
+def calibrate(
+    *arguments: str, judge: str = "agent.py:exact", agent: str = "agent.py:solve"
+) -> Result:
     options = ["--workflow", agent, "--judge", judge, *arguments]
     if "--base-url" not in arguments:
         options += ["--scripted", "replies.py:reply"]
@@ -71,7 +74,9 @@ def test_each_row_gets_its_pass_rate_and_the_rest_stays_as_it_was(here: Path) ->
     assert asked() == 48
     before, after = read_rows("tasks.jsonl"), read_rows("all.jsonl")
     rates = [row["metadata"].pop("pass_rate") for row in after]
-    assert [row["metadata"].pop("difficulty") for row in after] == [pytest.approx(1 - rate) for rate in rates]
+    assert [row["metadata"].pop("difficulty") for row in after] == [
+        pytest.approx(1 - rate) for rate in rates
+    ]
     assert after == before
     assert rates[0] == rates[3] == 0 and rates[2] == rates[5] == 1
     assert 0 < rates[1] < 1 and rates[1] * 8 == int(rates[1] * 8)
@@ -81,7 +86,11 @@ def test_each_row_gets_its_pass_rate_and_the_rest_stays_as_it_was(here: Path) ->
 def test_a_band_keeps_the_rows_within_and_puts_the_others_apart_with_the_reason(here: Path) -> None:
     done = calibrate("tasks.jsonl", "-k", "8", "--band", "0.1:0.9", "--out", "fit.jsonl", "--json")
     summary = json.loads(done.stdout)
-    assert done.exit_code == 0 and (summary["kept"], summary["outside"], summary["tasks"]) == (2, 4, 6)
+    assert done.exit_code == 0 and (summary["kept"], summary["outside"], summary["tasks"]) == (
+        2,
+        4,
+        6,
+    )
     assert sum(summary["histogram"]) == 6 and len(summary["histogram"]) == 9
     assert [row["question"] for row in read_rows("fit.jsonl")] == ["seldom 0", "seldom 1"]
     assert {row["rejected"] for row in read_rows("fit.rejected.jsonl")} == {
@@ -93,10 +102,14 @@ def test_a_band_keeps_the_rows_within_and_puts_the_others_apart_with_the_reason(
 def test_what_was_measured_is_not_measured_again(here: Path) -> None:
     calibrate("tasks.jsonl", "-k", "4", "--out", "a.jsonl")
     assert asked() == 24
-    again = calibrate("a.jsonl", "-k", "4", "--out", "b.jsonl", "--measurements", "a.measured.jsonl", "--json")
+    again = calibrate(
+        "a.jsonl", "-k", "4", "--out", "b.jsonl", "--measurements", "a.measured.jsonl", "--json"
+    )
     assert asked() == 24 and json.loads(again.stdout)["known"] == 6
     assert Path("a.jsonl").read_bytes() == Path("b.jsonl").read_bytes()
-    write_rows("tasks.jsonl", [*read_rows("tasks.jsonl"), {"question": "seldom 9", "answer": "yes"}])
+    write_rows(
+        "tasks.jsonl", [*read_rows("tasks.jsonl"), {"question": "seldom 9", "answer": "yes"}]
+    )
     calibrate("tasks.jsonl", "-k", "4", "--out", "a.jsonl")
     assert asked() == 28  # the new one only
 
@@ -125,11 +138,17 @@ def test_other_conditions_are_measured_anew(here: Path, change: str) -> None:
 def test_rows_of_one_content_are_one_task(here: Path) -> None:
     write_rows("twice.jsonl", [{"question": "always", "answer": "yes"}] * 3)
     calibrate("twice.jsonl", "-k", "4", "--out", "out.jsonl")
-    assert asked() == 4 and [row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")] == [1, 1, 1]
+    assert asked() == 4 and [row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_a_difficulty_of_the_datasets_own_stays(here: Path) -> None:
-    write_rows("own.jsonl", [{"question": "always", "answer": "yes", "metadata": {"difficulty": 3}}])
+    write_rows(
+        "own.jsonl", [{"question": "always", "answer": "yes", "metadata": {"difficulty": 3}}]
+    )
     done = calibrate("own.jsonl", "-k", "2", "--out", "out.jsonl")
     assert read_rows("out.jsonl")[0]["metadata"] == {"difficulty": 3, "pass_rate": 1.0}
     assert "an existing difficulty" in done.stderr
@@ -137,28 +156,44 @@ def test_a_difficulty_of_the_datasets_own_stays(here: Path) -> None:
 
 def test_an_agents_own_failure_is_no_solution(here: Path) -> None:
     write_rows(
-        "ovens.jsonl", [{"question": "always an oven", "answer": "yes"}, {"question": "always", "answer": "yes"}]
+        "ovens.jsonl",
+        [{"question": "always an oven", "answer": "yes"}, {"question": "always", "answer": "yes"}],
     )
     done = calibrate("ovens.jsonl", "-k", "4", "--out", "out.jsonl", agent="agent.py:breaks")
-    assert done.exit_code == 0 and [row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")] == [0, 1]
+    assert done.exit_code == 0 and [
+        row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")
+    ] == [0, 1]
 
 
 def test_a_judge_that_raises_measures_nothing_and_is_no_zero(here: Path) -> None:
-    write_rows("mixed.jsonl", [{"question": "always", "answer": "yes"}, {"question": "always 1", "answer": "1"}])
+    write_rows(
+        "mixed.jsonl",
+        [{"question": "always", "answer": "yes"}, {"question": "always 1", "answer": "1"}],
+    )
     Path("replies.py").write_text(
-        "def reply(ask):\n    q = ask.body['messages'][-1]['content']\n    return '1' if '1' in q else 'x'"
+        "def reply(ask):\n    q = ask.body['messages'][-1]['content']\n    return '1' if '1' in q"
+        " else 'x'"
     )
     done = calibrate("mixed.jsonl", "-k", "2", "--out", "out.jsonl", judge="agent.py:number")
     assert done.exit_code == 1
-    assert [(row["question"], row["metadata"]["pass_rate"]) for row in read_rows("out.jsonl")] == [("always 1", 1.0)]
+    assert [(row["question"], row["metadata"]["pass_rate"]) for row in read_rows("out.jsonl")] == [
+        ("always 1", 1.0)
+    ]
     spoilt = read_rows("out.rejected.jsonl")
     assert len(spoilt) == 1 and "metadata" not in spoilt[0]
-    assert "not measured: judge number: ValueError" in spoilt[0]["rejected"] and "ValueError" in done.stderr
+    assert (
+        "not measured: judge number: ValueError" in spoilt[0]["rejected"]
+        and "ValueError" in done.stderr
+    )
 
 
 def test_where_nothing_can_be_measured_it_says_why(here: Path) -> None:
     done = calibrate("tasks.jsonl", "-k", "2", "--out", "out.jsonl", judge="agent.py:number")
-    assert done.exit_code == 2 and "none of the 6 rows could be measured" in done.stderr and "ValueError" in done.stderr
+    assert (
+        done.exit_code == 2
+        and "none of the 6 rows could be measured" in done.stderr
+        and "ValueError" in done.stderr
+    )
     assert Path("out.measured.jsonl").exists() is False
 
 
@@ -171,17 +206,30 @@ def test_over_http(here: Path, model_server: Callable[..., Any]) -> None:
 
     server = model_server(say)
     done = calibrate(
-        "tasks.jsonl", "-k", "3", "--out", "out.jsonl", "--base-url", server.url, "--model", "remote", "--json"
+        "tasks.jsonl",
+        "-k",
+        "3",
+        "--out",
+        "out.jsonl",
+        "--base-url",
+        server.url,
+        "--model",
+        "remote",
+        "--json",
     )
     assert done.exit_code == 1, done.output
     assert {body["model"] for body in server.requests} == {"remote"}
     rates = {row["question"]: row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")}
     assert set(rates) == {"always 0", "always 1", "seldom 0", "seldom 1"} and rates["always 0"] == 1
     apart = read_rows("out.rejected.jsonl")  # what a provider refuses to answer is not thereby hard
-    assert [row["question"] for row in apart] == ["never 0", "never 1"] and "not for you" in apart[0]["rejected"]
+    assert [row["question"] for row in apart] == ["never 0", "never 1"] and "not for you" in apart[
+        0
+    ]["rejected"]
 
 
-def test_a_wrong_key_measures_nothing_and_keeps_what_was(here: Path, model_server: Callable[..., Any]) -> None:
+def test_a_wrong_key_measures_nothing_and_keeps_what_was(
+    here: Path, model_server: Callable[..., Any]
+) -> None:
     server = model_server(lambda body, n: "yes")
     options = ("-k", "2", "--out", "out.jsonl", "--base-url", server.url, "--model", "remote")
     write_rows("some.jsonl", read_rows("tasks.jsonl")[:2])
@@ -191,13 +239,17 @@ def test_a_wrong_key_measures_nothing_and_keeps_what_was(here: Path, model_serve
         server.say = lambda body, n, status=status: model_server.refusal(status, "wrong key")  # type: ignore[attr-defined]
         calls = len(server.requests)
         done = calibrate("many.jsonl", *options)
-        assert done.exit_code == 2 and why in done.stderr and "wrong key" in done.stderr, done.output
+        assert done.exit_code == 2 and why in done.stderr and "wrong key" in done.stderr, (
+            done.output
+        )
         assert len(server.requests) - calls < 300
         assert len(read_rows("out.jsonl")) == len(read_rows("out.measured.jsonl")) == 2
 
 
 @pytest.mark.parametrize("command", ["run", "calibrate"])
-def test_too_many_requests_are_told(here: Path, model_server: Callable[..., Any], command: str) -> None:
+def test_too_many_requests_are_told(
+    here: Path, model_server: Callable[..., Any], command: str
+) -> None:
     def say(body: dict[str, Any], number: int) -> Any:
         if number < 3:
             return model_server.refusal(429, "slow down", headers={"retry-after": "0.1"})  # type: ignore[attr-defined]
@@ -235,13 +287,20 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(here: Path)
     before, calls = len(read_rows("out.measured.jsonl")), asked()
     assert 4 <= before < 40
     done = subprocess.run(
-        [*command, "--json"], env=environment, capture_output=True, text=True, timeout=300, check=True
+        [*command, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     assert json.loads(done.stdout)["known"] == before
     assert asked() - calls == (40 - before) * 2 and len(read_rows("out.jsonl")) == 40
 
 
-def test_a_line_that_a_kill_cut_off_is_measured_again_and_other_files_are_refused(here: Path) -> None:
+def test_a_line_that_a_kill_cut_off_is_measured_again_and_other_files_are_refused(
+    here: Path,
+) -> None:
     calibrate("tasks.jsonl", "-k", "2", "--out", "a.jsonl")
     file = Path("a.measured.jsonl")
     file.write_bytes(file.read_bytes()[:-30])
@@ -255,10 +314,13 @@ def test_a_line_that_a_kill_cut_off_is_measured_again_and_other_files_are_refuse
 
 
 @pytest.mark.parametrize(
-    ("text", "low", "high"), [("0.1:0.9", 0.1, 0.9), (":0.5", 0.0, 0.5), ("0.25:", 0.25, 1.0), (":", 0.0, 1.0)]
+    ("text", "low", "high"),
+    [("0.1:0.9", 0.1, 0.9), (":0.5", 0.0, 0.5), ("0.25:", 0.25, 1.0), (":", 0.0, 1.0)],
 )
 def test_a_band(text: str, low: float, high: float) -> None:
-    assert Band.parse(text) == Band(low, high) and low in Band.parse(text) and high in Band.parse(text)
+    assert (
+        Band.parse(text) == Band(low, high) and low in Band.parse(text) and high in Band.parse(text)
+    )
 
 
 @pytest.mark.parametrize("text", ["0.9:0.1", "0.5", "a:b", "-1:1", "0:2", "nan:1", ""])
@@ -277,7 +339,9 @@ def test_what_is_no_band(text: str) -> None:
         (["tasks.jsonl", "--out", "o.jsonl", "-k", "2", "--temperature", "0"], "greedy"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(here: Path, options: list[str], words: str) -> None:
+def test_what_is_wrong_is_said_before_anything_runs(
+    here: Path, options: list[str], words: str
+) -> None:
     Path("empty.jsonl").write_text("")
     Path("bad.jsonl").write_text('{"question": "always"}\n{"question"\n')
     done = calibrate(*options)

@@ -62,9 +62,14 @@ def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
         "> The budget was spent before all rows were made.", "| model | `m` |",
     ):  # fmt: skip
         assert line in text, line
-    assert text.index("| the judge rejects") < text.index("| near duplicate")  # the most frequent first
+    assert text.index("| the judge rejects") < text.index(
+        "| near duplicate"
+    )  # the most frequent first
     head = yaml.safe_load(text.split("---")[1])
-    assert head["configs"][0]["data_files"][1] == {"split": "validation", "path": "validation.jsonl"}
+    assert head["configs"][0]["data_files"][1] == {
+        "split": "validation",
+        "path": "validation.jsonl",
+    }
     longest = max(len(row["main_query"]) for row in made[:150])
     assert "| question, train |" in text and f"| {longest} |" in text
     mean = sum(row["metadata"]["pass_rate"] for row in made) / 200
@@ -75,9 +80,9 @@ def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
 def test_the_same_rows_give_the_same_bytes_also_in_another_process(tmp_path: Path) -> None:
     write_card(tmp_path / "a", iter(rows(100)), FACTS)
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path; "
-        "from test_dataset_card import *; "
-        f"write_card(Path({str(tmp_path / 'b')!r}), rows(100), FACTS)"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path;"
+        f" from test_dataset_card import *; write_card(Path({str(tmp_path / 'b')!r}), rows(100),"
+        " FACTS)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["README.md"]
@@ -99,14 +104,25 @@ def test_a_readme_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
         [],
         [{}],
         [{"main_query": ""}, {"main_query": "x" * 5_000_000, "metadata": {"answer": None}}],
-        [{"main_query": "```\n# not a heading\n```` | <b>", "metadata": {"answer": {"a": ["|", "\ud800"]}}}],
-        [{"messages": [{"role": "user", "content": "hi"}], "metadata": "text", "provenance": 3}] * 30,
+        [
+            {
+                "main_query": "```\n# not a heading\n```` | <b>",
+                "metadata": {"answer": {"a": ["|", "\ud800"]}},
+            }
+        ],
+        [{"messages": [{"role": "user", "content": "hi"}], "metadata": "text", "provenance": 3}]
+        * 30,
         [{"main_query": f"What is {i} + {i}?", "metadata": {"pass_rate": True}} for i in range(50)],
-        [{"main_query": f"第{i}题：计算{'加法减法乘法'[i % 6]}与分数的和，苹果香蕉" } for i in range(40)],
+        [
+            {"main_query": f"第{i}题：计算{'加法减法乘法'[i % 6]}与分数的和，苹果香蕉"}
+            for i in range(40)
+        ],
     ],
     ids=["none", "empty", "huge", "marks", "odd", "numbers", "chinese"],
-)  # fmt: skip
-def test_odd_rows_make_a_card_all_the_same(tmp_path: Path, made: list[dict[str, Any]], recwarn: Any) -> None:
+)
+def test_odd_rows_make_a_card_all_the_same(
+    tmp_path: Path, made: list[dict[str, Any]], recwarn: Any
+) -> None:
     text = write_card(tmp_path, made, Facts()).read_text()
     assert f"| rows in train | {len(made)} |" in text or not made
     assert len(text) < 20_000

@@ -1,7 +1,8 @@
-"""Cells: which there are, which is asked for next, and what steering gives with a writer that reads them or doesn't.
+"""Cells: which there are, which is asked for next, and what steering gives with a writer that reads
+them or doesn't.
 
-The writers are those of the tutorial: deterministic functions with favourites, one of which writes of the cell that a
-prompt names.
+The writers are those of the tutorial: deterministic functions with favourites, one of which writes
+of the cell that a prompt names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from ajet_sdk.engines.budget import Budget
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.coverage import WINDOW, Axis, Collapsed, Coverage, axes_of, cells_of
+from ajet_tools.dataset.generate.coverage import (
+    WINDOW,
+    Axis,
+    Collapsed,
+    Coverage,
+    axes_of,
+    cells_of,
+)
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationConfig, GenerationResult
@@ -32,7 +40,9 @@ TOPICS = f"topic={TUTORIAL / 'topics.txt'}"
 
 
 def grown(writer: str, cells: str, tokens: int | None = 20_000, **options: Any) -> GenerationResult:
-    config = GenerationConfig(options.pop("count", 5000), cells=cells_of([cells]), min_new_forms=0.0, **options)
+    config = GenerationConfig(
+        options.pop("count", 5000), cells=cells_of([cells]), min_new_forms=0.0, **options
+    )
 
     async def run() -> GenerationResult:
         endpoint = open_endpoint(
@@ -44,7 +54,9 @@ def grown(writer: str, cells: str, tokens: int | None = 20_000, **options: Any) 
 
 
 @pytest.mark.slow
-def test_at_equal_cost_cells_give_twice_the_forms_of_a_writer_that_reads_them_and_none_of_one_that_does_not() -> None:
+def test_at_equal_cost_cells_give_twice_the_forms_of_a_writer_that_reads_them_and_none_of_one_that_does_not() -> (
+    None
+):
     free, steered = grown("reply", "none"), grown("reply", TOPICS)
     assert steered.diversity().forms >= 2 * free.diversity().forms
     assert steered.coverage["cells"]["of"] == 64
@@ -55,8 +67,13 @@ def test_at_equal_cost_cells_give_twice_the_forms_of_a_writer_that_reads_them_an
 
 
 def test_more_rows_of_a_steered_run_are_those_of_a_fresh_one() -> None:
-    few, many = (grown("reply", TOPICS, None, count=count, window=8, validation=0.2) for count in (30, 70))
-    assert few.train == many.train[: len(few.train)] and few.validation == many.validation[: len(few.validation)]
+    few, many = (
+        grown("reply", TOPICS, None, count=count, window=8, validation=0.2) for count in (30, 70)
+    )
+    assert (
+        few.train == many.train[: len(few.train)]
+        and few.validation == many.validation[: len(few.validation)]
+    )
     cells = Counter(tuple(row["provenance"]["parameters"]["cell"].items()) for row in many.train)
     assert max(cells.values()) <= 8, "a call or two each"
 
@@ -75,13 +92,19 @@ def test_the_axes_are_the_seeds_fields_and_lengths_and_those_that_are_given() ->
         "difficulty": ("0", "1"),
         "length": ("up to 7 words", "8 to 9 words", "more than 9 words"),
     }
-    given_too = {axis.name: axis for axis in axes_of(SEEDS, {"topic": ("x", "y"), "skill": ("p", "q")})}
+    given_too = {
+        axis.name: axis for axis in axes_of(SEEDS, {"topic": ("x", "y"), "skill": ("p", "q")})
+    }
     assert given_too["topic"] == Axis("topic", ("x", "y"), ("metadata", "topic"))
     assert given_too["skill"].value_of({"question": "?"}, {"skill": "p"}) == "p"
     assert given_too["topic"].value_of({"metadata": {"topic": "y"}}, {"topic": "x"}) == "y"
     assert given_too["length"].value_of({"question": "one two"}, {}) == "up to 7 words"
-    assert axes_of(SEEDS, {}) == [] and axes_of(SEEDS, {"domain": ("a", "b")}) == axes_of(SEEDS, None)
-    with pytest.raises(ConfigError, match=r"there are 18,000 cells \(topic 3, difficulty 2, length 3, x 1000\)"):
+    assert axes_of(SEEDS, {}) == [] and axes_of(SEEDS, {"domain": ("a", "b")}) == axes_of(
+        SEEDS, None
+    )
+    with pytest.raises(
+        ConfigError, match=r"there are 18,000 cells \(topic 3, difficulty 2, length 3, x 1000\)"
+    ):
         axes_of(SEEDS, {"x": tuple(map(str, range(1000)))})
 
 
@@ -92,7 +115,11 @@ def test_cells_are_read_from_options_and_files(tmp_path: Path) -> None:
     assert cells_of([f"topic={tmp_path / 'topics.txt'}", "form = open , choice", str(tmp_path / "cells.yaml")]) == {
         "topic": ("rates", "ages"), "form": ("open", "choice"), "skill": ("sums", "2"), "level": ("a", "b"),
     }  # fmt: skip
-    for text, message in (("nope", "write AXIS="), ("topic=a", "at least 2 different"), ("topic=a,a", "different")):
+    for text, message in (
+        ("nope", "write AXIS="),
+        ("topic=a", "at least 2 different"),
+        ("topic=a,a", "different"),
+    ):
         with pytest.raises(ConfigError, match=message):
             cells_of([text])
     (tmp_path / "cells.yaml").write_text("- a\n")
@@ -102,7 +129,8 @@ def test_cells_are_read_from_options_and_files(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=3), st.integers(0, 2**32))
 def test_every_cell_is_asked_for_before_one_is_asked_for_twice(sizes: list[int], seed: int) -> None:
-    """And every value of an axis before one stands twice, where the axes are as long as each other."""
+    """And every value of an axis before one stands twice, where the axes are as long as each
+    other."""
     axes = [Axis(str(number), tuple(map(str, range(size)))) for number, size in enumerate(sizes)]
     coverage, chance, asked = Coverage(axes, [], 0.1), random.Random(seed), list[tuple[str, ...]]()
     for _ in range(2 * int(np.prod(sizes))):
@@ -118,13 +146,20 @@ def test_a_cell_is_covered_by_a_form_of_its_own() -> None:
     coverage = Coverage([Axis("topic", ("a", "b"))], [], 0.1)
     coverage.add({"question": "Tom has 5 apples and buys 7."}, {"topic": "a"})
     coverage.add({"question": "Anna has 8 apples and buys 9."}, {"topic": "b"})
-    assert coverage.as_json()["cells"] == {"covered": 1, "of": 2, "forms": {"topic": {"a": 1, "b": 0}}}
+    assert coverage.as_json()["cells"] == {
+        "covered": 1,
+        "of": 2,
+        "forms": {"topic": {"a": 1, "b": 0}},
+    }
     assert coverage.choose(random.Random(0)) == {"topic": "b"}
 
 
 def test_seeds_of_one_form_are_followed_and_others_end_in_a_collapse() -> None:
     row = {"question": "What is 3 plus 4?"}
-    same, other = ([{"question": text} for text in texts] for texts in (["1 + 2?", "3 + 4?"], ["1 + 2?", "Why is it?"]))
+    same, other = (
+        [{"question": text} for text in texts]
+        for texts in (["1 + 2?", "3 + 4?"], ["1 + 2?", "Why is it?"])
+    )
     assert Coverage([], same, 0.1).seeds_repeat and not Coverage([], other, 0.1).seeds_repeat
     for seeds, least in ((same, 0.1), (other, 0.0)):
         coverage = Coverage([], seeds, least)
@@ -143,6 +178,8 @@ def test_seeds_of_one_form_are_followed_and_others_end_in_a_collapse() -> None:
 
 def test_the_card_has_the_cells(tmp_path: Path) -> None:
     cells = {"covered": 3, "of": 4, "forms": {"topic": {"rates": 2, "ages": 1}}}
-    rows = [{"question": f"What is {word} of it?", "answer": "1"} for word in ("half", "a third", "all")]
+    rows = [
+        {"question": f"What is {word} of it?", "answer": "1"} for word in ("half", "a third", "all")
+    ]
     card = write_card(tmp_path, rows, Facts(coverage={"cells": cells})).read_text()
     assert "3 of 4 cells have a form of their own" in card and "| topic | ages | 1 |" in card

@@ -15,10 +15,12 @@ from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.decontaminate import Leaks, words
 
 CLIPS = (
-    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
-    "How many clips did Natalia sell altogether in April and May?"
+    "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+    " How many clips did Natalia sell altogether in April and May?"
 )
-RIVER = "Which river flows through the city where the composer of the ninth symphony was born in 1770?"
+RIVER = (
+    "Which river flows through the city where the composer of the ninth symphony was born in 1770?"
+)
 
 
 def ajet(*arguments: str, code: int = 0) -> Result:
@@ -28,7 +30,9 @@ def ajet(*arguments: str, code: int = 0) -> Result:
 
 
 def write(path: Path, *rows: dict[str, Any] | str) -> str:
-    path.write_text("".join(json.dumps({"main_query": r} if isinstance(r, str) else r) + "\n" for r in rows))
+    path.write_text(
+        "".join(json.dumps({"main_query": r} if isinstance(r, str) else r) + "\n" for r in rows)
+    )
     return str(path)
 
 
@@ -37,16 +41,36 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_each_kind_of_leak_goes_with_its_evidence(tmp_path: Path) -> None:
-    quoting = {"main_query": "Tell me more", "context": f"An exercise reads: {CLIPS.split('?')[0]}. Solve it!"}
-    source = write(tmp_path / "train.jsonl", "Fine", RIVER.upper(), CLIPS.replace("sold half", "sells half"), quoting)
+    quoting = {
+        "main_query": "Tell me more",
+        "context": f"An exercise reads: {CLIPS.split('?')[0]}. Solve it!",
+    }
+    source = write(
+        tmp_path / "train.jsonl",
+        "Fine",
+        RIVER.upper(),
+        CLIPS.replace("sold half", "sells half"),
+        quoting,
+    )
     evals = write(tmp_path / "test.jsonl", {"question": CLIPS}, {"question": RIVER})
     out, report = tmp_path / "out.jsonl", tmp_path / "report.jsonl"
-    result = ajet("decontaminate", source, "--eval", evals, "-o", str(out), "--report", str(report), "--json")
+    result = ajet(
+        "decontaminate", source, "--eval", evals, "-o", str(out), "--report", str(report), "--json"
+    )
     assert [row["main_query"] for row in read(out)] == ["Fine"]
     summary = json.loads(result.stdout)
-    assert (summary["exact"], summary["near"], summary["words"], summary["eval_rows_found"]) == (1, 1, 1, 2)
+    assert (summary["exact"], summary["near"], summary["words"], summary["eval_rows_found"]) == (
+        1,
+        1,
+        1,
+        2,
+    )
     exact, near, quoted = read(report)
-    assert (exact["row"], exact["eval"], exact["kind"]) == ("train.jsonl line 2", "test.jsonl line 2", "exact")
+    assert (exact["row"], exact["eval"], exact["kind"]) == (
+        "train.jsonl line 2",
+        "test.jsonl line 2",
+        "exact",
+    )
     assert (near["eval"], near["kind"]) == ("test.jsonl line 1", "near")
     assert near["similarity"] > 0.95
     assert quoted["kind"] == "words"
@@ -55,7 +79,10 @@ def test_each_kind_of_leak_goes_with_its_evidence(tmp_path: Path) -> None:
 
 
 def test_other_numbers_and_shared_instructions_are_no_leak(tmp_path: Path) -> None:
-    told = "Solve the following problem step by step and give the final answer as one number inside a box at the end:"
+    told = (
+        "Solve the following problem step by step and give the final answer as one number inside a"
+        " box at the end:"
+    )
     evals = write(tmp_path / "e.jsonl", *(f"{told} {a} plus {a + 1}" for a in range(20)))
     source = write(tmp_path / "t.jsonl", f"{told} 77 plus 99", CLIPS.replace("48", "52"))
     other = write(tmp_path / "e2.jsonl", CLIPS)
@@ -67,7 +94,10 @@ def test_other_numbers_and_shared_instructions_are_no_leak(tmp_path: Path) -> No
 
 def test_share_asks_for_more_than_a_run(tmp_path: Path) -> None:
     start = " ".join(CLIPS.split()[:14])
-    source = write(tmp_path / "t.jsonl", f"{start} while Bob flew to the moon on a bicycle and never came back again")
+    source = write(
+        tmp_path / "t.jsonl",
+        f"{start} while Bob flew to the moon on a bicycle and never came back again",
+    )
     evals = write(tmp_path / "e.jsonl", CLIPS)
     out = tmp_path / "o.jsonl"
     ajet("decontaminate", source, "--eval", evals, "-o", str(out))
@@ -84,8 +114,12 @@ def test_chinese_is_read_sign_by_sign() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from("abcdefgh"), min_size=6, max_size=40), st.integers(6, 15), st.data())
-def test_a_quoted_evaluation_row_is_always_found(question: list[str], size: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.sampled_from("abcdefgh"), min_size=6, max_size=40), st.integers(6, 15), st.data()
+)
+def test_a_quoted_evaluation_row_is_always_found(
+    question: list[str], size: int, data: st.DataObject
+) -> None:
     before, after = (data.draw(st.lists(st.sampled_from("xyz"), max_size=20)) for _ in range(2))
     leaks = Leaks([("here", " ".join(question))], ngram=size)
     assert leaks.quoted("x y z") is None and leaks.quoted("") is None
@@ -100,6 +134,8 @@ def test_a_quoted_evaluation_row_is_always_found(question: list[str], size: int,
 def test_bad_evaluation_files(tmp_path: Path, evals: str, said: str) -> None:
     (tmp_path / "e.jsonl").write_text(evals)
     source, out = write(tmp_path / "t.jsonl", CLIPS), tmp_path / "o.jsonl"
-    result = ajet("decontaminate", source, "--eval", str(tmp_path / "e.jsonl"), "-o", str(out), code=2)
+    result = ajet(
+        "decontaminate", source, "--eval", str(tmp_path / "e.jsonl"), "-o", str(out), code=2
+    )
     assert said in result.stderr
     assert not out.exists()

@@ -31,7 +31,9 @@ def ajet(*arguments: str, code: int = 0, input: str | None = None) -> Result:
 
 
 def write(path: Path, *rows: dict[str, Any] | str) -> str:
-    path.write_text("".join(json.dumps({"main_query": r} if isinstance(r, str) else r) + "\n" for r in rows))
+    path.write_text(
+        "".join(json.dumps({"main_query": r} if isinstance(r, str) else r) + "\n" for r in rows)
+    )
     return str(path)
 
 
@@ -44,30 +46,51 @@ def asked(path: Path) -> list[str]:
 
 
 def test_exact_and_near_copies_go_and_the_report_says_why(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", "What is 1 + 2?", FOX, " what IS 1 + 2?", FOX_2, "What is 1 + 3?")
+    source = write(
+        tmp_path / "a.jsonl", "What is 1 + 2?", FOX, " what IS 1 + 2?", FOX_2, "What is 1 + 3?"
+    )
     out, report = tmp_path / "out.jsonl", tmp_path / "report.jsonl"
-    summary = json.loads(ajet("dedup", source, "-o", str(out), "--report", str(report), "--json").stdout)
+    summary = json.loads(
+        ajet("dedup", source, "-o", str(out), "--report", str(report), "--json").stdout
+    )
     assert asked(out) == ["What is 1 + 2?", FOX, "What is 1 + 3?"]
     assert {name: summary[name] for name in ("rows", "kept", "dropped", "exact", "near", "clusters")} == {
         "rows": 5, "kept": 3, "dropped": 2, "exact": 1, "near": 1, "clusters": 2,
     }  # fmt: skip
     exact, near = read(report)
     assert (exact["row"], exact["kept"], exact["kind"], exact["similarity"]) == (
-        "a.jsonl line 3", "a.jsonl line 1", "exact", 1.0,
-    )  # fmt: skip
+        "a.jsonl line 3",
+        "a.jsonl line 1",
+        "exact",
+        1.0,
+    )
     assert (near["row"], near["kept"], near["kind"]) == ("a.jsonl line 4", "a.jsonl line 2", "near")
     assert near["similarity"] == pytest.approx(1 - 4 / 73, abs=1e-3)
 
 
 def test_a_row_keeps_all_its_fields_and_stdin_goes_to_stdout(tmp_path: Path) -> None:
     row = {"main_query": "Hello", "metadata": {"answer": 1, "x": [1, {"y": None}]}, "more": "é"}
-    result = ajet("dedup", "-", "-o", "-", input=json.dumps(row) + "\n" + json.dumps({**row, "more": "z"}) + "\n")
+    result = ajet(
+        "dedup",
+        "-",
+        "-o",
+        "-",
+        input=json.dumps(row) + "\n" + json.dumps({**row, "more": "z"}) + "\n",
+    )
     assert [json.loads(line) for line in result.stdout.splitlines()] == [row]
 
 
 @pytest.mark.parametrize(
     ("keep", "kept"),
-    [("first", 0), ("last", 3), ("longest", 2), ("shortest", 0), ("answered", 1), ("max:metadata.v", 2), ("min:v", 3)],
+    [
+        ("first", 0),
+        ("last", 3),
+        ("longest", 2),
+        ("shortest", 0),
+        ("answered", 1),
+        ("max:metadata.v", 2),
+        ("min:v", 3),
+    ],
 )
 def test_which_of_a_cluster_stays(tmp_path: Path, keep: str, kept: int) -> None:
     rows = [
@@ -76,13 +99,26 @@ def test_which_of_a_cluster_stays(tmp_path: Path, keep: str, kept: int) -> None:
         {"main_query": FOX + "....", "n": 2, "metadata": {"v": 3}, "v": 9},
         {"main_query": FOX + "!", "n": 3, "v": 1},
     ]
-    ajet("dedup", write(tmp_path / "a.jsonl", *rows), "-o", str(tmp_path / "out.jsonl"), "--keep", keep)
+    ajet(
+        "dedup",
+        write(tmp_path / "a.jsonl", *rows),
+        "-o",
+        str(tmp_path / "out.jsonl"),
+        "--keep",
+        keep,
+    )
     assert [row["n"] for row in read(tmp_path / "out.jsonl")] == [kept]
 
 
 def test_a_row_that_is_like_the_kept_one_by_way_of_a_third_says_which(tmp_path: Path) -> None:
     steps = [FOX]
-    for old, new in [("quick", "quack"), ("jumps", "jumpz"), ("lazy", "hazy"), ("hounds", "hounts"), ("away", "auay")]:
+    for old, new in [
+        ("quick", "quack"),
+        ("jumps", "jumpz"),
+        ("lazy", "hazy"),
+        ("hounds", "hounts"),
+        ("away", "auay"),
+    ]:
         steps.append(steps[-1].replace(old, new))
     source = write(tmp_path / "a.jsonl", *steps)
     report = tmp_path / "r.jsonl"
@@ -95,9 +131,18 @@ def test_a_row_that_is_like_the_kept_one_by_way_of_a_third_says_which(tmp_path: 
 
 
 def test_copies_with_other_answers_are_counted(tmp_path: Path) -> None:
-    rows = [{"main_query": "Capital?", "metadata": {"answer": a}} for a in ("Paris", "Lyon", "Paris")]
+    rows = [
+        {"main_query": "Capital?", "metadata": {"answer": a}} for a in ("Paris", "Lyon", "Paris")
+    ]
     out = str(tmp_path / "o.jsonl")
-    result = ajet("dedup", write(tmp_path / "a.jsonl", *rows), "-o", out, "--report", str(tmp_path / "r.jsonl"))
+    result = ajet(
+        "dedup",
+        write(tmp_path / "a.jsonl", *rows),
+        "-o",
+        out,
+        "--report",
+        str(tmp_path / "r.jsonl"),
+    )
     assert "1 row of these had another answer" in result.stderr
     assert [line.get("answers") for line in read(tmp_path / "r.jsonl")] == [["Lyon", "Paris"], None]
 
@@ -115,7 +160,14 @@ def test_exact_alone_and_numbers(tmp_path: Path) -> None:
 def test_the_same_file_twice_over(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", FOX, FOX_3, FOX_2, "x", "y")
     for name in ("1", "2"):
-        ajet("dedup", source, "-o", str(tmp_path / name) + ".jsonl", "--report", str(tmp_path / f"r{name}.jsonl"))
+        ajet(
+            "dedup",
+            source,
+            "-o",
+            str(tmp_path / name) + ".jsonl",
+            "--report",
+            str(tmp_path / f"r{name}.jsonl"),
+        )
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
     assert (tmp_path / "r1.jsonl").read_bytes() == (tmp_path / "r2.jsonl").read_bytes()
     ajet("dedup", str(tmp_path / "1.jsonl"), "-o", str(tmp_path / "3.jsonl"))
@@ -123,7 +175,10 @@ def test_the_same_file_twice_over(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from([FOX, FOX_2, FOX_3, FOX.upper(), "a", "A ", "b", "", "What is 2?"])), st.data())
+@given(
+    st.lists(st.sampled_from([FOX, FOX_2, FOX_3, FOX.upper(), "a", "A ", "b", "", "What is 2?"])),
+    st.data(),
+)
 def test_order_changes_nothing_but_which_row_stays(texts: list[str], data: st.DataObject) -> None:
     other = data.draw(st.permutations(texts))
     ours, theirs = ([RowFacts(str(i), t) for i, t in enumerate(each)] for each in (texts, other))
@@ -141,7 +196,9 @@ def test_order_changes_nothing_but_which_row_stays(texts: list[str], data: st.Da
         ('{"main_query": "a", "v": "high"}\n', "has no number there"),
     ],
 )
-def test_bad_input_is_one_message_and_nothing_is_written(tmp_path: Path, text: str, said: str) -> None:
+def test_bad_input_is_one_message_and_nothing_is_written(
+    tmp_path: Path, text: str, said: str
+) -> None:
     (tmp_path / "a.jsonl").write_text(text)
     out = tmp_path / "o.jsonl"
     result = ajet("dedup", str(tmp_path / "a.jsonl"), "-o", str(out), "--keep", "max:v", code=2)
@@ -163,10 +220,30 @@ def fruit(text: str) -> str:
 
 def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
     made = embedder(fruit)
-    made.failures = [Response(status_code=429, headers={"retry-after": "0"}), Response("busy", status_code=503)]
-    source = write(tmp_path / "a.jsonl", "I like an apple", "A pear is fine", "Dogs bark", "3 apples", "4 apples")
+    made.failures = [
+        Response(status_code=429, headers={"retry-after": "0"}),
+        Response("busy", status_code=503),
+    ]
+    source = write(
+        tmp_path / "a.jsonl",
+        "I like an apple",
+        "A pear is fine",
+        "Dogs bark",
+        "3 apples",
+        "4 apples",
+    )
     report = tmp_path / "r.jsonl"
-    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--embeddings", made.url, "m", "--report", str(report))
+    ajet(
+        "dedup",
+        source,
+        "-o",
+        str(tmp_path / "o.jsonl"),
+        "--embeddings",
+        made.url,
+        "m",
+        "--report",
+        str(report),
+    )
     assert asked(tmp_path / "o.jsonl") == ["I like an apple", "Dogs bark", "3 apples", "4 apples"]
     assert [(line["kind"], line["similarity"]) for line in read(report)] == [("meaning", 1.0)]
 
@@ -179,37 +256,82 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
         (JSONResponse({"data": []}), 1, "0 embeddings for 1 texts"),
         (JSONResponse({"oops": 1}), 1, "returned no embeddings"),
         (Response("<html>"), 1, "not with JSON"),
-        (Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'), 1, "missing or invalid numbers"),
+        (
+            Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'),
+            1,
+            "missing or invalid numbers",
+        ),
         (JSONResponse({"data": [{"index": 0, "embedding": []}]}), 1, "missing or invalid numbers"),
     ],
 )
 def test_an_endpoint_that_fails(
-    tmp_path: Path, embedder, failure: Response, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    embedder,
+    failure: Response,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pace, "FIRST_WAIT", 0.01)
     made = embedder(fruit)
     made.failures = [failure] * 5
     out = tmp_path / "o.jsonl"
-    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "-o", str(out), "--embeddings", made.url, "m", code=code)
+    result = ajet(
+        "dedup",
+        write(tmp_path / "a.jsonl", FOX),
+        "-o",
+        str(out),
+        "--embeddings",
+        made.url,
+        "m",
+        code=code,
+    )
     assert said in result.stderr
     assert not out.exists()
 
 
 def test_meanings_by_a_local_model(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "--embeddings", "local", str(tmp_path / "none"), code=2)
+    result = ajet(
+        "dedup",
+        write(tmp_path / "a.jsonl", FOX),
+        "--embeddings",
+        "local",
+        str(tmp_path / "none"),
+        code=2,
+    )
     assert "no model can be loaded there" in result.stderr
 
 
 def test_a_local_models_vectors_do_not_depend_on_what_stands_beside_a_text(tmp_path: Path) -> None:
-    """Nor on the padding: a text and its copy with other blanks, far apart and in other batches, are one."""
+    """Nor on the padding: a text and its copy with other blanks, far apart and in other batches,
+    are one."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "model"
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "fox", "over", "dogs", "bark", "at", "night"]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "the",
+        "fox",
+        "over",
+        "dogs",
+        "bark",
+        "at",
+        "night",
+    ]
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join(words))
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **shape)).save_pretrained(folder)
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **shape)).save_pretrained(
+        folder
+    )
     transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     from ajet_tools.dataset.similarity.meaning import embed, open_embedder
 
@@ -220,8 +342,18 @@ def test_a_local_models_vectors_do_not_depend_on_what_stands_beside_a_text(tmp_p
         finally:
             await endpoint.aclose()
 
-    texts = ["the fox", "dogs bark at night " * 30, *(f"fox {'over ' * n}dogs" for n in range(70)), "the  fox", ""]
+    texts = [
+        "the fox",
+        "dogs bark at night " * 30,
+        *(f"fox {'over ' * n}dogs" for n in range(70)),
+        "the  fox",
+        "",
+    ]
     together, alone = asyncio.run(run(texts)), asyncio.run(run(["the fox"]))
-    assert together.shape == (74, 32) and np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
-    assert np.allclose(together[0], alone[0], atol=1e-5) and np.allclose(together[-2], alone[0], atol=1e-5)
+    assert together.shape == (74, 32) and np.allclose(
+        np.linalg.norm(together, axis=1), 1, atol=1e-5
+    )
+    assert np.allclose(together[0], alone[0], atol=1e-5) and np.allclose(
+        together[-2], alone[0], atol=1e-5
+    )
     assert together[0] @ together[1] < 0.999

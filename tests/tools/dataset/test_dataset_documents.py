@@ -11,7 +11,12 @@ import pytest
 from ajet_sdk.errors import ConfigError, MissingExtra, TaskError
 from ajet_tools.dataset.documents.chunks import chunks_of
 from ajet_tools.dataset.documents.corpus import prepare
-from ajet_tools.dataset.documents.read import Unreadable, find_documents, read_document, read_documents
+from ajet_tools.dataset.documents.read import (
+    Unreadable,
+    find_documents,
+    read_document,
+    read_documents,
+)
 from ajet_tools.dataset.generate.from_docs import Searchable, long_enough
 from tests.tools.dataset.written import lock, write_docx, write_pdf
 
@@ -33,24 +38,44 @@ def said(path: Path) -> str:
 
 def test_a_pdf_is_paragraphs_with_their_pages_and_the_titles_of_the_outline(tmp_path: Path) -> None:
     path = write_pdf(
-        tmp_path / "pump.pdf", [PUMP, ["Grease the bearing with type B grease."]], {1: "Start", 2: "Upkeep"}
+        tmp_path / "pump.pdf",
+        [PUMP, ["Grease the bearing with type B grease."]],
+        {1: "Start", 2: "Upkeep"},
     )
     first, second, third = read_document(path).blocks
-    assert first.text.endswith("It is started with the green lever, which is pulled down until it clicks.")
+    assert first.text.endswith(
+        "It is started with the green lever, which is pulled down until it clicks."
+    )
     assert (second.page, second.heading) == (1, "Start")
-    assert (third.text, third.page, third.heading) == ("Grease the bearing with type B grease.", 2, "Upkeep")
+    assert (third.text, third.page, third.heading) == (
+        "Grease the bearing with type B grease.",
+        2,
+        "Upkeep",
+    )
 
 
 def test_running_heads_and_page_numbers_of_a_pdf_are_left_out(tmp_path: Path) -> None:
-    pages = [["Kestrel handbook", f"Rule {n} is that lamp {n} is lit.", f"- {n} -"] for n in range(1, 7)]
+    pages = [
+        ["Kestrel handbook", f"Rule {n} is that lamp {n} is lit.", f"- {n} -"] for n in range(1, 7)
+    ]
     texts = [block.text for block in read_document(write_pdf(tmp_path / "a.pdf", pages)).blocks]
     assert texts == [f"Rule {n} is that lamp {n} is lit." for n in range(1, 7)]
 
 
 def test_large_type_in_a_pdf_without_an_outline_is_a_heading(tmp_path: Path) -> None:
-    page = [(18, "Pump handbook"), "", *PUMP, "", (14, "Upkeep"), "Grease the bearing with type B grease."]
+    page = [
+        (18, "Pump handbook"),
+        "",
+        *PUMP,
+        "",
+        (14, "Upkeep"),
+        "Grease the bearing with type B grease.",
+    ]
     blocks = read_document(write_pdf(tmp_path / "a.pdf", [page])).blocks
-    assert [block.text for block in blocks if block.kind == "heading"] == ["Pump handbook", "Upkeep"]
+    assert [block.text for block in blocks if block.kind == "heading"] == [
+        "Pump handbook",
+        "Upkeep",
+    ]
     assert blocks[-1].heading == "Pump handbook > Upkeep"
     assert blocks[-1].text == "Grease the bearing with type B grease."
 
@@ -90,7 +115,9 @@ def test_a_docx_has_all_that_a_reader_sees(tmp_path: Path) -> None:
     outer.cell(0, 0).text = "The K4 has these parts:"
     inner = outer.cell(0, 1).add_table(2, 2)
     for cell, text in zip(
-        (one for row in inner.rows for one in row.cells), ("Part", "Price", "lever", "9 euro"), strict=True
+        (one for row in inner.rows for one in row.cells),
+        ("Part", "Price", "lever", "9 euro"),
+        strict=True,
     ):
         cell.text = text
     word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
@@ -99,19 +126,34 @@ def test_a_docx_has_all_that_a_reader_sees(tmp_path: Path) -> None:
         return f"<w:r><w:rPr>{mark}</w:rPr><w:{kind}>{text}</w:{kind}></w:r>"
 
     lines = f"<w:ins>{run('It was added. ')}</w:ins><w:del>{run('Gone.', 'delText')}</w:del>"
-    lines += run("Secret.", mark="<w:vanish/>") + f"<w:sdt><w:sdtContent>{run('Chosen.')}</w:sdtContent></w:sdt>"
-    box = f"<w:r><w:pict><w:txbxContent><w:p>{run('In a box.')}</w:p></w:txbxContent></w:pict></w:r>"
-    control = f"<w:sdt {word}><w:sdtContent><w:p>{run('In a control.')}</w:p></w:sdtContent></w:sdt>"
+    lines += (
+        run("Secret.", mark="<w:vanish/>")
+        + f"<w:sdt><w:sdtContent>{run('Chosen.')}</w:sdtContent></w:sdt>"
+    )
+    box = (
+        f"<w:r><w:pict><w:txbxContent><w:p>{run('In a box.')}</w:p></w:txbxContent></w:pict></w:r>"
+    )
+    control = (
+        f"<w:sdt {word}><w:sdtContent><w:p>{run('In a control.')}</w:p></w:sdtContent></w:sdt>"
+    )
     last = document.element.body[-1]
     for xml in (f"<w:p {word}>{lines}{box}</w:p>", control):
         last.addprevious(parse_xml(xml))
     for kind in ("footnote", "endnote"):
-        notes = f'<w:{kind} w:type="separator" w:id="-1"><w:p><w:r><w:separator/></w:r></w:p></w:{kind}>'
-        notes += f'<w:{kind} w:id="1"><w:p><w:r><w:{kind}Ref/></w:r>{run(f" As {kind} 1 says.")}</w:p></w:{kind}>'
+        notes = (
+            f'<w:{kind} w:type="separator"'
+            f' w:id="-1"><w:p><w:r><w:separator/></w:r></w:p></w:{kind}>'
+        )
+        notes += (
+            f"<w:{kind}"
+            f' w:id="1"><w:p><w:r><w:{kind}Ref/></w:r>{run(f" As {kind} 1 says.")}</w:p></w:{kind}>'
+        )
         content = f"<w:{kind}s {word}>{notes}</w:{kind}s>".encode()
         types = f"application/vnd.openxmlformats-officedocument.wordprocessingml.{kind}s+xml"
         part = Part(PackURI(f"/word/{kind}s.xml"), types, content, document.part.package)
-        document.part.relate_to(part, f"http://schemas.openxmlformats.org/officeDocument/2006/relationships/{kind}s")
+        document.part.relate_to(
+            part, f"http://schemas.openxmlformats.org/officeDocument/2006/relationships/{kind}s"
+        )
     document.save(str(tmp_path / "a.docx"))
     blocks = read_document(tmp_path / "a.docx").blocks
     assert [block.text for block in blocks] == [
@@ -155,7 +197,9 @@ b = 2</pre></body></html>"""
 
 def test_html_in_another_encoding_is_read_as_it_declares(tmp_path: Path) -> None:
     path = tmp_path / "a.htm"
-    path.write_bytes('<meta charset="iso-8859-1"><p>Ein schöner Tag für alle.</p>'.encode("latin-1"))
+    path.write_bytes(
+        '<meta charset="iso-8859-1"><p>Ein schöner Tag für alle.</p>'.encode("latin-1")
+    )
     assert read_document(path).blocks[0].text == "Ein schöner Tag für alle."
     path.write_bytes("<p>Ein schöner Tag.</p>".encode("latin-1"))
     assert "--encoding" in said(path)
@@ -164,8 +208,9 @@ def test_html_in_another_encoding_is_read_as_it_declares(tmp_path: Path) -> None
 def test_markdown_is_cut_by_its_structure(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
     path.write_text(
-        "---\ntitle: x\n---\nTop\n===\n\nA paragraph\nof two lines.\n<!-- gone\n\nstill -->\n## Part #\n"
-        "```py\n# no heading\n\nx = 1\n```\n| a | b |\n|---|---|\n| 1 | 2 |\n\nLast, a | b is no table.\n"
+        "---\ntitle: x\n---\nTop\n===\n\nA paragraph\nof two lines.\n<!-- gone\n\nstill -->\n##"
+        " Part #\n```py\n# no heading\n\nx = 1\n```\n| a | b |\n|---|---|\n| 1 | 2 |\n\nLast, a | b"
+        " is no table.\n"
     )
     assert [(b.kind, b.text, b.heading) for b in read_document(path).blocks] == [
         ("heading", "Top", "Top"),
@@ -178,12 +223,21 @@ def test_markdown_is_cut_by_its_structure(tmp_path: Path) -> None:
 
 
 def test_a_scanned_pdf_is_told_as_such(tmp_path: Path) -> None:
-    assert "2 pages have no text" in (text := said(write_pdf(tmp_path / "scan.pdf", [[], [""]]))) and "OCR" in text
+    assert (
+        "2 pages have no text" in (text := said(write_pdf(tmp_path / "scan.pdf", [[], [""]])))
+        and "OCR" in text
+    )
 
 
 def test_a_pdf_with_a_password_is_told_and_one_with_an_empty_one_is_read(tmp_path: Path) -> None:
-    assert "is password-protected" in said(lock(write_pdf(tmp_path / "locked.pdf", [PUMP]), "secret"))
-    assert read_document(lock(write_pdf(tmp_path / "noprint.pdf", [PUMP]), "")).blocks[1].text.startswith("Filters")
+    assert "is password-protected" in said(
+        lock(write_pdf(tmp_path / "locked.pdf", [PUMP]), "secret")
+    )
+    assert (
+        read_document(lock(write_pdf(tmp_path / "noprint.pdf", [PUMP]), ""))
+        .blocks[1]
+        .text.startswith("Filters")
+    )
 
 
 @pytest.mark.parametrize("cut", [0.1, 0.5])
@@ -204,9 +258,13 @@ def test_a_file_with_broken_bytes_is_read_or_told(tmp_path: Path, name: str) -> 
     if name == "a.pdf":
         write_pdf(path, [PUMP] * 2, {1: "Start"})
     elif name == "a.docx":
-        write_docx(path, [("h1", "Pumps"), ("p", "All are green."), ("table", [["a", "b"], ["c", "d"]])])
+        write_docx(
+            path, [("h1", "Pumps"), ("p", "All are green."), ("table", [["a", "b"], ["c", "d"]])]
+        )
     else:
-        path.write_text("<h1>Pumps</h1><p>All are <b>green.</b></p><table><tr><td>K4</td></tr></table>")
+        path.write_text(
+            "<h1>Pumps</h1><p>All are <b>green.</b></p><table><tr><td>K4</td></tr></table>"
+        )
     sound, chance = path.read_bytes(), random.Random(4)
     for _ in range(60):
         broken = bytearray(sound)
@@ -221,7 +279,9 @@ def test_a_file_with_broken_bytes_is_read_or_told(tmp_path: Path, name: str) -> 
             assert text.strip(), "a document without text is told"
 
 
-@pytest.mark.parametrize(("name", "module"), [("a.pdf", "pypdf"), ("a.docx", "docx"), ("a.html", "bs4")])
+@pytest.mark.parametrize(
+    ("name", "module"), [("a.pdf", "pypdf"), ("a.docx", "docx"), ("a.html", "bs4")]
+)
 def test_a_reader_that_is_not_installed_is_named_with_the_line_that_installs_it(
     tmp_path: Path, name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +304,9 @@ def test_other_bad_files_are_told(tmp_path: Path) -> None:
     assert "cannot be read as DOCX" in said(file("f.docx", b"PK\x03\x04 broken"))
     assert "password" in said(file("g.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\x00" * 600))
     assert read_document(tmp_path / "d.txt", encoding="latin-1").blocks[0].text == "one\ncafé"
-    assert read_document(file("h.txt", "naïve text".encode("utf-16"))).blocks[0].text == "naïve text"
+    assert (
+        read_document(file("h.txt", "naïve text".encode("utf-16"))).blocks[0].text == "naïve text"
+    )
 
 
 def test_a_directory_is_read_at_any_depth_by_suffix(tmp_path: Path) -> None:
@@ -252,7 +314,9 @@ def test_a_directory_is_read_at_any_depth_by_suffix(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"Text of {name} is here.")
     assert [name for name, _ in find_documents([tmp_path])] == ["a.md", "b/TWO.TXT", "b/two.txt"]
-    assert len(find_documents([tmp_path, tmp_path / "a.md"])) == 3, "a document named twice is there once"
+    assert len(find_documents([tmp_path, tmp_path / "a.md"])) == 3, (
+        "a document named twice is there once"
+    )
     with pytest.raises(ConfigError, match="not a supported document"):
         find_documents([tmp_path / "b" / "code.py"])
     with pytest.raises(ConfigError, match="there is no file or directory"):
@@ -268,12 +332,17 @@ def test_what_cannot_be_read_does_not_keep_the_others_from_being_read(tmp_path: 
 
 def test_chunks_keep_to_the_size_and_to_headings_and_are_all_of_the_text(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
-    parts = [f"# Part {n}\n\n" + " ".join(f"Sentence {n}.{i} is here to be read." for i in range(30)) for n in range(4)]
+    parts = [
+        f"# Part {n}\n\n" + " ".join(f"Sentence {n}.{i} is here to be read." for i in range(30))
+        for n in range(4)
+    ]
     path.write_text("\n\n".join(parts))
     chunks = list(chunks_of(read_document(path), 600))
     assert all(len(chunk.text) <= 600 for chunk in chunks)
     whole = " ".join(" ".join(chunk.text.split()) for chunk in chunks)
-    assert all(f"Sentence {n}.{i} is here to be read." in whole for n in range(4) for i in range(30))
+    assert all(
+        f"Sentence {n}.{i} is here to be read." in whole for n in range(4) for i in range(30)
+    )
     assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
     for chunk in chunks:
         parts_in = {line for line in chunk.text.splitlines() if line.startswith("# ")}
@@ -285,8 +354,14 @@ def test_chunks_keep_to_the_size_and_to_headings_and_are_all_of_the_text(tmp_pat
 def test_a_table_stays_whole_and_a_huge_one_keeps_its_head(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
     rows = [f"| item {n} | {n * 3} |" for n in range(60)]
-    path.write_text("Before the table.\n\n| name | price |\n|---|---|\n" + "\n".join(rows) + "\n\nAfter the table.")
-    assert any(all(row in chunk.text for row in rows) for chunk in chunks_of(read_document(path), 400))
+    path.write_text(
+        "Before the table.\n\n| name | price |\n|---|---|\n"
+        + "\n".join(rows)
+        + "\n\nAfter the table."
+    )
+    assert any(
+        all(row in chunk.text for row in rows) for chunk in chunks_of(read_document(path), 400)
+    )
     cut = [chunk.text for chunk in chunks_of(read_document(path), 200) if "| item" in chunk.text]
     assert len(cut) > 1 and all("| name | price |\n|---|---|" in text for text in cut)
     assert all(sum(row in text.splitlines() for text in cut) == 1 for row in rows)
@@ -302,13 +377,18 @@ def test_a_text_of_10_mb_on_one_line_is_cut(tmp_path: Path) -> None:
 
 def test_copies_are_left_out_and_relatives_stay_on_one_side(tmp_path: Path) -> None:
     texts = [
-        "\n\n".join(f"The matter {i} of volume {n} is told at some length, and in one sentence." for i in range(20))
+        "\n\n".join(
+            f"The matter {i} of volume {n} is told at some length, and in one sentence."
+            for i in range(20)
+        )
         for n in range(6)
     ]
     for n, text in enumerate(texts):
         (tmp_path / f"{n}.txt").write_text(text)
     (tmp_path / "copy.md").write_text(texts[0].replace("\n", "\r\n"))
-    (tmp_path / "version 2.txt").write_text(texts[1] + "\n\nThis paragraph is new in the second version of the volume.")
+    (tmp_path / "version 2.txt").write_text(
+        texts[1] + "\n\nThis paragraph is new in the second version of the volume."
+    )
     for seed in range(8):
         read = (one for one, _, _ in read_documents([tmp_path]))
         corpus = prepare(read, size=500, seed=seed, validation=0.3)
@@ -322,14 +402,19 @@ def test_copies_are_left_out_and_relatives_stay_on_one_side(tmp_path: Path) -> N
 
 def test_one_report_in_two_formats_stays_on_one_side(tmp_path: Path) -> None:
     def report(n: int) -> list[str]:
-        return [f"In the year {1900 + n}{i} the mill number {n} ground {i} tons of wheat a week." for i in range(10)]
+        return [
+            f"In the year {1900 + n}{i} the mill number {n} ground {i} tons of wheat a week."
+            for i in range(10)
+        ]
 
     for n in range(4):
         write_pdf(tmp_path / f"{n}.pdf", [report(n)[:5], report(n)[5:]])
         items = "".join(f"<p>{line}</p>" for line in report(n))
         (tmp_path / f"{n}.html").write_text(f"<h1>Mill {n}</h1>{items}")
     for seed in range(6):
-        held = prepare((one for one, _, _ in read_documents([tmp_path])), size=500, seed=seed, validation=0.3).held
+        held = prepare(
+            (one for one, _, _ in read_documents([tmp_path])), size=500, seed=seed, validation=0.3
+        ).held
         side = {one.document.name: one.side for one in held}
         assert all(side[f"{n}.pdf"] == side[f"{n}.html"] for n in range(4))
         assert set(side.values()) == {"train", "validation"}
@@ -373,7 +458,9 @@ def test_a_quotation_is_found_whatever_its_dress(tmp_path: Path, text: str, quot
     assert span.text.strip("“”")[:3] in source[8:16]
 
 
-@pytest.mark.parametrize("quote", ["It runs for forty months.", "it runs for thirty months", "x2 is large", "", '""'])
+@pytest.mark.parametrize(
+    "quote", ["It runs for forty months.", "it runs for thirty months", "x2 is large", "", '""']
+)
 def test_another_quotation_is_not_found(quote: str) -> None:
     assert Searchable("It runs for thirty months. x² is large.").find(quote) is None
 

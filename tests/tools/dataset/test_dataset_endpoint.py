@@ -1,4 +1,5 @@
-"""The endpoint that writes data, over real HTTP: what is asked again, what is not, what is paid for."""
+"""The endpoint that writes data, over real HTTP: what is asked again, what is not, what is paid
+for."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ def test_a_reply_is_asked_for_with_the_model_key_and_parameters(model_server) ->
     server = model_server(lambda body, number: "hello")
     assert asked(server, {"temperature": 0.5, "max_tokens": 9, "seed": 3}) == [["hello"]]
     [request] = server.requests
-    assert (request["model"], request["temperature"], request["max_tokens"], request["seed"]) == ("writer", 0.5, 9, 3)
+    assert (request["model"], request["temperature"], request["max_tokens"], request["seed"]) == (
+        "writer",
+        0.5,
+        9,
+        3,
+    )
     assert server.headers[0]["authorization"] == "Bearer k"
 
 
@@ -50,7 +56,11 @@ def test_never_more_at_once_than_the_concurrency(model_server) -> None:
 
 def test_429_is_waited_out_as_retry_after_says(model_server) -> None:
     def say(body: Any, number: int) -> Any:
-        return "x" if number >= 6 else model_server.refusal(429, "slow down", headers={"retry-after": "0.2"})
+        return (
+            "x"
+            if number >= 6
+            else model_server.refusal(429, "slow down", headers={"retry-after": "0.2"})
+        )
 
     server = model_server(say)
     started = time.monotonic()
@@ -61,7 +71,11 @@ def test_429_is_waited_out_as_retry_after_says(model_server) -> None:
 
 def test_429_holds_back_the_requests_that_have_not_been_made_yet(model_server) -> None:
     def say(body: Any, number: int) -> Any:
-        return "x" if number else model_server.refusal(429, "slow down", headers={"retry-after": "0.5"})
+        return (
+            "x"
+            if number
+            else model_server.refusal(429, "slow down", headers={"retry-after": "0.5"})
+        )
 
     server = model_server(say)
 
@@ -82,20 +96,26 @@ def test_429_holds_back_the_requests_that_have_not_been_made_yet(model_server) -
 
 
 def test_429_past_the_patience_says_what_to_do(model_server) -> None:
-    server = model_server(lambda body, number: model_server.refusal(429, "slow", headers={"retry-after": "0.2"}))
+    server = model_server(
+        lambda body, number: model_server.refusal(429, "slow", headers={"retry-after": "0.2"})
+    )
     [error] = asked(server, {}, patience=0.5)
     assert isinstance(error, EngineUnavailable) and error.status == 429
     assert "429: slow" in str(error) and "--concurrency" in str(error)
 
 
 def test_a_spent_quota_is_not_waited_for(model_server) -> None:
-    server = model_server(lambda body, number: model_server.refusal(429, "You exceeded your current quota, see"))
+    server = model_server(
+        lambda body, number: model_server.refusal(429, "You exceeded your current quota, see")
+    )
     [error] = asked(server, {})
     assert isinstance(error, EngineUnavailable) and error.status == 429
     assert len(server.requests) == 1
 
 
-def test_500_is_tried_again_and_then_given_up(model_server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_500_is_tried_again_and_then_given_up(
+    model_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pace, "FIRST_WAIT", 0.01)
     server = model_server(lambda body, number: model_server.refusal(500, "broken"))
     [error] = asked(server, {}, retries=2)
@@ -116,7 +136,9 @@ def test_a_parameter_that_the_server_names_as_unknown_is_left_out(model_server) 
     def say(body: Any, number: int) -> Any:
         if "max_tokens" in body:
             return model_server.refusal(
-                400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'.", param="max_tokens"
+                400,
+                "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens'.",
+                param="max_tokens",
             )
         if "seed" in body:
             return model_server.refusal(400, "Extra inputs are not permitted", param="seed")
@@ -177,7 +199,9 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_a_budget_of_calls_is_exact(model_server, at_once: int) -> None:
     server = model_server(lambda body, number: (0.01, "x"))
-    got = asked(server, *({"seed": i} for i in range(20)), budget=Budget(calls=7), concurrency=at_once)
+    got = asked(
+        server, *({"seed": i} for i in range(20)), budget=Budget(calls=7), concurrency=at_once
+    )
     assert sum(one == ["x"] for one in got) == 7 == len(server.requests)
     assert all(one == ["x"] or isinstance(one, BudgetSpent) for one in got)
     assert "7 calls" in str(next(one for one in got if isinstance(one, BudgetSpent)))
@@ -192,7 +216,12 @@ def test_a_budget_of_calls_counts_each_request_for_several_replies(model_server)
 def test_a_budget_of_tokens_or_money_stops_near_it(model_server) -> None:
     server = model_server(lambda body, number: "x")  # 150 tokens each
     for budget in (Budget(tokens=1500), Budget(money=1.5, price=Price(1000.0, 1000.0))):
-        got = asked(server, *({"seed": i, "max_tokens": 200} for i in range(30)), budget=budget, concurrency=8)
+        got = asked(
+            server,
+            *({"seed": i, "max_tokens": 200} for i in range(30)),
+            budget=budget,
+            concurrency=8,
+        )
         answered = sum(one == ["x"] for one in got)
         assert 7 <= answered <= 10
         assert budget.spent.tokens == 150 * answered
@@ -206,11 +235,16 @@ def test_after_vectors_too_a_call_sets_aside_all_that_it_may_say(model_server, e
 
     async def run() -> Budget:
         budget = Budget(tokens=1000)
-        vectors, texts = ModelClient(maker.url, "m", budget=budget), ModelClient(writer.url, "m", budget=budget)
+        vectors, texts = (
+            ModelClient(maker.url, "m", budget=budget),
+            ModelClient(writer.url, "m", budget=budget),
+        )
         assert len(await vectors.embed(["a", ""])) == 2
         assert (budget.spent.calls, budget.spent.tokens) == (1, 20)
         calls = (texts.chat(ASK, seed=number, max_tokens=600) for number in range(4))
-        assert sum(one == ["x"] for one in await asyncio.gather(*calls, return_exceptions=True)) == 1
+        assert (
+            sum(one == ["x"] for one in await asyncio.gather(*calls, return_exceptions=True)) == 1
+        )
         await vectors.aclose()
         await texts.aclose()
         return budget
@@ -223,7 +257,10 @@ def test_an_answer_that_cannot_be_read_was_paid_for(model_server) -> None:
     server = model_server(lambda body, number: JSONResponse({"choices": [], "usage": usage}))
     budget = Budget(price=Price(1.0, 2.0))
     [error] = asked(server, {}, budget=budget)
-    assert isinstance(error, EngineUnavailable) and (budget.spent.calls, budget.spent.tokens) == (1, 150)
+    assert isinstance(error, EngineUnavailable) and (budget.spent.calls, budget.spent.tokens) == (
+        1,
+        150,
+    )
     assert budget.cost == pytest.approx(200 / 1e6)
 
 
@@ -242,12 +279,19 @@ def test_a_rate_spaces_requests_out(model_server) -> None:
     assert time.monotonic() - started >= 0.3
 
 
-def test_a_scripted_endpoint_needs_no_network_and_keeps_its_replies_by_content(tmp_path: Path) -> None:
+def test_a_scripted_endpoint_needs_no_network_and_keeps_its_replies_by_content(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "replies.py"
-    script.write_text("def reply(ask):\n    return f\"{ask.body['messages'][-1]['content']} {ask.body.get('seed')}\"\n")
+    script.write_text(
+        "def reply(ask):\n    return f\"{ask.body['messages'][-1]['content']}"
+        " {ask.body.get('seed')}\"\n"
+    )
 
     async def run() -> list[str]:
-        endpoint = open_endpoint(None, None, scripted=f"{script}:reply", cache=tmp_path / "kept.sqlite")
+        endpoint = open_endpoint(
+            None, None, scripted=f"{script}:reply", cache=tmp_path / "kept.sqlite"
+        )
         said = [*await endpoint.chat(ASK, seed=4), *await endpoint.chat(ASK, seed=4, n=2)]
         assert endpoint.budget.spent.calls == 2
         await endpoint.aclose()

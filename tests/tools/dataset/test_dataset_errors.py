@@ -20,7 +20,11 @@ from ajet_tools.dataset.review.save import save
 def written(path: Path, count: int, ok: bool = True) -> Path:
     verdict = {"verifier": "agreement:3", "ok": ok, "reason": "", "details": {}}
     rows = [
-        {"main_query": f"What is {n} + 1?", "answer": str(n + 1), "provenance": {"verdict": verdict}}
+        {
+            "main_query": f"What is {n} + 1?",
+            "answer": str(n + 1),
+            "provenance": {"verdict": verdict},
+        }
         for n in range(count)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -42,7 +46,9 @@ def test_the_interval_is_wilsons() -> None:
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 3000))
-def test_more_labels_never_make_it_wider_and_the_number_named_is_enough(labelled: int, wrong: int, more: int) -> None:
+def test_more_labels_never_make_it_wider_and_the_number_named_is_enough(
+    labelled: int, wrong: int, more: int
+) -> None:
     assume(wrong <= labelled)
     one = ErrorEstimate(True, labelled + more, labelled, wrong)
     low, high = one.interval
@@ -54,14 +60,22 @@ def test_more_labels_never_make_it_wider_and_the_number_named_is_enough(labelled
         assert b - a <= (high - low) / 2 + 1e-9
 
 
-def test_marks_on_accepted_and_on_refused_rows_say_how_often_a_verdict_is_wrong(tmp_path: Path) -> None:
-    train, rejected = written(tmp_path / "train.jsonl", 200), written(tmp_path / "rejected.jsonl", 40, ok=False)
+def test_marks_on_accepted_and_on_refused_rows_say_how_often_a_verdict_is_wrong(
+    tmp_path: Path,
+) -> None:
+    train, rejected = (
+        written(tmp_path / "train.jsonl", 200),
+        written(tmp_path / "rejected.jsonl", 40, ok=False),
+    )
     assert estimate_errors(train) is None
     marked(train, range(28), range(28, 30)).close()
     marked(rejected, range(5), range(5, 20)).close()
     passed, refused = estimate_errors(train), estimate_errors(rejected)
     assert passed is not None and (passed.rows, passed.labelled, passed.wrong) == (200, 30, 2)
-    said = "6.7% of the accepted rows have a wrong answer (1.8% to 21.3% at 95 %), by 30 labels of 200 rows; "
+    said = (
+        "6.7% of the accepted rows have a wrong answer (1.8% to 21.3% at 95 %), by 30 labels of 200"
+        " rows; "
+    )
     assert (
         passed.as_text().startswith(said)
         and " labels make that half as wide. These rows were chosen, not drawn" in passed.as_text()
@@ -71,7 +85,10 @@ def test_marks_on_accepted_and_on_refused_rows_say_how_often_a_verdict_is_wrong(
     done = CliRunner().invoke(app, ["dataset", "stats", str(train)])
     assert "6.7% of the accepted rows have a wrong answer" in done.output
     assert (
-        json.loads(CliRunner().invoke(app, ["dataset", "stats", str(train), "--json"]).stdout)["errors"]["wrong"] == 2
+        json.loads(CliRunner().invoke(app, ["dataset", "stats", str(train), "--json"]).stdout)[
+            "errors"
+        ]["wrong"]
+        == 2
     )
 
 
@@ -81,7 +98,11 @@ def test_rows_that_were_saved_away_still_count(tmp_path: Path) -> None:
     save(review, train)
     review.close()
     estimate = estimate_errors(train)
-    assert estimate is not None and (estimate.rows, estimate.labelled, estimate.wrong) == (50, 10, 1)
+    assert estimate is not None and (estimate.rows, estimate.labelled, estimate.wrong) == (
+        50,
+        10,
+        1,
+    )
     every = ErrorEstimate(True, 50, 50, 5)
     assert every.interval == (0.1, 0.1) and "half as wide" not in every.as_text()
 
@@ -98,10 +119,14 @@ def questions(review: Review) -> list[str]:
 
 
 def test_a_sample_is_of_the_rows_and_the_seed_alone(tmp_path: Path) -> None:
-    """Not of their order in the file; a larger one begins with it, and every row comes into some."""
+    """Not of their order in the file; a larger one begins with it, and every row comes into
+    some."""
     train = written(tmp_path / "train.jsonl", 60)
     first = questions(drawn(train, 10))
-    assert first == questions(drawn(train, 10)) == questions(drawn(train, 30))[:10] and len(set(first)) == 10
+    assert (
+        first == questions(drawn(train, 10)) == questions(drawn(train, 30))[:10]
+        and len(set(first)) == 10
+    )
     assert first != sorted(first, key=lambda text: int(text.split()[2]))
     lines = train.read_text().splitlines(keepends=True)
     train.write_text("".join(reversed(lines)))
@@ -112,7 +137,9 @@ def test_a_sample_is_of_the_rows_and_the_seed_alone(tmp_path: Path) -> None:
     ) == 60
 
 
-def test_only_the_labels_of_the_random_sample_are_counted_and_so_they_are_once_saved(tmp_path: Path) -> None:
+def test_only_the_labels_of_the_random_sample_are_counted_and_so_they_are_once_saved(
+    tmp_path: Path,
+) -> None:
     train = written(tmp_path / "train.jsonl", 100)
     marked(train, range(0), range(50)).close()
     chosen = estimate_errors(train)
@@ -127,7 +154,11 @@ def test_only_the_labels_of_the_random_sample_are_counted_and_so_they_are_once_s
     review.mark([review.sampled[1], *review.sampled[4:16]], "accepted")
     review.close()
     estimate = estimate_errors(train)
-    assert estimate is not None and (estimate.labelled, estimate.wrong, estimate.skipped) == (14, 1, 2)
+    assert estimate is not None and (estimate.labelled, estimate.wrong, estimate.skipped) == (
+        14,
+        1,
+        2,
+    )
     assert estimate.at_random and "by 14 random labels of 100 rows" in estimate.as_text()
     assert estimate.as_text().endswith("2 rows of the sample were skipped: label them too")
     review = drawn(train, 20)

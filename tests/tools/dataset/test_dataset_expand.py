@@ -1,4 +1,5 @@
-"""Growing a dataset, over real HTTP: what is accepted, refused, split, repeated, and when a run stops."""
+"""Growing a dataset, over real HTTP: what is accepted, refused, split, repeated, and when a run
+stops."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ import pytest
 
 from ajet_sdk.engines.budget import Budget, BudgetSpent
 from ajet_sdk.engines.client import ModelClient
-from ajet_sdk.errors import ConfigError, EndpointMisconfigured, EngineUnavailable, RequestRefused, TaskError
+from ajet_sdk.errors import (
+    ConfigError,
+    EndpointMisconfigured,
+    EngineUnavailable,
+    RequestRefused,
+    TaskError,
+)
 from ajet_tools.cli.dataset.generate import progress_lines
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.examples import as_example, select_seeds
@@ -43,7 +50,10 @@ def task(query: str, answer: str) -> dict[str, Any]:
     return {"main_query": query, "metadata": {"answer": answer}}
 
 
-SEEDS = [Row(f"seeds.jsonl line {i}", task(f"What is {i} times {i + 3}?", str(i * (i + 3)))) for i in range(1, 9)]
+SEEDS = [
+    Row(f"seeds.jsonl line {i}", task(f"What is {i} times {i + 3}?", str(i * (i + 3))))
+    for i in range(1, 9)
+]
 
 
 def wanted(body: dict[str, Any]) -> int:
@@ -60,14 +70,25 @@ def sums(body: dict[str, Any], number: int = 0) -> str:
 
 
 def grown(
-    server: Any, recipe: GenerationConfig, *, seeds: list[Row] = SEEDS, cache: Path | None = None, **options: Any
+    server: Any,
+    recipe: GenerationConfig,
+    *,
+    seeds: list[Row] = SEEDS,
+    cache: Path | None = None,
+    **options: Any,
 ) -> GenerationResult:
     budget, concurrency = options.pop("budget", None), options.pop("concurrency", 8)
     retries = options.pop("retries", 1)
 
     async def run() -> GenerationResult:
         endpoint = ModelClient(
-            server.url, "writer", "k", concurrency=concurrency, cache=cache, budget=budget, retries=retries
+            server.url,
+            "writer",
+            "k",
+            concurrency=concurrency,
+            cache=cache,
+            budget=budget,
+            retries=retries,
         )
         try:
             return await Expansion(seeds, recipe, endpoint, Checks(**options)).run()
@@ -96,7 +117,10 @@ def test_it_makes_as_many_rows_as_asked_for_each_with_its_provenance(model_serve
 def test_no_seed_and_no_example_stands_behind_both_sides(model_server) -> None:
     server = model_server(sums)
     result = grown(server, GenerationConfig(60, validation=0.3))
-    behind = [{s for row in rows for s in row["provenance"]["seeds"]} for rows in (result.train, result.validation)]
+    behind = [
+        {s for row in rows for s in row["provenance"]["seeds"]}
+        for rows in (result.train, result.validation)
+    ]
     assert not behind[0] & behind[1] and all(behind)
     of_val = {row["task_id"] for row in result.validation} | behind[1]
     for row in result.train:
@@ -121,11 +145,14 @@ def test_the_same_replies_give_the_same_bytes_at_any_speed(model_server) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("few", "many", "settings"), [(7, 30, {}), (20, 33, {"validation": 0.3, "per_call": 3})])
+@pytest.mark.parametrize(
+    ("few", "many", "settings"), [(7, 30, {}), (20, 33, {"validation": 0.3, "per_call": 3})]
+)
 def test_more_rows_are_those_of_a_fresh_run_and_go_on_from_those_there_are(
     model_server, tmp_path: Path, few: int, many: int, settings: dict[str, Any]
 ) -> None:
-    """The writer repeats itself, replies prose and errs: what is refused comes at other places in each run."""
+    """The writer repeats itself, replies prose and errs: what is refused comes at other places in
+    each run."""
 
     def say(body: dict[str, Any], number: int) -> str:
         if body["messages"][-1]["content"].startswith("CHECK"):
@@ -136,19 +163,28 @@ def test_more_rows_are_those_of_a_fresh_run_and_go_on_from_those_there_are(
         rows = [chance.randint(10, 150) for _ in range(wanted(body))]
         return json.dumps([task(f"What is {a} plus 7?", str(a + 7)) for a in rows])
 
-    server, fresh, kept = model_server(say), model_server(say), {"cache": tmp_path / "replies.sqlite"}
+    server, fresh, kept = (
+        model_server(say),
+        model_server(say),
+        {"cache": tmp_path / "replies.sqlite"},
+    )
     before = grown(server, GenerationConfig(few, window=6, **settings), verifier=Even(), **kept)
     after = grown(server, GenerationConfig(many, window=6, **settings), verifier=Even(), **kept)
-    assert bytes_of(after) == bytes_of(grown(fresh, GenerationConfig(many, window=6, **settings), verifier=Even()))
+    assert bytes_of(after) == bytes_of(
+        grown(fresh, GenerationConfig(many, window=6, **settings), verifier=Even())
+    )
     assert after.train[: len(before.train)] == before.train
     assert after.validation[: len(before.validation)] == before.validation
     assert (before.accepted, after.accepted) == (few, many)
     asked = [json.dumps(body) for body in server.requests]
-    assert len(asked) == len(set(asked)) and set(asked) == {json.dumps(body) for body in fresh.requests}
+    assert len(asked) == len(set(asked)) and set(asked) == {
+        json.dumps(body) for body in fresh.requests
+    }
 
 
 def test_it_says_what_it_waits_for(model_server, caplog: pytest.LogCaptureFixture) -> None:
-    """The first request is answered once it was said that it is waited for; then come a 503, a 429, and the rows."""
+    """The first request is answered once it was said that it is waited for; then come a 503, a 429,
+    and the rows."""
     seen, told = list[str](), threading.Event()
 
     class Told(logging.Handler):
@@ -186,7 +222,8 @@ def test_it_says_what_it_waits_for(model_server, caplog: pytest.LogCaptureFixtur
     for reason in ("the rate limit (429): ", "a slow endpoint: "):
         assert any(part.startswith(reason) for part in waits)
         assert any(
-            "no reply in 0 s: waiting for " in (text := r.getMessage()) and reason in text for r in caplog.records
+            "no reply in 0 s: waiting for " in (text := r.getMessage()) and reason in text
+            for r in caplog.records
         )
 
 
@@ -203,7 +240,9 @@ def test_a_progress_line_fits_and_says_how_many_reasons_it_leaves_out() -> None:
         expansion.result.rejected += [Rejected(reason, "", None, {})] * (1000 - 100 * number)
     for width in (60, 80, 120, 300):
         spent, refused = progress_lines(expansion, 500, width)
-        assert spent == "0 calls, 0 tokens" and refused.startswith("refused 4,000: 1,000 exact duplicate, ")
+        assert spent == "0 calls, 0 tokens" and refused.startswith(
+            "refused 4,000: 1,000 exact duplicate, "
+        )
         left = len(reasons) - sum(reason in refused for reason in reasons)
         assert len(refused) <= width and refused.endswith(f"{left} more" if left else "no reply")
 
@@ -231,14 +270,25 @@ def test_what_is_no_row_of_the_dataset_is_refused_with_its_reason(model_server) 
     assert any("like seed" in one or "as seed" in one for one in details)
     assert any("as row" in one for one in details)
     for one in result.rejected:
-        assert one.as_row()["rejected"]["reason"] == one.reason and one.as_row()["provenance"]["prompt"]
+        assert (
+            one.as_row()["rejected"]["reason"] == one.reason
+            and one.as_row()["provenance"]["prompt"]
+        )
 
 
 def test_a_row_that_repeats_the_prompt_is_refused(model_server) -> None:
     def say(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
-        items = [" ".join(one.split()) for one in prompt.split("Keep to this:")[1].split("\n- ")[1:4]]
-        heads = ["Keep to this: ", items[0] + " ", items[1] + " ", f"KEEP to this:\n- {items[2]}\n", items[0].upper()]
+        items = [
+            " ".join(one.split()) for one in prompt.split("Keep to this:")[1].split("\n- ")[1:4]
+        ]
+        heads = [
+            "Keep to this: ",
+            items[0] + " ",
+            items[1] + " ",
+            f"KEEP to this:\n- {items[2]}\n",
+            items[0].upper(),
+        ]
         bad = [
             *(task(f"{head}What is {n} plus 7000?", str(n + 7000)) for n, head in enumerate(heads)),
             task("- metadata.answer: a number, written as text What is 6 plus 7000?", "7006"),
@@ -248,7 +298,9 @@ def test_a_row_that_repeats_the_prompt_is_refused(model_server) -> None:
         return json.dumps(bad) if number == 0 else sums(body)
 
     result = grown(model_server(say), GenerationConfig(10, per_call=8), concurrency=1)
-    assert result.refused["repeats the prompt"] == 7 and "keep to this:" in {one.detail for one in result.rejected}
+    assert result.refused["repeats the prompt"] == 7 and "keep to this:" in {
+        one.detail for one in result.rejected
+    }
     assert not any("answer out" in json.dumps(row) for row in (*result.train, *result.validation))
 
 
@@ -256,43 +308,61 @@ def test_words_of_a_template_of_ones_own_are_refused_and_those_of_the_seeds_are_
     model_server, tmp_path: Path
 ) -> None:
     (tmp_path / "own.jinja").write_text(
-        "{% for one in examples %}{{ one | json }}{% endfor %}\nThink of a grocer who counts apples by hand.\n"
-        "Say the sum of both numbers and no more.\nA JSON array of {{ count }}.\n"
+        "{% for one in examples %}{{ one | json }}{% endfor %}\nThink of a grocer who counts apples"
+        " by hand.\nSay the sum of both numbers and no more.\nA JSON array of {{ count }}.\n"
     )
     more = "Say the sum of both numbers and no more."
     seeds = [Row(f"s line {n}", task(f"{more} What is {n} and 1?", str(n + 1))) for n in range(4)]
 
     def say(body: dict[str, Any], number: int) -> str:
-        rows = [task(f"Think of a grocer who counts apples by hand. {number} and 11?", str(number + 11))]
+        rows = [
+            task(f"Think of a grocer who counts apples by hand. {number} and 11?", str(number + 11))
+        ]
         return json.dumps([*rows, task(f"{more} What is {number} and 7005?", str(number + 7005))])
 
-    recipe = GenerationConfig(3, template=tmp_path / "own.jinja", per_call=2, min_new_forms=0, similarity=1.0)
+    recipe = GenerationConfig(
+        3, template=tmp_path / "own.jinja", per_call=2, min_new_forms=0, similarity=1.0
+    )
     result = grown(model_server(say), recipe, seeds=seeds, concurrency=1)
     assert result.accepted == 3 and result.refused["repeats the prompt"]
     assert all(row["main_query"].startswith(more) for row in (*result.train, *result.validation))
 
 
 def test_a_near_duplicate_is_refused(model_server) -> None:
-    long = "A gardener waters the tomatoes, the beans and the roses in the evening; how many kinds of plant are these?"
+    long = (
+        "A gardener waters the tomatoes, the beans and the roses in the evening; how many kinds of"
+        " plant are these?"
+    )
     seeds = [*SEEDS, Row("seeds.jsonl line 9", task(long, "3"))]
 
     def say(body: dict[str, Any], number: int) -> str:
-        return json.dumps([task(long.replace("evening", "morning"), "3")]) if number == 0 else sums(body)
+        return (
+            json.dumps([task(long.replace("evening", "morning"), "3")])
+            if number == 0
+            else sums(body)
+        )
 
     result = grown(model_server(say), GenerationConfig(10), seeds=seeds)
     assert [one.reason for one in result.rejected] == ["near duplicate"]
 
 
-def test_rows_of_the_evaluation_set_are_refused_with_the_evidence(model_server, tmp_path: Path) -> None:
+def test_rows_of_the_evaluation_set_are_refused_with_the_evidence(
+    model_server, tmp_path: Path
+) -> None:
     (tmp_path / "test.jsonl").write_text(json.dumps({"question": "What is 41 plus 1?"}) + "\n")
 
     def say(body: dict[str, Any], number: int) -> str:
         return json.dumps([task("what is 41 plus 1?", "42")]) if number == 0 else sums(body)
 
-    result = grown(model_server(say), GenerationConfig(10), leaks=Leaks.of([tmp_path / "test.jsonl"]))
+    result = grown(
+        model_server(say), GenerationConfig(10), leaks=Leaks.of([tmp_path / "test.jsonl"])
+    )
     [one] = result.rejected
     assert one.reason == "in the evaluation set" and "test.jsonl line 1" in one.detail
-    assert all(row["main_query"].lower() != "what is 41 plus 1?" for row in [*result.train, *result.validation])
+    assert all(
+        row["main_query"].lower() != "what is 41 plus 1?"
+        for row in [*result.train, *result.validation]
+    )
 
 
 class Even:
@@ -313,7 +383,9 @@ def with_checks(body: dict[str, Any], number: int) -> str:
 def test_rows_that_fail_the_check_are_kept_apart_with_the_verdict(model_server) -> None:
     result = grown(model_server(with_checks), GenerationConfig(30), verifier=Even())
     assert result.accepted == 30 and result.refused["odd answer"] > 5
-    assert all(int(row["metadata"]["answer"]) % 2 == 0 for row in [*result.train, *result.validation])
+    assert all(
+        int(row["metadata"]["answer"]) % 2 == 0 for row in [*result.train, *result.validation]
+    )
     assert result.train[0]["provenance"]["verdict"]["ok"] is True
     refused = result.rejected[0].as_row()
     assert refused["provenance"]["verdict"]["details"] == {"said": "checked"}
@@ -329,7 +401,9 @@ def test_a_server_that_always_fails_stops_the_run_soon(model_server) -> None:
 def test_a_wrong_key_costs_a_few_requests(model_server) -> None:
     server = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
     result = grown(server, GenerationConfig(500))
-    assert isinstance(result.stopped, EndpointMisconfigured) and "check the API key" in str(result.stopped)
+    assert isinstance(result.stopped, EndpointMisconfigured) and "check the API key" in str(
+        result.stopped
+    )
     assert len(server.requests) <= PROBE
 
 
@@ -347,7 +421,11 @@ def test_a_request_that_is_refused_is_gone_on_without_and_many_end_the_run(model
 
 def test_429_for_a_while_loses_nothing(model_server) -> None:
     def say(body: dict[str, Any], number: int) -> Any:
-        return model_server.refusal(429, "slow", headers={"retry-after": "0.1"}) if 5 <= number < 25 else sums(body)
+        return (
+            model_server.refusal(429, "slow", headers={"retry-after": "0.1"})
+            if 5 <= number < 25
+            else sums(body)
+        )
 
     server = model_server(say)
     result = grown(server, GenerationConfig(40))
@@ -355,7 +433,9 @@ def test_429_for_a_while_loses_nothing(model_server) -> None:
     assert bytes_of(result) == bytes_of(grown(model_server(sums), GenerationConfig(40)))
 
 
-def test_one_request_that_fails_is_gone_on_without_and_not_made_again(model_server, tmp_path: Path) -> None:
+def test_one_request_that_fails_is_gone_on_without_and_not_made_again(
+    model_server, tmp_path: Path
+) -> None:
     poison: list[str] = []
 
     def say(body: dict[str, Any], number: int) -> Any:
@@ -418,7 +498,11 @@ def test_a_person_who_stops_it_keeps_what_is_under_way(model_server) -> None:
 def test_languages_take_turns_and_strategies_are_drawn_by_weight(model_server) -> None:
     server = model_server(sums)
     recipe = GenerationConfig(
-        40, strategies_of(["harder=3", "persona"]), languages=("German", "Polish"), per_call=1, validation=0
+        40,
+        strategies_of(["harder=3", "persona"]),
+        languages=("German", "Polish"),
+        per_call=1,
+        validation=0,
     )
     rows = grown(server, recipe).train
     drawn = [row["provenance"]["parameters"] for row in rows]
@@ -429,9 +513,13 @@ def test_languages_take_turns_and_strategies_are_drawn_by_weight(model_server) -
     assert any("is in German" in body["messages"][-1]["content"] for body in server.requests)
 
 
-def test_a_users_own_template_takes_the_place_of_the_strategies(model_server, tmp_path: Path) -> None:
+def test_a_users_own_template_takes_the_place_of_the_strategies(
+    model_server, tmp_path: Path
+) -> None:
     mine = tmp_path / "mine.jinja"
-    mine.write_text("Be like {{ examples[0].main_query }} and {{ examples | length }}. Give {{ count }}.")
+    mine.write_text(
+        "Be like {{ examples[0].main_query }} and {{ examples | length }}. Give {{ count }}."
+    )
     server = model_server(sums)
     result = grown(server, GenerationConfig(12, template=mine))
     said = [body["messages"][-1]["content"] for body in server.requests]
@@ -440,13 +528,20 @@ def test_a_users_own_template_takes_the_place_of_the_strategies(model_server, tm
     assert result.train[0]["provenance"]["prompt"]["name"] == "mine.jinja"
     version = result.train[0]["provenance"]["prompt"]["version"]
     mine.write_text(mine.read_text() + " Please.")
-    assert grown(server, GenerationConfig(12, template=mine)).train[0]["provenance"]["prompt"]["version"] != version
+    assert (
+        grown(server, GenerationConfig(12, template=mine)).train[0]["provenance"]["prompt"][
+            "version"
+        ]
+        != version
+    )
 
 
 def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
     mine = tmp_path / "mine.jinja"
     mine.write_text("{{ exampels }}")
-    expansion = Expansion(SEEDS, GenerationConfig(5, template=mine), ModelClient("http://127.0.0.1:9/v1", "m"))
+    expansion = Expansion(
+        SEEDS, GenerationConfig(5, template=mine), ModelClient("http://127.0.0.1:9/v1", "m")
+    )
     with pytest.raises(ConfigError, match=r"exampels.*it may use cell, count, domain, examples"):
         expansion.preview("own")
     mine.write_text("\n{% if %}")
@@ -464,9 +559,13 @@ def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
         ([task("a?", "1"), task("b" * 5_000_000, "2")], "line 2 is 5.0 MB long"),
     ],
 )
-def test_seeds_that_nothing_can_grow_from_are_told(rows: list[dict[str, Any]], message: str) -> None:
+def test_seeds_that_nothing_can_grow_from_are_told(
+    rows: list[dict[str, Any]], message: str
+) -> None:
     with pytest.raises(TaskError) as raised:
-        select_seeds((Row(f"seeds.jsonl line {i}", row) for i, row in enumerate(rows, 1)), "seeds.jsonl")
+        select_seeds(
+            (Row(f"seeds.jsonl line {i}", row) for i, row in enumerate(rows, 1)), "seeds.jsonl"
+        )
     assert message in str(raised.value)
 
 

@@ -45,9 +45,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gold": {"problem": "QUESTION", "gold": "ANSWER"},
     "chosen": {"prompt": "QUESTION", "chosen": "ANSWER", "rejected": "no"},
     "messages": {
-        "messages": [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "It is ANSWER."}]
+        "messages": [
+            {"role": "user", "content": "QUESTION"},
+            {"role": "assistant", "content": "It is ANSWER."},
+        ]
     },
-    "sharegpt": {"conversations": [{"from": "human", "value": "QUESTION"}, {"from": "gpt", "value": "ANSWER"}]},
+    "sharegpt": {
+        "conversations": [
+            {"from": "human", "value": "QUESTION"},
+            {"from": "gpt", "value": "ANSWER"},
+        ]
+    },
 }
 
 
@@ -65,8 +73,19 @@ def expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
         Path("seeds.jsonl").write_text("".join(json.dumps(seed) + "\n" for seed in seeds))
         text = REPLIES.format(row=repr(row), writer_off=writer_off, checker_off=checker_off)
         Path("replies.py").write_text(text)
-        options = ["--count", "4", "--scripted", "replies.py:reply", "--verify", "agreement:3", "--validation", "0"]
-        return CliRunner().invoke(app, ["dataset", "expand", "seeds.jsonl", *options, "-y", "-o", "out"])
+        options = [
+            "--count",
+            "4",
+            "--scripted",
+            "replies.py:reply",
+            "--verify",
+            "agreement:3",
+            "--validation",
+            "0",
+        ]
+        return CliRunner().invoke(
+            app, ["dataset", "expand", "seeds.jsonl", *options, "-y", "-o", "out"]
+        )
 
     return run
 

@@ -21,7 +21,10 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 ROWS = [
-    {"main_query": f"What is {i} times {i + 3}?", "metadata": {"answer": str(i * (i + 3)), "unit": "none"}}
+    {
+        "main_query": f"What is {i} times {i + 3}?",
+        "metadata": {"answer": str(i * (i + 3)), "unit": "none"},
+    }
     for i in range(1, 9)
 ]
 SCRIPT = """
@@ -41,8 +44,15 @@ def sums(body: dict[str, Any], number: int = 0) -> str:
     found = re.search(r"array of (\d+)", text)
     assert found is not None
     chance = random.Random(text + str(body["seed"]))
-    pairs = [(chance.randint(100, 999), chance.randint(100, 999)) for _ in range(int(found.group(1)))]
-    return json.dumps([{"main_query": f"What is {a} plus {b}?", "metadata": {"answer": str(a + b)}} for a, b in pairs])
+    pairs = [
+        (chance.randint(100, 999), chance.randint(100, 999)) for _ in range(int(found.group(1)))
+    ]
+    return json.dumps(
+        [
+            {"main_query": f"What is {a} plus {b}?", "metadata": {"answer": str(a + b)}}
+            for a, b in pairs
+        ]
+    )
 
 
 class Place:
@@ -62,14 +72,27 @@ class Place:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
         command = [sys.executable, "-m", "ajet", "dataset", "expand", *arguments]
-        env = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OPENAI_API_KEY": "secret-key", "NO_COLOR": "1"}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(Path.cwd()),
+            "OPENAI_API_KEY": "secret-key",
+            "NO_COLOR": "1",
+        }
         env.pop("OPENAI_BASE_URL", None)
         return subprocess.Popen(
-            command, cwd=self.path, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, preexec_fn=limit,
-        )  # fmt: skip
+            command,
+            cwd=self.path,
+            env=env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=limit,
+        )
 
-    def run(self, *arguments: str, file_limit: int | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, file_limit: int | None = None
+    ) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, file_limit=file_limit)
         out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -109,7 +132,10 @@ def test_a_directory_is_written_and_the_same_bytes_again(place: Place) -> None:
 
 
 def test_other_names_are_mapped(place: Place) -> None:
-    place.seeds([{"text": row["main_query"], "gold": row["metadata"]["answer"]} for row in ROWS], "other.jsonl")
+    place.seeds(
+        [{"text": row["main_query"], "gold": row["metadata"]["answer"]} for row in ROWS],
+        "other.jsonl",
+    )
     arguments = ("--map", "text=main_query", "--map", "gold=metadata.answer")
     done = place.run("other.jsonl", "--count", "12", "--out", "data", *arguments, *SCRIPTED)
     assert done.returncode == 0, done.stderr
@@ -120,22 +146,42 @@ def test_other_names_are_mapped(place: Place) -> None:
 def test_the_prompts_are_shown_and_nothing_is_sent(place: Place) -> None:
     shown = place.run("seeds.jsonl", "--show-prompt", "--strategy", "harder,persona")
     assert shown.returncode == 0, shown.stderr
-    assert "===== expand/harder version 1" in shown.stdout and "===== expand/persona version 1" in shown.stdout
+    assert (
+        "===== expand/harder version 1" in shown.stdout
+        and "===== expand/persona version 1" in shown.stdout
+    )
     assert "metadata.answer: a number, written as text" in shown.stdout
     assert '"main_query": "What is' in shown.stdout
 
 
 def test_it_says_what_it_may_take_and_asks(place: Place, model_server) -> None:
     server = model_server(sums)
-    arguments = ("--base-url", server.url, "--model", "writer", "--verify", "none", "--price", "1,2")
+    arguments = (
+        "--base-url",
+        server.url,
+        "--model",
+        "writer",
+        "--verify",
+        "none",
+        "--price",
+        "1,2",
+    )
     asked = place.run("seeds.jsonl", "--count", "100", "--out", "data", *arguments)
     assert asked.returncode == 2 and "pass --yes to continue" in asked.stderr
-    assert re.search(r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d+\.\d\d in money", asked.stderr)
+    assert re.search(
+        r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d+\.\d\d in money",
+        asked.stderr,
+    )
     assert server.requests == []
-    assert place.run("seeds.jsonl", "--count", "10", "--out", "data", *arguments, "--yes").returncode == 0
+    assert (
+        place.run("seeds.jsonl", "--count", "10", "--out", "data", *arguments, "--yes").returncode
+        == 0
+    )
 
 
-def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(place: Place, model_server) -> None:
+def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(
+    place: Place, model_server
+) -> None:
     def slow(body: dict[str, Any], number: int) -> Any:
         return 0.05, sums(body)
 
@@ -163,17 +209,41 @@ def test_a_resume_with_other_options_says_what_differs(place: Place, model_serve
     server = model_server(sums)
     assert place.run("seeds.jsonl", "--count", "10", "--out", "data", *at(server)).returncode == 0
     made = len(server.requests)
-    other = place.run("seeds.jsonl", "--count", "10", "--out", "data", *at(server), "--resume", "--temperature", "0.5")
+    other = place.run(
+        "seeds.jsonl",
+        "--count",
+        "10",
+        "--out",
+        "data",
+        *at(server),
+        "--resume",
+        "--temperature",
+        "0.5",
+    )
     assert other.returncode == 2 and "options.temperature was 1.0, is 0.5" in other.stderr
-    same = place.run("seeds.jsonl", "--count", "10", "--out", "data", *at(server), "--resume", "--concurrency", "3")
+    same = place.run(
+        "seeds.jsonl",
+        "--count",
+        "10",
+        "--out",
+        "data",
+        *at(server),
+        "--resume",
+        "--concurrency",
+        "3",
+    )
     assert same.returncode == 0, same.stderr
     assert len(server.requests) == made
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_and_sigterm_write_what_there_is(place: Place, model_server, sent: int, code: int) -> None:
+def test_ctrl_c_and_sigterm_write_what_there_is(
+    place: Place, model_server, sent: int, code: int
+) -> None:
     server = model_server(lambda body, number: (0.05, sums(body)))
-    process = place.start("seeds.jsonl", "--count", "5000", "--out", "data", "--concurrency", "4", *at(server))
+    process = place.start(
+        "seeds.jsonl", "--count", "5000", "--out", "data", "--concurrency", "4", *at(server)
+    )
     until(lambda: len(server.requests) >= 14)
     process.send_signal(sent)
     out, err = process.communicate(timeout=300)
@@ -184,7 +254,9 @@ def test_ctrl_c_and_sigterm_write_what_there_is(place: Place, model_server, sent
 
 
 @pytest.mark.long
-def test_eight_kills_two_ctrl_c_and_a_sigterm_give_the_bytes_of_a_straight_run(place: Place, model_server) -> None:
+def test_eight_kills_two_ctrl_c_and_a_sigterm_give_the_bytes_of_a_straight_run(
+    place: Place, model_server
+) -> None:
     def slow(body: dict[str, Any], number: int) -> Any:
         return 0.02, sums(body)
 
@@ -205,10 +277,13 @@ def test_eight_kills_two_ctrl_c_and_a_sigterm_give_the_bytes_of_a_straight_run(p
 
 def test_a_dry_run_says_what_is_left_and_sends_nothing(place: Place, model_server) -> None:
     server = model_server(sums)
-    nothing = place.run("seeds.jsonl", "--count", "100", "--dry-run", "--price", "1,2", "--verify", "none")
+    nothing = place.run(
+        "seeds.jsonl", "--count", "100", "--dry-run", "--price", "1,2", "--verify", "none"
+    )
     assert nothing.returncode == 0, nothing.stderr
     assert re.fullmatch(
-        r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d\.\d\d in money\.\nNothing was sent\.\n",
+        r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d\.\d\d in money\.\nNothing"
+        r" was sent\.\n",
         nothing.stdout,
     )
     run = ("seeds.jsonl", "--out", "data", *at(server))
@@ -217,14 +292,21 @@ def test_a_dry_run_says_what_is_left_and_sends_nothing(place: Place, model_serve
     left = json.loads(place.run(*run, "--count", "60", "--resume", "--dry-run", "--json").stdout)
     assert left["accepted"] >= 20 and left["calls"] == -(-(60 - left["accepted"]) // 4)
     assert len(server.requests) == made and place.bytes_of("data") == files
-    assert json.loads(place.run(*run, "--count", "20", "--resume", "--dry-run", "--json").stdout)["calls"] == 0
+    assert (
+        json.loads(place.run(*run, "--count", "20", "--resume", "--dry-run", "--json").stdout)[
+            "calls"
+        ]
+        == 0
+    )
     other = place.run(*run, "--count", "60", "--resume", "--dry-run", "--shots", "2")
     assert other.returncode == 2 and "options.shots was 4, is 2" in other.stderr
 
 
 def test_a_spent_budget_ends_it_cleanly(place: Place, model_server) -> None:
     server = model_server(sums)
-    done = place.run("seeds.jsonl", "--count", "500", "--out", "data", *at(server), "--max-calls", "9")
+    done = place.run(
+        "seeds.jsonl", "--count", "500", "--out", "data", *at(server), "--max-calls", "9"
+    )
     assert done.returncode == 1 and "BudgetSpent: the budget of 9 calls is spent" in done.stderr
     assert len(server.requests) == 9 and len(place.rows("data/train.jsonl")) > 20
     assert "Traceback" not in done.stderr
@@ -237,7 +319,11 @@ def test_prose_and_a_wrong_key_end_with_one_message(place: Place, model_server) 
     assert len(place.rows("a/rejected.jsonl")) >= 30
     wrong = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
     done = place.run("seeds.jsonl", "--out", "b", *at(wrong))
-    assert done.returncode == 2 and "check the API key" in done.stderr and "secret-key" not in done.stderr + done.stdout
+    assert (
+        done.returncode == 2
+        and "check the API key" in done.stderr
+        and "secret-key" not in done.stderr + done.stdout
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -270,11 +356,15 @@ def test_bad_rows_can_be_left_out(place: Place) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_full_disk_is_one_message_and_what_was_paid_for_is_kept(place: Place, model_server) -> None:
+def test_a_full_disk_is_one_message_and_what_was_paid_for_is_kept(
+    place: Place, model_server
+) -> None:
     server = model_server(sums)
     run = ("seeds.jsonl", "--count", "200", "--out", "data", *at(server))
     full = place.run(*run, file_limit=60_000)
-    assert full.returncode in (1, 2) and "cannot" in full.stderr and "Traceback" not in full.stderr, full.stderr
+    assert (
+        full.returncode in (1, 2) and "cannot" in full.stderr and "Traceback" not in full.stderr
+    ), full.stderr
     assert not [name for name in place.bytes_of("data") if name.endswith(".part")]
     made = len(server.requests)
     assert made
@@ -300,7 +390,10 @@ def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model
     server = model_server(sums)
     run = ("seeds.jsonl", "--out", "data", "--validation", "0.2", *at(server))
     assert place.run(*run, "--count", "20").returncode == 0
-    before, asked = {side: place.rows(f"data/{side}.jsonl") for side in ("train", "validation")}, len(server.requests)
+    before, asked = (
+        {side: place.rows(f"data/{side}.jsonl") for side in ("train", "validation")},
+        len(server.requests),
+    )
     more = place.run(*run, "--count", "35", "--resume")
     assert more.returncode == 0, more.stderr
     assert "35 rows accepted: 28 train, 7 validation" in more.stdout
@@ -331,21 +424,41 @@ def test_a_run_that_was_stopped_may_go_on_to_more_rows(place: Place, model_serve
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_the_bar_stays_where_refusals_are_listed(place: Place, columns: int) -> None:
-    reply = '[{"main_query": "What is 1 plus 1?"}, {"main_query": 7, "metadata": {"answer": "7", "unit": "none"}}, 5]'
+    reply = (
+        '[{"main_query": "What is 1 plus 1?"}, {"main_query": 7, "metadata": {"answer": "7",'
+        ' "unit": "none"}}, 5]'
+    )
     (place.path / "same.py").write_text(f"def reply(ask):\n    return {reply!r}\n")
-    command = [sys.executable, "-m", "ajet", "dataset", "expand", "seeds.jsonl", "--count", "500", "--out", "data"]
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "dataset",
+        "expand",
+        "seeds.jsonl",
+        "--count",
+        "500",
+        "--out",
+        "data",
+    ]
     environment = {"PYTHONPATH": str(Path.cwd())}
     code, shown = at_a_terminal(
-        [*command, "--scripted", "same.py:reply", "--verify", "none"], columns=columns, cwd=place.path,
+        [*command, "--scripted", "same.py:reply", "--verify", "none"],
+        columns=columns,
+        cwd=place.path,
         environment=environment,
-    )  # fmt: skip
+    )
     assert code == 1
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]+", shown)]
+    lines = [
+        re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]+", shown)
+    ]
     listed = [number for number, line in enumerate(lines) if re.match(r"refused [\d,]+: ", line)]
     assert listed, shown
     for number in listed:
         assert lines[number - 2].startswith("Accepted ") and "━" * 10 in lines[number - 2]
-        assert "0/500" in lines[number - 2] and re.match(r"[\d,]+ calls, [\d,]+ tokens$", lines[number - 1])
+        assert "0/500" in lines[number - 2] and re.match(
+            r"[\d,]+ calls, [\d,]+ tokens$", lines[number - 1]
+        )
         assert len(lines[number]) <= columns
 
 

@@ -1,4 +1,5 @@
-"""`ajet dataset expand --embeddings`: rows that say the same as another in other words, over real HTTP."""
+"""`ajet dataset expand --embeddings`: rows that say the same as another in other words, over real
+HTTP."""
 
 from __future__ import annotations
 
@@ -18,10 +19,39 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-BEASTS = ("otter", "heron", "badger", "lynx", "stoat", "viper", "moose", "raven", "shrew", "trout", "beetle", "walrus")
-PLACES = ("Norway", "Peru", "Kenya", "Japan", "Chile", "Nepal", "Ghana", "Malta", "Cuba", "Laos", "Fiji", "Oman")
+BEASTS = (
+    "otter",
+    "heron",
+    "badger",
+    "lynx",
+    "stoat",
+    "viper",
+    "moose",
+    "raven",
+    "shrew",
+    "trout",
+    "beetle",
+    "walrus",
+)
+PLACES = (
+    "Norway",
+    "Peru",
+    "Kenya",
+    "Japan",
+    "Chile",
+    "Nepal",
+    "Ghana",
+    "Malta",
+    "Cuba",
+    "Laos",
+    "Fiji",
+    "Oman",
+)
 SEEDED = "Which winter food has the {} of {}?"
-WORDINGS = ("What does the {} of {} eat in winter?", "During the cold months, name the food that a {} finds in {}.")
+WORDINGS = (
+    "What does the {} of {} eat in winter?",
+    "During the cold months, name the food that a {} finds in {}.",
+)
 
 
 def means(text: str) -> str:
@@ -29,13 +59,19 @@ def means(text: str) -> str:
 
 
 def questions(body: dict[str, Any], number: int = 0) -> str:
-    """As many as are asked for, each in one of two wordings; the same request gives the same ones."""
+    """As many as are asked for, each in one of two wordings; the same request gives the same
+    ones."""
     text = body["messages"][-1]["content"]
     found = re.search(r"array of (\d+)", text)
     assert found is not None
     chance = random.Random(text + str(body["seed"]))
-    drawn = [(chance.choice(WORDINGS), chance.choice(BEASTS), chance.choice(PLACES)) for _ in range(int(found[1]))]
-    return json.dumps([{"main_query": words.format(a, b), "metadata": {"answer": a}} for words, a, b in drawn])
+    drawn = [
+        (chance.choice(WORDINGS), chance.choice(BEASTS), chance.choice(PLACES))
+        for _ in range(int(found[1]))
+    ]
+    return json.dumps(
+        [{"main_query": words.format(a, b), "metadata": {"answer": a}} for words, a, b in drawn]
+    )
 
 
 class Place:
@@ -51,11 +87,21 @@ class Place:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "ajet", "dataset", "expand", "seeds.jsonl", *arguments]
-        env = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OPENAI_API_KEY": "secret-key", "NO_COLOR": "1"}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(Path.cwd()),
+            "OPENAI_API_KEY": "secret-key",
+            "NO_COLOR": "1",
+        }
         return subprocess.Popen(
-            command, cwd=self.path, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command,
+            cwd=self.path,
+            env=env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
@@ -73,26 +119,51 @@ def place(tmp_path: Path) -> Place:
 
 
 def at(writer: Any, judge: Any) -> tuple[str, ...]:
-    """Only meanings count beside exact copies: the wordings differ by little more than the names."""
-    options = ("--base-url", writer.url, "--model", "writer", "--verify", "none", "--yes", "--similarity", "1")
+    """Only meanings count beside exact copies: the wordings differ by little more than the
+    names."""
+    options = (
+        "--base-url",
+        writer.url,
+        "--model",
+        "writer",
+        "--verify",
+        "none",
+        "--yes",
+        "--similarity",
+        "1",
+    )
     return (*options, "--embeddings", judge.url, "vectors", "--concurrency", "4")
 
 
-def test_no_two_rows_mean_the_same_and_none_means_what_a_seed_does(place: Place, model_server, embedder) -> None:
+def test_no_two_rows_mean_the_same_and_none_means_what_a_seed_does(
+    place: Place, model_server, embedder
+) -> None:
     writer, judge = model_server(questions), embedder(means)
     done = place.run("--count", "90", "--out", "data", *at(writer, judge))
     assert done.returncode == 0, done.stderr
-    kept = [*place.rows("seeds.jsonl"), *place.rows("data/train.jsonl"), *place.rows("data/validation.jsonl")]
+    kept = [
+        *place.rows("seeds.jsonl"),
+        *place.rows("data/train.jsonl"),
+        *place.rows("data/validation.jsonl"),
+    ]
     assert len(kept) == 96 and len({means(row["main_query"]) for row in kept}) == 96
-    refused = [row for row in place.rows("data/rejected.jsonl") if "semantic duplicate" in row["rejected"]["reason"]]
-    assert refused and all(row["rejected"]["detail"].startswith("1.00 similar to ") for row in refused)
+    refused = [
+        row
+        for row in place.rows("data/rejected.jsonl")
+        if "semantic duplicate" in row["rejected"]["reason"]
+    ]
+    assert refused and all(
+        row["rejected"]["detail"].startswith("1.00 similar to ") for row in refused
+    )
     assert {row["rejected"]["detail"].split()[3] for row in refused} == {"seed", "row"}
     assert "refused: semantic duplicate" in done.stdout and "a cosine of 0.9" in (
         place.path / "data" / "README.md"
     ).read_text(encoding="utf-8")
 
 
-def test_killed_and_resumed_no_vector_is_paid_for_twice(place: Place, model_server, embedder) -> None:
+def test_killed_and_resumed_no_vector_is_paid_for_twice(
+    place: Place, model_server, embedder
+) -> None:
     def slow(body: dict[str, Any], number: int) -> Any:
         return 0.05, questions(body)
 
@@ -117,26 +188,42 @@ def test_killed_and_resumed_no_vector_is_paid_for_twice(place: Place, model_serv
 
 def test_vectors_are_estimated_and_spend_the_budget(place: Place, model_server, embedder) -> None:
     writer, judge = model_server(questions), embedder(means)
-    done = place.run("--count", "100", "--out", "data", *at(writer, judge), "--max-calls", "9", "--json")
+    done = place.run(
+        "--count", "100", "--out", "data", *at(writer, judge), "--max-calls", "9", "--json"
+    )
     assert "About 32 calls for rows, 33 requests for embeddings: about" in done.stderr
     assert done.returncode == 1 and "the budget of 9 calls is spent" in done.stderr
     assert len(writer.requests) + len(judge.batches) == 9
     told = json.loads(done.stdout)
     vectors = sum(map(len, judge.batches))
     assert (told["calls"], told["input_tokens"]) == (9, 100 * len(writer.requests) + 10 * vectors)
-    assert told["accepted"] == len(place.rows("data/train.jsonl")) + len(place.rows("data/validation.jsonl")) > 0
+    assert (
+        told["accepted"]
+        == len(place.rows("data/train.jsonl")) + len(place.rows("data/validation.jsonl"))
+        > 0
+    )
 
 
-def test_an_embedder_that_fails_is_one_message_and_costs_no_row(place: Place, model_server, embedder) -> None:
+def test_an_embedder_that_fails_is_one_message_and_costs_no_row(
+    place: Place, model_server, embedder
+) -> None:
     writer, judge = model_server(questions), embedder(means)
     judge.failures = [Response("no such model", status_code=404)]
     run = ("--count", "20", "--out", "data", *at(writer, judge))
     early = place.run(*run)
-    assert early.returncode == 2 and "answered 404: no such model" in early.stderr and not writer.requests
+    assert (
+        early.returncode == 2
+        and "answered 404: no such model" in early.stderr
+        and not writer.requests
+    )
     late = model_server(lambda body, number: _then(judge, number, questions(body)))
     run = ("--count", "60", "--out", "late", *at(late, judge))
     stopped = place.run(*run)
-    assert stopped.returncode == 2 and "wrong key" in stopped.stderr and "Traceback" not in stopped.stderr
+    assert (
+        stopped.returncode == 2
+        and "wrong key" in stopped.stderr
+        and "Traceback" not in stopped.stderr
+    )
     assert "secret-key" not in stopped.stdout + stopped.stderr
     paid = len(late.requests)
     judge.failures.clear()
@@ -163,8 +250,23 @@ def test_a_resume_with_another_meaning_says_so(place: Place, model_server, embed
 
 def test_what_is_no_embedder_is_told_before_the_first_call(place: Place, model_server) -> None:
     writer = model_server(questions)
-    asked = ("--count", "5", "--out", "data", "--base-url", writer.url, "--model", "m", "--verify", "none", "--yes")
-    for given, message in ((("local", "nowhere"), "no model can be loaded there"), (("here", "m"), "takes a URL")):
+    asked = (
+        "--count",
+        "5",
+        "--out",
+        "data",
+        "--base-url",
+        writer.url,
+        "--model",
+        "m",
+        "--verify",
+        "none",
+        "--yes",
+    )
+    for given, message in (
+        (("local", "nowhere"), "no model can be loaded there"),
+        (("here", "m"), "takes a URL"),
+    ):
         done = place.run(*asked, "--embeddings", *given)
         assert done.returncode == 2 and message in done.stderr, done.stderr
     assert not writer.requests

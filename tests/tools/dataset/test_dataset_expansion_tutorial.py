@@ -32,7 +32,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 def is_right(row: dict[str, Any]) -> bool:
     a, operator, b = re.fullmatch(r"What is (\d+)([-+*])(\d+)\?", row["question"]).groups()  # type: ignore[union-attr]
-    return {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[operator] == int(row["answer"])
+    return {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[operator] == int(
+        row["answer"]
+    )
 
 
 HELD_OUT = {row["question"] for row in rows_of(MATH / "val.jsonl")}
@@ -55,19 +57,32 @@ def test_eight_seeds_become_500_right_tasks_although_the_teacher_errs(tmp_path: 
     assert sum(not is_right(row) for row in made) <= 2
     assert not HELD_OUT & {row["question"] for row in made}
     reasons = {row["rejected"]["reason"] for row in refused}
-    assert {"exact duplicate", "independent answers agree on a different answer", "in the evaluation set"} <= reasons
+    assert {
+        "exact duplicate",
+        "independent answers agree on a different answer",
+        "in the evaluation set",
+    } <= reasons
     assert sum("question" in row and not is_right(row) for row in refused) > 30
 
 
-def test_a_biased_teachers_products_are_refused_by_calculation_or_by_another_model(tmp_path: Path) -> None:
+def test_a_biased_teachers_products_are_refused_by_calculation_or_by_another_model(
+    tmp_path: Path,
+) -> None:
     reasons = []
-    for name, more in ("own", ()), ("other", ("--verify-model", f"scripted:{HERE / 'checker.py'}:reply")):
+    for name, more in (
+        ("own", ()),
+        ("other", ("--verify-model", f"scripted:{HERE / 'checker.py'}:reply")),
+    ):
         arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "200", "--out", str(tmp_path / name), "--scripted",
                      f"{HERE / 'teacher.py'}:biased", "--strategy", "same-style", "--verify", "agreement:3", *more,
                      "--validation", "0"]  # fmt: skip
         assert CliRunner().invoke(app, ["dataset", *arguments]).exit_code == 0
         assert all(is_right(row) for row in rows_of(tmp_path / name / "train.jsonl"))
-        reasons.append(Counter(row["rejected"]["reason"] for row in rows_of(tmp_path / name / "rejected.jsonl")))
+        reasons.append(
+            Counter(
+                row["rejected"]["reason"] for row in rows_of(tmp_path / name / "rejected.jsonl")
+            )
+        )
     calculated = "the answer is not the result of the calculation"
     agreed = "independent answers agree on a different answer"
     assert reasons[0][calculated] > 20, "the teacher agrees with itself on them"
@@ -80,11 +95,15 @@ def test_the_makefile_runs_only_the_steps_that_have_to_run(tmp_path: Path) -> No
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ajet "$@"\n')
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TUTORIAL.parent), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(TUTORIAL.parent), os.environ.get("PYTHONPATH", "")]
+    )
 
     def make() -> list[str]:
         arguments = ["make", "-C", str(HERE), f"OUT={tmp_path / 'out'}", "COUNT=20"]
-        printed = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout
+        printed = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, check=True
+        ).stdout
         return re.findall(r"^ajet dataset (\w+)", printed, re.MULTILINE)
 
     assert make() == ["expand", "filter", "export"]

@@ -1,4 +1,5 @@
-"""Lineage over generations: what was grown from a held-out task is found, and families stay on one side."""
+"""Lineage over generations: what was grown from a held-out task is found, and families stay on one
+side."""
 
 from __future__ import annotations
 
@@ -49,19 +50,43 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def seed(number: int) -> dict[str, Any]:
-    words = ("crab", "elk", "goat", "ibex", "lynx", "mole", "newt", "owl", "puma", "rat", "seal", "toad")
-    return {"main_query": f"Where does the {words[number]} sleep in winter?", "metadata": {"answer": f"den {number}"}}
+    words = (
+        "crab",
+        "elk",
+        "goat",
+        "ibex",
+        "lynx",
+        "mole",
+        "newt",
+        "owl",
+        "puma",
+        "rat",
+        "seal",
+        "toad",
+    )
+    return {
+        "main_query": f"Where does the {words[number]} sleep in winter?",
+        "metadata": {"answer": f"den {number}"},
+    }
 
 
 def expand(source: Path, out: str, *more: Any) -> list[dict[str, Any]]:
     Path("replies.py").write_text(REPLIES)
     options = ["--count", 6, "--scripted", "replies.py:reply", "--verify", "none", "-y", "-o", out]
     ajet("expand", source, *options, *more)
-    return [row for name in ("train", "validation") if (p := Path(out, f"{name}.jsonl")).exists() for row in read(p)]
+    return [
+        row
+        for name in ("train", "validation")
+        if (p := Path(out, f"{name}.jsonl")).exists()
+        for row in read(p)
+    ]
 
 
 def check_job(train: list[dict[str, Any]], val: list[dict[str, Any]]) -> None:
-    sides = [[(to_task(TaskRow("", row), {}), f"line {i}") for i, row in enumerate(rows)] for rows in (train, val)]
+    sides = [
+        [(to_task(TaskRow("", row), {}), f"line {i}") for i, row in enumerate(rows)]
+        for rows in (train, val)
+    ]
     _check_apart(*sides)
 
 
@@ -95,8 +120,16 @@ def test_a_grandchild_of_a_held_out_task_is_refused() -> None:
 
 def test_rows_without_roots_are_understood() -> None:
     held = {"main_query": "held", "task_id": "s", "metadata": {"answer": "1"}}
-    child = {"main_query": "child", "task_id": "c", "provenance": {"seeds": ["s"], "splits": ["train"]}}
-    grandchild = {"main_query": "grandchild", "task_id": "g", "provenance": {"seeds": ["c"], "splits": ["train"]}}
+    child = {
+        "main_query": "child",
+        "task_id": "c",
+        "provenance": {"seeds": ["s"], "splits": ["train"]},
+    }
+    grandchild = {
+        "main_query": "grandchild",
+        "task_id": "g",
+        "provenance": {"seeds": ["c"], "splits": ["train"]},
+    }
     with pytest.raises(TaskError):
         check_job([child, grandchild], [held])
     rows = [Descent.named(row, row["task_id"]) for row in (grandchild, child)]
@@ -119,7 +152,9 @@ def test_split_keeps_families_together_and_marks_the_held_out() -> None:
     for number in range(60):
         parents = [f"s{number % 12}"]
         provenance = {"seeds": parents, "roots": parents, "splits": ["train"]}
-        rows.append({"main_query": f"grown {number}", "task_id": f"g{number}", "provenance": provenance})
+        rows.append(
+            {"main_query": f"grown {number}", "task_id": f"g{number}", "provenance": provenance}
+        )
     ajet("split", write(Path("all.jsonl"), *rows), "--fractions", "0.3", "-o", "data")
     train, validation = (read(Path("data", f"{name}.jsonl")) for name in ("train", "validation"))
     assert train and validation and len(train) + len(validation) == len(rows)
@@ -160,7 +195,14 @@ def test_a_held_out_file_stays_one_under_another_name(command: tuple[str, ...]) 
 
 def test_one_family_gives_no_validation_rows() -> None:
     grown = [
-        Row("", {"main_query": f"q{n}", "task_id": f"{n}", "provenance": {"seeds": ["s"], "roots": ["s"]}})
+        Row(
+            "",
+            {
+                "main_query": f"q{n}",
+                "task_id": f"{n}",
+                "provenance": {"seeds": ["s"], "roots": ["s"]},
+            },
+        )
         for n in range(6)
     ]
     config = GenerationConfig(10)

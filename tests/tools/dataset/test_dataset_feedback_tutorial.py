@@ -1,4 +1,5 @@
-"""`tutorial/example_feedback_tracing`: an agent in service, simulated users, and the tasks that come of it."""
+"""`tutorial/example_feedback_tracing`: an agent in service, simulated users, and the tasks that
+come of it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ def program(name: str, *arguments: Any, url: str = "") -> str:
     if not url:  # who asks nobody needs no key
         del env["OPENAI_API_KEY"], env["OPENAI_BASE_URL"]
     done = subprocess.run(
-        [sys.executable, TUTORIAL / name, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, TUTORIAL / name, *map(str, arguments)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -45,7 +50,9 @@ def program(name: str, *arguments: Any, url: str = "") -> str:
 def test_the_loop_from_a_served_agent_to_tasks(tmp_path: Path, model_server: Any) -> None:
     server = model_server(calculate)
     traces, tasks = tmp_path / "traces", tmp_path / "tasks.jsonl"
-    assert "answered 60 questions" in program("service.py", traces, "--questions", 60, url=server.url)
+    assert "answered 60 questions" in program(
+        "service.py", traces, "--questions", 60, url=server.url
+    )
     assert "simulated users on 60 answers" in program("users.py", traces)
     more = ["--accept-outputs", "--need-answer", "--out", str(tasks)]
     done = CliRunner().invoke(app, ["dataset", "from-traces", str(traces), *more])
@@ -59,7 +66,10 @@ def test_the_loop_from_a_served_agent_to_tasks(tmp_path: Path, model_server: Any
         right += row["metadata"]["answer"] == str(truth)
         assert row["init_messages"][0] == {"role": "system", "content": "Answer with a number."}
     assert right / len(rows) > 0.85  # one user in fifty is mistaken
-    held_out = {json.loads(line)["question"] for line in (TUTORIAL / "../example_math_agent/val.jsonl").open()}
+    held_out = {
+        json.loads(line)["question"]
+        for line in (TUTORIAL / "../example_math_agent/val.jsonl").open()
+    }
     assert held_out.isdisjoint(row["main_query"] for row in rows)
 
 

@@ -1,4 +1,5 @@
-"""The fence, attacked: programs that want out of it, and what becomes of a machine that has none."""
+"""The fence, attacked: programs that want out of it, and what becomes of a machine that has
+none."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ SHORT = ProgramLimits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20,
 
 @pytest.fixture(params=["a separate user", "a namespace of users"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root a program has a separate user; everyone else has the other way, which root can take too."""
+    """As root a program has a separate user; everyone else has the other way, which root can take
+    too."""
     found: Fence = request.getfixturevalue("fenced")
     users = request.param == "a separate user"
     if users and not found.users:
@@ -106,7 +108,9 @@ for path in (os.__file__, sys.executable, "/new", "/usr/lib/new", "/etc/new", "/
 """
     got = attack(code)
     written = [line.removeprefix("escaped ") for line in got.stdout.splitlines()]
-    own = tuple(f"{folder}/" for folder in FOLDERS)  # in memory; an environment below /tmp has its name in there
+    own = tuple(
+        f"{folder}/" for folder in FOLDERS
+    )  # in memory; an environment below /tmp has its name in there
     assert got.ok and all(path.startswith(own) for path in written), got
     places = ("/", "/usr/lib", "/etc", "/dev", sys.prefix, f"{sys.prefix}/lib")
     assert not any(Path(place, "new").exists() for place in places)
@@ -168,7 +172,10 @@ for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"
 
 
 def test_no_descriptor_is_left_open() -> None:
-    assert attack("import os\nprint(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])").stdout == "['0', '1', '2']\n"
+    assert (
+        attack("import os\nprint(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])").stdout
+        == "['0', '1', '2']\n"
+    )
 
 
 @pytest.mark.parametrize("target", ["os.getppid()", "1", "-1"])
@@ -228,11 +235,16 @@ for name, act in attempts.items():
 
 def test_a_fork_bomb_ends_and_a_sound_program_beside_it_does_not_notice() -> None:
     async def both() -> list[Ran]:
-        bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
-        sound = (
-            "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        os._exit(0)\n    os.wait()\nprint('fine')"
+        bomb = (
+            "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass"
         )
-        return await asyncio.gather(run_code(bomb, limits=SHORT), run_code(sound, limits=replace(SHORT, seconds=60)))
+        sound = (
+            "import os\nfor _ in range(20):\n    if os.fork() == 0:\n        os._exit(0)\n   "
+            " os.wait()\nprint('fine')"
+        )
+        return await asyncio.gather(
+            run_code(bomb, limits=SHORT), run_code(sound, limits=replace(SHORT, seconds=60))
+        )
 
     bomb, sound = asyncio.run(both())
     assert bomb.stopped == "processes" and sound.stdout == "fine\n", (bomb, sound)
@@ -240,7 +252,10 @@ def test_a_fork_bomb_ends_and_a_sound_program_beside_it_does_not_notice() -> Non
 
 def test_files_without_end_are_stopped_wherever_they_are_written() -> None:
     for folder in ("/scratch", "/tmp", "/dev/shm"):
-        code = "import time\nn = 0\nwhile True:\n    n += 1\n    open(f'{given[0]}/{n}', 'w').write('x' * 900000)"
+        code = (
+            "import time\nn = 0\nwhile True:\n    n += 1\n    open(f'{given[0]}/{n}',"
+            " 'w').write('x' * 900000)"
+        )
         assert attack(code, folder).stopped == "disk", folder
     empty = "n = 0\nwhile True:\n    n += 1\n    open(str(n), 'w').close()"
     assert attack(empty, limits=replace(SHORT, seconds=30)).stopped == "disk"

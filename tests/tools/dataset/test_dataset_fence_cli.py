@@ -39,7 +39,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with seeds that have programs, and a writer of more, right but for a third."""
     monkeypatch.chdir(tmp_path)
     rows = [
-        {"main_query": f"{n} + {n}?", "metadata": {"answer": str(2 * n), "program": f"print({n} + {n})"}}
+        {
+            "main_query": f"{n} + {n}?",
+            "metadata": {"answer": str(2 * n), "program": f"print({n} + {n})"},
+        }
         for n in range(8)
     ]
     Path("seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -79,8 +82,17 @@ def ajet(*arguments: str) -> Any:
 
 def config(**more: Any) -> Config:
     seeds = {"jsonl_dataset_file": {"training": {"file_path": "seeds.jsonl"}}}
-    generation = {"query_reader": seeds, "task_num": 6, "scripted": "replies.py->reply", "verify": "code", **more}
-    values = {"experiment_dir": "runs", "task_reader": {"type": "data_generation", "data_generation": generation}}
+    generation = {
+        "query_reader": seeds,
+        "task_num": 6,
+        "scripted": "replies.py->reply",
+        "verify": "code",
+        **more,
+    }
+    values = {
+        "experiment_dir": "runs",
+        "task_reader": {"type": "data_generation", "data_generation": generation},
+    }
     return load_config(values=values)
 
 
@@ -95,7 +107,10 @@ def test_programs_of_many_rows_are_run_at_once_and_wrong_ones_refused() -> None:
     done = ajet(*EXPAND, "--count", "10", "--concurrency", "16")
     assert done.exit_code == 0, done.output
     checked(Path("data/train.jsonl"))
-    reasons = {json.loads(line)["rejected"]["reason"] for line in Path("data/rejected.jsonl").read_text().splitlines()}
+    reasons = {
+        json.loads(line)["rejected"]["reason"]
+        for line in Path("data/rejected.jsonl").read_text().splitlines()
+    }
     assert "the row's program prints a different answer" in reasons
 
 
@@ -115,9 +130,13 @@ def without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def test_a_bubblewrap_that_does_not_work_is_none(without: None, tmp_path: Path) -> None:
     """As on a system that forbids namespaces."""
     broken = tmp_path / "bin" / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    broken.write_text(
+        "#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n"
+    )
     broken.chmod(0o755)
-    with pytest.raises(NoFence, match="does not work here: bwrap: setting up uid map: Permission denied"):
+    with pytest.raises(
+        NoFence, match="does not work here: bwrap: setting up uid map: Permission denied"
+    ):
         fence()
 
 
@@ -153,9 +172,14 @@ def test_without_a_fence_it_is_refused_and_unfenced_says_what_that_means(
 
 
 @pytest.mark.parametrize("command", [EXPAND, FROM_DOCS], ids=["expand", "from-docs"])
-def test_every_command_that_runs_programs_is_refused_without_a_fence(without: None, command: tuple[str, ...]) -> None:
+def test_every_command_that_runs_programs_is_refused_without_a_fence(
+    without: None, command: tuple[str, ...]
+) -> None:
     done = ajet(*command)
-    assert done.exit_code == 2 and "there is no working sandbox: bubblewrap is not installed" in done.output
+    assert (
+        done.exit_code == 2
+        and "there is no working sandbox: bubblewrap is not installed" in done.output
+    )
     assert not Path("data/train.jsonl").exists()
 
 

@@ -26,7 +26,13 @@ from ajet_tools.text.grammar import FilterError
 
 ROW: dict[str, Any] = {
     "main_query": "How many trains are there?",
-    "metadata": {"answer": "42", "level": 3, "tags": ["math", "easy"], "checked": True, "note": None},
+    "metadata": {
+        "answer": "42",
+        "level": 3,
+        "tags": ["math", "easy"],
+        "checked": True,
+        "note": None,
+    },
     "messages": [{"role": "user", "content": "Hello"}],
     "score.raw": 0.5,
 }
@@ -87,7 +93,9 @@ def test_a_row_fits_and_does_not_fit_the_opposite(expression: str) -> None:
         ('main_query~"open', "never closed", 11),
     ],
 )
-def test_what_is_not_understood_is_told_by_its_place(expression: str, message: str, position: int) -> None:
+def test_what_is_not_understood_is_told_by_its_place(
+    expression: str, message: str, position: int
+) -> None:
     with pytest.raises(FilterError, match=message) as caught:
         parse(expression)
     assert caught.value.position == position
@@ -99,14 +107,19 @@ def kept(keep: Keep, *rows: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_a_field_that_no_row_has_is_a_typing_error() -> None:
-    with pytest.raises(ConfigError, match=r"no row has a field 'metadata.levle'; did you mean metadata.level\?"):
+    with pytest.raises(
+        ConfigError, match=r"no row has a field 'metadata.levle'; did you mean metadata.level\?"
+    ):
         kept(Keep(parse("metadata.levle=3")), ROW)
     assert kept(Keep(parse("metadata.rare=3")), ROW, {"main_query": "x", "metadata": {"rare": 3}})
     assert kept(Keep(parse("metadata.never=none")), ROW) == [ROW]
 
 
 def test_languages_are_of_what_the_row_asks() -> None:
-    rows = [{"main_query": text} for text in ("short", "Wie viele Züge sind das?", "How many trains are there?")]
+    rows = [
+        {"main_query": text}
+        for text in ("short", "Wie viele Züge sind das?", "How many trains are there?")
+    ]
     assert kept(Keep(parse("chars>=6 chars<=25")), *rows) == [rows[1]]
     keep = Keep(languages=("en",))
     assert kept(keep, *rows) == [rows[2]]
@@ -154,21 +167,33 @@ def test_a_judge_keeps_what_it_gives_full_marks_or_the_least_reward(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judges.py").write_text(JUDGES)
-    rows = [{"main_query": "q", "metadata": {"answer": answer}} for answer in ("2", "3", "no number", "4")]
+    rows = [
+        {"main_query": "q", "metadata": {"answer": answer}}
+        for answer in ("2", "3", "no number", "4")
+    ]
     keep = Keep(judge=open_verifier("judge:judges.py:even"))
     assert kept(keep, *rows) == [rows[0], rows[3]]
     assert keep.left_out.total() == 2
-    assert len(keep.failures) == 1 and keep.failures[0].startswith("rows line 3: ValueError: invalid literal")
+    assert len(keep.failures) == 1 and keep.failures[0].startswith(
+        "rows line 3: ValueError: invalid literal"
+    )
     keep = Keep(judge=open_verifier("judge:judges.py:even"), reward=0.25)
     assert kept(keep, *rows) == [rows[0], rows[1], rows[3]]
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(["42", "3", "3.0", "true", "math", " 3", "[x]", "ß", "1e3", "", "nan", "Train 7"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(
+        ["42", "3", "3.0", "true", "math", " 3", "[x]", "ß", "1e3", "", "nan", "Train 7"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    ),
     max_leaves=4,
-)  # fmt: skip
+)
 FILTERS = [
     "a=3", "a=42", "a=true", "a=True", "a=none", "a!=3", "a<3", "a>=42", "a>m", "a~math", "a~1", 'a~"regex:^[0-9]+$"',
     "a.b=3", "a.b.b~3", "a.0=3", "a.count=2", "a.chars=4", "chars>3", "words=2", "text~train", "train", "b=3,42",
@@ -178,11 +203,16 @@ FILTERS = [
 
 @pytest.mark.slow
 @given(
-    rows=st.lists(st.dictionaries(st.sampled_from(["a", "b", "a.b", "question", "prompt"]), VALUES), max_size=6),
+    rows=st.lists(
+        st.dictionaries(st.sampled_from(["a", "b", "a.b", "question", "prompt"]), VALUES),
+        max_size=6,
+    ),
     expression=st.sampled_from(FILTERS),
 )
 @settings(max_examples=60)
-def test_columns_say_of_each_row_what_the_row_itself_says(rows: list[dict[str, Any]], expression: str) -> None:
+def test_columns_say_of_each_row_what_the_row_itself_says(
+    rows: list[dict[str, Any]], expression: str
+) -> None:
     for block in blocks_of((Row(f"line {i}", row) for i, row in enumerate(rows, 1)), "rows"):
         wanted = parse(expression)
         assert wanted.mask(block).tolist() == wanted.mask_rows(rows).tolist()
@@ -210,7 +240,9 @@ LABELS = {
         ("metadata.label=dog", "bc"),
     ],
 )
-def test_a_class_label_is_known_by_its_name(expression: str, questions: str, tmp_path: Path) -> None:
+def test_a_class_label_is_known_by_its_name(
+    expression: str, questions: str, tmp_path: Path
+) -> None:
     labels = pa.array([0, 1, 1, 2, None])
     table = pa.table(
         {
@@ -220,12 +252,19 @@ def test_a_class_label_is_known_by_its_name(expression: str, questions: str, tmp
             "metadata": pa.StructArray.from_arrays([labels], ["label"]),
         }
     )
-    features = {**LABELS, "question": {"dtype": "string", "_type": "Value"}, "metadata": {"label": LABELS["label"]}}
+    features = {
+        **LABELS,
+        "question": {"dtype": "string", "_type": "Value"},
+        "metadata": {"label": LABELS["label"]},
+    }
     noted = {"huggingface": json.dumps({"info": {"features": features}})}
     pq.write_table(table.replace_schema_metadata(noted), tmp_path / "rows.parquet")
     wanted = parse(expression)
     [block] = read_blocks(tmp_path / "rows.parquet")
-    assert "".join(row.values["question"] for row in block.rows(np.flatnonzero(wanted.mask(block)))) == questions
+    assert (
+        "".join(row.values["question"] for row in block.rows(np.flatnonzero(wanted.mask(block))))
+        == questions
+    )
     review = Review(str(tmp_path / "rows.parquet"))
     review.load()
     kept = review.fitting(wanted, stop=threading.Event())

@@ -32,23 +32,43 @@ def made(format: str, row: dict[str, Any]) -> dict[str, Any]:
         ({"main_query": "q", "metadata": {"answer": "a"}}, [USER, REPLY]),
         ({"question": "q", "answer": "a"}, [USER, REPLY]),
         ({"messages": [SYSTEM, USER, REPLY]}, [SYSTEM, USER, REPLY]),
-        ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, [USER, REPLY]),
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+            [USER, REPLY],
+        ),
         ({"init_messages": [SYSTEM], "main_query": "q", "answer": "a"}, [SYSTEM, USER, REPLY]),
         ({"init_messages": [SYSTEM, USER], "metadata": {"answer": "a"}}, [SYSTEM, USER, REPLY]),
         ({"prompt": [USER], "completion": [REPLY]}, [USER, REPLY]),
         ({"prompt": "q", "completion": "a"}, [USER, REPLY]),
-        ({"main_query": "q", "metadata": {"answer": [1, 2]}}, [USER, {"role": "assistant", "content": "[1, 2]"}]),
-        ({"main_query": "q", "metadata": {"answer": 0}}, [USER, {"role": "assistant", "content": "0"}]),
+        (
+            {"main_query": "q", "metadata": {"answer": [1, 2]}},
+            [USER, {"role": "assistant", "content": "[1, 2]"}],
+        ),
+        (
+            {"main_query": "q", "metadata": {"answer": 0}},
+            [USER, {"role": "assistant", "content": "0"}],
+        ),
     ],
 )
-def test_messages_end_in_the_reply_or_the_answer(row: dict[str, Any], messages: list[dict[str, str]]) -> None:
+def test_messages_end_in_the_reply_or_the_answer(
+    row: dict[str, Any], messages: list[dict[str, str]]
+) -> None:
     assert made("messages", row)["messages"] == messages
 
 
 def test_columns_beside_the_form_are_kept() -> None:
-    row = {"task_id": "7", "main_query": "q", "metadata": {"answer": "a", "level": 2}, "provenance": {"source": "x"}}
+    row = {
+        "task_id": "7",
+        "main_query": "q",
+        "metadata": {"answer": "a", "level": 2},
+        "provenance": {"source": "x"},
+    }
     kept = {"task_id": "7", "provenance": {"source": "x"}}
-    assert converter("messages")(row) == {"messages": [USER, REPLY], "metadata": row["metadata"], **kept}
+    assert converter("messages")(row) == {
+        "messages": [USER, REPLY],
+        "metadata": row["metadata"],
+        **kept,
+    }
     assert converter("trl-prompt")(row) == {"prompt": [USER], "answer": "a", "level": 2, **kept}
     assert converter("tasks")(row) == row
 
@@ -100,7 +120,11 @@ def test_preferences_are_a_prompt_and_two_replies(row: dict[str, Any]) -> None:
         ("messages", {"messages": [USER]}, "whose last message is not the assistant's"),
         ("sharegpt", {"text": "x"}, "that ask nothing"),
         ("trl-prompt", {"answer": "x"}, "that ask nothing"),
-        ("trl-preference", {"main_query": "q", "chosen": "a"}, "without a chosen and a rejected reply"),
+        (
+            "trl-preference",
+            {"main_query": "q", "chosen": "a"},
+            "without a chosen and a rejected reply",
+        ),
         ("trl-preference", {"main_query": "q", "chosen": "a", "rejected": "a"}, "are the same"),
     ],
 )
@@ -117,7 +141,9 @@ VALUES = TEXTS | st.sampled_from(
 )
 COLUMNS = {
     "main_query": TEXTS | VALUES,
-    "metadata": st.fixed_dictionaries({}, optional={"z": VALUES, 'k"ä': VALUES, "answer": VALUES}) | VALUES,
+    "metadata": (
+        st.fixed_dictionaries({}, optional={"z": VALUES, 'k"ä': VALUES, "answer": VALUES}) | VALUES
+    ),
     "question": TEXTS,
     "prompt": VALUES,
     "answer": VALUES,
@@ -134,12 +160,20 @@ ROWS = st.fixed_dictionaries({}, optional=COLUMNS) | st.fixed_dictionaries(
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(st.lists(ROWS, min_size=1, max_size=5), st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]))
-@example([{"main_query": "q", "metadata": {}, "answer": "a", "extra": {"inner": {}}}], False, (",", ":"))
+@given(
+    st.lists(ROWS, min_size=1, max_size=5),
+    st.booleans(),
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+)
+@example(
+    [{"main_query": "q", "metadata": {}, "answer": "a", "extra": {"inner": {}}}], False, (",", ":")
+)
 def test_columns_make_the_messages_that_rows_make(
     rows: list[dict[str, Any]], escaped: bool, separators: tuple[str, str]
 ) -> None:
-    lines = pl.Series([json.dumps(row, ensure_ascii=escaped, separators=separators) for row in rows])
+    lines = pl.Series(
+        [json.dumps(row, ensure_ascii=escaped, separators=separators) for row in rows]
+    )
     reasons, told = Counter[str](), Counter[str]()
     block, indices = as_messages(LineBlock("f", lines, np.arange(1, len(rows) + 1)), reasons)
     expected = []

@@ -48,9 +48,16 @@ def reply(ask):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    seeds = ["What is 3 plus 4?", "How much is 8 less 5?", "Which number is twice 6?", "Which number is half of 18?"]
+    seeds = [
+        "What is 3 plus 4?",
+        "How much is 8 less 5?",
+        "Which number is twice 6?",
+        "Which number is half of 18?",
+    ]
     answers = ["7", "3", "12", "9"]
-    rows = [{"main_query": q, "metadata": {"answer": a}} for q, a in zip(seeds, answers, strict=True)]
+    rows = [
+        {"main_query": q, "metadata": {"answer": a}} for q, a in zip(seeds, answers, strict=True)
+    ]
     Path("seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 
@@ -58,25 +65,33 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def expand(*arguments: str, given: float = 0.0, code: int = 0) -> str:
     Path("replies.py").write_text(f"GIVEN = {given}\n{TEMPLATES}")
     scripted = ("--scripted", "replies.py:reply", "--verify", "none")
-    result = CliRunner().invoke(app, ["dataset", "expand", "seeds.jsonl", "--out", "data", *scripted, *arguments])
+    result = CliRunner().invoke(
+        app, ["dataset", "expand", "seeds.jsonl", "--out", "data", *scripted, *arguments]
+    )
     assert result.exit_code == code, (result.output, result.exception)
     return " ".join(result.output.split())
 
 
 def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> None:
     said = expand("--count", "500", "--per-call", "20", "--min-new-forms", "0")
-    assert "500 rows accepted" in said and "rows are 9 sentences with other numbers and names" in said
+    assert (
+        "500 rows accepted" in said and "rows are 9 sentences with other numbers and names" in said
+    )
     assert "--max-same-form 5 keeps at most five of each" in said
     card = Path("data/README.md").read_text()
     assert "Without their numbers and names the questions of 500 rows have 9 forms." in card
     assert "> 500 rows are 9 sentences" in card
     stats = CliRunner().invoke(app, ["dataset", "stats", "data/train.jsonl"]).output
     assert "9 forms" in stats and "rows are 9 sentences" in " ".join(stats.split())
-    found = json.loads(CliRunner().invoke(app, ["dataset", "stats", "data/train.jsonl", "--json"]).stdout)
+    found = json.loads(
+        CliRunner().invoke(app, ["dataset", "stats", "data/train.jsonl", "--json"]).stdout
+    )
     assert found["diversity"]["forms"] == 9 and found["diversity"]["commonest"] >= 500 / 9
 
 
-def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on(place: Path) -> None:
+def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on(
+    place: Path,
+) -> None:
     said = expand("--count", "500", "--per-call", "20", code=1)
     assert "if the next 100 are the same, the run stops" in said
     assert "Collapsed: the writer repeats itself: of the last 100 rows 0 have a new form" in said
@@ -84,7 +99,9 @@ def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on
     assert "9 forms, 0% new in the last 100" in said
     before = Path("data/train.jsonl").read_text()
     assert 200 <= len(before.splitlines()) < 300
-    assert "500 rows accepted" in expand("--count", "500", "--per-call", "20", "--min-new-forms", "0", "--resume")
+    assert "500 rows accepted" in expand(
+        "--count", "500", "--per-call", "20", "--min-new-forms", "0", "--resume"
+    )
     assert Path("data/train.jsonl").read_text().startswith(before)
 
 
@@ -104,14 +121,31 @@ def test_a_question_that_says_its_answer_is_refused(place: Path) -> None:
     refused = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
     away = [row for row in refused if row["rejected"]["reason"] == "answer in the question"]
     assert away and all(row["rejected"]["detail"].startswith("answer is ") for row in away)
-    Path("bad.jsonl").write_text(json.dumps({key: away[0][key] for key in ("main_query", "metadata")}) + "\n")
+    Path("bad.jsonl").write_text(
+        json.dumps({key: away[0][key] for key in ("main_query", "metadata")}) + "\n"
+    )
     found = CliRunner().invoke(app, ["dataset", "validate", "bad.jsonl"]).output
     assert "a question contains its answer (1)" in found
 
 
 def test_rows_of_other_sentences_are_not_called_alike(place: Path) -> None:
-    words = ["river", "stone", "lamp", "harbour", "violin", "meadow", "ladder", "candle", "bridge", "garden"]
-    rows = [{"main_query": f"Which {a} stands by the {b}, and why?", "answer": "x"} for a in words for b in words]
+    words = [
+        "river",
+        "stone",
+        "lamp",
+        "harbour",
+        "violin",
+        "meadow",
+        "ladder",
+        "candle",
+        "bridge",
+        "garden",
+    ]
+    rows = [
+        {"main_query": f"Which {a} stands by the {b}, and why?", "answer": "x"}
+        for a in words
+        for b in words
+    ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     stats = CliRunner().invoke(app, ["dataset", "stats", "rows.jsonl"]).output
     assert "100 forms" in stats and "other numbers and names" not in stats
@@ -146,9 +180,15 @@ def test_other_words_make_another_form(one: str, other: str) -> None:
     assert form_of(one) != form_of(other)
 
 
-@given(st.lists(st.integers(0, 10**9), min_size=2, max_size=2), st.lists(st.sampled_from(["Tom", "Anna"]), min_size=2))
+@given(
+    st.lists(st.integers(0, 10**9), min_size=2, max_size=2),
+    st.lists(st.sampled_from(["Tom", "Anna"]), min_size=2),
+)
 def test_a_form_does_not_depend_on_what_is_put_in(numbers: list[int], names: list[str]) -> None:
-    texts = [f"{name} has {n} coins. How many coins does {name} have?" for n, name in zip(numbers, names, strict=False)]
+    texts = [
+        f"{name} has {n} coins. How many coins does {name} have?"
+        for n, name in zip(numbers, names, strict=False)
+    ]
     assert len({form_of(text) for text in texts}) == 1
     assert form_of(form_of(texts[0])) == form_of(texts[0])
 
@@ -176,12 +216,22 @@ def test_a_form_does_not_depend_on_what_is_put_in(numbers: list[int], names: lis
         ("What is 31 * 96? The result is 2976.0", 2976, True),
         ("The correct option is B. Which one is it?", "B", True),
         ("Why does the battle of Hastings in 1066 matter?", "the battle of Hastings in 1066", True),
-        ("Was it the battle of Hastings in 1066 or the siege of York?", "the battle of Hastings in 1066", False),
-        ("It was the battle of Hastings in 1066. What came after it?", "the battle of Hastings in 1066", False),
+        (
+            "Was it the battle of Hastings in 1066 or the siege of York?",
+            "the battle of Hastings in 1066",
+            False,
+        ),
+        (
+            "It was the battle of Hastings in 1066. What came after it?",
+            "the battle of Hastings in 1066",
+            False,
+        ),
         ("Six men dig for 5 days. How many men dig it in 10?", "6", False),
         ("What is it?", "", False),
     ],
 )
 def test_what_gives_an_answer_away(question: str, answer: object, away: bool) -> None:
-    assert (given_away({"main_query": question, "metadata": {"answer": answer}}) is not None) is away
+    assert (
+        given_away({"main_query": question, "metadata": {"answer": answer}}) is not None
+    ) is away
     assert (given_away({"question": question, "solution": answer}) is not None) is away

@@ -69,8 +69,12 @@ def trace(path: Path, *found: Episode, feedback: Sequence[Feedback] = (), run: s
     return path
 
 
-def said(name: str, score: float | None = None, correction: str | None = None, at: int = 0, **more: Any) -> Feedback:
-    return Feedback(episode_id=name, score=score, correction=correction, at=START + timedelta(hours=at), **more)
+def said(
+    name: str, score: float | None = None, correction: str | None = None, at: int = 0, **more: Any
+) -> Feedback:
+    return Feedback(
+        episode_id=name, score=score, correction=correction, at=START + timedelta(hours=at), **more
+    )
 
 
 def made(*arguments: Any, code: int = 0, stdin: str | None = None) -> Result:
@@ -92,7 +96,8 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four questions: one liked, one corrected (asked twice), one disliked, one that nobody spoke of."""
+    """Four questions: one liked, one corrected (asked twice), one disliked, one that nobody spoke
+    of."""
     return trace(
         tmp_path_factory.mktemp("served") / "trace.duckdb",
         episode("liked", "What is 1+1?", "2"),
@@ -121,8 +126,11 @@ def test_a_correction_is_the_answer_and_the_same_task_is_one_row(service: Path) 
     assert row["init_messages"] == asking("What is 2+2?")
     of = row["provenance"]
     assert (of["source"], of["episodes"], of["attempts"], of["answer_from"]) == (
-        "from-traces", ["wrong", "again"], 2, "correction",
-    )  # fmt: skip
+        "from-traces",
+        ["wrong", "again"],
+        2,
+        "correction",
+    )
     assert of["seeds"] == [row["task_id"]]
     assert all("answer" not in found[q]["metadata"] for q in found if q != "What is 2+2?")
     assert "4 tasks into tasks.jsonl, from 5 of 5 episodes" in result.stderr
@@ -142,25 +150,40 @@ def test_an_output_that_people_liked_is_an_answer_where_that_is_asked_for(servic
 @pytest.mark.parametrize(
     ("output", "answer"),
     [
-        ("So the answer is **42**.", "42"), (r"Half of 84: \boxed{42}", "42"), ("We add.\nANSWER: Paris", "Paris"),
-        ("1,234.0", "1,234.0"), ("The answer is Paris.", "Paris"),
-        ("It is 42 apples.", "It is 42 apples."), ("My answer: roses are red", "My answer: roses are red"),
+        ("So the answer is **42**.", "42"),
+        (r"Half of 84: \boxed{42}", "42"),
+        ("We add.\nANSWER: Paris", "Paris"),
+        ("1,234.0", "1,234.0"),
+        ("The answer is Paris.", "Paris"),
+        ("It is 42 apples.", "It is 42 apples."),
+        ("My answer: roses are red", "My answer: roses are red"),
     ],
-)  # fmt: skip
+)
 def test_the_value_of_an_output_that_people_liked_is_the_answer_where_a_judge_can_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, answer: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    trace(tmp_path / "trace.duckdb", episode("liked", "What is it?", output), feedback=[said("liked", 1.0)])
+    trace(
+        tmp_path / "trace.duckdb",
+        episode("liked", "What is it?", output),
+        feedback=[said("liked", 1.0)],
+    )
     made("trace.duckdb", "--accept-outputs", "-o", "tasks.jsonl")
     assert [row["metadata"]["answer"] for row in rows(Path("tasks.jsonl"))] == [answer]
 
 
 @pytest.mark.slow
-def test_a_model_reads_the_value_of_a_liked_output_where_no_rule_tells(tmp_path: Path, model_server: Any) -> None:
-    """It counts where two replies agree and it stands in the output; a task with a correction is not asked about."""
+def test_a_model_reads_the_value_of_a_liked_output_where_no_rule_tells(
+    tmp_path: Path, model_server: Any
+) -> None:
+    """It counts where two replies agree and it stands in the output; a task with a correction is
+    not asked about."""
     outputs = {
-        "How many apples?": ("It is 1,042 apples then.", ["So.\nANSWER: 1042", "ANSWER: **1042**"], "1042"),
+        "How many apples?": (
+            "It is 1,042 apples then.",
+            ["So.\nANSWER: 1042", "ANSWER: **1042**"],
+            "1042",
+        ),
         "Which city?": ("Paris, I would say.", ["ANSWER: paris", "ANSWER: Paris"], "paris"),
         "Which river?": ("That must be the Seine.", ["ANSWER: Loire", "ANSWER: Loire"], None),
         "Which day?": ("On Monday or Tuesday.", ["ANSWER: Monday", "ANSWER: Tuesday"], None),
@@ -170,12 +193,17 @@ def test_a_model_reads_the_value_of_a_liked_output_where_no_rule_tells(tmp_path:
     }
 
     def say(body: dict[str, Any], number: int) -> list[str]:
-        [asked] = [replies for q, (_, replies, _) in outputs.items() if q in body["messages"][0]["content"]]
+        [asked] = [
+            replies for q, (_, replies, _) in outputs.items() if q in body["messages"][0]["content"]
+        ]
         return asked
 
     trace(
         tmp_path / "trace.duckdb",
-        *(episode(f"e{at}", question, said, at) for at, (question, (said, *_)) in enumerate(outputs.items())),
+        *(
+            episode(f"e{at}", question, said, at)
+            for at, (question, (said, *_)) in enumerate(outputs.items())
+        ),
         feedback=[*(said(f"e{at}", 1.0) for at in range(6)), said("e6", 1.0, "4")],
     )
     server = model_server(say)
@@ -183,27 +211,41 @@ def test_a_model_reads_the_value_of_a_liked_output_where_no_rule_tells(tmp_path:
     told = made("trace.duckdb", *asking, "-o", "tasks.jsonl").stderr
     found = {row["main_query"]: row for row in rows(Path("tasks.jsonl"))}
     assert {q: row["metadata"]["answer"] for q, row in found.items()} == {
-        question: output if value is None else value for question, (output, _, value) in outputs.items()
+        question: output if value is None else value
+        for question, (output, _, value) in outputs.items()
     }
     assert found["Which city?"]["provenance"]["wording"] == "Paris, I would say."
     assert {q: row["provenance"]["answer_from"] for q, row in found.items()} == {
         "How many apples?": "model", "Which city?": "model", "Which river?": "wording", "Which day?": "wording",
         "Which poem?": "wording", "What is 1+1?": "output", "What is 2+2?": "correction",
     }  # fmt: skip
-    assert "answers: 3 in the words of a liked output, 2 read from a liked output by the model" in told
+    assert (
+        "answers: 3 in the words of a liked output, 2 read from a liked output by the model" in told
+    )
     assert "asked the model: 5 calls, 1,000 tokens, 0.0015 in money" in told
     summary = json.loads(made("trace.duckdb", *asking, "--json", "-o", "again.jsonl").stdout)
     assert summary["answers"] == {"wording": 3, "model": 2, "output": 1, "correction": 1}
-    assert (summary["usage"]["calls"], summary["usage"]["cached"], len(server.requests)) == (0, 5, 5)
+    assert (summary["usage"]["calls"], summary["usage"]["cached"], len(server.requests)) == (
+        0,
+        5,
+        5,
+    )
 
 
 def test_training_reads_what_was_made(service: Path) -> None:
     made(service, "--feedback", "corrected", "-o", "tasks.jsonl")
     where = {
-        "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": {"training": {"file_path": "tasks.jsonl"}}}
+        "task_reader": {
+            "type": "jsonl_dataset_file",
+            "jsonl_dataset_file": {"training": {"file_path": "tasks.jsonl"}},
+        }
     }
     [task] = load_tasks(load_config(None, [], where)).train
-    assert (task.main_query, task.metadata["answer"], len(task.init_messages)) == ("What is 2+2?", "4", 2)
+    assert (task.main_query, task.metadata["answer"], len(task.init_messages)) == (
+        "What is 2+2?",
+        "4",
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,7 +258,9 @@ def test_training_reads_what_was_made(service: Path) -> None:
         (["--filter", "feedback=yes", "--feedback", "up"], {"What is 1+1?"}),
     ],
 )
-def test_only_what_fits_becomes_a_row(service: Path, arguments: list[str], expected: set[str]) -> None:
+def test_only_what_fits_becomes_a_row(
+    service: Path, arguments: list[str], expected: set[str]
+) -> None:
     made(service, *arguments, "-o", "tasks.jsonl")
     assert {row["main_query"] for row in rows(Path("tasks.jsonl"))} == expected
 
@@ -228,10 +272,12 @@ def test_who_speaks_twice_is_heard_once_and_the_last_time(tmp_path: Path) -> Non
         episode("one", "A?", "a"),
         episode("two", "B?", "b"),
         feedback=[
-            said("one", 0.0, author="Ann"), said("one", 1.0, author="Ann", at=1),
-            said("two", 1.0, author="Ann"), said("two", 0.0, author="Bob"),
+            said("one", 0.0, author="Ann"),
+            said("one", 1.0, author="Ann", at=1),
+            said("two", 1.0, author="Ann"),
+            said("two", 0.0, author="Bob"),
         ],
-    )  # fmt: skip
+    )
     made(file, "--feedback", "up", "-o", "up.jsonl")
     assert [row["main_query"] for row in rows(Path("up.jsonl"))] == ["A?"]
     assert "none of 2 episodes matches" in made(file, "--feedback", "down", code=2).stderr
@@ -243,10 +289,13 @@ def test_corrections_that_contradict_each_other_are_kept_apart(tmp_path: Path) -
         *(episode(name, "Capital?", "?", i) for i, name in enumerate(("a", "b", "c"))),
         *(episode(name, "River?", "?", 5 + i) for i, name in enumerate(("d", "e"))),
         feedback=[
-            said("a", 0.0, "Bern"), said("b", 0.0, "Zurich"), said("c", 0.0, " bern "),
-            said("d", 0.0, "Aare"), said("e", 0.0, "Rhine"),
+            said("a", 0.0, "Bern"),
+            said("b", 0.0, "Zurich"),
+            said("c", 0.0, " bern "),
+            said("d", 0.0, "Aare"),
+            said("e", 0.0, "Rhine"),
         ],
-    )  # fmt: skip
+    )
     made(file, "-o", "tasks.jsonl")
     assert [row["metadata"]["answer"] for row in rows(Path("tasks.jsonl"))] == ["Bern"]
     [apart] = rows(Path("tasks.rejected.jsonl"))
@@ -254,7 +303,8 @@ def test_corrections_that_contradict_each_other_are_kept_apart(tmp_path: Path) -
 
 
 def taught(file: Path, kind: str, *options: str) -> list[str]:
-    """What is to be learnt of a trace: answers, the last reply of conversations, what was chosen of pairs."""
+    """What is to be learnt of a trace: answers, the last reply of conversations, what was chosen of
+    pairs."""
     out = Path(f"{kind}.jsonl")
     made(file, "--to", kind, "-o", out, *options)
     learnt = {
@@ -268,7 +318,13 @@ def taught(file: Path, kind: str, *options: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tasks", "messages", "preferences"])
 def test_a_correction_has_one_verdict_in_every_kind_of_rows(tmp_path: Path, kind: str) -> None:
-    asked = [("a", "Capital?"), ("b", "Capital?"), ("c", "Capital?"), ("d", "Is it a river?"), ("e", "Is it a river?")]
+    asked = [
+        ("a", "Capital?"),
+        ("b", "Capital?"),
+        ("c", "Capital?"),
+        ("d", "Is it a river?"),
+        ("e", "Is it a river?"),
+    ]
     file = trace(
         tmp_path / "t.duckdb",
         *(episode(name, question, "?", i) for i, (name, question) in enumerate(asked)),
@@ -276,29 +332,46 @@ def test_a_correction_has_one_verdict_in_every_kind_of_rows(tmp_path: Path, kind
         episode("g", "Sea?", "?", 8),
         episode("h", "Lake?", "?", 9),
         feedback=[
-            said("a", None, "Bern"), said("b", None, "Zurich"), said("c", None, "bern."),
-            said("d", None, "yes"), said("e", None, "no!"), said("f", None, "that of bob@example.org"),
-            said("g", None, "North", author="Ann"), said("g", None, "Baltic", author="Ann", at=1),
-            said("h", None, "Como", author="Ann"), said("h", None, "Garda", author="Bob", at=1),
+            said("a", None, "Bern"),
+            said("b", None, "Zurich"),
+            said("c", None, "bern."),
+            said("d", None, "yes"),
+            said("e", None, "no!"),
+            said("f", None, "that of bob@example.org"),
+            said("g", None, "North", author="Ann"),
+            said("g", None, "Baltic", author="Ann", at=1),
+            said("h", None, "Como", author="Ann"),
+            said("h", None, "Garda", author="Bob", at=1),
         ],
-    )  # fmt: skip
+    )
     learnt = taught(file, kind, *(["--per-task", "0"] if kind == "messages" else []))
     assert {text.strip(".").casefold() for text in learnt} == {"bern", "baltic"}
     if kind != "tasks":
         told = made(file, "--to", kind, "-o", "again.jsonl").stderr
-        assert "contradict each other" in told and "most people contradict" in told and "now redacted" in told
+        assert (
+            "contradict each other" in told
+            and "most people contradict" in told
+            and "now redacted" in told
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["messages", "preferences"])
 def test_a_reply_that_was_redacted_is_not_learnt(tmp_path: Path, kind: str) -> None:
-    answers = [("a", "Write to bob@example.org."), ("b", "No idea."), ("c", "Ask Bob."), ("d", "Ask Al.")]
+    answers = [
+        ("a", "Write to bob@example.org."),
+        ("b", "No idea."),
+        ("c", "Ask Bob."),
+        ("d", "Ask Al."),
+    ]
     file = trace(
         tmp_path / "t.duckdb",
-        *(episode(name, f"Whom do I ask about {'ab' if name in 'ab' else 'cd'}?", text, i)
-          for i, (name, text) in enumerate(answers)),
+        *(
+            episode(name, f"Whom do I ask about {'ab' if name in 'ab' else 'cd'}?", text, i)
+            for i, (name, text) in enumerate(answers)
+        ),
         feedback=[said("a", 1.0), said("b", 0.0), said("c", 1.0), said("d", 0.0)],
-    )  # fmt: skip
+    )
     assert taught(file, kind) == ["Ask Bob."]
     assert len(taught(file, kind, "--no-redact")) == 2
 
@@ -321,7 +394,11 @@ def test_a_correction_takes_the_place_of_the_stored_answer_and_says_so(tmp_path:
 def _chat(name: str) -> Episode:
     """Two questions in one conversation, the second with a tool."""
     first = asking("Hello, who are you?")
-    second = [*first, {"role": "assistant", "content": "A bot."}, {"role": "user", "content": "What is 9*9?"}]
+    second = [
+        *first,
+        {"role": "assistant", "content": "A bot."},
+        {"role": "user", "content": "What is 9*9?"},
+    ]
     tool = {"id": "t", "type": "function", "function": {"name": "calc", "arguments": "{}"}}
     third = [*second, {"role": "assistant", "content": None, "tool_calls": [tool]},
              {"role": "tool", "tool_call_id": "t", "content": "82"}]  # fmt: skip
@@ -334,7 +411,9 @@ def _chat(name: str) -> Episode:
 
 
 def test_a_correction_further_on_makes_a_task_with_the_history_before_it(tmp_path: Path) -> None:
-    file = trace(tmp_path / "t.duckdb", _chat("chat"), feedback=[said("chat", 0.0, "81", call_id="chat-2")])
+    file = trace(
+        tmp_path / "t.duckdb", _chat("chat"), feedback=[said("chat", 0.0, "81", call_id="chat-2")]
+    )
     made(file, "-o", "tasks.jsonl")
     [row] = rows(Path("tasks.jsonl"))
     assert row["main_query"] == "What is 9*9?" and row["metadata"]["answer"] == "81"
@@ -343,7 +422,11 @@ def test_a_correction_further_on_makes_a_task_with_the_history_before_it(tmp_pat
 
 
 def test_a_corrected_tool_call_is_no_answer(tmp_path: Path) -> None:
-    file = trace(tmp_path / "t.duckdb", _chat("chat"), feedback=[said("chat", None, "calc(9*9)", call_id="chat-1")])
+    file = trace(
+        tmp_path / "t.duckdb",
+        _chat("chat"),
+        feedback=[said("chat", None, "calc(9*9)", call_id="chat-1")],
+    )
     made(file, "-o", "tasks.jsonl")
     [row] = rows(Path("tasks.jsonl"))
     assert row["main_query"] == "What is 9*9?" and "answer" not in row["metadata"]
@@ -381,9 +464,14 @@ def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Pat
     result = made(file, "--failed", "-o", "seeds.jsonl")
     always, sometimes = rows(Path("seeds.jsonl"))
     assert (always["main_query"], always["metadata"]["answer"]) == ("Always?", "yes")
-    assert "init_messages" not in always and set(always["metadata"]) == {"answer"}  # expand would repeat the question
+    assert "init_messages" not in always and set(always["metadata"]) == {
+        "answer"
+    }  # expand would repeat the question
     assert len(read_seeds("seeds.jsonl")) == 2
-    assert always["provenance"]["failures"] == {"failed: ValueError": 1, "a person corrected the answer": 1}
+    assert always["provenance"]["failures"] == {
+        "failed: ValueError": 1,
+        "a person corrected the answer": 1,
+    }
     assert (sometimes["provenance"]["attempts"], sometimes["provenance"]["failed"]) == (2, 1)
     assert "ajet dataset expand seeds.jsonl --count 500 --out data/" in result.stderr
     made(file, "--failed", "--below", "0.1", "-o", "seeds.jsonl")
@@ -398,18 +486,32 @@ def test_messages_show_the_corrected_reply_and_not_what_was_disliked(service: Pa
     found = {row["messages"][1]["content"]: row for row in rows(Path("sft.jsonl"))}
     assert set(found) == {"What is 1+1?", "What is 2+2?", "What is 4+4?"}
     row = found["What is 2+2?"]
-    assert row["messages"][-1] == {"role": "assistant", "content": "4"} and row["provenance"]["corrected"] is True
+    assert (
+        row["messages"][-1] == {"role": "assistant", "content": "4"}
+        and row["provenance"]["corrected"] is True
+    )
     assert "corrected" not in found["What is 1+1?"]["provenance"]
-    assert "1 episodes that people gave a thumb down" in result.stderr and "duplicates: 1" in result.stderr
+    assert (
+        "1 episodes that people gave a thumb down" in result.stderr
+        and "duplicates: 1" in result.stderr
+    )
     made(service, "--to", "messages", "--per-task", "0", "-o", "all.jsonl")
     assert len(rows(Path("all.jsonl"))) == 4
 
 
 def test_nothing_follows_a_corrected_reply(tmp_path: Path) -> None:
-    file = trace(tmp_path / "t.duckdb", _chat("chat"), feedback=[said("chat", 0.0, "I am Bo.", call_id="chat-0")])
+    file = trace(
+        tmp_path / "t.duckdb",
+        _chat("chat"),
+        feedback=[said("chat", 0.0, "I am Bo.", call_id="chat-0")],
+    )
     made(file, "--to", "messages", "-o", "sft.jsonl")
     [row] = rows(Path("sft.jsonl"))
-    assert [m["content"] for m in row["messages"]] == ["Be brief.", "Hello, who are you?", "I am Bo."]
+    assert [m["content"] for m in row["messages"]] == [
+        "Be brief.",
+        "Hello, who are you?",
+        "I am Bo.",
+    ]
 
 
 @pytest.mark.slow
@@ -426,7 +528,10 @@ def test_pairs_are_of_one_task_whoever_ran_it_and_of_corrections(tmp_path: Path)
     made(first, second, "--to", "preferences", "-o", "pairs.jsonl")
     pairs = {row["prompt"][-1]["content"]: row for row in rows(Path("pairs.jsonl"))}
     why, many = pairs["Why?"], pairs["How many?"]
-    assert (why["chosen"][0]["content"], why["rejected"][0]["content"]) == ("Because of the wind.", "No.")
+    assert (why["chosen"][0]["content"], why["rejected"][0]["content"]) == (
+        "Because of the wind.",
+        "No.",
+    )
     assert why["provenance"]["episodes"] == ["up", "down"]
     assert (many["chosen"][0]["content"], many["rejected"][0]["content"]) == ("six", "five")
     assert set(pairs) == {"Why?", "How many?"}
@@ -454,12 +559,25 @@ def test_tokens_are_those_of_the_export_and_only_of_what_was_chosen(tmp_path: Pa
     file = trace(tmp_path / "t.duckdb", *found)
     made(file, "--to", "tokens", "--filter", "reward>0.5", "-o", "tokens.parquet")
     CliRunner().invoke(
-        app, ["trace", "export", str(file), "--format", "tokens", "--filter", "reward>0.5", "-o", "e.parquet"]
+        app,
+        [
+            "trace",
+            "export",
+            str(file),
+            "--format",
+            "tokens",
+            "--filter",
+            "reward>0.5",
+            "-o",
+            "e.parquet",
+        ],
     )
     mine, theirs = pq.read_table("tokens.parquet"), pq.read_table("e.parquet")
     assert mine.num_rows == 1 and mine.schema == theirs.schema
     assert (
-        mine["token_ids"].to_pylist() == theirs["token_ids"].to_pylist() == [[*ids["prompt_ids"], *ids["output_ids"]]]
+        mine["token_ids"].to_pylist()
+        == theirs["token_ids"].to_pylist()
+        == [[*ids["prompt_ids"], *ids["output_ids"]]]
     )
     assert ".parquet" in made(file, "--to", "tokens", "-o", "tokens.jsonl", code=2).stderr
 
@@ -508,7 +626,8 @@ def test_a_placeholder_is_never_an_answer(private: Path) -> None:
 
 def _openai(*questions: str) -> str:
     found = [
-        {"messages": [*asking(q), {"role": "assistant", "content": "yes"}], "user": i} for i, q in enumerate(questions)
+        {"messages": [*asking(q), {"role": "assistant", "content": "yes"}], "user": i}
+        for i, q in enumerate(questions)
     ]
     return "".join(json.dumps(row) + "\n" for row in found)
 
@@ -517,14 +636,23 @@ def _studio(path: Path, question: str) -> Path:
     attributes = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "m",
-        "gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": question}]}],
-        "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "yes"}]}],
+        "gen_ai.input.messages": [
+            {"role": "user", "parts": [{"type": "text", "content": question}]}
+        ],
+        "gen_ai.output.messages": [
+            {"role": "assistant", "parts": [{"type": "text", "content": "yes"}]}
+        ],
     }
     file = sqlite3.connect(path)
-    file.execute("CREATE TABLE run_table (id TEXT, project TEXT, name TEXT, timestamp TEXT, status TEXT)")
-    file.execute("INSERT INTO run_table VALUES ('r1', 'demo', 'first', '2026-01-01 12:00:00.000', 'done')")
+    file.execute(
+        "CREATE TABLE run_table (id TEXT, project TEXT, name TEXT, timestamp TEXT, status TEXT)"
+    )
+    file.execute(
+        "INSERT INTO run_table VALUES ('r1', 'demo', 'first', '2026-01-01 12:00:00.000', 'done')"
+    )
     names = (
-        "id, traceId, spanId, parentSpanId, name, startTimeUnixNano, endTimeUnixNano, attributes, events, status, runId"
+        "id, traceId, spanId, parentSpanId, name, startTimeUnixNano, endTimeUnixNano, attributes,"
+        " events, status, runId"
     )
     file.execute(f"CREATE TABLE span_table ({names})")
     began, ended = "1767268800000000000", "1767268801000000000"
@@ -540,22 +668,39 @@ def _otlp(path: Path, question: str) -> Path:
     said = {"gen_ai.input.messages": [{"role": "user", "parts": [{"type": "text", "content": question}]}],
             "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "yes"}]}],
             "gen_ai.operation.name": "chat"}  # fmt: skip
-    pairs = [{"key": k, "value": {"stringValue": v if isinstance(v, str) else json.dumps(v)}} for k, v in said.items()]
+    pairs = [
+        {"key": k, "value": {"stringValue": v if isinstance(v, str) else json.dumps(v)}}
+        for k, v in said.items()
+    ]
     span = {"traceId": "c" * 32, "spanId": "d" * 16, "name": "chat", "startTimeUnixNano": "1", "endTimeUnixNano": "2",
             "attributes": pairs}  # fmt: skip
     path.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}))
     return path
 
 
-def test_other_tools_traces_are_read_beside_ours_and_a_task_of_two_logs_is_one(service: Path, tmp_path: Path) -> None:
+def test_other_tools_traces_are_read_beside_ours_and_a_task_of_two_logs_is_one(
+    service: Path, tmp_path: Path
+) -> None:
     logs = tmp_path / "logs.jsonl"
     logs.write_text(_openai("Is it  HOT?", "Is it cold?"))
     studio, spans = tmp_path / "studio", _otlp(tmp_path / "spans.json", "From OTLP?")
     studio.mkdir()
     _studio(studio / "database.sqlite", "From Studio?")
-    result = made(service, logs, studio, spans, "-", "-o", "tasks.jsonl", "--json", stdin=_openai("is it hot?"))
+    result = made(
+        service,
+        logs,
+        studio,
+        spans,
+        "-",
+        "-o",
+        "tasks.jsonl",
+        "--json",
+        stdin=_openai("is it hot?"),
+    )
     found = rows(Path("tasks.jsonl"))
-    assert {"What is 1+1?", "Is it cold?", "From Studio?", "From OTLP?"} <= {row["main_query"] for row in found}
+    assert {"What is 1+1?", "Is it cold?", "From Studio?", "From OTLP?"} <= {
+        row["main_query"] for row in found
+    }
     assert sum("hot" in row["main_query"].lower() for row in found) == 1
     summary = json.loads(result.stdout)
     assert sorted(summary["imported"].values()) == ["openai", "openai", "otlp", "studio"]
@@ -613,7 +758,9 @@ def test_a_rubric_keeps_what_is_good_and_every_reason(service: Path, model_serve
     result = made(service, *_rubric(server), "-o", "tasks.jsonl")
     [row] = rows(Path("tasks.jsonl"))
     verdict = row["provenance"]["verdict"]
-    assert row["main_query"] == "What is 1+1?" and verdict["ok"] and verdict["reason"] == "It answers."
+    assert (
+        row["main_query"] == "What is 1+1?" and verdict["ok"] and verdict["reason"] == "It answers."
+    )
     assert verdict["details"]["score"] == 0.9 and row["provenance"]["model"] == "judge"
     assert row["provenance"]["prompt"] == "from-traces/grade version 2"
     apart = rows(Path("tasks.rejected.jsonl"))
@@ -623,22 +770,39 @@ def test_a_rubric_keeps_what_is_good_and_every_reason(service: Path, model_serve
     assert "graded by the rubric: 5 episodes" in result.stderr
 
 
-def test_messages_that_a_rubric_refuses_are_kept_apart_with_the_reason(service: Path, model_server: Any) -> None:
+def test_messages_that_a_rubric_refuses_are_kept_apart_with_the_reason(
+    service: Path, model_server: Any
+) -> None:
     server = model_server(_grades("[assistant] 2"))
     made(service, *_rubric(server), "--to", "messages", "-o", "sft.jsonl")
     [row] = rows(Path("sft.jsonl"))
-    assert row["messages"][1]["content"] == "What is 1+1?" and row["provenance"]["verdict"]["reason"] == "It answers."
+    assert (
+        row["messages"][1]["content"] == "What is 1+1?"
+        and row["provenance"]["verdict"]["reason"] == "It answers."
+    )
     assert {row["reason"] for row in rows(Path("sft.rejected.jsonl"))} == {"It gives no number."}
 
 
 @pytest.mark.slow
-def test_no_grade_is_paid_for_twice_and_other_words_are_another_question(service: Path, model_server: Any) -> None:
+def test_no_grade_is_paid_for_twice_and_other_words_are_another_question(
+    service: Path, model_server: Any
+) -> None:
     server = model_server(_grades("[assistant] 2"))
     made(service, *_rubric(server), "-o", "tasks.jsonl")
     first, before = Path("tasks.jsonl").read_bytes(), len(server.requests)
     made(service, *_rubric(server), "-o", "tasks.jsonl")
     assert len(server.requests) == before and Path("tasks.jsonl").read_bytes() == first
-    made(service, "--rubric", "It is polite.", "--base-url", server.url, "--model", "judge", "-o", "tasks.jsonl")
+    made(
+        service,
+        "--rubric",
+        "It is polite.",
+        "--base-url",
+        server.url,
+        "--model",
+        "judge",
+        "-o",
+        "tasks.jsonl",
+    )
     assert len(server.requests) == 2 * before
 
 
@@ -650,7 +814,9 @@ def test_personal_data_does_not_reach_the_grader(private: Path, model_server: An
 
 
 @pytest.mark.slow
-def test_prose_for_a_grade_is_asked_again_and_then_refused(service: Path, model_server: Any) -> None:
+def test_prose_for_a_grade_is_asked_again_and_then_refused(
+    service: Path, model_server: Any
+) -> None:
     def say(body: dict[str, Any], number: int) -> str:
         _system, first, *said = body["messages"]
         if "1+1" in first["content"]:
@@ -674,7 +840,9 @@ def test_an_endpoint_that_refuses_is_one_message_and_no_file(
     assert "no such key" in result.stderr and not Path("tasks.jsonl").exists()
 
 
-def test_what_was_graded_before_an_endpoint_failed_is_not_asked_again(service: Path, model_server: Any) -> None:
+def test_what_was_graded_before_an_endpoint_failed_is_not_asked_again(
+    service: Path, model_server: Any
+) -> None:
     broken = [True]
 
     def say(body: dict[str, Any], number: int) -> Any:
@@ -690,7 +858,9 @@ def test_what_was_graded_before_an_endpoint_failed_is_not_asked_again(service: P
     assert len(server.requests) - asked == 2 and len(rows(Path("tasks.jsonl"))) == 1
 
 
-def test_a_budget_stops_grading_and_what_was_graded_is_written(service: Path, model_server: Any) -> None:
+def test_a_budget_stops_grading_and_what_was_graded_is_written(
+    service: Path, model_server: Any
+) -> None:
     server = model_server(lambda body, number: '{"score": 8, "reason": "Good."}')
     result = made(service, *_rubric(server, "--max-calls", 2), "-o", "tasks.jsonl", code=1)
     assert len(server.requests) == 2 and 1 <= len(rows(Path("tasks.jsonl"))) <= 2
@@ -699,7 +869,9 @@ def test_a_budget_stops_grading_and_what_was_graded_is_written(service: Path, mo
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_file_and_no_grade_is_asked_for_again(service: Path, model_server: Any) -> None:
+def test_ctrl_c_leaves_no_file_and_no_grade_is_asked_for_again(
+    service: Path, model_server: Any
+) -> None:
     server = model_server(lambda body, number: (0.5, '{"score": 8, "reason": "Good."}'))
     rubric = [str(one) for one in _rubric(server, "--concurrency", 1, "-o", "tasks.jsonl")]
     command = [sys.executable, "-m", "ajet", "dataset", "from-traces", str(service), *rubric]
@@ -716,7 +888,9 @@ def test_ctrl_c_leaves_no_file_and_no_grade_is_asked_for_again(service: Path, mo
 
 
 def test_grades_make_pairs_where_nobody_gave_a_reward(tmp_path: Path, model_server: Any) -> None:
-    file = trace(tmp_path / "t.duckdb", episode("a", "Why?", "Well, 2."), episode("b", "Why?", "Dunno.", 1))
+    file = trace(
+        tmp_path / "t.duckdb", episode("a", "Why?", "Well, 2."), episode("b", "Why?", "Dunno.", 1)
+    )
     server = model_server(_grades("[assistant] Well"))
     made(file, "--to", "preferences", *_rubric(server), "-o", "pairs.jsonl")
     [pair] = rows(Path("pairs.jsonl"))
@@ -743,18 +917,26 @@ def test_a_scripted_grader_needs_no_endpoint(service: Path, tmp_path: Path) -> N
         (["missing.duckdb"], "there is no trace at missing.duckdb"),
         (["missing.jsonl"], "there is no file or directory missing.jsonl"),
         (["trace.duckdb", "--filter", "rewrd<1"], "did you mean reward"),
-        (["trace.duckdb", "--feedback", "sideways"], "--feedback must be one of up, down, corrected"),
+        (
+            ["trace.duckdb", "--feedback", "sideways"],
+            "--feedback must be one of up, down, corrected",
+        ),
         (["trace.duckdb", "--to", "songs"], "'songs'"),
         (["trace.duckdb", "--filter", "reward>3"], "none of 5 episodes matches"),
         (["trace.duckdb", "--to", "tokens", "-o", "t.parquet"], "episodes without token ids"),
-        (["trace.duckdb", "--to", "preferences", "--filter", 'text~"4+4"'], "no two attempts at a task differ"),
+        (
+            ["trace.duckdb", "--to", "preferences", "--filter", 'text~"4+4"'],
+            "no two attempts at a task differ",
+        ),
         (["trace.duckdb", "--rubric", "Good."], "--base-url URL"),
         (["trace.duckdb", "--rubric", "rubric.md"], "there is no file rubric.md"),
         (["bad.jsonl"], "bad.jsonl line 2"),
         (["trace.duckdb", "--from", "pigeon"], "there is no import format"),
     ],
 )
-def test_a_mistake_is_one_message_and_leaves_no_file(service: Path, arguments: list[str], message: str) -> None:
+def test_a_mistake_is_one_message_and_leaves_no_file(
+    service: Path, arguments: list[str], message: str
+) -> None:
     Path("bad.jsonl").write_text(_openai("Fine?") + '{"messages": 3}\n')
     out = [] if "-o" in arguments else ["-o", "out.jsonl"]
     result = CliRunner().invoke(app, ["dataset", "from-traces", *arguments, *out])

@@ -1,4 +1,5 @@
-"""`task_reader.type: growing`: tasks are added as a run trains, and a resumed run has the same ones."""
+"""`task_reader.type: growing`: tasks are added as a run trains, and a resumed run has the same
+ones."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def reply(ask):
 
 
 def job(tmp_path: Path, rollout: Mapping[str, Any] | None = None, **trainer: Any) -> Config:
-    """A model of random weights, whose episodes succeed half of the time, by the length of what it says."""
+    """A model of random weights, whose episodes succeed half of the time, by the length of what it
+    says."""
     tmp_path.mkdir(exist_ok=True)
     for name, words in (("seeds", ("yes", "no", "maybe", "so", "well")), ("val", ("never",))):
         rows = [{"question": f"Say {word}.", "answer": word} for word in words]
@@ -51,15 +53,31 @@ def job(tmp_path: Path, rollout: Mapping[str, Any] | None = None, **trainer: Any
             "experiment_dir": str(tmp_path / "experiment"),
             "backbone": "local",
             "model": {"path": str(save_tiny(tmp_path.parent / "tiny"))},
-            "task_reader": {"type": "growing", "data_generation": generation,
-                            "growing": {"every": 2, "tasks": 3, "attempts": 6}},
+            "task_reader": {
+                "type": "growing",
+                "data_generation": generation,
+                "growing": {"every": 2, "tasks": 3, "attempts": 6},
+            },
             "data": {"train_batch_size": 4},
-            "rollout": {"num_repeat": 4, "temperature": 1.0, "max_model_len": 128, "deterministic": True,
-                        "max_response_length_in_one_turn": 6, **(rollout or {})},
-            "trainer_common": {"total_steps": 4, "val_pass_n": 2, "test_freq": 2, "save_freq": 1, "use_kl_loss": False,
-                               "logger": ["console"], **trainer},
+            "rollout": {
+                "num_repeat": 4,
+                "temperature": 1.0,
+                "max_model_len": 128,
+                "deterministic": True,
+                "max_response_length_in_one_turn": 6,
+                **(rollout or {}),
+            },
+            "trainer_common": {
+                "total_steps": 4,
+                "val_pass_n": 2,
+                "test_freq": 2,
+                "save_freq": 1,
+                "use_kl_loss": False,
+                "logger": ["console"],
+                **trainer,
+            },
         }
-    )  # fmt: skip
+    )
 
 
 @ajet.workflow
@@ -103,18 +121,22 @@ def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     train(straight, workflow=talk, judge=even)
     assert "step 2: 3 tasks added to 8" in capsys.readouterr().out
     rounds = added(straight)
-    assert list(rounds) == ["step_000000.json", "step_000002.json"] and all(len(rows) == 3 for rows in rounds.values())
+    assert list(rounds) == ["step_000000.json", "step_000002.json"] and all(
+        len(rows) == 3 for rows in rounds.values()
+    )
     for row in (row for rows in rounds.values() for row in rows):
         assert 0.2 <= row["metadata"]["pass_rate"] <= 0.8
-    assert query(straight, "SELECT step, value FROM metrics WHERE name = 'tasks/total' ORDER BY step") == [
+    assert query(
+        straight, "SELECT step, value FROM metrics WHERE name = 'tasks/total' ORDER BY step"
+    ) == [
         {"step": 0, "value": 8.0},
         {"step": 2, "value": 11.0},
     ]
     assert len(query(straight, "SELECT DISTINCT step FROM metrics WHERE name = 'val/reward'")) == 2
     trained = query(
         straight,
-        "SELECT DISTINCT task_id, CAST(task->'metadata'->>'added_after_step' AS INT) AS added, min(step) AS step "
-        "FROM episodes WHERE split = 'train' GROUP BY ALL",
+        "SELECT DISTINCT task_id, CAST(task->'metadata'->>'added_after_step' AS INT) AS added,"
+        " min(step) AS step FROM episodes WHERE split = 'train' GROUP BY ALL",
     )
     assert any(row["added"] == 0 for row in trained)
     assert all(row["step"] > row["added"] for row in trained if row["added"] is not None)
@@ -130,12 +152,16 @@ def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     ]
     assert all((row["trials"], row["groups"], row["superseded"]) == (6, 1, 0) for row in trials)
     assert len(trials) == len(measured) > 6 and {row["step"] for row in trials} == {0, 2}
-    assert {row["task_id"]: row["metadata"]["pass_rate"] for rows in rounds.values() for row in rows}.items() <= {
-        row["task_id"]: round(row["solved"] / 6, 6) for row in trials
-    }.items()
-    booked = "SELECT DISTINCT outcome FROM ledger JOIN episodes USING (episode_id) WHERE split = 'trial'"
+    assert {
+        row["task_id"]: row["metadata"]["pass_rate"] for rows in rounds.values() for row in rows
+    }.items() <= {row["task_id"]: round(row["solved"] / 6, 6) for row in trials}.items()
+    booked = (
+        "SELECT DISTINCT outcome FROM ledger JOIN episodes USING (episode_id) WHERE split = 'trial'"
+    )
     assert query(straight, booked) == [{"outcome": "evaluation"}]
-    assert not query(straight, "SELECT * FROM trained JOIN episodes USING (episode_id) WHERE split <> 'train'")
+    assert not query(
+        straight, "SELECT * FROM trained JOIN episodes USING (episode_id) WHERE split <> 'train'"
+    )
     sizes = query(straight, "SELECT value FROM metrics WHERE name = 'train/episodes'")
     assert [row["value"] for row in sizes] == [16.0] * 4, "trials are in no metric of training"
     assert CliRunner().invoke(app, ["trace", "check", str(straight.directory)]).exit_code == 0
@@ -144,11 +170,16 @@ def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     asked = (tmp_path / "two" / "asked.txt").read_text()
     resumed = job(tmp_path / "two")
     train(resumed, workflow=talk, judge=even, resume=True)
-    assert (tmp_path / "two" / "asked.txt").read_text() == asked, "a round that is done is not made again"
+    assert (tmp_path / "two" / "asked.txt").read_text() == asked, (
+        "a round that is done is not made again"
+    )
     assert [[row["question"] for row in rows] for rows in added(resumed).values()] == [
         [row["question"] for row in rows] for rows in rounds.values()
     ]
-    sql = "SELECT step, task_id, attempt, output FROM episodes WHERE split = 'train' AND step = 4 ORDER BY ALL"
+    sql = (
+        "SELECT step, task_id, attempt, output FROM episodes WHERE split = 'train' AND step = 4"
+        " ORDER BY ALL"
+    )
     assert query(resumed, sql) == query(straight, sql)
     assert query(resumed, TRIALS) == trials
 
@@ -176,7 +207,10 @@ growing.train(growing.job(at, rollout={"max_env_worker": 6}), workflow=talk, jud
 def test_a_trial_whose_result_is_known_is_in_the_trace_after_a_kill(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "one")], env=env, capture_output=True, text=True
+        [sys.executable, "-c", KILLED, str(tmp_path / "one")],
+        env=env,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 9, done.stderr
     config = job(tmp_path / "one", rollout={"max_env_worker": 6})

@@ -1,6 +1,8 @@
-"""Evaluation rows in disguise: every sixth word changed, in a document, in other words; and seeds within rows.
+"""Evaluation rows in disguise: every sixth word changed, in a document, in other words; and seeds
+within rows.
 
-`leaks.jsonl` has forty questions, each with a paraphrase and another task that is near to it, written by hand.
+`leaks.jsonl` has forty questions, each with a paraphrase and another task that is near to it,
+written by hand.
 """
 
 from __future__ import annotations
@@ -20,9 +22,24 @@ from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases, find_paraphrases
 
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "leaks.jsonl").read_text().splitlines()]
+ROWS = [
+    json.loads(line) for line in (Path(__file__).parent / "leaks.jsonl").read_text().splitlines()
+]
 KNOWN = [(f"eval line {number}", row["question"]) for number, row in enumerate(ROWS, 1)]
-OTHER = ("river", "lamp", "quiet", "seven", "table", "green", "often", "market", "yellow", "pencil", "under", "summer")
+OTHER = (
+    "river",
+    "lamp",
+    "quiet",
+    "seven",
+    "table",
+    "green",
+    "often",
+    "market",
+    "yellow",
+    "pencil",
+    "under",
+    "summer",
+)
 LONG = [row for row in ROWS if len(row["question"].split()) >= 12]
 
 
@@ -54,7 +71,10 @@ def test_another_task_on_the_same_subject_is_none_but_where_it_quotes_thirteen_w
 
 def test_another_number_makes_another_task() -> None:
     text = altered(ROWS[0]["question"])
-    assert Leaks(KNOWN)({"main_query": text}) and Leaks(KNOWN)({"main_query": text.replace("48", "49")}) is None
+    assert (
+        Leaks(KNOWN)({"main_query": text})
+        and Leaks(KNOWN)({"main_query": text.replace("48", "49")}) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +105,9 @@ def says(body: dict[str, Any], number: int) -> str:
     shown = re.findall(r'<known number="\d+">\s*(.*?)\s*</known>', text, re.DOTALL)
     of = next((row["question"] for row in ROWS if row["paraphrase"] == task), "")
     same = shown.index(of) + 1 if of in shown else 0
-    return json.dumps({"same": same, "reason": "the same facts, the same question" if same else "another task"})
+    return json.dumps(
+        {"same": same, "reason": "the same facts, the same question" if same else "another task"}
+    )
 
 
 def test_decontaminate_asks_a_model_for_paraphrases(tmp_path: Path, model_server: Any) -> None:
@@ -95,29 +117,61 @@ def test_decontaminate_asks_a_model_for_paraphrases(tmp_path: Path, model_server
     rows.write_text("".join(json.dumps({"main_query": text}) + "\n" for text in asked))
     evals.write_text("".join(json.dumps({"main_query": row["question"]}) + "\n" for row in ROWS))
     out, report = tmp_path / "clean.jsonl", tmp_path / "leaks.jsonl"
-    given = ["decontaminate", str(rows), "--eval", str(evals), "-o", str(out), "--report", str(report), "--json"]
-    given += ["--check-model", f"m@{server.url}", "--check-price", "10000,20000", "--cache", str(tmp_path / "replies")]
+    given = [
+        "decontaminate",
+        str(rows),
+        "--eval",
+        str(evals),
+        "-o",
+        str(out),
+        "--report",
+        str(report),
+        "--json",
+    ]
+    given += [
+        "--check-model",
+        f"m@{server.url}",
+        "--check-price",
+        "10000,20000",
+        "--cache",
+        str(tmp_path / "replies"),
+    ]
     first, done = (CliRunner().invoke(app, ["dataset", *given]) for _ in range(2))
     assert first.exit_code == done.exit_code == 0, done.output
-    assert json.loads(first.stdout)["check"] == {"calls": 15, "cached": 0, "tokens": 15 * 150, "cost": 30.0}
+    assert json.loads(first.stdout)["check"] == {
+        "calls": 15,
+        "cached": 0,
+        "tokens": 15 * 150,
+        "cost": 30.0,
+    }
     summary = json.loads(done.stdout)
     assert summary.pop("check") == {"calls": 0, "cached": 15, "tokens": 0, "cost": 0.0}
     assert (summary["paraphrase"], summary["words"], summary["kept"]) == (8, 1, 7)
     assert len(server.requests) == 15, "a row that was found already is not asked for"
     leak = json.loads(report.read_text().splitlines()[0])
     assert (
-        leak["kind"] == "paraphrase" and leak["eval_text"] == ROWS[0]["question"] and "same facts" in leak["evidence"]
+        leak["kind"] == "paraphrase"
+        and leak["eval_text"] == ROWS[0]["question"]
+        and "same facts" in leak["evidence"]
     )
 
 
-def test_a_model_is_shown_what_is_nearest_by_meaning_where_there_are_vectors(model_server: Any) -> None:
+def test_a_model_is_shown_what_is_nearest_by_meaning_where_there_are_vectors(
+    model_server: Any,
+) -> None:
     server = model_server(lambda body, number: json.dumps({"same": 1, "reason": "it counts"}))
     known = [("eval line 1", "Say five."), ("eval line 2", "Count all sheep.")]
     meanings = np.eye(2, dtype=np.float32)
     found = asyncio.run(
-        find_paraphrases(["How large is the flock?"], known, {}, ModelClient(server.url, "m"),
-                         vectors=(meanings[1:], meanings), on_progress=lambda *_: None)
-    )  # fmt: skip
+        find_paraphrases(
+            ["How large is the flock?"],
+            known,
+            {},
+            ModelClient(server.url, "m"),
+            vectors=(meanings[1:], meanings),
+            on_progress=lambda *_: None,
+        )
+    )
     assert [(leak.evaluation, leak.kind) for leak in found.values()] == [(1, "paraphrase")]
 
 
@@ -142,9 +196,17 @@ def test_expand_refuses_paraphrases_and_rows_that_hold_a_seed(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "leaks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "writer.py").write_text(WRITER)
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"main_query": row["question"]}) + "\n" for row in ROWS))
-    seed = "A gardener waters 7 tomatoes, 9 beans and 4 roses every evening; how many plants does he water in a week?"
-    seeds = [{"main_query": seed, "metadata": {"answer": "140"}}, {"main_query": "2 + 2?", "metadata": {"answer": "4"}}]
+    (tmp_path / "eval.jsonl").write_text(
+        "".join(json.dumps({"main_query": row["question"]}) + "\n" for row in ROWS)
+    )
+    seed = (
+        "A gardener waters 7 tomatoes, 9 beans and 4 roses every evening; how many plants does he"
+        " water in a week?"
+    )
+    seeds = [
+        {"main_query": seed, "metadata": {"answer": "140"}},
+        {"main_query": "2 + 2?", "metadata": {"answer": "4"}},
+    ]
     (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seeds))
     server = model_server(says)
     given = ["dataset", "expand", "seeds.jsonl", "--count", "9", "--out", "data", "--scripted", "writer.py:reply",
@@ -153,17 +215,28 @@ def test_expand_refuses_paraphrases_and_rows_that_hold_a_seed(
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert report["refused"]["in the evaluation set"] >= 9 and report["refused"]["near duplicate"] >= 9
+    assert (
+        report["refused"]["in the evaluation set"] >= 9 and report["refused"]["near duplicate"] >= 9
+    )
     assert [one["verifier"] for one in report["checks"]] == ["paraphrase"]
     rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
     assert {row["main_query"] for row in rows} <= {row["other"] for row in ROWS}
     rejected = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
-    details = [one["rejected"]["detail"] for one in rejected if one["rejected"]["reason"] == "in the evaluation set"]
+    details = [
+        one["rejected"]["detail"]
+        for one in rejected
+        if one["rejected"]["reason"] == "in the evaluation set"
+    ]
     assert any("eval.jsonl line" in text and "same facts" in text for text in details)
 
 
 def test_an_instruction_that_seeds_share_is_no_seed_in_the_row() -> None:
-    told = "Solve the following problem step by step and give the final answer as one number inside a box:"
-    seeds = Leaks([("seed a", f"{told} 12 plus 5"), ("seed b", f"{told} 30 minus 8")], share=0.9, common=1)
+    told = (
+        "Solve the following problem step by step and give the final answer as one number inside a"
+        " box:"
+    )
+    seeds = Leaks(
+        [("seed a", f"{told} 12 plus 5"), ("seed b", f"{told} 30 minus 8")], share=0.9, common=1
+    )
     assert seeds.quotation({"main_query": f"{told} 44 plus 17"}) is None
     assert seeds.quotation({"main_query": f"Look. {told} 12 plus 5 And then rest."}) is not None

@@ -72,7 +72,9 @@ def first(row: dict[str, Any]) -> int:
 
 
 @pytest.mark.slow
-def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_none_again(here: Path) -> None:
+def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_none_again(
+    here: Path,
+) -> None:
     Path("agent.py").write_text(AGENT + CORRECT)
     done = expand("seeds.jsonl", "--count", "6", "--out", "data", *FOR)
     assert done.exit_code == 0, done.output
@@ -81,7 +83,9 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     assert len(rows) == 6 and all(300 <= first(row) < 600 for row in rows)
     assert all(0.2 <= row["metadata"]["pass_rate"] <= 0.8 for row in rows)
     parts = [row["provenance"]["verdict"]["details"]["parts"] for row in rows]
-    assert all([one["verifier"] for one in part] == ["judge:agent.py:correct", "policy"] for part in parts)
+    assert all(
+        [one["verifier"] for one in part] == ["judge:agent.py:correct", "policy"] for part in parts
+    )
     trials = [part[1]["details"] for part in parts]
     assert [one["solved"] / one["attempts"] for one in trials] == pytest.approx(
         [row["metadata"]["pass_rate"] for row in rows], abs=1e-6
@@ -90,13 +94,17 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     assert reasons["too easy for the policy"] < 600 <= reasons["too hard for the policy"]
     tried = Path("asked.txt").read_text().count("x")
     wrong = [row for row in refused if "policy" not in row["rejected"]["reason"]]
-    assert wrong and tried == 6 * len(read_rows("data/.expand/measured.jsonl")), "what was refused before is not tried"
+    assert wrong and tried == 6 * len(read_rows("data/.expand/measured.jsonl")), (
+        "what was refused before is not tried"
+    )
     before = Path("data/train.jsonl").read_bytes()
     again = expand("seeds.jsonl", "--count", "6", "--out", "data", *FOR, "--resume")
     assert again.exit_code == 0, again.output
     assert Path("data/train.jsonl").read_bytes() == before
     assert Path("asked.txt").read_text().count("x") == tried
-    other = expand("seeds.jsonl", "--count", "6", "--out", "data", *FOR, "--resume", "--band", "0.1:0.9")
+    other = expand(
+        "seeds.jsonl", "--count", "6", "--out", "data", *FOR, "--resume", "--band", "0.1:0.9"
+    )
     assert other.exit_code and "for.pass_rate was 0.2:0.8, is 0.1:0.9" in other.output
 
     grown = expand("--from-failures", "data/.expand/trials", "--count", "4", "--out", "more")
@@ -106,7 +114,9 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     [card] = re.findall("[0-9]+ tasks with answers", grown.stderr)
     assert 0 < int(card.split()[0]) <= len(failed)
     for row in read_rows("more/train.jsonl"):
-        assert row["metadata"]["answer"] == str(sum(map(int, re.findall("[0-9]+", row["main_query"]))))
+        assert row["metadata"]["answer"] == str(
+            sum(map(int, re.findall("[0-9]+", row["main_query"])))
+        )
         assert row["provenance"]["seeds"]
 
 
@@ -120,9 +130,13 @@ def correct(output: str, main_query: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_policy_that_cannot_be_asked_ends_the_run_and_refuses_nothing_as_too_hard(here: Path) -> None:
+def test_a_policy_that_cannot_be_asked_ends_the_run_and_refuses_nothing_as_too_hard(
+    here: Path,
+) -> None:
     Path("agent.py").write_text(AGENT + CORRECT)
-    options = ["scripted:policy.py:down" if one == "scripted:policy.py:reply" else one for one in FOR]
+    options = [
+        "scripted:policy.py:down" if one == "scripted:policy.py:reply" else one for one in FOR
+    ]
     done = expand("seeds.jsonl", "--count", "40", "--out", "data", *options)
     assert done.exit_code
     assert "the policy could not try any of 8 tasks; the last" in done.output
@@ -148,7 +162,9 @@ def test_a_policy_that_cannot_be_opened_is_told_before_a_row_is_paid_for(here: P
     Path("agent.py").write_text(AGENT + CORRECT)
     weights = save_tiny(here / "policy") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
-    Path("teacher.py").write_text(TEACHER.replace("def reply(ask):", "def reply(ask):\n    open('paid', 'w').close()"))
+    Path("teacher.py").write_text(
+        TEACHER.replace("def reply(ask):", "def reply(ask):\n    open('paid', 'w').close()")
+    )
     options = ["--for", "policy", "--workflow", "agent.py:solve", "--judge", "agent.py:exact"]
     done = expand("seeds.jsonl", "--count", "6", "--out", "data", *options)
     assert done.exit_code and "bug" not in done.output, done.output
@@ -161,5 +177,7 @@ def test_a_mistake_in_the_scripted_replies_is_told_with_its_line(here: Path) -> 
     Path("agent.py").write_text(AGENT + CORRECT)
     done = expand("seeds.jsonl", "--count", "2", "--out", "data")
     told = " ".join(done.output.split())
-    assert done.exit_code and "teacher.py line 3 raised IndexError: list index out of range" in told, told
+    assert (
+        done.exit_code and "teacher.py line 3 raised IndexError: list index out of range" in told
+    ), told
     assert "bug" not in told

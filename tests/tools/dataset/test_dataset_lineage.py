@@ -24,8 +24,14 @@ from ajet_tools.dataset.from_traces.run import Kind
 from ajet_tools.dataset.generate.records import STRATEGIES
 from ajet_tools.trace.export import TRAINING
 
-HELD_OUT = "How many marbles are left in the jar after Alma gives nine of her twenty-one marbles to a friend?"
-ALTERED = "How many marbles are left in the jar after Anna gives nine of her twenty-one marbles to a friend?"
+HELD_OUT = (
+    "How many marbles are left in the jar after Alma gives nine of her twenty-one marbles to a"
+    " friend?"
+)
+ALTERED = (
+    "How many marbles are left in the jar after Anna gives nine of her twenty-one marbles to a"
+    " friend?"
+)
 QUESTIONS = [
     "A tram has forty seats and twelve are taken. How many are free?",
     "Which is the third prime number above thirty?",
@@ -60,21 +66,35 @@ def reply(ask):
 
 def episode(name: str, question: str, split: str, reward: float, run: str = "job") -> Episode:
     messages = [{"role": "user", "content": question}]
-    reply = {"choices": [{"index": 0, "message": {"role": "assistant", "content": f"reply {name}"}}]}
+    reply = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": f"reply {name}"}}]
+    }
     call = Call(
-        call_id=f"{name}-0", episode_id=name, request={"messages": messages}, response=reply, prompt_ids=(1, 2),
-        output_ids=(3,), logprobs=(-0.5,),
-    )  # fmt: skip
+        call_id=f"{name}-0",
+        episode_id=name,
+        request={"messages": messages},
+        response=reply,
+        prompt_ids=(1, 2),
+        output_ids=(3,),
+        logprobs=(-0.5,),
+    )
     return Episode(
-        episode_id=name, run_id=run, group_id=question, split=split,  # type: ignore[arg-type]
-        task=Task(main_query=question, metadata={"answer": "12"}), calls=(call,), output=f"reply {name}",
-        rewards=(Reward(value=reward),), is_success=reward > 0.5,
-    )  # fmt: skip
+        episode_id=name,
+        run_id=run,
+        group_id=question,
+        split=split,  # type: ignore[arg-type]
+        task=Task(main_query=question, metadata={"answer": "12"}),
+        calls=(call,),
+        output=f"reply {name}",
+        rewards=(Reward(value=reward),),
+        is_success=reward > 0.5,
+    )
 
 
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that fails at all of its tasks, one of them a validation task, and one a near copy of that."""
+    """A run that fails at all of its tasks, one of them a validation task, and one a near copy of
+    that."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "trace.duckdb"
     with TraceWriter(path) as writer:
@@ -96,7 +116,8 @@ def ajet(*arguments: Any, code: int = 0) -> Result:
 
 
 def text_in(path: Path) -> str:
-    """All that a file has to learn from: where rows are refused, and where they come from, is no part of it."""
+    """All that a file has to learn from: where rows are refused, and where they come from, is no
+    part of it."""
     if path.suffix == ".parquet":
         return json.dumps(pq.read_table(path).to_pylist(), default=str)
     return path.read_text(encoding="utf-8")
@@ -123,20 +144,39 @@ def from_traces(kind: str, *options: str) -> Callable[[Path, Sequence[str]], Pat
 def expanded(strategy: str, *source: str) -> Callable[[Path, Sequence[str]], Path]:
     def run(trace: Path, more: Sequence[str]) -> Path:
         ajet(
-            "dataset", "expand", *(source or ("--from-failures", trace)), "--strategy", strategy, "--count", 5,
-            "--out", "data", "--verify", "none", "--scripted", "replies.py:reply", "--validation", 0, *more,
-        )  # fmt: skip
+            "dataset",
+            "expand",
+            *(source or ("--from-failures", trace)),
+            "--strategy",
+            strategy,
+            "--count",
+            5,
+            "--out",
+            "data",
+            "--verify",
+            "none",
+            "--scripted",
+            "replies.py:reply",
+            "--validation",
+            0,
+            *more,
+        )
         return Path("data/train.jsonl")
 
     return run
 
 
 def write_seeds(trace: Path) -> None:
-    """Tasks of the trace as seeds, those of validation with them: whoever reads the file is to leave them out."""
-    ajet("dataset", "from-traces", trace, "--failed", "--out", "seeds.jsonl", "--include-validation")
+    """Tasks of the trace as seeds, those of validation with them: whoever reads the file is to
+    leave them out."""
+    ajet(
+        "dataset", "from-traces", trace, "--failed", "--out", "seeds.jsonl", "--include-validation"
+    )
     rows = [json.loads(line) for line in Path("seeds.jsonl").read_text().splitlines()]
     for row in rows:
-        row["provenance"]["splits"] = ["val"] if row["main_query"] in (HELD_OUT, ALTERED) else ["train"]
+        row["provenance"]["splits"] = (
+            ["val"] if row["main_query"] in (HELD_OUT, ALTERED) else ["train"]
+        )
         row["provenance"]["episodes"] = []
     Path("seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -144,25 +184,52 @@ def write_seeds(trace: Path) -> None:
 def from_docs(trace: Path, more: Sequence[str]) -> Path:
     """What the model that writes the rows is shown."""
     write_seeds(trace)
-    Path("stones.md").write_text("# Quarry\n\nThe quarry north of the valley was opened in the year 1312 by masons.")
+    Path("stones.md").write_text(
+        "# Quarry\n\nThe quarry north of the valley was opened in the year 1312 by masons."
+    )
     Path("asked.py").write_text(ASKED)
     ajet(
-        "dataset", "from-docs", "stones.md", "--seeds", "seeds.jsonl", "--out", "with" if more else "without",
-        "--verify", "none", "--scripted", "asked.py:reply", "--shots", 6, "--validation", 0, *more,
-    )  # fmt: skip
+        "dataset",
+        "from-docs",
+        "stones.md",
+        "--seeds",
+        "seeds.jsonl",
+        "--out",
+        "with" if more else "without",
+        "--verify",
+        "none",
+        "--scripted",
+        "asked.py:reply",
+        "--shots",
+        6,
+        "--validation",
+        0,
+        *more,
+    )
     return Path("asked.txt")
 
 
 def read_by(kind: str, **reader: Any) -> Callable[[Path, Sequence[str]], Path]:
-    """The training tasks of a job with a task reader, and for `growing` those that are added before the first step."""
+    """The training tasks of a job with a task reader, and for `growing` those that are added before
+    the first step."""
 
     def run(trace: Path, more: Sequence[str]) -> Path:
         write_seeds(trace)
-        Path("val.jsonl").write_text(json.dumps({"main_query": HELD_OUT, "metadata": {"answer": "12"}}) + "\n")
-        kept = [line for line in Path("seeds.jsonl").read_text().splitlines(True) if HELD_OUT not in line]
+        Path("val.jsonl").write_text(
+            json.dumps({"main_query": HELD_OUT, "metadata": {"answer": "12"}}) + "\n"
+        )
+        kept = [
+            line
+            for line in Path("seeds.jsonl").read_text().splitlines(True)
+            if HELD_OUT not in line
+        ]
         Path("seeds.jsonl").write_text("".join(kept))
         config = load_config(
-            values={"experiment_dir": "experiment", "backbone": "local", "task_reader": {"type": kind, **reader}}
+            values={
+                "experiment_dir": "experiment",
+                "backbone": "local",
+                "task_reader": {"type": kind, **reader},
+            }
         )
         tasks = load_tasks(config).train
         growth = open_growth(config, "run")
@@ -170,7 +237,9 @@ def read_by(kind: str, **reader: Any) -> Callable[[Path, Sequence[str]], Path]:
             asyncio.run(growth.grow(0, attempt))
             tasks += growth.tasks(1)
             assert len(growth.tasks(1)) == 3
-        Path("tasks.json").write_text(json.dumps([task.model_dump() for task in tasks], default=str))
+        Path("tasks.json").write_text(
+            json.dumps([task.model_dump() for task in tasks], default=str)
+        )
         return Path("tasks.json")
 
     return run
@@ -179,23 +248,34 @@ def read_by(kind: str, **reader: Any) -> Callable[[Path, Sequence[str]], Path]:
 async def attempt(attempts: Sequence[Attempt]) -> list[Episode]:
     """A policy that solves each task every other time."""
     return [
-        Episode(task=one.task, rewards=(Reward(value=float(one.attempt % 2)),), is_success=bool(one.attempt % 2))
+        Episode(
+            task=one.task,
+            rewards=(Reward(value=float(one.attempt % 2)),),
+            is_success=bool(one.attempt % 2),
+        )
         for one in attempts
     ]
 
 
 GENERATION = {
     "query_reader": {
-        "jsonl_dataset_file": {"training": {"file_path": "seeds.jsonl"}, "validation": {"file_path": "val.jsonl"}}
+        "jsonl_dataset_file": {
+            "training": {"file_path": "seeds.jsonl"},
+            "validation": {"file_path": "val.jsonl"},
+        }
     },
     "scripted": "replies.py->reply",
     "verify": "none",
     "task_num": 5,
 }
 READERS = {
-    "tracing": read_by("tracing", feedback_tracing={"base_url": "trace.duckdb", "validation_share": 0}),
+    "tracing": read_by(
+        "tracing", feedback_tracing={"base_url": "trace.duckdb", "validation_share": 0}
+    ),
     "data_generation": read_by("data_generation", data_generation=GENERATION),
-    "growing": read_by("growing", data_generation=GENERATION, growing={"every": 2, "tasks": 3, "attempts": 2}),
+    "growing": read_by(
+        "growing", data_generation=GENERATION, growing={"every": 2, "tasks": 3, "attempts": 2}
+    ),
 }
 WRITERS = {
     **READERS,
@@ -210,10 +290,16 @@ WRITERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", WRITERS)
-def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(command: str, trace: Path) -> None:
+def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(
+    command: str, trace: Path
+) -> None:
     written = text_in(WRITERS[command](trace, []))
     ids = ("e4-", "e5-")  # the near copy, the validation task
-    assert HELD_OUT not in written and ALTERED not in written and not any(one in written for one in ids)
+    assert (
+        HELD_OUT not in written
+        and ALTERED not in written
+        and not any(one in written for one in ids)
+    )
     assert "e0-" in written or QUESTIONS[0] in written or "comes first" in written
     if "expand" not in command and command not in READERS:
         both = text_in(WRITERS[command](trace, ["--include-validation"]))
@@ -223,30 +309,58 @@ def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(comm
 @pytest.mark.slow
 def test_what_is_left_out_is_counted(trace: Path) -> None:
     said = ajet("trace", "export", trace, "--out", "out.jsonl").output
-    assert "4 episodes" in said and "left out: 4 episodes that earned nothing; --include-failures keeps them" in said
+    assert (
+        "4 episodes" in said
+        and "left out: 4 episodes that earned nothing; --include-failures keeps them" in said
+    )
     said = ajet("trace", "export", trace, "--out", "out.jsonl", "--include-failures").output
-    assert "8 episodes" in said and "left out: 2 validation episodes; --include-validation keeps them" in said
+    assert (
+        "8 episodes" in said
+        and "left out: 2 validation episodes; --include-validation keeps them" in said
+    )
     assert "left out: 2 episodes whose task nearly repeats a validation task" in said
-    assert ajet("trace", "export", trace, "--split", "val", "--out", "out.jsonl").output.startswith("1 episode,")
-    refused = ajet("trace", "export", trace, "--episode", "e5-0", "--out", "none.jsonl", code=2).output
+    assert ajet("trace", "export", trace, "--split", "val", "--out", "out.jsonl").output.startswith(
+        "1 episode,"
+    )
+    refused = ajet(
+        "trace", "export", trace, "--episode", "e5-0", "--out", "none.jsonl", code=2
+    ).output
     assert "nothing to export; left out: 1 validation episodes" in " ".join(refused.split())
     assert not Path("none.jsonl").exists()
     grown = expanded("harder")
     grown(trace, [])
-    rejected = [json.loads(line)["rejected"] for line in Path("data/rejected.jsonl").read_text().splitlines()]
+    rejected = [
+        json.loads(line)["rejected"]
+        for line in Path("data/rejected.jsonl").read_text().splitlines()
+    ]
     assert "repeats a validation task" in {one["reason"] for one in rejected}
 
 
 def test_rows_carry_their_splits_and_the_card_proves_them(trace: Path) -> None:
-    ajet("dataset", "from-traces", trace, "--failed", "--out", "tasks.jsonl", "--include-validation")
+    ajet(
+        "dataset", "from-traces", trace, "--failed", "--out", "tasks.jsonl", "--include-validation"
+    )
     rows = [json.loads(line) for line in Path("tasks.jsonl").read_text().splitlines()]
     assert {row["main_query"]: row["provenance"]["splits"] for row in rows}[HELD_OUT] == ["val"]
     expanded("harder", "tasks.jsonl")(trace, [])
     card = Path("data/README.md").read_text()
-    assert "| train | train | 5 |" in card and "No row to learn was made of a validation task." in card
+    assert (
+        "| train | train | 5 |" in card and "No row to learn was made of a validation task." in card
+    )
     first = sorted(rows, key=lambda row: row["main_query"] != HELD_OUT)[:2]
     Path("val.jsonl").write_text("".join(json.dumps(row) + "\n" for row in first))
-    said = ajet("dataset", "expand", "val.jsonl", "--count", 5, "--scripted", "replies.py:reply", "--out", "b", code=2)
+    said = ajet(
+        "dataset",
+        "expand",
+        "val.jsonl",
+        "--count",
+        5,
+        "--scripted",
+        "replies.py:reply",
+        "--out",
+        "b",
+        code=2,
+    )
     assert "come from validation tasks" in said.output or "1 of 2 rows" in said.output
 
 
@@ -265,7 +379,10 @@ def test_seeds_in_a_file_named_after_a_validation_split_are_refused(trace: Path)
         "0",
     ]
     said = ajet("dataset", "expand", *arguments, "--out", "a", code=2)
-    assert "4 of 4 rows of test.jsonl come from validation tasks" in said.output and not Path("a").exists()
+    assert (
+        "4 of 4 rows of test.jsonl come from validation tasks" in said.output
+        and not Path("a").exists()
+    )
     ajet("dataset", "expand", *arguments, "--out", "b", "--include-validation")
     row = json.loads(Path("b/train.jsonl").read_text().splitlines()[0])
     assert row["provenance"]["splits"] == ["train", "val"]
@@ -275,8 +392,15 @@ def test_seeds_in_a_file_named_after_a_validation_split_are_refused(trace: Path)
 def job(train: list[dict[str, Any]], val: list[dict[str, Any]]) -> Any:
     for name, rows in (("train", train), ("validation", val)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"training": {"file_path": "train.jsonl"}, "validation": {"file_path": "validation.jsonl"}}
-    return load_config(values={"ajet": {"task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}}})
+    files = {
+        "training": {"file_path": "train.jsonl"},
+        "validation": {"file_path": "validation.jsonl"},
+    }
+    return load_config(
+        values={
+            "ajet": {"task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}}
+        }
+    )
 
 
 def ask(question: str, **more: Any) -> dict[str, Any]:
@@ -300,8 +424,12 @@ def test_a_job_refuses_a_training_task_that_meets_its_validation(
     row: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TaskError, match=r"training and validation share 1 task.*train.jsonl line 2") as error:
-        held_out = ask("What is 3+5?", task_id="held", metadata={"answer": "8", "id": 1, "Question_ID": "q1"})
+    with pytest.raises(
+        TaskError, match=r"training and validation share 1 task.*train.jsonl line 2"
+    ) as error:
+        held_out = ask(
+            "What is 3+5?", task_id="held", metadata={"answer": "8", "id": 1, "Question_ID": "q1"}
+        )
         load_tasks(job([ask("What is 3+6?"), row], [held_out]))
     assert says in str(error.value) and "validation.jsonl line 1" in str(error.value)
 
@@ -312,12 +440,17 @@ def test_tasks_of_one_template_and_mazes_of_one_query_are_tasks_of_their_own(
     monkeypatch.chdir(tmp_path)
     train = [ask(f"What is 3+{n}?", metadata={"answer": str(n + 3)}) for n in range(20)]
     train += [ask("Walk to the goal.", metadata={"seed": n, "id": n}) for n in range(20)]
-    val = [ask("What is 3+21?", metadata={"answer": "24"}), ask("Walk to the goal.", metadata={"seed": 99, "id": 99})]
+    val = [
+        ask("What is 3+21?", metadata={"answer": "24"}),
+        ask("Walk to the goal.", metadata={"seed": 99, "id": 99}),
+    ]
     assert len(load_tasks(job(train, val)).train) == 40 and not caplog.records
     assert len(load_tasks(job([*train, ask(ALTERED)], [*val, ask(HELD_OUT)])).train) == 41
     assert "1 of 41 training tasks nearly repeat a validation task" in caplog.text
     caplog.clear()
-    again = ask("What is 3+21?", metadata={"answer": "24.0"})  # another spelling of its answer makes no other task
+    again = ask(
+        "What is 3+21?", metadata={"answer": "24.0"}
+    )  # another spelling of its answer makes no other task
     assert len(load_tasks(job([*train, again], val)).train) == 41
     assert "1 of 41 training tasks nearly repeat a validation task" in caplog.text
     made = ask("Anything else at all", provenance={"splits": ["val"], "seeds": ["elsewhere"]})

@@ -43,12 +43,20 @@ def alike(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Rows whose fields are of a kind or two."""
     one, two = draw(KINDS), draw(KINDS)
     inner = st.fixed_dictionaries({}, optional={"c": two, "d": one})
-    return draw(st.lists(st.fixed_dictionaries({}, optional={"a": one, "b": inner | st.none(), "é": two}), min_size=1))
+    return draw(
+        st.lists(
+            st.fixed_dictionaries({}, optional={"a": one, "b": inner | st.none(), "é": two}),
+            min_size=1,
+        )
+    )
 
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
-@given(alike() | st.lists(st.dictionaries(NAMES, ANY, max_size=4), min_size=1, max_size=6), st.booleans())
+@given(
+    alike() | st.lists(st.dictionaries(NAMES, ANY, max_size=4), min_size=1, max_size=6),
+    st.booleans(),
+)
 def test_columns_say_what_the_rows_say(rows: list[dict[str, Any]], escaped: bool) -> None:
     lines = pl.Series([json.dumps(row, ensure_ascii=escaped) for row in rows])
     for structure, indices in structures(lines):
@@ -60,7 +68,10 @@ def test_columns_say_what_the_rows_say(rows: list[dict[str, Any]], escaped: bool
 def test_each_order_of_keys_is_a_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_tools.dataset.files.lines._paths", {})  # what earlier lines had
     orders = [(one, two) for one in permutations("abc") for two in permutations("abcd")]
-    rows = [{name: dict.fromkeys(inner, 1) if name == "a" else 1 for name in outer} for outer, inner in orders]
+    rows = [
+        {name: dict.fromkeys(inner, 1) if name == "a" else 1 for name in outer}
+        for outer, inner in orders
+    ]
     found = structures(pl.Series([json.dumps(row) for row in rows]))
     assert [(list(one or {}), list((one or {})["a"])) for one, _ in found] == [
         (list(outer), list(inner)) for outer, inner in orders
@@ -69,7 +80,9 @@ def test_each_order_of_keys_is_a_structure(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_key_that_comes_twice_and_lines_with_hundreds_of_keys_have_no_structure() -> None:
     assert structures(pl.Series(['{"a": 1}', '{"a": 1, "a": 2}']))[1][0] is None
-    [(found, indices)] = structures(pl.Series([json.dumps({str(number): 1}) for number in range(300)]))
+    [(found, indices)] = structures(
+        pl.Series([json.dumps({str(number): 1}) for number in range(300)])
+    )
     assert (found, len(indices)) == (None, 300)
 
 
@@ -77,7 +90,9 @@ def test_a_key_that_comes_twice_and_lines_with_hundreds_of_keys_have_no_structur
 @settings(max_examples=300, deadline=None)
 @given(rows=alike())
 @example(rows=[{}, {"a": None}, {"a": "\x7f"}])
-def test_columns_of_lines_have_the_types_and_values_that_their_rows_have(rows: list[dict[str, Any]]) -> None:
+def test_columns_of_lines_have_the_types_and_values_that_their_rows_have(
+    rows: list[dict[str, Any]],
+) -> None:
     lines = [json_line(row)[:-1].decode() for row in rows]
     block = LineBlock("rows", pl.Series("line", lines, pl.String), [""] * len(lines))
     data, columns = infer("rows", [json.loads(line) for line in lines])
@@ -87,9 +102,15 @@ def test_columns_of_lines_have_the_types_and_values_that_their_rows_have(rows: l
 
 
 def test_plain_lines_become_a_table_without_being_parsed_in_python() -> None:
-    lines = ['{"a": 1, "m": {"b": "x", "c": 2}}', '{"a": null, "m": {"b": 3}}', '{"a": 5, "m": {"b": null, "d": 0.5}}']
+    lines = [
+        '{"a": 1, "m": {"b": "x", "c": 2}}',
+        '{"a": null, "m": {"b": 3}}',
+        '{"a": 5, "m": {"b": null, "d": 0.5}}',
+    ]
     block = LineBlock("rows", pl.Series("line", lines, pl.String), [""] * len(lines))
-    batch, columns = read_columns(block.name, block.lines, block.whole) or pytest.fail("parsed in Python")
+    batch, columns = read_columns(block.name, block.lines, block.whole) or pytest.fail(
+        "parsed in Python"
+    )
     assert batch.to_pylist()[1] == {"a": None, "m": {"b": "3", "c": None, "d": None}}
     assert columns.notes == {"fields": {"m": {"fields": {
         "b": {"json": True}, "c": {"absent": True}, "d": {"absent": True}}}}}  # fmt: skip

@@ -53,7 +53,9 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.csv", b"question,answer\n" + b"x," * LONGEST + b"\n", 2),
     ],
 )
-def test_a_line_that_is_too_long_is_named(tmp_path: Path, packed: str, name: str, content: bytes, line: int) -> None:
+def test_a_line_that_is_too_long_is_named(
+    tmp_path: Path, packed: str, name: str, content: bytes, line: int
+) -> None:
     file = tmp_path / f"{name}{packed}"
     file.write_bytes(PACKED[packed](content))
     with pytest.raises(TaskError, match=rf"{name}{packed} line {line} is longer than 1 MiB"):
@@ -63,9 +65,20 @@ def test_a_line_that_is_too_long_is_named(tmp_path: Path, packed: str, name: str
 @pytest.mark.parametrize("packed", PACKED)
 def test_such_a_line_is_skipped_as_any_bad_row_is(tmp_path: Path, packed: str) -> None:
     file, out = tmp_path / f"a.jsonl{packed}", tmp_path / "kept.jsonl"
-    file.write_bytes(PACKED[packed](SHORT + LONG + SHORT + b"{nothing\n" + LONG + SHORT + LONG.strip()))
+    file.write_bytes(
+        PACKED[packed](SHORT + LONG + SHORT + b"{nothing\n" + LONG + SHORT + LONG.strip())
+    )
     for source in (str(file), "-"):
-        options = ["dataset", "filter", source, "chars>0", "-o", str(out), "--skip-bad-rows", "--json"]
+        options = [
+            "dataset",
+            "filter",
+            source,
+            "chars>0",
+            "-o",
+            str(out),
+            "--skip-bad-rows",
+            "--json",
+        ]
         done = CliRunner().invoke(app, options, input=file.read_bytes())
         assert done.exit_code == 0, done.output
         assert out.read_bytes() == SHORT * 3
@@ -82,7 +95,10 @@ def test_such_a_line_is_skipped_as_any_bad_row_is(tmp_path: Path, packed: str) -
 def test_a_cell_of_a_table_has_the_limit(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"a{suffix}"
     table = pa.table(
-        {"question": ["short"] * 5, "more": [{"text": "x" * (3 * LONGEST if n == 2 else 1)} for n in range(5)]}
+        {
+            "question": ["short"] * 5,
+            "more": [{"text": "x" * (3 * LONGEST if n == 2 else 1)} for n in range(5)],
+        }
     )
     if suffix == ".parquet":
         pq.write_table(table, file)
@@ -118,7 +134,9 @@ def test_tasks_of_a_job_and_imported_traces_have_it(tmp_path: Path) -> None:
     for source in (str(file), "-"):
         out = str(tmp_path / "t.duckdb")
         done = CliRunner().invoke(
-            app, ["trace", "import", source, "--from", "openai", "--out", out], input=file.read_bytes()
+            app,
+            ["trace", "import", source, "--from", "openai", "--out", out],
+            input=file.read_bytes(),
         )
         assert done.exit_code == 2 and "line 2 is longer than 1 MiB" in done.stderr, done.output
 

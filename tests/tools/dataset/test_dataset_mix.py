@@ -17,15 +17,23 @@ def files(tmp_path: Path) -> list[str]:
     made = []
     for name, size in (("a", 100), ("b", 40)):
         path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps({"main_query": f"{name}{i}"}) + "\n" for i in range(size)))
+        path.write_text(
+            "".join(json.dumps({"main_query": f"{name}{i}"}) + "\n" for i in range(size))
+        )
         made.append(str(path))
     return made
 
 
-def mixed(files: list[str], weights: tuple[float, ...], total: int | None = None, **options: object) -> list[str]:
+def mixed(
+    files: list[str], weights: tuple[float, ...], total: int | None = None, **options: object
+) -> list[str]:
     repeat = bool(options.pop("repeat", False))
-    shares = mix.plan([mix.MixPart(f, w) for f, w in zip(files, weights, strict=True)], total, repeat=repeat)
-    return [row.values["main_query"] for block in mix.blocks(shares, **options) for row in block.rows()]  # type: ignore[arg-type]
+    shares = mix.plan(
+        [mix.MixPart(f, w) for f, w in zip(files, weights, strict=True)], total, repeat=repeat
+    )
+    return [
+        row.values["main_query"] for block in mix.blocks(shares, **options) for row in block.rows()
+    ]  # type: ignore[arg-type]
 
 
 def test_a_mix_is_as_large_as_its_weights_allow_and_repeats_no_row(files: list[str]) -> None:
@@ -40,7 +48,9 @@ def test_sources_are_interleaved_and_keep_their_order(files: list[str]) -> None:
     for name in "ab":
         numbers = [int(text[1:]) for text in found if text[0] == name]
         assert numbers == sorted(numbers)
-    assert "b" in "".join(text[0] for text in found[:20]) and "b" in "".join(text[0] for text in found[-20:])
+    assert "b" in "".join(text[0] for text in found[:20]) and "b" in "".join(
+        text[0] for text in found[-20:]
+    )
 
 
 @pytest.mark.slow
@@ -52,7 +62,11 @@ def test_each_row_has_the_same_chance(files: list[str]) -> None:
 
 
 def test_the_same_seed_gives_the_same_mix(files: list[str]) -> None:
-    assert mixed(files, (1, 1), 30, seed=3) == mixed(files, (1, 1), 30, seed=3) != mixed(files, (1, 1), 30, seed=4)
+    assert (
+        mixed(files, (1, 1), 30, seed=3)
+        == mixed(files, (1, 1), 30, seed=3)
+        != mixed(files, (1, 1), 30, seed=4)
+    )
 
 
 def test_rows_come_again_only_where_that_is_asked_for(files: list[str]) -> None:

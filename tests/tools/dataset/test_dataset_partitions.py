@@ -23,17 +23,31 @@ def test_directories_of_partitions_are_columns(tmp_path: Path, suffix: str) -> N
         with Writer(folder / f"part-{label[:1]}-4f2a{suffix}") as writer:
             writer.write({"question": f"What does a {label} say?"})
     rows = [row.values for row in read(tmp_path / "pets")]
-    assert [(row["label"], row["level"]) for row in rows] == [("a/b", None), ("cat", 10), ("dog", 2)]
+    assert [(row["label"], row["level"]) for row in rows] == [
+        ("a/b", None),
+        ("cat", 10),
+        ("dog", 2),
+    ]
     assert list(rows[0]) == ["question", "label", "level"]
     assert ajet.dataset.read(tmp_path / "pets").collect().to_dicts() == rows
     pattern = str(tmp_path / "pets" / "*" / "level=*" / f"*{suffix}")
-    assert [row.values for row in read(pattern, mapping={"label": "metadata.answer"})][2]["metadata"] == {
-        "answer": "dog"
-    }
-    assert [row.values["label"] for row in path_rows(tmp_path / "pets", "pets")] == ["a/b", "cat", "dog"]
+    assert [row.values for row in read(pattern, mapping={"label": "metadata.answer"})][2][
+        "metadata"
+    ] == {"answer": "dog"}
+    assert [row.values["label"] for row in path_rows(tmp_path / "pets", "pets")] == [
+        "a/b",
+        "cat",
+        "dog",
+    ]
     out = tmp_path / "out.parquet"
-    for arguments in (["label=dog"], ["label IN ('dog')"], ["--sql", "SELECT * FROM rows WHERE level = 2"]):
-        result = CliRunner().invoke(app, ["dataset", "filter", str(tmp_path / "pets"), *arguments, "-o", str(out)])
+    for arguments in (
+        ["label=dog"],
+        ["label IN ('dog')"],
+        ["--sql", "SELECT * FROM rows WHERE level = 2"],
+    ):
+        result = CliRunner().invoke(
+            app, ["dataset", "filter", str(tmp_path / "pets"), *arguments, "-o", str(out)]
+        )
         assert result.exit_code == 0, result.output
         assert [row.values for row in read(out)] == [rows[2]], arguments
 
@@ -47,6 +61,6 @@ def test_a_partition_by_split_is_one_and_a_column_of_the_file_stands(tmp_path: P
         {"question": "test", "label": "mine", "split": "test"}
     ]
     assert [row.values["question"] for row in read(tmp_path / "data")] == ["train"]
-    assert [row.values for row in read(tmp_path / "data" / "split=test" / "label=cat" / "0.jsonl")] == [
-        {"question": "test", "label": "mine"}
-    ], "a file alone is what is in it"
+    assert [
+        row.values for row in read(tmp_path / "data" / "split=test" / "label=cat" / "0.jsonl")
+    ] == [{"question": "test", "label": "mine"}], "a file alone is what is in it"

@@ -29,13 +29,18 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 PASSAGE = (
-    "The Danube rises in the Black Forest, flows through ten countries and ends in the Black Sea; its basin is home to "
-    "more than eighty million people, and barges have carried grain and timber on it since the Romans built forts here."
+    "The Danube rises in the Black Forest, flows through ten countries and ends in the Black Sea;"
+    " its basin is home to more than eighty million people, and barges have carried grain and"
+    " timber on it since the Romans built forts here."
 )
 
 
 def alpaca(number: int) -> dict[str, Any]:
-    return {"instruction": "Add the numbers.", "input": f"{number} and {number + 1}", "output": str(2 * number + 1)}
+    return {
+        "instruction": "Add the numbers.",
+        "input": f"{number} and {number + 1}",
+        "output": str(2 * number + 1),
+    }
 
 
 SHAPES = {
@@ -138,7 +143,15 @@ def test_columns_and_rows_give_the_same_text(shape: str, tmp_path: Path) -> None
 def test_leaks_are_found_and_nothing_else_is_dropped(shape: str, tmp_path: Path) -> None:
     evals = write(tmp_path / "eval.jsonl", *(SHAPES[shape](number) for number in range(100, 160)))
     train = write(tmp_path / "train.jsonl", *(SHAPES[shape](number) for number in range(130, 190)))
-    arguments = ["dataset", "decontaminate", train, "--eval", evals, "-o", str(tmp_path / "clean.jsonl")]
+    arguments = [
+        "dataset",
+        "decontaminate",
+        train,
+        "--eval",
+        evals,
+        "-o",
+        str(tmp_path / "clean.jsonl"),
+    ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     kept = [text_of(row) for row in read(tmp_path / "clean.jsonl")]
@@ -155,7 +168,10 @@ def test_validate_finds_no_problem_in_different_rows(shape: str, tmp_path: Path)
 
 
 def test_questions_about_one_passage_are_no_near_copies() -> None:
-    rows = [{"passage": PASSAGE, "question": question} for question in ("Where does it rise?", "Where does it end?")]
+    rows = [
+        {"passage": PASSAGE, "question": question}
+        for question in ("Where does it rise?", "Where does it end?")
+    ]
     assert not find([RowFacts.of(str(index), row) for index, row in enumerate(rows)]).duplicates
     edited = {"passage": PASSAGE.replace("countries", "nations"), "question": "Where does it rise?"}
     found = find([RowFacts.of("a", rows[0]), RowFacts.of("b", edited)]).duplicates
@@ -164,12 +180,20 @@ def test_questions_about_one_passage_are_no_near_copies() -> None:
 
 def test_an_evaluation_row_leaks_through_another_shape() -> None:
     question = "How many litres of water does the pump of the old mill lift in seven hours?"
-    shared = "Answer the question below, and give the reason for each of your steps before the answer itself."
+    shared = (
+        "Answer the question below, and give the reason for each of your steps before the answer"
+        " itself."
+    )
     rows = [
         {"instruction": shared, "input": question},
-        {"instruction": shared, "input": "Which of the two rivers of the valley is the longer one?"},
+        {
+            "instruction": shared,
+            "input": "Which of the two rivers of the valley is the longer one?",
+        },
     ]
-    path_leaks = Leaks([("eval", text_of(row)) for row in rows], alone=[question_of(row).asking for row in rows])
+    path_leaks = Leaks(
+        [("eval", text_of(row)) for row in rows], alone=[question_of(row).asking for row in rows]
+    )
     assert path_leaks({"question": question}) is not None
     assert path_leaks({"messages": [{"role": "user", "content": question}]}) is not None
     assert path_leaks({"instruction": shared, "input": "Why do cats purr at night?"}) is None
@@ -181,7 +205,12 @@ def test_a_system_prompt_hides_no_leak_but_makes_another_row(tmp_path: Path) -> 
     assert Leaks([("eval", text_of(plain))])(with_system) is not None
     assert Leaks([("eval", text_of(with_system))])(plain) is not None
     assert not find([RowFacts.of("a", plain), RowFacts.of("b", with_system)]).duplicates
-    report = validate({"train": write(tmp_path / "a.jsonl", with_system), "test": write(tmp_path / "b.jsonl", plain)})
+    report = validate(
+        {
+            "train": write(tmp_path / "a.jsonl", with_system),
+            "test": write(tmp_path / "b.jsonl", plain),
+        }
+    )
     assert report.counts["leakage"] == 1
 
 
@@ -197,5 +226,10 @@ def test_what_a_reply_is_worth_is_no_answer(row: dict[str, Any]) -> None:
 
 
 def test_a_rendered_row_is_not_asked_beside_its_parts() -> None:
-    row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "text": "### Add.\n1 and 2\n### Response: 3"}
+    row = {
+        "instruction": "Add.",
+        "input": "1 and 2",
+        "output": "3",
+        "text": "### Add.\n1 and 2\n### Response: 3",
+    }
     assert question_of(row).plain == "Add.\n\n1 and 2"

@@ -21,7 +21,9 @@ from ajet_sdk.types import Episode, Run, Task
 pytestmark = pytest.mark.slow
 
 SEEDS = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 9)]
-HELD_OUT = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in (1000, 1037, 5000)]
+HELD_OUT = [
+    {"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in (1000, 1037, 5000)
+]
 
 
 def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -32,7 +34,9 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
 def answers(body: dict[str, Any], number: int) -> str:
     wanted = int(re.search(r"array of (\d+)", body["messages"][-1]["content"])[1])  # type: ignore[index]
     numbers = [1000 * (number + 1) + 37 * place for place in range(wanted)]
-    return json.dumps([{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in numbers])
+    return json.dumps(
+        [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in numbers]
+    )
 
 
 def config(folder: Path, kind: str, **sections: Any) -> Config:
@@ -54,7 +58,9 @@ def queries(tasks: list[Task]) -> set[str]:
     return {task.main_query for task in tasks}
 
 
-def test_tasks_grow_from_seeds_and_the_model_is_asked_once(tmp_path: Path, model_server: Callable[..., Any]) -> None:
+def test_tasks_grow_from_seeds_and_the_model_is_asked_once(
+    tmp_path: Path, model_server: Callable[..., Any]
+) -> None:
     server = model_server(answers)
     lines(tmp_path / "seeds.jsonl", SEEDS)
     job = seeded(tmp_path, server.url)
@@ -63,7 +69,10 @@ def test_tasks_grow_from_seeds_and_the_model_is_asked_once(tmp_path: Path, model
     assert (len(made.train), len(made.val)) == (9, 1)
     assert not queries(made.train) & queries(made.val)
     assert not (queries(made.train) | queries(made.val)) & {row["question"] for row in SEEDS}
-    assert set(made.train[0].metadata) == {"question", "answer"}, "where a row is from is no part of the task"
+    assert set(made.train[0].metadata) == {
+        "question",
+        "answer",
+    }, "where a row is from is no part of the task"
     asked = len(server.requests)
     assert {body["model"] for body in server.requests} == {"teacher"}
     assert load_tasks(job) == made
@@ -88,7 +97,10 @@ def test_a_generation_that_failed_goes_on_and_pays_for_no_call_twice(
     replies[0] = answers
     made = load_tasks(seeded(tmp_path, server.url, num_workers=1))
     assert len(made.train) + len(made.val) == 10
-    paid = [json.dumps(body, sort_keys=True) for body in (*server.requests[:2], *server.requests[2 + refused :])]
+    paid = [
+        json.dumps(body, sort_keys=True)
+        for body in (*server.requests[:2], *server.requests[2 + refused :])
+    ]
     assert len(paid) == len(set(paid)), "a reply that was paid for is not asked for again"
 
 
@@ -112,14 +124,37 @@ def test_generated_tasks_that_were_edited_are_not_written_over(
 def test_no_two_tasks_mean_the_same_where_an_embedding_model_is_named(
     tmp_path: Path, model_server: Callable[..., Any], embedder: Callable[..., Any]
 ) -> None:
-    animals = ["otter", "heron", "badger", "lynx", "stoat", "viper", "moose", "raven", "shrew", "trout"]
-    maker = embedder(lambda text: " ".join(one for one in animals for word in re.findall(r"\w+", text) if word == one))
-    lines(tmp_path / "seeds.jsonl", [{"question": f"Why is the {one} so shy?", "answer": one} for one in animals[:5]])
+    animals = [
+        "otter",
+        "heron",
+        "badger",
+        "lynx",
+        "stoat",
+        "viper",
+        "moose",
+        "raven",
+        "shrew",
+        "trout",
+    ]
+    maker = embedder(
+        lambda text: " ".join(
+            one for one in animals for word in re.findall(r"\w+", text) if word == one
+        )
+    )
+    lines(
+        tmp_path / "seeds.jsonl",
+        [{"question": f"Why is the {one} so shy?", "answer": one} for one in animals[:5]],
+    )
 
     def said(body: dict[str, Any], number: int) -> str:
-        words = ("At night, where would one find a {}?", "What place does a {} like to sleep in?")[number % 2]
+        words = ("At night, where would one find a {}?", "What place does a {} like to sleep in?")[
+            number % 2
+        ]
         drawn = number // 2
-        pairs = [f"{animals[(3 * drawn + place) % 10]} {animals[(drawn + 2 * place) % 9]}" for place in range(4)]
+        pairs = [
+            f"{animals[(3 * drawn + place) % 10]} {animals[(drawn + 2 * place) % 9]}"
+            for place in range(4)
+        ]
         return json.dumps([{"question": words.format(pair), "answer": pair} for pair in pairs])
 
     params = {"base_url": maker.url, "model": "vectors", "similarity_threshold": 0.95}
@@ -139,42 +174,72 @@ def test_given_validation_tasks_are_the_validation_set_and_are_never_trained_on(
     assert queries(made.val) == {row["question"] for row in HELD_OUT}
     assert len(made.train) == 10
     assert not queries(made.train) & queries(made.val)
-    refused = [json.loads(line) for line in next(tmp_path.rglob("rejected.jsonl")).read_text().splitlines()]
-    assert "What is 1000 plus 1000?" in {row["question"] for row in refused}, "the model did write one of them"
+    refused = [
+        json.loads(line) for line in next(tmp_path.rglob("rejected.jsonl")).read_text().splitlines()
+    ]
+    assert "What is 1000 plus 1000?" in {row["question"] for row in refused}, (
+        "the model did write one of them"
+    )
 
 
 def test_a_seed_that_is_a_validation_task_is_refused(tmp_path: Path) -> None:
     lines(tmp_path / "seeds.jsonl", SEEDS)
-    job = seeded(tmp_path, "http://127.0.0.1:9/v1", held_out=lines(tmp_path / "val.jsonl", SEEDS[3:4]))
-    with pytest.raises(TaskError, match=r"seeds.jsonl line 4 is also a validation task \(val.jsonl line 1\)"):
+    job = seeded(
+        tmp_path, "http://127.0.0.1:9/v1", held_out=lines(tmp_path / "val.jsonl", SEEDS[3:4])
+    )
+    with pytest.raises(
+        TaskError, match=r"seeds.jsonl line 4 is also a validation task \(val.jsonl line 1\)"
+    ):
         load_tasks(job)
 
 
-def test_columns_of_other_names_go_through_the_mapping(tmp_path: Path, model_server: Callable[..., Any]) -> None:
+def test_columns_of_other_names_go_through_the_mapping(
+    tmp_path: Path, model_server: Callable[..., Any]
+) -> None:
     def say(body: dict[str, Any], number: int) -> str:
         rows = json.loads(answers(body, number))
-        return json.dumps([{"main_query": row["question"], "metadata": {"answer": row["answer"]}} for row in rows])
+        return json.dumps(
+            [{"main_query": row["question"], "metadata": {"answer": row["answer"]}} for row in rows]
+        )
 
     server = model_server(say)
-    lines(tmp_path / "seeds.jsonl", [{"sum": row["question"], "result": row["answer"]} for row in SEEDS])
+    lines(
+        tmp_path / "seeds.jsonl",
+        [{"sum": row["question"], "result": row["answer"]} for row in SEEDS],
+    )
     job = seeded(tmp_path, server.url)
-    reader = job.task_reader.model_copy(update={"field_mapping": {"sum": "main_query", "result": "metadata.answer"}})
+    reader = job.task_reader.model_copy(
+        update={"field_mapping": {"sum": "main_query", "result": "metadata.answer"}}
+    )
     made = load_tasks(job.model_copy(update={"task_reader": reader}))
     assert made.train[0].main_query.startswith("What is ")
     assert made.train[0].metadata["answer"].isdecimal()
 
 
-def test_a_document_is_on_one_side_of_the_split(tmp_path: Path, model_server: Callable[..., Any]) -> None:
+def test_a_document_is_on_one_side_of_the_split(
+    tmp_path: Path, model_server: Callable[..., Any]
+) -> None:
     (tmp_path / "handbook").mkdir()
     for n in range(6):
-        text = f"# Pump P{n}\n\nThe pump P{n} moves exactly {100 + n} litres in a minute, as long as it is cold.\n"
+        text = (
+            f"# Pump P{n}\n\nThe pump P{n} moves exactly {100 + n} litres in a minute, as long as"
+            " it is cold.\n"
+        )
         (tmp_path / "handbook" / f"pump{n}.md").write_text(text)
 
     def say(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
         pump, litres = re.search(r"pump (P\d) moves exactly (\d+) litres", prompt).groups()  # type: ignore[union-attr]
         quote = f"The pump {pump} moves exactly {litres} litres in a minute, as long as it is cold."
-        return json.dumps([{"question": f"How much does {pump} move?", "answer": f"{litres} litres", "quote": quote}])
+        return json.dumps(
+            [
+                {
+                    "question": f"How much does {pump} move?",
+                    "answer": f"{litres} litres",
+                    "quote": quote,
+                }
+            ]
+        )
 
     server = model_server(say)
     generation = {"document_reader": {"document_path": [str(tmp_path / "handbook")]}, "llm_model": "teacher",
@@ -203,7 +268,9 @@ def test_what_is_missing_is_told(tmp_path: Path, generation: dict[str, Any], sai
     assert said in str(caught.value)
 
 
-def test_a_job_needs_to_say_which_model_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_needs_to_say_which_model_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.delenv("OPENAI_MODEL", raising=False)
     lines(tmp_path / "seeds.jsonl", SEEDS)
@@ -230,7 +297,9 @@ def traces(folder: Path, count: int = 20) -> Path:
     with TraceWriter(folder / "trace.duckdb") as writer:
         writer.put(Run(run_id="run", name="prod"))
         for n in range(count):
-            task = Task(main_query=f"Where is parcel number {n}?", metadata={"answer": f"depot {n}"})
+            task = Task(
+                main_query=f"Where is parcel number {n}?", metadata={"answer": f"depot {n}"}
+            )
             output = "It is in the depot, thank you." if n % 2 == 0 else "No idea."
             writer.put(Episode(run_id="run", task=task, output=output, status="succeeded"))
     return folder
@@ -252,7 +321,9 @@ def test_traced_tasks_are_split_by_what_they_ask(tmp_path: Path) -> None:
     assert made.train[0].metadata["answer"].startswith("depot")
 
 
-def test_a_rubric_leaves_out_what_it_refuses_and_grades_once(tmp_path: Path, model_server: Callable[..., Any]) -> None:
+def test_a_rubric_leaves_out_what_it_refuses_and_grades_once(
+    tmp_path: Path, model_server: Callable[..., Any]
+) -> None:
     def say(body: dict[str, Any], number: int) -> str:
         polite = "thank you" in body["messages"][-1]["content"]
         return json.dumps({"score": 9 if polite else 1, "reason": "polite" if polite else "rude"})
@@ -261,32 +332,49 @@ def test_a_rubric_leaves_out_what_it_refuses_and_grades_once(tmp_path: Path, mod
     (tmp_path / "prod").mkdir()
     traces(tmp_path / "prod")
     params = {"custom_rubrics": "The agent is friendly.", "temperature": 0.25, "max_thread": 4}
-    asked = {"alien_llm_model": "grader", "llm_base_url": server.url, "alien_llm_response_length": 300}
+    asked = {
+        "alien_llm_model": "grader",
+        "llm_base_url": server.url,
+        "alien_llm_response_length": 300,
+    }
     made = traced(tmp_path, filters=[{"type": "llm_evaluate", "params": params}], **asked)
     assert len(made.train) + len(made.val) == 10
     assert len(server.requests) == 20
-    assert {(body["model"], body["temperature"], body["max_tokens"]) for body in server.requests} == {
-        ("grader", 0.25, 300)
-    }
+    assert {
+        (body["model"], body["temperature"], body["max_tokens"]) for body in server.requests
+    } == {("grader", 0.25, 300)}
     assert "The agent is friendly." in server.requests[0]["messages"][-1]["content"]
     assert server.most_at_once <= 4
     assert traced(tmp_path, filters=[{"type": "llm_evaluate", "params": params}], **asked) == made
     assert len(server.requests) == 20
-    off = traced(tmp_path, filters=[{"type": "llm_evaluate", "enabled": False, "params": params}], **asked)
+    off = traced(
+        tmp_path, filters=[{"type": "llm_evaluate", "enabled": False, "params": params}], **asked
+    )
     assert len(off.train) + len(off.val) == 20
 
 
 def test_tasks_that_are_alike_are_one_where_a_filter_says_so(tmp_path: Path) -> None:
     (tmp_path / "prod").mkdir()
-    asked = ["Where is the parcel of Mrs Miller?", "Where is the parcel of Mrs. Miller??", "How tall is a giraffe?"]
+    asked = [
+        "Where is the parcel of Mrs Miller?",
+        "Where is the parcel of Mrs. Miller??",
+        "How tall is a giraffe?",
+    ]
     with TraceWriter(tmp_path / "prod" / "trace.duckdb") as writer:
         writer.put(Run(run_id="run", name="prod"))
         for text in asked:
-            writer.put(Episode(run_id="run", task=Task(main_query=text), output="no idea", status="succeeded"))
+            writer.put(
+                Episode(
+                    run_id="run", task=Task(main_query=text), output="no idea", status="succeeded"
+                )
+            )
     alike = [{"type": "deduplication", "params": {"similarity_threshold": 0.8}}]
     assert len(traced(tmp_path, validation_share=0).train) == 3
     assert len(traced(tmp_path, validation_share=0, filters=alike).train) == 2
-    assert len(traced(tmp_path, validation_share=0, filters=[{**alike[0], "enabled": False}]).train) == 3
+    assert (
+        len(traced(tmp_path, validation_share=0, filters=[{**alike[0], "enabled": False}]).train)
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,6 +394,9 @@ def test_what_a_traced_job_lacks_is_told(tmp_path: Path, given: dict[str, Any], 
 
 
 def test_the_sdk_loads_no_toolkit_until_a_job_asks_for_it() -> None:
-    code = "import ajet, sys, ajet_sdk.tasks.load; print([m for m in sys.modules if m.startswith('ajet_tools')])"
+    code = (
+        "import ajet, sys, ajet_sdk.tasks.load; print([m for m in sys.modules if"
+        " m.startswith('ajet_tools')])"
+    )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

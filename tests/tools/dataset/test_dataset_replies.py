@@ -11,7 +11,10 @@ from hypothesis import strategies as some
 
 from ajet_tools.dataset.model.replies import rows_in
 
-ROWS = [{"main_query": "a [b] {c}", "metadata": {"answer": "1"}}, {"main_query": 'd "e"', "metadata": {"answer": "2"}}]
+ROWS = [
+    {"main_query": "a [b] {c}", "metadata": {"answer": "1"}},
+    {"main_query": 'd "e"', "metadata": {"answer": "2"}},
+]
 TEXT = json.dumps(ROWS)
 
 
@@ -33,9 +36,14 @@ def test_rows_are_found_however_they_are_wrapped(reply: str) -> None:
     assert rows_in(reply) == (ROWS, None)
 
 
-@pytest.mark.parametrize("thought", ["", "<think>[{}], or is it [1]?</think>", '[{"main_query": "a draft"}]</think>'])
+@pytest.mark.parametrize(
+    "thought", ["", "<think>[{}], or is it [1]?</think>", '[{"main_query": "a draft"}]</think>']
+)
 def test_a_row_may_hold_the_end_of_a_thought(thought: str) -> None:
-    rows = [{"main_query": "What ends a <think>?"}, {"main_query": "and", "metadata": {"answer": "</think>"}}]
+    rows = [
+        {"main_query": "What ends a <think>?"},
+        {"main_query": "and", "metadata": {"answer": "</think>"}},
+    ]
     for text in (json.dumps(rows), "\n".join(map(json.dumps, rows)), json.dumps({"rows": rows})):
         assert rows_in(thought + text) == (rows, None)
 
@@ -69,6 +77,13 @@ def test_no_reply_is_an_error(reply: str) -> None:
     assert isinstance(rows, list)
 
 
-@given(some.lists(some.dictionaries(some.text(), some.text() | some.integers() | some.none()), min_size=1))
+@given(
+    some.lists(
+        some.dictionaries(some.text(), some.text() | some.integers() | some.none()), min_size=1
+    )
+)
 def test_a_list_of_objects_comes_back_whole(rows: list[dict[str, Any]]) -> None:
-    assert rows_in(json.dumps(rows, ensure_ascii=False))[0] in (rows, *(r.get(k) for r in rows[:1] for k in r))
+    assert rows_in(json.dumps(rows, ensure_ascii=False))[0] in (
+        rows,
+        *(r.get(k) for r in rows[:1] for k in r),
+    )

@@ -1,4 +1,5 @@
-"""What a person decides of a dataset: nothing is lost, nothing is written before it is saved, and then whole."""
+"""What a person decides of a dataset: nothing is lost, nothing is written before it is saved, and
+then whole."""
 
 from __future__ import annotations
 
@@ -94,9 +95,15 @@ def test_rows_are_known_again_in_a_file_that_was_changed(tasks: Path) -> None:
     review.mark([0, 19], "rejected")
     review.mark([5], "accepted")
     lines = tasks.read_text().splitlines(keepends=True)
-    tasks.write_text("".join(reversed(lines[1:])))  # the first row is gone, the others stand elsewhere
+    tasks.write_text(
+        "".join(reversed(lines[1:]))
+    )  # the first row is gone, the others stand elsewhere
     again = opened(tasks)
-    assert again.marks["rejected"] == 1 and again.mark_of(0) == "rejected" and again.mark_of(14) == "accepted"
+    assert (
+        again.marks["rejected"] == 1
+        and again.mark_of(0) == "rejected"
+        and again.mark_of(14) == "accepted"
+    )
     assert again.lost == 1
     again.undo()
     again.mark([0], "rejected")  # taken back
@@ -150,7 +157,9 @@ def test_a_full_disk_under_the_journal_is_known_and_stops_nothing(tasks: Path) -
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".parquet"])
-def test_saved_in_place_it_has_all_but_the_rejected_and_those_are_beside(tmp_path: Path, suffix: str) -> None:
+def test_saved_in_place_it_has_all_but_the_rejected_and_those_are_beside(
+    tmp_path: Path, suffix: str
+) -> None:
     path = tmp_path / f"tasks{suffix}"
     with Writer(path) as writer:
         for i in range(20):
@@ -163,11 +172,15 @@ def test_saved_in_place_it_has_all_but_the_rejected_and_those_are_beside(tmp_pat
     review.edit(4, changed)
     saved = save(review, proposed(review))
     assert saved.in_place and not review.unsaved
-    assert rows_of(path) == [changed if i == 4 else original[i] for i in range(20) if i not in (0, 7)]
+    assert rows_of(path) == [
+        changed if i == 4 else original[i] for i in range(20) if i not in (0, 7)
+    ]
     apart = rows_of(rejected_beside(path))
     assert [one["main_query"] for one in apart] == [original[i]["main_query"] for i in (0, 7)]
     again = opened(path)
-    assert [again.row(n).values for n in again.decisions] == [original[3]] and again.marks["accepted"] == 1
+    assert [again.row(n).values for n in again.decisions] == [original[3]] and again.marks[
+        "accepted"
+    ] == 1
     assert [p.name for p in tmp_path.iterdir() if ".part" in p.name] == []
 
 
@@ -179,11 +192,15 @@ def test_what_was_rejected_before_stays_on_record(tasks: Path) -> None:
     left, apart = rows_of(tasks), rows_of(rejected_beside(tasks))
     assert len(left) == 17 and len(apart) == 3
     key = "main_query"
-    assert {one[key] for one in left} | {one[key] for one in apart} == {row(i)[key] for i in range(20)}
+    assert {one[key] for one in left} | {one[key] for one in apart} == {
+        row(i)[key] for i in range(20)
+    }
     assert all(one["rejected"] == {"reason": "rejected by hand"} for one in apart)
 
 
-def test_saved_elsewhere_the_dataset_is_as_it_was_and_twice_is_as_once(tasks: Path, tmp_path: Path) -> None:
+def test_saved_elsewhere_the_dataset_is_as_it_was_and_twice_is_as_once(
+    tasks: Path, tmp_path: Path
+) -> None:
     before, target = tasks.read_bytes(), tmp_path / "out" / "good.parquet"
     review = opened(tasks)
     review.mark([1], "rejected")
@@ -258,11 +275,21 @@ def test_filter_and_search_see_what_was_edited(tasks: Path) -> None:
     review.edit(4, {**row(4), "main_query": 'Say "größer" to 5?'})
     review.mark([4], "accepted")
     review.mark([1], "rejected")
-    assert fitting(review, 'text~"GRÖSSER"') == [4] and fitting(review, "metadata.level=2") == [2, 5, 8, 11, 14, 17]
+    assert fitting(review, 'text~"GRÖSSER"') == [4] and fitting(review, "metadata.level=2") == [
+        2,
+        5,
+        8,
+        11,
+        14,
+        17,
+    ]
     assert fitting(review, "metadata.level=1", "undecided") == [7, 10, 13, 16, 19]
     assert fitting(review, "", "rejected") == [1] and fitting(review, "", "edited") == [4]
     look = {"stop": threading.Event()}
-    assert review.holding('"GRÖSSER"', **look) == [4] and review.holding("what is 1", **look) == [1, *range(10, 20)]
+    assert review.holding('"GRÖSSER"', **look) == [4] and review.holding("what is 1", **look) == [
+        1,
+        *range(10, 20),
+    ]
     with pytest.raises(ConfigError, match=r"did you mean metadata[.]level"):
         fitting(review, "metadata.levl=1")
     look["stop"].set()
@@ -277,7 +304,10 @@ def test_filter_and_search_see_what_was_edited(tasks: Path) -> None:
     [
         ({"main_query": " ", "metadata": {}}, "has no question any more"),
         ({"main_query": ["a"]}, "main_query is a list, and text in these rows"),
-        ({"metadata": {"answer": 5, "level": 1}}, "metadata.answer is a number, and text in these rows"),
+        (
+            {"metadata": {"answer": 5, "level": 1}},
+            "metadata.answer is a number, and text in these rows",
+        ),
         (
             {"metadata": {"anwser": "5", "level": 1}},
             "metadata.anwser is a field that no row has, and answer is missing",
@@ -285,7 +315,9 @@ def test_filter_and_search_see_what_was_edited(tasks: Path) -> None:
         ({"metadata": []}, "metadata is a list, and an object in these rows"),
     ],
 )
-def test_an_edit_that_makes_no_row_is_refused(tasks: Path, change: dict[str, Any], why: str) -> None:
+def test_an_edit_that_makes_no_row_is_refused(
+    tasks: Path, change: dict[str, Any], why: str
+) -> None:
     review = opened(tasks)
     with pytest.raises(TaskError, match=why):
         review.edit(4, {**row(4), **change})
@@ -299,11 +331,17 @@ def test_an_edit_may_add_a_field_and_take_one_away(tasks: Path) -> None:
     assert review.marks["edited"] == 2
 
 
-def test_an_edited_row_says_so_in_its_provenance_and_has_the_id_of_what_it_asks(tmp_path: Path) -> None:
+def test_an_edited_row_says_so_in_its_provenance_and_has_the_id_of_what_it_asks(
+    tmp_path: Path,
+) -> None:
     from ajet_tools.dataset.generate.examples import task_id_of
 
     values = row(1)
-    values = {"task_id": task_id_of(values), **values, "provenance": {"source": "expand", "verdict": {"ok": True}}}
+    values = {
+        "task_id": task_id_of(values),
+        **values,
+        "provenance": {"source": "expand", "verdict": {"ok": True}},
+    }
     path = tmp_path / "made.jsonl"
     path.write_text(json.dumps(values) + "\n")
     review = opened(path)
@@ -323,7 +361,9 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
     def held(count: int) -> int:
         path = tmp_path / f"{count}.jsonl"
-        path.write_text("".join(json.dumps({"main_query": f"{i} " + "x" * 2000}) + "\n" for i in range(count)))
+        path.write_text(
+            "".join(json.dumps({"main_query": f"{i} " + "x" * 2000}) + "\n" for i in range(count))
+        )
         tracemalloc.start()
         review = opened(path)
         fitting(review, "chars>5000")

@@ -24,12 +24,16 @@ def tasks(tmp_path: Path) -> Path:
     with Writer(path) as writer:
         for i in range(30):
             metadata = {"answer": str(i + 2), "level": i % 3}
-            writer.write({"main_query": f"What is {i} + 2?" + " Please?" * (i % 4), "metadata": metadata})
+            writer.write(
+                {"main_query": f"What is {i} + 2?" + " Please?" * (i % 4), "metadata": metadata}
+            )
     return path
 
 
 def ajet(*arguments: object, code: int = 0, input: bytes | None = None) -> Result:
-    result = CliRunner().invoke(app, ["dataset", *map(str, arguments)], input=input, env={"COLUMNS": "120"})
+    result = CliRunner().invoke(
+        app, ["dataset", *map(str, arguments)], input=input, env={"COLUMNS": "120"}
+    )
     assert result.exit_code == code, result.output
     return result
 
@@ -38,14 +42,20 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_filter_writes_what_fits_and_says_why_the_rest_does_not(tasks: Path, tmp_path: Path) -> None:
+def test_filter_writes_what_fits_and_says_why_the_rest_does_not(
+    tasks: Path, tmp_path: Path
+) -> None:
     out, rejected = tmp_path / "kept.jsonl", tmp_path / "rejected.jsonl"
-    said = ajet("filter", tasks, "metadata.level>=1 not 29 chars<=25", "--rejected", rejected, "-o", out).stderr
+    said = ajet(
+        "filter", tasks, "metadata.level>=1 not 29 chars<=25", "--rejected", rejected, "-o", out
+    ).stderr
     kept = lines(out)
     assert kept == [
         row
         for row in lines(tasks)
-        if row["metadata"]["level"] >= 1 and "29" not in row["main_query"] and len(row["main_query"]) <= 25
+        if row["metadata"]["level"] >= 1
+        and "29" not in row["main_query"]
+        and len(row["main_query"]) <= 25
     ]
     assert f"{len(kept)} rows of 30 kept, to {out}" in said
     others = lines(rejected)
@@ -71,21 +81,26 @@ def test_filter_stops_at_a_bad_row_and_leaves_what_stood_there(tasks: Path, tmp_
 
 
 def test_filter_says_where_an_expression_is_wrong(tasks: Path) -> None:
-    assert "a value is missing after chars (filter, character 8)" in ajet("filter", tasks, "chars >", code=2).stderr
+    assert (
+        "a value is missing after chars (filter, character 8)"
+        in ajet("filter", tasks, "chars >", code=2).stderr
+    )
     assert "did you mean metadata.level?" in ajet("filter", tasks, "metadata.levl=1", code=2).stderr
 
 
-def test_a_judge_that_raises_keeps_what_passed_and_the_exit_code_is_not_0(tasks: Path, tmp_path: Path) -> None:
+def test_a_judge_that_raises_keeps_what_passed_and_the_exit_code_is_not_0(
+    tasks: Path, tmp_path: Path
+) -> None:
     judge = tmp_path / "judges.py"
     judge.write_text(
-        "import ajet\n\n@ajet.judge\ndef small(output: str) -> float:\n"
-        "    if output == '7':\n        raise ValueError('seven')\n    return float(int(output) < 10)\n"
+        "import ajet\n\n@ajet.judge\ndef small(output: str) -> float:\n    if output == '7':\n     "
+        "   raise ValueError('seven')\n    return float(int(output) < 10)\n"
     )
     out = tmp_path / "out.jsonl"
     said = ajet("filter", tasks, "--judge", f"{judge}:small", "-o", out, code=1).stderr
     assert (
-        "the judge failed on some rows, which were left out; the first failure: tasks.jsonl line 6: ValueError: seven"
-        in said
+        "the judge failed on some rows, which were left out; the first failure: tasks.jsonl line 6:"
+        " ValueError: seven" in said
     )
     assert [row["metadata"]["answer"] for row in lines(out)] == ["2", "3", "4", "5", "6", "8", "9"]
 
@@ -108,7 +123,16 @@ def test_a_reader_of_stdout_may_leave(tasks: Path, tmp_path: Path) -> None:
         ("decontaminate", "--eval", "tests.jsonl", "--report"),
         ("decontaminate", "--eval"),
         ("from-traces", "--rejected"),
-        ("calibrate", "--workflow", "a.py:f", "--judge", "exact", "--scripted", "a.py:r", "--rejected"),
+        (
+            "calibrate",
+            "--workflow",
+            "a.py:f",
+            "--judge",
+            "exact",
+            "--scripted",
+            "a.py:r",
+            "--rejected",
+        ),
     ],
 )
 def test_two_files_of_a_command_are_not_one(
@@ -135,7 +159,9 @@ def test_a_field_that_no_row_has_is_named_with_the_nearest(
     tasks: Path, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     name, *more = arguments
-    said = ajet(name, tasks, *more, *([tmp_path / "out"] if more[-1] == "-o" else []), code=2).stderr
+    said = ajet(
+        name, tasks, *more, *([tmp_path / "out"] if more[-1] == "-o" else []), code=2
+    ).stderr
     assert "no row has a field 'metadata.levle'; did you mean metadata.level?" in said
     assert not list((tmp_path / "out").rglob("*.*"))
 
@@ -146,9 +172,9 @@ def test_the_current_directory_is_a_place_and_no_name_is_none(
     (tmp_path / "set").mkdir()
     monkeypatch.chdir(tmp_path / "set")
     ajet("filter", tasks, "chars>0", "-o", ".")
-    assert [str(path.relative_to(tmp_path / "set")) for path in (tmp_path / "set").rglob("*.*")] == [
-        "data/train-00000-of-00001.parquet"
-    ]
+    assert [
+        str(path.relative_to(tmp_path / "set")) for path in (tmp_path / "set").rglob("*.*")
+    ] == ["data/train-00000-of-00001.parquet"]
     assert "is empty" in ajet("filter", tasks, "chars>0", "-o", "", code=2).stderr
 
 
@@ -182,8 +208,12 @@ def test_export_of_a_directory_is_a_dataset_of_the_hub(tmp_path: Path) -> None:
     ]
     loaded = datasets.load_dataset(str(out), cache_dir=str(tmp_path / "cache"))
     assert {name: len(part) for name, part in loaded.items()} == {"train": 20, "validation": 1}
-    assert loaded["train"].features == loaded["validation"].features, "the splits have the same columns"
-    assert [row.values["metadata"] for row in read(f"{out}:validation")] == [{"answer": "x", "unit": "kg"}]
+    assert loaded["train"].features == loaded["validation"].features, (
+        "the splits have the same columns"
+    )
+    assert [row.values["metadata"] for row in read(f"{out}:validation")] == [
+        {"answer": "x", "unit": "kg"}
+    ]
     assert "# hub" in (out / "README.md").read_text()
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -194,9 +224,9 @@ def test_the_splits_of_configurations_are_exported_apart(tasks: Path, tmp_path: 
             (tmp_path / "set" / folder).mkdir(parents=True, exist_ok=True)
             (tmp_path / "set" / folder / f"{split}.jsonl").write_bytes(tasks.read_bytes())
     ajet("export", tmp_path / "set", "-o", tmp_path / "hub", "--no-card")
-    assert sorted(path.name.partition("-0")[0] for path in (tmp_path / "hub" / "data").iterdir()) == [
-        f"{folder}-{split}" for folder in ("main", "other") for split in ("test", "train")
-    ]
+    assert sorted(
+        path.name.partition("-0")[0] for path in (tmp_path / "hub" / "data").iterdir()
+    ) == [f"{folder}-{split}" for folder in ("main", "other") for split in ("test", "train")]
 
 
 def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Path) -> None:
@@ -228,7 +258,9 @@ def test_stats_of_nothing_and_hostile_text(tmp_path: Path) -> None:
     empty.touch()
     assert "0 rows" in ajet("stats", empty).stdout
     hostile = tmp_path / "hostile.jsonl"
-    hostile.write_text(json.dumps({"main_query": "[bold]x[/] \x1b[31mred", "k\x1b]0;t\x07": "$\\frac"}) * 1 + "\n")
+    hostile.write_text(
+        json.dumps({"main_query": "[bold]x[/] \x1b[31mred", "k\x1b]0;t\x07": "$\\frac"}) * 1 + "\n"
+    )
     out = ajet("stats", hostile, "--by", "main_query").stdout
     assert "\x1b" not in out and "[bold]x[/]" in out
 
@@ -244,7 +276,9 @@ def test_validate_exits_with_1_where_there_is_an_error(tasks: Path, tmp_path: Pa
     assert (told["errors"], told["problems"][0]["kind"]) == (1, "leakage")
 
 
-def test_validate_takes_the_splits_of_a_directory_apart_and_can_be_strict(tasks: Path, tmp_path: Path) -> None:
+def test_validate_takes_the_splits_of_a_directory_apart_and_can_be_strict(
+    tasks: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "train.jsonl").write_text(tasks.read_text())
@@ -270,7 +304,9 @@ def test_help_has_examples(command: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_what_stood_there_and_no_draft(tasks: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_leaves_what_stood_there_and_no_draft(
+    tasks: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "work").mkdir()
     out = tmp_path / "work" / "out.parquet"
     out.write_text("before")

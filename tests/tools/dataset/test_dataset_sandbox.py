@@ -1,4 +1,5 @@
-"""Code that a model wrote: what it may use, what becomes of it when it wants more, and that nothing of it is left."""
+"""Code that a model wrote: what it may use, what becomes of it when it wants more, and that nothing
+of it is left."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 SHORT = ProgramLimits(
-    seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8, shown=1000, output=1 << 20
+    seconds=5.0,
+    memory=256 << 20,
+    file=1 << 20,
+    disk=4 << 20,
+    processes=8,
+    shown=1000,
+    output=1 << 20,
 )
 WAYS = ["fenced", "unfenced"]
 
@@ -71,9 +78,16 @@ def test_a_program_runs_with_its_input_in_an_empty_directory_and_a_bare_environm
     unfenced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AJET_TEST_SECRET", "sesame")
-    got = ran("import os\nprint(input())\nprint(os.listdir('.'), *sorted(os.environ))", "hello\n", unfenced=unfenced)
+    got = ran(
+        "import os\nprint(input())\nprint(os.listdir('.'), *sorted(os.environ))",
+        "hello\n",
+        unfenced=unfenced,
+    )
     assert got.ok and got.code == 0 and got.failure == "" and got.stopped == ""
-    assert got.stdout.splitlines() == ["hello", "['program.py'] HOME LANG OMP_NUM_THREADS PATH TMPDIR"]
+    assert got.stdout.splitlines() == [
+        "hello",
+        "['program.py'] HOME LANG OMP_NUM_THREADS PATH TMPDIR",
+    ]
 
 
 def test_many_programs_at_once_in_many_threads_each_say_their_own(unfenced: bool) -> None:
@@ -88,7 +102,9 @@ def test_many_programs_at_once_in_many_threads_each_say_their_own(unfenced: bool
     before = {path.name for path in Path("/dev/fd").iterdir()}
     with ThreadPoolExecutor(6) as pool:
         got = list(pool.map(lambda number: asyncio.run(four(number)), range(12)))
-    assert [[one.stdout for one in four] for four in got] == [[f"{n} {i}\n" for i in range(4)] for n in range(12)]
+    assert [[one.stdout for one in four] for four in got] == [
+        [f"{n} {i}\n" for i in range(4)] for n in range(12)
+    ]
     gc.collect()
     assert {path.name for path in Path("/dev/fd").iterdir()} <= before
 
@@ -128,10 +144,15 @@ raise AssertionError
     assert (got.code, got.stopped, got.stdout) == (1, "", "")
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root takes the watcher's descriptors")
-@pytest.mark.parametrize("forged", ["no JSON", "[1]", '{"code": "0"}', '{"killed": 1}', '{"code": 0}'])
+@pytest.mark.skipif(
+    os.geteuid() != 0 or sys.platform != "linux", reason="only root takes the watcher's descriptors"
+)
+@pytest.mark.parametrize(
+    "forged", ["no JSON", "[1]", '{"code": "0"}', '{"killed": 1}', '{"code": 0}']
+)
 def test_a_report_that_makes_no_sense_is_an_outcome(forged: str) -> None:
-    """Outside a fence a program of root's can take whatever it wants, but `run_code` does not raise."""
+    """Outside a fence a program of root's can take whatever it wants, but `run_code` does not
+    raise."""
     code = f"""
 import ctypes, os
 call = ctypes.CDLL(None).syscall
@@ -148,7 +169,8 @@ for number in range(3, 400):
 
 
 @pytest.mark.parametrize(
-    "code", ["while True: pass", "import time\ntime.sleep(3600)", "input()\nimport time\ntime.sleep(3600)"]
+    "code",
+    ["while True: pass", "import time\ntime.sleep(3600)", "input()\nimport time\ntime.sleep(3600)"],
 )
 def test_code_that_loops_or_sleeps_is_stopped(code: str, unfenced: bool) -> None:
     got = ran(code, limits=ProgramLimits(seconds=1.0), stdin="x\n", unfenced=unfenced)
@@ -161,7 +183,10 @@ def test_code_that_eats_memory_is_stopped_by_its_limit(unfenced: bool) -> None:
 
 
 def test_processes_that_eat_memory_together_are_stopped(unfenced: bool) -> None:
-    code = "import os, time\nfor _ in range(4):\n    os.fork()\nheld = b'x' * (100 << 20)\ntime.sleep(3600)"
+    code = (
+        "import os, time\nfor _ in range(4):\n    os.fork()\nheld = b'x' * (100 <<"
+        " 20)\ntime.sleep(3600)"
+    )
     limits = ProgramLimits(seconds=30, memory=256 << 20, processes=20)
     assert ran(code, limits=limits, unfenced=unfenced).stopped == "memory"
 
@@ -169,13 +194,20 @@ def test_processes_that_eat_memory_together_are_stopped(unfenced: bool) -> None:
 def test_a_big_file_and_many_files_are_stopped(unfenced: bool) -> None:
     run = partial(ran, unfenced=unfenced)
     assert run("open('big', 'wb').write(b'0' * (8 << 20))").stopped == "file size"
-    many = "import time\nfor i in range(200):\n    open(f'{i}', 'wb').write(b'0' * 900_000)\n    time.sleep(0.01)"
+    many = (
+        "import time\nfor i in range(200):\n    open(f'{i}', 'wb').write(b'0' * 900_000)\n   "
+        " time.sleep(0.01)"
+    )
     assert run(many).stopped == "disk"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are counted by /proc")
-@pytest.mark.parametrize("own", ["", "        os.setsid()\n"], ids=["in its group", "in a session of its own"])
-def test_code_that_forks_without_end_is_stopped_and_nothing_is_left(own: str, unfenced: bool) -> None:
+@pytest.mark.parametrize(
+    "own", ["", "        os.setsid()\n"], ids=["in its group", "in a session of its own"]
+)
+def test_code_that_forks_without_end_is_stopped_and_nothing_is_left(
+    own: str, unfenced: bool
+) -> None:
     code = f"{NAMED}while True:\n    if os.fork() == 0:\n{own}        time.sleep(3600)\n"
     got = ran(code, unfenced=unfenced)
     assert not got.ok and got.stopped == "processes"
@@ -187,9 +219,15 @@ def test_a_fork_bomb_is_stopped(unfenced: bool) -> None:
 
 
 def test_the_limit_is_told_though_other_processes_write_before_and_after(unfenced: bool) -> None:
-    raised = "Traceback (most recent call last):\\nBlockingIOError: [Errno 11] Resource temporarily unavailable\\n"
+    raised = (
+        "Traceback (most recent call last):\\nBlockingIOError: [Errno 11] Resource temporarily"
+        " unavailable\\n"
+    )
     before, after = "x" * 3000 + "\\n", "Traceback (most recent call last):\\n  File"
-    code = f"import os, sys\nsys.stderr.write('{before}{raised}{after}')\nsys.stderr.flush()\nos._exit(1)"
+    code = (
+        "import os,"
+        f" sys\nsys.stderr.write('{before}{raised}{after}')\nsys.stderr.flush()\nos._exit(1)"
+    )
     assert ran(code, unfenced=unfenced).stopped == "processes"
 
 
@@ -208,8 +246,13 @@ def test_megabytes_of_output_are_cut_and_counted_and_too_many_stop_it(unfenced: 
     assert endless.stopped == "output" and len(endless.stdout) == 1000
 
 
-def test_its_directory_is_gone_afterwards_whatever_it_did_to_it(unfenced: bool, place: Path) -> None:
-    code = "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').close()\nos.chmod('a', 0)\nprint(os.getcwd())"
+def test_its_directory_is_gone_afterwards_whatever_it_did_to_it(
+    unfenced: bool, place: Path
+) -> None:
+    code = (
+        "import os\nos.makedirs('a/b')\nopen('a/b/c', 'w').close()\nos.chmod('a',"
+        " 0)\nprint(os.getcwd())"
+    )
     got = ran(code, unfenced=unfenced)
     assert got.ok and not Path(got.stdout.strip()).exists() and list(place.iterdir()) == []
 
@@ -221,7 +264,9 @@ def test_surrogates_and_bytes_that_are_no_text_do_no_harm(unfenced: bool) -> Non
 
 def test_a_cancelled_run_leaves_nothing(unfenced: bool) -> None:
     async def stopped() -> None:
-        task = asyncio.create_task(run_code(f"{NAMED}time.sleep(600)", limits=LONG, unfenced=unfenced))
+        task = asyncio.create_task(
+            run_code(f"{NAMED}time.sleep(600)", limits=LONG, unfenced=unfenced)
+        )
         while not alive():
             assert not task.done(), task.result()
             await asyncio.sleep(0.02)
@@ -235,7 +280,9 @@ def test_a_cancelled_run_leaves_nothing(unfenced: bool) -> None:
 
 def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(unfenced: bool) -> None:
     async def stopped(turns: int) -> None:
-        task = asyncio.create_task(run_code("import time\ntime.sleep(600)", limits=LONG, unfenced=unfenced))
+        task = asyncio.create_task(
+            run_code("import time\ntime.sleep(600)", limits=LONG, unfenced=unfenced)
+        )
         for _ in range(turns):
             await asyncio.sleep(0.001)
         task.cancel()
@@ -251,8 +298,9 @@ def test_a_run_that_is_cancelled_while_it_starts_leaves_nothing(unfenced: bool) 
 def test_nothing_is_left_where_ajet_itself_is_killed(unfenced: bool) -> None:
     code = f"{NAMED}time.sleep(600)"
     program = (
-        "import asyncio\nfrom ajet_sdk.sandbox.run import ProgramLimits, run_code\n"
-        f"asyncio.run(run_code({code!r}, limits=ProgramLimits(seconds={LONG.seconds}), unfenced={unfenced}))"
+        "import asyncio\nfrom ajet_sdk.sandbox.run import ProgramLimits,"
+        f" run_code\nasyncio.run(run_code({code!r}, limits=ProgramLimits(seconds={LONG.seconds}),"
+        f" unfenced={unfenced}))"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as ajet:
         while not alive():

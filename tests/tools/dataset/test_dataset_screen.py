@@ -1,4 +1,5 @@
-"""What the model that writes rows may not do: begin with our lists, wrap a row in a row, give its answer away."""
+"""What the model that writes rows may not do: begin with our lists, wrap a row in a row, give its
+answer away."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from ajet_tools.dataset.generate.records import NO_CHECKS, Candidate, DocsConfig
 from ajet_tools.dataset.generate.runs import read_corpus
 from ajet_tools.dataset.generate.screen import Screen
 
-SEEDS = [Row("", {"main_query": text, "metadata": {"answer": "1"}}) for text in ("How tall is Ben?", "Where is Ann?")]
+SEEDS = [
+    Row("", {"main_query": text, "metadata": {"answer": "1"}})
+    for text in ("How tall is Ben?", "Where is Ann?")
+]
 
 
 def reason(question: str, answer: str = "twelve") -> str | None:
@@ -35,15 +39,23 @@ def test_a_row_does_not_begin_with_our_own_lists(name: str) -> None:
         text = f"{phrase[0].upper()}{phrase[1:]} wonders how many loaves fit into the oven."
         if len(phrase.split()) > 4:
             assert reason(text) == "repeats the prompt", phrase
-            assert reason(f"As {phrase}, how many loaves fit into the oven?") == "repeats the prompt"
+            assert (
+                reason(f"As {phrase}, how many loaves fit into the oven?") == "repeats the prompt"
+            )
     assert reason("A baker wonders how many loaves fit into the oven before dawn.") is None
 
 
 @pytest.mark.parametrize("wrap", [json.dumps, lambda row: f"```json\n{json.dumps([row])}\n```"])
 def test_a_row_is_no_question(wrap: Any) -> None:
-    row = {"main_query": "How many loaves fit into the oven of the mill?", "metadata": {"answer": "9"}}
+    row = {
+        "main_query": "How many loaves fit into the oven of the mill?",
+        "metadata": {"answer": "9"},
+    }
     assert reason(wrap(row)) == "a row as the question"
-    assert reason('{"width": 3} is the size of a box. How deep is it, if it holds nine litres?') is None
+    assert (
+        reason('{"width": 3} is the size of a box. How deep is it, if it holds nine litres?')
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,17 +76,25 @@ def test_an_answer_that_is_given_away_in_any_shape(values: dict[str, Any]) -> No
     assert given_away(values) is not None
 
 
-def test_documents_that_are_not_read_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_documents_that_are_not_read_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("a.md", "deck.pptx", "sub/sheet.xlsx", "picture.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("# A\n\nSome text of a document.")
     logging.getLogger("ajet").propagate = True
     assert [name for name, _ in find_documents([tmp_path])] == ["a.md"]
-    assert "deck.pptx" in caplog.text and "sub/sheet.xlsx" in caplog.text and "picture.png" not in caplog.text
+    assert (
+        "deck.pptx" in caplog.text
+        and "sub/sheet.xlsx" in caplog.text
+        and "picture.png" not in caplog.text
+    )
 
 
 def test_documents_are_redacted_before_a_model_sees_them(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("# Contact\n\nWrite to jo.doe@example.com, or call +49 30 1234567 about the boat.")
+    (tmp_path / "a.md").write_text(
+        "# Contact\n\nWrite to jo.doe@example.com, or call +49 30 1234567 about the boat."
+    )
     config = DocsConfig(2)
     [entry] = read_corpus([tmp_path], config).held
     text = "".join(block.text for block in entry.document.blocks)
@@ -86,12 +106,13 @@ def test_documents_are_redacted_before_a_model_sees_them(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("figure", "quote", "may"),
     [
-        ("12", "There were twelve of them in the old house.", True), ("13", "There were twelve of them there.", False),
+        ("12", "There were twelve of them in the old house.", True),
+        ("13", "There were twelve of them there.", False),
         ("1312", "It was opened by the masons of the valley.", False),
         ("1984", "In nineteen eighty-four it was sold.", True),
         ("0.5", "He gave half of it to the people of the town.", True),
         ("42", "The house was painted last year.", False),
     ],
-)  # fmt: skip
+)
 def test_a_figure_that_a_quotation_lacks(figure: str, quote: str, may: bool) -> None:
     assert may_be_spelt(figure, quote) is may

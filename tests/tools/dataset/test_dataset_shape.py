@@ -12,7 +12,9 @@ from ajet_tools.dataset.files.blocks import Row
 
 
 def shape_of(*values: dict[str, Any], **options: Any) -> RowShape:
-    return RowShape.infer([Row(f"seeds.jsonl line {i}", one) for i, one in enumerate(values, 1)], **options)
+    return RowShape.infer(
+        [Row(f"seeds.jsonl line {i}", one) for i, one in enumerate(values, 1)], **options
+    )
 
 
 def task(query: str, **metadata: Any) -> dict[str, Any]:
@@ -36,11 +38,18 @@ def refused(shape: RowShape, values: Any) -> str:
 def test_a_row_of_the_shape_is_taken_with_the_constants_put_in() -> None:
     fitted = SUMS.fit(task("3 + 4?", answer="7", level="easy"))
     assert fitted == task("3 + 4?", answer="7", level="easy", topic="sums")
-    assert SUMS.fit(task("3 + 4?", answer="7", level="easy", hint="easy one"))["metadata"]["hint"] == "easy one"
+    assert (
+        SUMS.fit(task("3 + 4?", answer="7", level="easy", hint="easy one"))["metadata"]["hint"]
+        == "easy one"
+    )
 
 
 def test_constants_and_ids_are_not_shown_to_the_model() -> None:
-    seed = {**task("1 + 1?", answer="2", level="easy", topic="sums"), "task_id": "t", "provenance": {"source": "x"}}
+    seed = {
+        **task("1 + 1?", answer="2", level="easy", topic="sums"),
+        "task_id": "t",
+        "provenance": {"source": "x"},
+    }
     assert SUMS.example(seed) == task("1 + 1?", answer="2", level="easy")
     assert SUMS.describe() == [
         "main_query: text",
@@ -59,7 +68,10 @@ def test_constants_and_ids_are_not_shown_to_the_model() -> None:
         (task("1 + 2?", answer="three", level="easy"), "not a number, as in the seeds"),
         (task("1 + 2?", answer=["3"], level="easy"), "metadata.answer is a list, not text"),
         (task("1 + 2?", answer="3", level="medium"), "in the seeds only 'easy', 'hard'"),
-        (task("1 + 2?", answer="3", level="easy", why="so"), "metadata.why is no field of the seeds"),
+        (
+            task("1 + 2?", answer="3", level="easy", why="so"),
+            "metadata.why is no field of the seeds",
+        ),
         (task("  ", answer="3", level="easy"), "main_query is empty"),
         (task(None, answer="3", level="easy"), "main_query is null"),
         (task("x" * 5_000_000, answer="3", level="easy"), "5,000,000 characters long"),
@@ -87,7 +99,9 @@ def test_lists_and_objects_inside_keep_their_shape_too() -> None:
     )
     row = task("c", answer="z", tests=[{"call": "g()", "gives": 0}])
     assert shape.fit(row) == row
-    assert "metadata.tests[].gives is missing" in refused(shape, task("c", answer="z", tests=[{"call": "g()"}]))
+    assert "metadata.tests[].gives is missing" in refused(
+        shape, task("c", answer="z", tests=[{"call": "g()"}])
+    )
 
 
 def test_a_language_field_is_asked_for_where_languages_are() -> None:
@@ -100,14 +114,28 @@ def test_a_language_field_is_asked_for_where_languages_are() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (task("b", answer=["2"]), "metadata.answer is text in seeds.jsonl line 1 and a list in seeds.jsonl line 2"),
+        (
+            task("b", answer=["2"]),
+            "metadata.answer is text in seeds.jsonl line 1 and a list in seeds.jsonl line 2",
+        ),
         (task("b", answer=2), "metadata.answer is text in seeds.jsonl line 1 and a whole number"),
-        ({"question": "b", "metadata": {"answer": "2"}}, "in 'main_query' in seeds.jsonl line 1 and in 'question'"),
-        (task("b", target="2"), "metadata has answer in seeds.jsonl line 1 and target in seeds.jsonl line 2"),
-        ({"main_query": "b", "metadata": "2"}, "metadata is an object in seeds.jsonl line 1 and text"),
+        (
+            {"question": "b", "metadata": {"answer": "2"}},
+            "in 'main_query' in seeds.jsonl line 1 and in 'question'",
+        ),
+        (
+            task("b", target="2"),
+            "metadata has answer in seeds.jsonl line 1 and target in seeds.jsonl line 2",
+        ),
+        (
+            {"main_query": "b", "metadata": "2"},
+            "metadata is an object in seeds.jsonl line 1 and text",
+        ),
     ],
 )
-def test_seeds_of_different_shapes_are_told_with_both_places(other: dict[str, Any], message: str) -> None:
+def test_seeds_of_different_shapes_are_told_with_both_places(
+    other: dict[str, Any], message: str
+) -> None:
     with pytest.raises(TaskError, match="different shapes") as raised:
         shape_of(task("a", answer="1"), other)
     assert message in str(raised.value)

@@ -1,4 +1,5 @@
-"""When two texts count as one, one at a time (`NearIndex`) and all of a file at once (`near_pairs`)."""
+"""When two texts count as one, one at a time (`NearIndex`) and all of a file at once
+(`near_pairs`)."""
 
 from __future__ import annotations
 
@@ -50,9 +51,14 @@ def test_edits_are_levenshtein_distance_up_to_the_limit(one: str, other: str, mo
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.none() | st.text("aB \t\n\x1c\x1f\0äİ²", max_size=6), max_size=6), st.integers(0, 3))
+@given(
+    st.lists(st.none() | st.text("aB \t\n\x1c\x1f\0äİ²", max_size=6), max_size=6), st.integers(0, 3)
+)
 def test_a_column_has_the_normal_forms_of_its_texts(texts: list[str | None], start: int) -> None:
-    column = pl.concat([pl.Series(texts, dtype=pl.String)[start:], pl.Series(texts, dtype=pl.String)], rechunk=False)
+    column = pl.concat(
+        [pl.Series(texts, dtype=pl.String)[start:], pl.Series(texts, dtype=pl.String)],
+        rechunk=False,
+    )
     assert normals(column).to_list() == [None if text is None else normal(text) for text in column]
 
 
@@ -69,11 +75,23 @@ def test_normal_form_forgets_case_blanks_and_forms_but_no_mathematics() -> None:
         ("What is 12 + 34?", "What is 12 + 35?", False),
         ("What is 12 + 34?", "What is 12 * 34?", False),
         ("What is the capital of France?", "What is the capital of Spain?", False),
-        ("The quick brown fox jumps over the lazy dog", "The quick brown fox jumped over the lazy dog", True),
-        ("Tom has 48 apples, gives 3 to Ann, and eats 2.", "Tom has 49 apples, gives 3 to Ann, and eats 2.", False),
-        ("Tom has 48 apples, gives 3 to Ann, and eats 2.", "Tom has 48 apples, gives 3 to Anna and eats 2.", True),
+        (
+            "The quick brown fox jumps over the lazy dog",
+            "The quick brown fox jumped over the lazy dog",
+            True,
+        ),
+        (
+            "Tom has 48 apples, gives 3 to Ann, and eats 2.",
+            "Tom has 49 apples, gives 3 to Ann, and eats 2.",
+            False,
+        ),
+        (
+            "Tom has 48 apples, gives 3 to Ann, and eats 2.",
+            "Tom has 48 apples, gives 3 to Anna and eats 2.",
+            True,
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_alike_in_short_texts(one: str, other: str, alike: bool) -> None:
     assert (likeness(normal(one), normal(other), 0.8) is not None) is alike
     near = NearIndex(0.8)
@@ -126,7 +144,9 @@ def test_edited_copies_are_found_and_others_are_not() -> None:
         near.add(str(index), text)
     matches = [near.find(edited(text, 0.1, draw)) for text in texts]
     assert sum(match is not None and match.key == str(i) for i, match in enumerate(matches)) >= 298
-    assert all(match is None or (match.kind == "near" and 0.85 < match.similarity < 1) for match in matches)
+    assert all(
+        match is None or (match.kind == "near" and 0.85 < match.similarity < 1) for match in matches
+    )
     assert all(near.find(sentence(draw)) is None for _ in range(100))
 
 
@@ -149,7 +169,9 @@ def test_texts_that_repeat_themselves_are_found_too() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(150, 260))
-def test_texts_on_both_sides_of_the_length_at_which_numbers_tell_them_apart(seed: int, length: int) -> None:
+def test_texts_on_both_sides_of_the_length_at_which_numbers_tell_them_apart(
+    seed: int, length: int
+) -> None:
     """Short texts are looked up by their numbers too: a longer one must still be found."""
     draw = random.Random(seed)
     one = normal(sentence(draw, length))
@@ -171,12 +193,17 @@ def clusters_of(texts: list[str], **how: object) -> set[frozenset[str]]:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1000), st.randoms(use_true_random=False))
-def test_the_order_of_the_texts_does_not_change_the_clusters(seed: int, shuffle: random.Random) -> None:
+def test_the_order_of_the_texts_does_not_change_the_clusters(
+    seed: int, shuffle: random.Random
+) -> None:
     draw = random.Random(seed)
     texts = []
     for _ in range(12):
         text = sentence(draw, draw.choice([60, 150, 400]))
-        texts += [edited(text, draw.choice([0.02, 0.1, 0.18, 0.25]), draw) for _ in range(draw.randrange(1, 4))]
+        texts += [
+            edited(text, draw.choice([0.02, 0.1, 0.18, 0.25]), draw)
+            for _ in range(draw.randrange(1, 4))
+        ]
     texts = sorted(set(texts))
     other = texts.copy()
     shuffle.shuffle(other)
@@ -228,7 +255,9 @@ def test_a_threshold_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("mark", ["**{}**", "*{}*", "__{}__", "`{}`", "<b>{}</b>", "<em>{}</em>"])
 def test_marks_of_emphasis_make_no_other_text(mark: str) -> None:
     chance = random.Random(0)
-    texts = [normal(" ".join([*chance.choices(WORDS, k=9), str(number)]) + "?") for number in range(100)]
+    texts = [
+        normal(" ".join([*chance.choices(WORDS, k=9), str(number)]) + "?") for number in range(100)
+    ]
     marked = []
     for text in texts:
         words = text.split()
@@ -239,14 +268,22 @@ def test_marks_of_emphasis_make_no_other_text(mark: str) -> None:
 
 
 def test_operators_are_no_marks_of_emphasis() -> None:
-    for text in ("what is 2 * 3 * 4?", "what is 2*x*4?", "x**2 + y**2", "a < b and b > c", "2 ** 3 ** 4"):
+    for text in (
+        "what is 2 * 3 * 4?",
+        "what is 2*x*4?",
+        "x**2 + y**2",
+        "a < b and b > c",
+        "2 ** 3 ** 4",
+    ):
         assert unmarked(text) == text
 
 
 @pytest.mark.slow
 def test_copies_of_each_kind_are_found_and_what_only_looks_alike_is_not() -> None:
     texts, copies = questions(800, 60)
-    found = {(pair.first, pair.second) for pair in near_pairs([normal(text) for text in texts], 0.8)}
+    found = {
+        (pair.first, pair.second) for pair in near_pairs([normal(text) for text in texts], 0.8)
+    }
     clusters = Clusters(len(texts))
     for one, other in found:
         clusters.join(one, other)
@@ -261,7 +298,10 @@ def test_copies_of_each_kind_are_found_and_what_only_looks_alike_is_not() -> Non
         near.add(str(index), text)
     for kind, some in copies.items():
         matches = near.find_all([texts[copy] for copy in some])
-        right = [match is not None and match.key == str(key) for match, key in zip(matches, some.values(), strict=True)]
+        right = [
+            match is not None and match.key == str(key)
+            for match, key in zip(matches, some.values(), strict=True)
+        ]
         assert sum(right) >= 0.95 * len(right), kind
 
 
@@ -278,7 +318,9 @@ def test_copies_of_each_kind_are_found_and_what_only_looks_alike_is_not() -> Non
         ("{a}", "{a} It has 17 parts. {b}", True),
     ],
 )
-def test_parts_in_another_order_and_a_text_within_another_are_alike(one: str, other: str, alike: bool) -> None:
+def test_parts_in_another_order_and_a_text_within_another_are_alike(
+    one: str, other: str, alike: bool
+) -> None:
     draw = random.Random(7)
     parts = {name: sentence(draw, length) for name, length in (("a", 220), ("b", 160), ("c", 160))}
     texts = [normal(text.format(**parts)) for text in (one, other)]
@@ -290,10 +332,15 @@ def test_parts_in_another_order_and_a_text_within_another_are_alike(one: str, ot
 @pytest.mark.parametrize(
     "marked",
     [
-        "## What is 12 of 40?", "> What is 12 of 40?", "What is [12](https://a.org) of 40?", "What is ***12*** of 40?",
-        "<p>What is <a href='x'>12</a> of 40?</p>", "```text\nWhat is 12 of 40?\n```", "What is ~~12~~ of&nbsp;40?",
+        "## What is 12 of 40?",
+        "> What is 12 of 40?",
+        "What is [12](https://a.org) of 40?",
+        "What is ***12*** of 40?",
+        "<p>What is <a href='x'>12</a> of 40?</p>",
+        "```text\nWhat is 12 of 40?\n```",
+        "What is ~~12~~ of&nbsp;40?",
     ],
-)  # fmt: skip
+)
 def test_a_short_question_is_known_without_its_markup(marked: str) -> None:
     near = NearIndex()
     near.add("one", "What is 12 of 40?")

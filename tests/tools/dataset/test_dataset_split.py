@@ -23,7 +23,11 @@ THREE = {"train": 0.7, "validation": 0.2, "test": 0.1}
 def stable(values: dict[str, Any], share: float, seed: int = 0) -> str:
     """The side of a row by itself."""
     [block] = blocks_of([Row("", values)], "rows")
-    return str(Splitter({"train": 1 - share, "validation": share}, seed=seed).sides(block, keys_of(block))[0])
+    return str(
+        Splitter({"train": 1 - share, "validation": share}, seed=seed).sides(block, keys_of(block))[
+            0
+        ]
+    )
 
 
 def ajet(*arguments: str, code: int = 0) -> Result:
@@ -40,22 +44,38 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 def sides(folder: Path) -> dict[int, str]:
     """Row's number -> its side."""
     return {
-        json.loads(line)["n"]: file.stem for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()
+        json.loads(line)["n"]: file.stem
+        for file in folder.glob("*.jsonl")
+        for line in file.read_text().splitlines()
     }
 
 
 def rows(count: int) -> list[dict[str, Any]]:
     return [
-        {"n": n, "main_query": f"Question {n}?", "metadata": {"doc": n // 7, "level": "hard" if n % 3 else "easy"}}
+        {
+            "n": n,
+            "main_query": f"Question {n}?",
+            "metadata": {"doc": n // 7, "level": "hard" if n % 3 else "easy"},
+        }
         for n in range(count)
     ]
 
 
-@pytest.mark.parametrize("options", [[], ["--by", "metadata.doc"], ["--stratify", "metadata.level"], ["--near"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--by", "metadata.doc"], ["--stratify", "metadata.level"], ["--near"]]
+)
 def test_a_row_stays_on_its_side_when_the_file_grows(tmp_path: Path, options: list[str]) -> None:
     small, large = write(tmp_path / "a.jsonl", rows(300)), write(tmp_path / "b.jsonl", rows(500))
     for source, name in ((small, "small"), (large, "large")):
-        ajet("split", source, "-o", str(tmp_path / name), "--fractions", "train=0.7,validation=0.2,test=0.1", *options)
+        ajet(
+            "split",
+            source,
+            "-o",
+            str(tmp_path / name),
+            "--fractions",
+            "train=0.7,validation=0.2,test=0.1",
+            *options,
+        )
     before, after = sides(tmp_path / "small"), sides(tmp_path / "large")
     assert len(before) == 300
     assert {n: after[n] for n in before} == before
@@ -69,7 +89,10 @@ def test_sides_are_not_left_in_two_formats(tmp_path: Path) -> None:
     source, out = write(tmp_path / "a.jsonl", rows(60)), str(tmp_path / "out")
     ajet("split", source, "-o", out, "--fractions", "train=0.7,validation=0.2,test=0.1")
     said = ajet("split", source, "-o", out).stderr
-    assert "test.jsonl: not of this split" in said and "train.jsonl:" not in said.partition("rows, to")[0]
+    assert (
+        "test.jsonl: not of this split" in said
+        and "train.jsonl:" not in said.partition("rows, to")[0]
+    )
     for format in ("parquet", "csv", "directory"):
         said = ajet("split", source, "-o", out, "--format", format, code=2).stderr
         assert "train.jsonl would be read as train too" in said
@@ -85,8 +108,19 @@ def test_a_group_is_on_one_side_and_strata_have_their_fractions(tmp_path: Path) 
     by = sides(tmp_path / "by")
     assert all(len({by[n] for n in range(start, start + 7)}) == 1 for start in range(0, 700, 7))
     assert len(set(by.values())) == 2
-    ajet("split", source, "-o", str(tmp_path / "st"), "--stratify", "metadata.level", "--fractions", "0.1")
-    level = Counter(n % 3 == 0 for n, side in sides(tmp_path / "st").items() if side == "validation")
+    ajet(
+        "split",
+        source,
+        "-o",
+        str(tmp_path / "st"),
+        "--stratify",
+        "metadata.level",
+        "--fractions",
+        "0.1",
+    )
+    level = Counter(
+        n % 3 == 0 for n, side in sides(tmp_path / "st").items() if side == "validation"
+    )
     assert abs(level[True] - 23.4) < 2
     assert abs(level[False] - 46.6) < 2
 
@@ -96,7 +130,10 @@ def test_near_copies_stay_together(tmp_path: Path) -> None:
     made = []
     for n in range(60):
         text = " ".join(f"{w}{n}q" for w in words[n * 40 : n * 40 + 30])
-        made += [{"n": 2 * n, "main_query": text}, {"n": 2 * n + 1, "main_query": text.replace("q", "p", 3)}]
+        made += [
+            {"n": 2 * n, "main_query": text},
+            {"n": 2 * n + 1, "main_query": text.replace("q", "p", 3)},
+        ]
     source = write(tmp_path / "a.jsonl", made)
     ajet("split", source, "-o", str(tmp_path / "apart"), "--fractions", "0.5")
     ajet("split", source, "-o", str(tmp_path / "near"), "--fractions", "0.5", "--near", "--json")
@@ -107,7 +144,9 @@ def test_near_copies_stay_together(tmp_path: Path) -> None:
 
 
 @given(st.text(), st.integers(0, 5), st.floats(0, 0.5), st.floats(0, 0.5))
-def test_a_larger_share_keeps_what_a_side_had(text: str, seed: int, one: float, more: float) -> None:
+def test_a_larger_share_keeps_what_a_side_had(
+    text: str, seed: int, one: float, more: float
+) -> None:
     row = {"main_query": text}
     if stable(row, one, seed=seed) == "validation":
         assert stable(row, one + more, seed=seed) == "validation"
@@ -121,7 +160,9 @@ def test_a_larger_share_keeps_what_a_side_had(text: str, seed: int, one: float, 
 def test_appended_rows_move_none(first: list[str], then: list[str], stratified: bool) -> None:
     def place(texts: list[str]) -> list[str]:
         splitter = Splitter(THREE, stratify="kind" if stratified else None)
-        rows = blocks_of((Row("", {"main_query": text, "kind": len(text)}) for text in texts), "rows")
+        rows = blocks_of(
+            (Row("", {"main_query": text, "kind": len(text)}) for text in texts), "rows"
+        )
         return [side for block in rows for side in splitter.sides(block, keys_of(block))]
 
     assert place([*first, *then])[: len(first)] == place(first)
@@ -131,13 +172,19 @@ def test_appended_rows_move_none(first: list[str], then: list[str], stratified: 
 
 
 def test_the_sides_of_these_rows_are_written_in_stone() -> None:
-    assert [stable({"main_query": f"q{n}"}, 0.3) for n in range(5)] == ["train"] * 3 + ["validation", "train"]
+    assert [stable({"main_query": f"q{n}"}, 0.3) for n in range(5)] == ["train"] * 3 + [
+        "validation",
+        "train",
+    ]
 
 
 def test_formats_and_a_directory(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", rows(50))
     ajet("split", source, "-o", str(tmp_path / "p"), "--format", "parquet", "--fractions", "0.4")
-    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["train.parquet", "validation.parquet"]
+    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == [
+        "train.parquet",
+        "validation.parquet",
+    ]
     ajet("split", source, "-o", str(tmp_path / "d"), "--format", "directory", "--fractions", "0.4")
     assert sorted(p.name for p in (tmp_path / "d/data").iterdir()) == [
         "train-00000-of-00001.parquet", "validation-00000-of-00001.parquet",
@@ -163,7 +210,14 @@ def test_mistakes(tmp_path: Path, options: list[str], said: str) -> None:
 
 
 def test_an_empty_side_is_told(tmp_path: Path) -> None:
-    result = ajet("split", write(tmp_path / "a.jsonl", rows(1)), "-o", str(tmp_path / "o"), "--fractions", "0.0001")
+    result = ajet(
+        "split",
+        write(tmp_path / "a.jsonl", rows(1)),
+        "-o",
+        str(tmp_path / "o"),
+        "--fractions",
+        "0.0001",
+    )
     assert "validation got no row" in result.stderr
 
 
@@ -174,17 +228,25 @@ def test_fractions_of_a_call() -> None:
 
 @pytest.mark.slow
 def test_a_stratum_is_a_value_and_not_its_text_whatever_tells_it() -> None:
-    """Columns of text show 3 and "3" alike; a block of a table, and one row after the other, say the same."""
+    """Columns of text show 3 and "3" alike; a block of a table, and one row after the other, say
+    the same."""
     values = [3, "3", True, "true", None, 2.5, [1], {"a": 1}, 'ä "x"', 1e3, 2**70]
-    rows = [{"main_query": f"q {i}", "metadata": {"level": values[i % len(values)]}} for i in range(55)]
-    rows += [{"main_query": f"p {i}", "metadata.level": i % 2, "metadata": {"level": 7}} for i in range(10)]
+    rows = [
+        {"main_query": f"q {i}", "metadata": {"level": values[i % len(values)]}} for i in range(55)
+    ]
+    rows += [
+        {"main_query": f"p {i}", "metadata.level": i % 2, "metadata": {"level": 7}}
+        for i in range(10)
+    ]
     rows += [{"main_query": f"r {i}"} for i in range(5)]
     made = []
     for size in (1, len(rows)):
         splitter = Splitter({"train": 0.8, "validation": 0.2}, stratify="metadata.level")
         sides = []
         for start in range(0, len(rows), size):
-            [block] = blocks_of((Row(f"row {i}", row) for i, row in enumerate(rows[start : start + size])), "rows")
+            [block] = blocks_of(
+                (Row(f"row {i}", row) for i, row in enumerate(rows[start : start + size])), "rows"
+            )
             sides.extend(splitter.sides(block, keys_of(block)))
         made.append((sides, splitter.strata))
     assert made[0] == made[1]

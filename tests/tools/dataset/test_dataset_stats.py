@@ -35,10 +35,19 @@ def test_lengths_are_those_of_the_sorted_list() -> None:
 def test_what_is_counted_of_rows() -> None:
     found = gather(
         rows(
-            {"main_query": "What is it?", "metadata": {"answer": "a", "level": 1}, "provenance": {"source": "expand"}},
+            {
+                "main_query": "What is it?",
+                "metadata": {"answer": "a", "level": 1},
+                "provenance": {"source": "expand"},
+            },
             {"main_query": "what  IS it?", "metadata": {"answer": 22, "level": 2}},
             {"main_query": " ", "metadata": {"level": None}},
-            {"messages": [{"role": "user", "content": "Wie viele?"}, {"role": "assistant", "content": "drei"}]},
+            {
+                "messages": [
+                    {"role": "user", "content": "Wie viele?"},
+                    {"role": "assistant", "content": "drei"},
+                ]
+            },
         ),
         by="metadata.level",
     ).as_json()
@@ -49,11 +58,17 @@ def test_what_is_counted_of_rows() -> None:
     level = found["fields"]["metadata.level"]
     assert (level["present"], level["kinds"]) == (2, {"integer": 2, "null": 1})
     assert found["fields"]["metadata.answer"]["kinds"] == {"integer": 1, "text": 1}
-    assert {name: group["rows"] for name, group in found["by"]["metadata.level"].items()} == {"1": 1, "2": 1, "null": 2}
+    assert {name: group["rows"] for name, group in found["by"]["metadata.level"].items()} == {
+        "1": 1,
+        "2": 1,
+        "null": 2,
+    }
 
 
 def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept() -> None:
-    found = gather(rows(*({"main_query": f"q{i}", "metadata": {f"k{i}": i, "n": i}} for i in range(3000))))
+    found = gather(
+        rows(*({"main_query": f"q{i}", "metadata": {f"k{i}": i, "n": i}} for i in range(3000)))
+    )
     assert len(found.fields) == 500
     assert found.fields["metadata.n"].as_json()["distinct"] == ">1000"
     assert found.fields["metadata.n"].present == 3000
@@ -61,9 +76,15 @@ def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept() -> None:
 
 @pytest.mark.slow
 def test_fields_of_many_rows_are_estimated_and_rows_and_lengths_counted() -> None:
-    values = [{"main_query": f"Question {i % 25_000}?", "level": i % 4, "rare": i} for i in range(50_000)]
+    values = [
+        {"main_query": f"Question {i % 25_000}?", "level": i % 4, "rare": i} for i in range(50_000)
+    ]
     found, every = gather(rows(*values), exact=False, by="level"), gather(rows(*values))
-    assert (found.rows, found.distinct, found.chars.as_json()) == (50_000, 25_000, every.chars.as_json())
+    assert (found.rows, found.distinct, found.chars.as_json()) == (
+        50_000,
+        25_000,
+        every.chars.as_json(),
+    )
     assert found.looked_at < 11_000 and every.looked_at == 50_000
     assert found.fields["level"].present == sum(found.languages.values()) == 50_000
     assert sum(lengths.total() for lengths in found.groups.values()) == 50_000
@@ -75,12 +96,17 @@ def test_fields_of_many_rows_are_estimated_and_rows_and_lengths_counted() -> Non
 def test_the_command_estimates_above_ten_thousand_rows_and_says_so(tmp_path: Path) -> None:
     def stats_of(count: int, *options: str) -> tuple[str, dict[str, Any]]:
         file = tmp_path / "a.jsonl"
-        file.write_text("".join(f'{{"main_query": "Question {n}?", "level": {n % 2}}}\n' for n in range(count)))
+        file.write_text(
+            "".join(f'{{"main_query": "Question {n}?", "level": {n % 2}}}\n' for n in range(count))
+        )
         shown, found = (
-            CliRunner().invoke(app, ["dataset", "stats", str(file), *options, *more]) for more in ([], ["--json"])
+            CliRunner().invoke(app, ["dataset", "stats", str(file), *options, *more])
+            for more in ([], ["--json"])
         )
         assert shown.exit_code == found.exit_code == 0, shown.output + found.output
-        return " ".join(shown.output.split()), json.loads(found.stdout)  # a terminal of 80 columns wraps
+        return " ".join(shown.output.split()), json.loads(
+            found.stdout
+        )  # a terminal of 80 columns wraps
 
     note = "are estimated from 10,050 rows (--exact: all)"
     text, found = stats_of(15_000)

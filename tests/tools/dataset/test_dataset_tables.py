@@ -1,4 +1,5 @@
-"""Reading and writing datasets: what is written comes back, and what is wrong is told with its place."""
+"""Reading and writing datasets: what is written comes back, and what is wrong is told with its
+place."""
 
 from __future__ import annotations
 
@@ -37,7 +38,13 @@ MIXED: list[dict[str, Any]] = [
     {"main_query": "c", "metadata": {"tags": [1, "x", None, {"a": []}], "empty": {}}},
     {"main_query": "d", "metadata": {"big": 2**70, "n": 1}, "extra": None},
     {"main_query": "e", "metadata": {"big": 2, "n": 1.5}, "list": []},
-    {"main_query": "f", "init_messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": [{"t": 1}]}]},
+    {
+        "main_query": "f",
+        "init_messages": [
+            {"role": "user", "content": "x"},
+            {"role": "tool", "content": [{"t": 1}]},
+        ],
+    },
     {"main_query": "g", "list": [{}, None], "nested": {"a": {"b": None}}},
     {"main_query": "h", "extra": 5, "nested": {"a": {}, "c": [[1], [2, 3]]}},
     {"main_query": "wide", "nested": {f"key {i}": i for i in range(300)}},
@@ -65,21 +72,32 @@ def test_rows_of_mixed_shapes_come_back_as_they_were(tmp_path: Path, name: str) 
 
 _text = st.text(st.characters())  # half surrogate pairs among them
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_infinity=False, allow_nan=False) | _text,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_infinity=False, allow_nan=False)
+    | _text,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), max_size=5))
 def test_parquet_loses_nothing_of_any_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     assert values(write(tmp_path / "rows.parquet", rows)) == rows
 
 
 def test_what_parquet_makes_of_plain_rows_is_plain(tmp_path: Path) -> None:
-    rows = [{"main_query": "q", "metadata": {"answer": "1", "level": n, "score": s}} for n, s in ((1, 1), (2, 0.5))]
+    rows = [
+        {"main_query": "q", "metadata": {"answer": "1", "level": n, "score": s}}
+        for n, s in ((1, 1), (2, 0.5))
+    ]
     schema = pq.read_schema(write(tmp_path / "rows.parquet", rows))
     inner = pa.struct([("answer", pa.string()), ("level", pa.int64()), ("score", pa.float64())])
     assert schema.field("metadata").type == inner
@@ -87,7 +105,10 @@ def test_what_parquet_makes_of_plain_rows_is_plain(tmp_path: Path) -> None:
 
 
 def test_a_run_reads_the_answers_of_mixed_parquet_as_they_were(tmp_path: Path) -> None:
-    rows = [{"main_query": "a", "metadata": {"answer": "3"}}, {"main_query": "b", "metadata": {"answer": 3, "x": 1}}]
+    rows = [
+        {"main_query": "a", "metadata": {"answer": "3"}},
+        {"main_query": "b", "metadata": {"answer": 3, "x": 1}},
+    ]
     write(tmp_path / "set", rows)
     overrides = [
         "ajet.task_reader.type=huggingface_dat_repo",
@@ -100,14 +121,22 @@ def test_a_run_reads_the_answers_of_mixed_parquet_as_they_were(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["out.parquet", "out.csv", "out"])
 @pytest.mark.parametrize("other", ["0.5", "1", '"text"', "null", "[2]", "1e400"])
-def test_a_number_that_no_float_holds_is_refused_where_it_would_change(tmp_path: Path, name: str, other: str) -> None:
+def test_a_number_that_no_float_holds_is_refused_where_it_would_change(
+    tmp_path: Path, name: str, other: str
+) -> None:
     path, out = tmp_path / "rows.jsonl", tmp_path / name
-    path.write_text(f'{{"main_query": "a", "m": {{"n": 1e400}}}}\n{{"main_query": "b", "m": {{"n": {other}}}}}\n')
+    path.write_text(
+        '{"main_query": "a", "m": {"n": 1e400}}\n{"main_query": "b", "m": {"n":'
+        f" {other}}}}}\n"
+    )
     with Writer(lines := tmp_path / "out.jsonl") as writer:
         for block in read_blocks(path):
             writer.write_block(block)
     assert lines.read_bytes() == path.read_bytes()
-    with pytest.raises(TaskError, match=r"a number.* is larger than any float"), Writer(out) as writer:
+    with (
+        pytest.raises(TaskError, match=r"a number.* is larger than any float"),
+        Writer(out) as writer,
+    ):
         for block in read_blocks(path):
             writer.write_block(block)
     assert not out.exists()
@@ -122,7 +151,11 @@ def test_half_a_surrogate_pair_and_five_megabytes_come_back(tmp_path: Path) -> N
 
 def test_csv_holds_text_and_json(tmp_path: Path) -> None:
     rows = [
-        {"main_query": 'say "a,\nb"', "metadata": {"answer": 3}, "init_messages": [{"role": "user", "content": "ü"}]},
+        {
+            "main_query": 'say "a,\nb"',
+            "metadata": {"answer": 3},
+            "init_messages": [{"role": "user", "content": "ü"}],
+        },
         {"main_query": "[1, 2] is a list", "metadata": None},
         {"main_query": '{"is": "text"}'},
     ]
@@ -133,7 +166,9 @@ def test_csv_holds_text_and_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_directory_is_in_the_layout_of_the_hub_and_is_replaced_shard_by_shard(tmp_path: Path) -> None:
+def test_a_directory_is_in_the_layout_of_the_hub_and_is_replaced_shard_by_shard(
+    tmp_path: Path,
+) -> None:
     rows = [{"main_query": f"{i} " + "x" * 1000} for i in range(20_000)]
     folder = write(tmp_path / "set", rows, shard_bytes=8_000_000)
     names = sorted(p.name for p in (folder / "data").iterdir())
@@ -141,7 +176,10 @@ def test_a_directory_is_in_the_layout_of_the_hub_and_is_replaced_shard_by_shard(
     assert values(folder) == rows
     write(folder, rows[:10], split="test")
     write(folder, rows[:5])
-    assert {name: len(files) for name, files in splits_of(folder).items()} == {"test": 1, "train": 1}
+    assert {name: len(files) for name, files in splits_of(folder).items()} == {
+        "test": 1,
+        "train": 1,
+    }
     assert values(f"{folder}:test") == rows[:10]
     assert values(folder) == rows[:5]
 
@@ -164,7 +202,9 @@ def test_the_splits_of_a_configuration_stay_apart(tmp_path: Path, folder: str) -
     assert values(f"{tmp_path}:test") == [{"main_query": "test"}]
     (tmp_path / "socratic").mkdir()
     write(tmp_path / "socratic" / "train-00000-of-00001.parquet", [{"main_query": "why"}])
-    with pytest.raises(ConfigError, match=rf":{Path(folder).name}/test, \S+/train, \S+:socratic/train$"):
+    with pytest.raises(
+        ConfigError, match=rf":{Path(folder).name}/test, \S+/train, \S+:socratic/train$"
+    ):
         list(read(tmp_path))
     assert values(f"{tmp_path}:socratic/train") == [{"main_query": "why"}]
 
@@ -221,7 +261,10 @@ def test_bad_rows_of_csv_have_the_line_they_begin_in(tmp_path: Path) -> None:
     path.write_bytes(b'a,b\n"two\nlines",1\nonly one\n\xff,1\nlast,2\n')
     bad = BadRows(skip=True)
     assert values(path, bad=bad) == [{"a": "two\nlines", "b": "1"}, {"a": "last", "b": "2"}]
-    assert bad.first == ["rows.csv line 4 has 1 cell, but the header has 2", "rows.csv line 5 is not UTF-8"]
+    assert bad.first == [
+        "rows.csv line 4 has 1 cell, but the header has 2",
+        "rows.csv line 5 is not UTF-8",
+    ]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
@@ -232,7 +275,14 @@ def test_a_file_that_is_not_what_its_name_says_is_one_message(tmp_path: Path, na
 
 
 def test_tables_of_other_writers_have_values_as_json_has_them(tmp_path: Path) -> None:
-    table = pa.table({"q": ["a"], "bytes": [b"\x00"], "nan": [float("nan")], "at": pa.array([0], pa.timestamp("s"))})
+    table = pa.table(
+        {
+            "q": ["a"],
+            "bytes": [b"\x00"],
+            "nan": [float("nan")],
+            "at": pa.array([0], pa.timestamp("s")),
+        }
+    )
     pq.write_table(table, tmp_path / "rows.parquet")
     with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
         file.write_table(table)
@@ -242,7 +292,9 @@ def test_tables_of_other_writers_have_values_as_json_has_them(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
-def test_stdin_is_told_by_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_stdin_is_told_by_its_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     path = write(tmp_path / f"rows.{kind}", [{"q": "a", "b": "1"}, {"q": "c", "b": "2"}])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
     assert values("-") == [{"q": "a", "b": "1"}, {"q": "c", "b": "2"}]
@@ -260,18 +312,30 @@ def test_arrow_of_a_file_or_of_stdin_has_views_as_plain_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: Any
 ) -> None:
     inner = pa.struct([("b", pa.binary_view()), ("t", pa.string_view())])
-    rows = [{"q": "a", "m": [{"b": b"\x00", "t": "x"}]}, {"q": None, "m": None}, {"q": "c", "m": []}]
-    table = pa.Table.from_pylist(rows, pa.schema([("q", pa.string_view()), ("m", pa.list_(inner))], {"mine": "kept"}))
+    rows = [
+        {"q": "a", "m": [{"b": b"\x00", "t": "x"}]},
+        {"q": None, "m": None},
+        {"q": "c", "m": []},
+    ]
+    table = pa.Table.from_pylist(
+        rows, pa.schema([("q", pa.string_view()), ("m", pa.list_(inner))], {"mine": "kept"})
+    )
     with new(str(tmp_path / "rows.arrow"), table.schema) as file:
         file.write_table(table)
-    expected = [{"q": "a", "m": [{"b": "AA==", "t": "x"}]}, {"q": None, "m": None}, {"q": "c", "m": []}]
+    expected = [
+        {"q": "a", "m": [{"b": "AA==", "t": "x"}]},
+        {"q": None, "m": None},
+        {"q": "c", "m": []},
+    ]
     assert values(tmp_path / "rows.arrow") == expected
     with Writer(tmp_path / "some.parquet", tables=tables_of(tmp_path / "rows.arrow")) as writer:
         for block in read_blocks(tmp_path / "rows.arrow"):
             writer.write_block(block, np.array([0, 2]))
     assert values(tmp_path / "some.parquet") == [expected[0], expected[2]]
     assert pq.read_schema(tmp_path / "some.parquet").metadata[b"mine"] == b"kept"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "rows.arrow").read_bytes())))
+    monkeypatch.setattr(
+        sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "rows.arrow").read_bytes()))
+    )
     assert values("-") == expected
 
 
@@ -279,7 +343,10 @@ def test_what_parquet_does_not_hold_is_one_message(tmp_path: Path) -> None:
     table = pa.table({"q": ["a"], "nothing": pa.array([{}], pa.struct([]))})
     with pa.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as file:
         file.write_table(table)
-    with pytest.raises(TaskError, match="Parquet cannot store"), Writer(tmp_path / "rows.parquet") as writer:
+    with (
+        pytest.raises(TaskError, match="Parquet cannot store"),
+        Writer(tmp_path / "rows.parquet") as writer,
+    ):
         for block in read_blocks(tmp_path / "rows.arrow"):
             writer.write_block(block)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.arrow"]
@@ -292,10 +359,14 @@ def test_a_broken_table_of_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_columns_are_renamed_and_a_row_without_one_is_bad(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", [{"q": "a", "label": 1, "metadata": {"x": 2}}, {"q": "b"}])
+    path = write(
+        tmp_path / "rows.jsonl", [{"q": "a", "label": 1, "metadata": {"x": 2}}, {"q": "b"}]
+    )
     mapping = {"q": "main_query", "label": "metadata.answer"}
     bad = BadRows(skip=True)
-    assert values(path, mapping=mapping, bad=bad) == [{"main_query": "a", "metadata": {"x": 2, "answer": 1}}]
+    assert values(path, mapping=mapping, bad=bad) == [
+        {"main_query": "a", "metadata": {"x": 2, "answer": 1}}
+    ]
     assert bad.first == ["rows.jsonl line 2 has no column 'label' for metadata.answer; it has q"]
     with pytest.raises(ConfigError, match="'q' is mapped to 'question'"):
         list(read(path, mapping={"q": "question"}))
@@ -314,16 +385,20 @@ def test_an_error_leaves_what_stood_there_and_no_draft(tmp_path: Path, name: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
-def test_a_disk_without_room_is_one_message_and_leaves_what_stood_there(tmp_path: Path, name: str) -> None:
+def test_a_disk_without_room_is_one_message_and_leaves_what_stood_there(
+    tmp_path: Path, name: str
+) -> None:
     path = write(tmp_path / name, [{"main_query": "before"}])
     before = path.read_bytes()
     program = (
-        "import resource, signal, sys; from ajet_tools.dataset.files.writer import Writer\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2)\n"
-        "with Writer(sys.argv[1]) as writer:\n"
-        "    for i in range(100_000): writer.write({'main_query': f'{i} of many'})\n"
+        "import resource, signal, sys; from ajet_tools.dataset.files.writer import"
+        " Writer\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        " resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2)\nwith Writer(sys.argv[1]) as"
+        " writer:\n    for i in range(100_000): writer.write({'main_query': f'{i} of many'})\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True
+    )
     assert f"ConfigError: cannot write {path}: File too large" in done.stderr
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -337,7 +412,10 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_what_json_has_not_and_what_has_no_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"row 1 for .* cannot be written as JSON"), Writer(tmp_path / "a.jsonl") as w:
+    with (
+        pytest.raises(TaskError, match=r"row 1 for .* cannot be written as JSON"),
+        Writer(tmp_path / "a.jsonl") as w,
+    ):
         w.write({"a": float("nan")})
     with pytest.raises(ConfigError, match=r"use \.jsonl"):
         Writer(tmp_path / "rows.txt")
@@ -353,7 +431,9 @@ def test_no_rows_are_a_file_too(tmp_path: Path) -> None:
 def test_a_gzip_of_json_lines_is_one(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl.gz", [{"a": "ü"}])
     assert json.loads(gzip.decompress(path.read_bytes())) == {"a": "ü"}
-    assert list(csv.reader(write(tmp_path / "rows.csv", [{"a": "ü"}]).read_text("utf-8").splitlines())) == [
+    assert list(
+        csv.reader(write(tmp_path / "rows.csv", [{"a": "ü"}]).read_text("utf-8").splitlines())
+    ) == [
         ["a"],
         ["ü"],
     ]
@@ -364,7 +444,15 @@ def test_a_gzip_of_json_lines_is_one(tmp_path: Path) -> None:
     [
         ({"main_query": "q", "messages": [{"role": "user", "content": "m"}]}, "q"),
         ({"question": "q"}, "q"),
-        ({"messages": [{"role": "user", "content": "first"}, {"role": "assistant", "content": "a"}]}, "first"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "first"},
+                    {"role": "assistant", "content": "a"},
+                ]
+            },
+            "first",
+        ),
         ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]}, "parts"),
         ({"conversations": [{"from": "human", "value": "h"}, {"from": "gpt", "value": "g"}]}, "h"),
         ({"title": "t", "body": {"x": ["y", 3]}, "task_id": "7"}, "t\ny"),
@@ -376,20 +464,35 @@ def test_the_text_of_a_row_is_what_it_asks(row: dict[str, Any], text: str) -> No
 
 @pytest.mark.slow
 def test_lines_are_read_without_a_database_or_an_http_client() -> None:
-    """They take longer to load than most datasets to read, and Parquet's reader loads with the first such file."""
-    code = "import sys, ajet_tools.dataset.files.tables, ajet_tools.dataset.curation.stats; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    """They take longer to load than most datasets to read, and Parquet's reader loads with the
+    first such file."""
+    code = (
+        "import sys, ajet_tools.dataset.files.tables, ajet_tools.dataset.curation.stats;"
+        " print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
     assert {"duckdb", "pyarrow.parquet", "httpx", "torch"}.isdisjoint(done.stdout.split())
 
 
 @pytest.mark.parametrize(
-    "wait", ["threading.Event().wait()", "sys.stdin.buffer.read()", "pair = socket.socketpair(); pair[0].recv(1)"]
+    "wait",
+    [
+        "threading.Event().wait()",
+        "sys.stdin.buffer.read()",
+        "pair = socket.socketpair(); pair[0].recv(1)",
+    ],
 )
 def test_ctrl_c_ends_a_wait(wait: str) -> None:
     """polars has what waits begin again: reads, locks, joins."""
-    code = f"import socket, sys, threading, ajet_tools.dataset.files.tables; print(flush=True); {wait}"
+    code = (
+        f"import socket, sys, threading, ajet_tools.dataset.files.tables; print(flush=True); {wait}"
+    )
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe
+    ) as running:
         try:
             assert running.stdout and running.stdout.readline()
             running.send_signal(signal.SIGINT)
@@ -400,7 +503,9 @@ def test_ctrl_c_ends_a_wait(wait: str) -> None:
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt()", "OSError(28, 'No space left on device')"])
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_a_file_that_cannot_be_begun_leaves_nothing_behind(tmp_path: Path, name: str, error: str) -> None:
+def test_a_file_that_cannot_be_begun_leaves_nothing_behind(
+    tmp_path: Path, name: str, error: str
+) -> None:
     code = f"""
 import sys
 from pathlib import Path
@@ -417,6 +522,8 @@ try:
 except BaseException as error:
     print(type(error).__name__, error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
     assert done.stdout.startswith(("KeyboardInterrupt", "ConfigError cannot write")), done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,5 @@
-"""A table that a dataset command writes has the types of the table that it read, and its values to the bit."""
+"""A table that a dataset command writes has the types of the table that it read, and its values to
+the bit."""
 
 from __future__ import annotations
 
@@ -47,8 +48,12 @@ def ajet(*arguments: str, code: int = 0) -> str:
     ],
     ids=lambda arguments: " ".join(arguments),
 )
-def test_a_command_leaves_types_and_values_as_they_are(source: Path, arguments: tuple[str, ...]) -> None:
-    Path("eval.jsonl").write_text(json.dumps({"question": typed_table()["question"][4].as_py()}) + "\n")
+def test_a_command_leaves_types_and_values_as_they_are(
+    source: Path, arguments: tuple[str, ...]
+) -> None:
+    Path("eval.jsonl").write_text(
+        json.dumps({"question": typed_table()["question"][4].as_py()}) + "\n"
+    )
     ajet(*arguments, "--out", "out.parquet")
     assert check_kept(source, Path("out.parquet")).num_rows
 
@@ -72,9 +77,19 @@ def test_a_table_without_rows_keeps_its_columns(source: Path) -> None:
 
 def test_both_sides_of_a_split_have_the_types(source: Path) -> None:
     ajet(
-        "split", "typed.parquet", "--fractions", "train=0.6,validation=0.4,test=0", "--format", "parquet", "-o", "data"
+        "split",
+        "typed.parquet",
+        "--fractions",
+        "train=0.6,validation=0.4,test=0",
+        "--format",
+        "parquet",
+        "-o",
+        "data",
     )
-    sizes = [check_kept(source, Path("data") / f"{name}.parquet").num_rows for name in ("train", "validation", "test")]
+    sizes = [
+        check_kept(source, Path("data") / f"{name}.parquet").num_rows
+        for name in ("train", "validation", "test")
+    ]
     assert sum(sizes) == ROWS and sizes[2] == 0
     ajet("split", "typed.parquet", "--fractions", "0.4", "--format", "directory", "-o", "hub")
     for file in Path("hub/data").iterdir():
@@ -104,7 +119,9 @@ def test_rows_of_text_take_the_types_of_the_table_that_they_are_mixed_with(sourc
     ajet("mix", "typed.parquet=40", "new.jsonl=1", "-o", "out.parquet")
     made = pq.read_table("out.parquet")
     assert made.schema.equals(pq.read_schema(source))
-    [new] = made.filter(pa.compute.equal(made["question"], "new?")).drop_columns(["seen"]).to_pylist()
+    [new] = (
+        made.filter(pa.compute.equal(made["question"], "new?")).drop_columns(["seen"]).to_pylist()
+    )
     assert (new["blob"], str(new["price"]), new["kind"]) == (b"\x00\xff", "2.50", "odd")
     assert new["metadata"] == {"level": 3, "at": None, "score": None}
 
@@ -113,8 +130,14 @@ def test_rows_of_text_take_the_types_of_the_table_that_they_are_mixed_with(sourc
     ("row", "told"),
     [
         ({"small": 300}, "small is int8 in typed.parquet, and 300 does not fit"),
-        ({"blob": "no base64"}, "blob is large_binary in typed.parquet, and 'no base64' does not fit"),
-        ({"metadata": {"level": "high"}}, "metadata.level is int8 in typed.parquet, and 'high' does not fit"),
+        (
+            {"blob": "no base64"},
+            "blob is large_binary in typed.parquet, and 'no base64' does not fit",
+        ),
+        (
+            {"metadata": {"level": "high"}},
+            "metadata.level is int8 in typed.parquet, and 'high' does not fit",
+        ),
         ({"metadata": "text"}, "metadata is struct"),
         ({"seen": "yesterday"}, "seen is timestamp"),
     ],
@@ -126,25 +149,37 @@ def test_a_value_that_no_type_holds_is_refused_and_nothing_is_written(
     Path("out.parquet").write_bytes(b"before")
     assert told in ajet("mix", "typed.parquet=40", "new.jsonl=1", "-o", "out.parquet", code=2)
     assert Path("out.parquet").read_bytes() == b"before"
-    assert sorted(file.name for file in Path().iterdir()) == ["new.jsonl", "out.parquet", "typed.parquet"]
+    assert sorted(file.name for file in Path().iterdir()) == [
+        "new.jsonl",
+        "out.parquet",
+        "typed.parquet",
+    ]
 
 
 def test_tables_whose_types_or_labels_differ_are_not_mixed(source: Path) -> None:
     other = typed_table().set_column(5, "weight", pa.nulls(ROWS, pa.date32()))
     pq.write_table(other, "other.parquet")
     mixed = ("mix", "typed.parquet", "other.parquet", "-o", "out.parquet")
-    assert "weight is float in typed.parquet and date32[day] in other.parquet" in ajet(*mixed, code=2)
+    assert "weight is float in typed.parquet and date32[day] in other.parquet" in ajet(
+        *mixed, code=2
+    )
     metadata = typed_table().schema.metadata
     turned = metadata[b"huggingface"].replace(b'["easy", "hard"]', b'["hard", "easy"]')
     assert turned != metadata[b"huggingface"]
-    pq.write_table(typed_table().replace_schema_metadata({**metadata, b"huggingface": turned}), "other.parquet")
+    pq.write_table(
+        typed_table().replace_schema_metadata({**metadata, b"huggingface": turned}), "other.parquet"
+    )
     assert "label is a class label of ['easy', 'hard'] in typed.parquet" in ajet(*mixed, code=2)
     assert not Path("out.parquet").exists()
 
 
 def test_a_narrow_and_a_wide_number_are_wide(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"question": ["a"], "n": pa.array([1], pa.int8())}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"question": ["b"], "n": pa.array([2**40], pa.int64())}), tmp_path / "b.parquet")
+    pq.write_table(
+        pa.table({"question": ["a"], "n": pa.array([1], pa.int8())}), tmp_path / "a.parquet"
+    )
+    pq.write_table(
+        pa.table({"question": ["b"], "n": pa.array([2**40], pa.int64())}), tmp_path / "b.parquet"
+    )
     out = tmp_path / "out.parquet"
     ajet("mix", str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"), "-o", str(out))
     assert pq.read_schema(out).field("n").type == pa.int64()
@@ -174,8 +209,12 @@ def test_forms_of_other_libraries_keep_the_types_of_the_columns_beside(source: P
     assert made["image"].equals(before["image"]) and made["price"].equals(before["price"])
     ajet("export", "typed.parquet", "--format", "trl-prompt", "-o", "prompts.parquet")
     made = pq.read_table("prompts.parquet")
-    assert made.schema.field("level").type == pa.int8() and made.schema.field("at").type == pa.timestamp("us")
-    assert made["level"].to_pylist() == [one and one["level"] for one in before["metadata"].to_pylist()]
+    assert made.schema.field("level").type == pa.int8() and made.schema.field(
+        "at"
+    ).type == pa.timestamp("us")
+    assert made["level"].to_pylist() == [
+        one and one["level"] for one in before["metadata"].to_pylist()
+    ]
 
 
 AGENT = """
@@ -220,7 +259,11 @@ def test_a_review_saves_the_rows_that_it_did_not_touch_as_they_were(source: Path
     review.edit(5, {**review.row(5).values, "answer": "mended", "small": 99})
     save(review, Path("typed.parquet"))
     made = pq.read_table("typed.parquet")
-    assert made.num_rows == ROWS - 2 and made["answer"][3].as_py() == "mended" and made["small"][3].as_py() == 99
+    assert (
+        made.num_rows == ROWS - 2
+        and made["answer"][3].as_py() == "mended"
+        and made["small"][3].as_py() == 99
+    )
     rest = made.filter(pa.compute.not_equal(made["answer"], "mended"))
     pq.write_table(rest, "rest.parquet")
     check_kept(Path("kept.parquet"), Path("rest.parquet"))
@@ -230,12 +273,18 @@ def test_a_review_saves_the_rows_that_it_did_not_touch_as_they_were(source: Path
 
 @pytest.mark.parametrize(
     "arguments",
-    [("filter", "typed.parquet", "chars>5", "-o", "out.jsonl"), ("split", "typed.parquet", "-o", "data")],
+    [
+        ("filter", "typed.parquet", "chars>5", "-o", "out.jsonl"),
+        ("split", "typed.parquet", "-o", "data"),
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_text_that_cannot_hold_a_type_says_so(source: Path, arguments: tuple[str, ...]) -> None:
     told = ajet(*arguments)
-    assert "image (struct<bytes: binary, path: string>)" in told and "price (decimal128(12, 2))" in told
+    assert (
+        "image (struct<bytes: binary, path: string>)" in told
+        and "price (decimal128(12, 2))" in told
+    )
     assert "label (class label of" in told and "NaN or an infinity in loss" in told
     assert "small" not in told and "write .parquet" in told
 
@@ -251,7 +300,9 @@ def test_a_row_that_is_no_class_label_does_not_go_into_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    seeds = [{"question": f"Is {i} even or odd?", "answer": str(i % 2), "level": i % 2} for i in range(6)]
+    seeds = [
+        {"question": f"Is {i} even or odd?", "answer": str(i % 2), "level": i % 2} for i in range(6)
+    ]
     noted = {"level": {"names": ["even", "odd"], "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": noted}})}
     pq.write_table(pa.Table.from_pylist(seeds).replace_schema_metadata(metadata), "seeds.parquet")
@@ -260,12 +311,23 @@ def test_a_row_that_is_no_class_label_does_not_go_into_its_table(
     assert "level is a class label of ['even', 'odd'] in seeds.parquet, and 7 does not fit" in said
 
 
-def test_seeds_with_images_are_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_with_images_are_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before any call: their bytes would stand in each prompt, and the model would make some up."""
     monkeypatch.chdir(tmp_path)
     write_typed(Path("typed.parquet"))
     Path("replies.py").write_text("def reply(ask):\n    raise AssertionError\n")
-    grow = ("expand", "--verify", "none", "--scripted", "replies.py:reply", "--out", "data", "--dry-run")
+    grow = (
+        "expand",
+        "--verify",
+        "none",
+        "--scripted",
+        "replies.py:reply",
+        "--out",
+        "data",
+        "--dry-run",
+    )
     said = ajet(*grow, "typed.parquet", code=2)
     assert "typed.parquet row 1 has bytes in image, blob" in said
     query = said[said.index('"') + 1 : said.rindex('"')]
@@ -316,7 +378,8 @@ _plain = st.sampled_from([leaf for leaf in _LEAVES if not pa.types.is_dictionary
 _types = st.sampled_from(_LEAVES) | st.recursive(
     _plain,
     lambda inner: (
-        inner.map(_lists) | st.dictionaries(st.sampled_from("xyz"), inner, min_size=1, max_size=3).map(_structs)
+        inner.map(_lists)
+        | st.dictionaries(st.sampled_from("xyz"), inner, min_size=1, max_size=3).map(_structs)
     ),
     max_leaves=4,
 )
@@ -324,7 +387,11 @@ _types = st.sampled_from(_LEAVES) | st.recursive(
 
 @st.composite
 def _tables(draw: st.DrawFn) -> pa.Table:
-    columns = draw(st.dictionaries(st.sampled_from(["question", "metadata", "a", "b", "c"]), _types, min_size=1))
+    columns = draw(
+        st.dictionaries(
+            st.sampled_from(["question", "metadata", "a", "b", "c"]), _types, min_size=1
+        )
+    )
     rows = draw(st.integers(0, 6))
     arrays = {
         name: pa.array(draw(st.lists(_nullable(values), min_size=rows, max_size=rows)), kind)
@@ -342,9 +409,15 @@ def _printed(column: Any) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @example(
-    table=pa.table({"a": [None, [-(2**63)]], "b": [2**63 - 1, -(2**63)]}, metadata={"mine": "kept"}), keep={1}, add=True
+    table=pa.table(
+        {"a": [None, [-(2**63)]], "b": [2**63 - 1, -(2**63)]}, metadata={"mine": "kept"}
+    ),
+    keep={1},
+    add=True,
 )
 @given(table=_tables(), keep=st.sets(st.integers(0, 5)), add=st.booleans())
 def test_whatever_the_schema_the_rows_that_stay_are_the_same(
@@ -376,15 +449,25 @@ _json = st.recursive(
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_infinity=False, allow_nan=False)
     | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
     max_leaves=5,
 )
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), min_size=1, max_size=5))
-def test_text_that_went_through_tables_comes_back_as_it_was(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rows=st.lists(
+        st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), min_size=1, max_size=5
+    )
+)
+def test_text_that_went_through_tables_comes_back_as_it_was(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
     names = ["1.jsonl", "2.parquet", "3.parquet", "4.jsonl"]
     with Writer(tmp_path / names[0]) as writer:
         for row in rows:

@@ -19,7 +19,9 @@ from ajet_tools.dataset.files.blocks import LineBlock
 
 
 def written(path: Path, *rows: Any) -> str:
-    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    path.write_text(
+        "".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows)
+    )
     return str(path)
 
 
@@ -44,19 +46,59 @@ def test_sound_files_have_no_problem(tmp_path: Path) -> None:
     [
         ("unreadable", [task("a"), '{"main_query": \n'], "line 2", "is not JSON"),
         ("unreadable", [task("a"), "[1]\n"], "line 2", "must be an object with keys, not a list"),
-        ("no task", [task("a"), {"main_query": "b", "metadata": 3}], "line 2", "metadata must be an object"),
+        (
+            "no task",
+            [task("a"), {"main_query": "b", "metadata": 3}],
+            "line 2",
+            "metadata must be an object",
+        ),
         ("asks nothing", [task("a"), {"text": "b"}], "line 2", "it has text"),
-        ("id", [task("a", task_id="7"), task("b", task_id="7")], "line 2", "another task, f.jsonl line 1"),
-        ("contradiction", [task("Is it?", "1"), task("is  IT?", "2")], "line 2", "line 1, but has a different answer"),
-        ("duplicate", [task("Is it?"), task("is it?")], "line 2", "asks the same as f.jsonl line 1"),
-        ("prompt", [task("a"), task("Keep to  this:\n- What is it?")], "line 2", "prompt: keep to this:"),
-        ("prompt", [task("a"), task("Work each answer out before you write it. What?")], "line 2", "prompt: "),
-        ("answer", [task("a"), {"main_query": "b", "metadata": {}}], "f", "missing in 1 of 2 rows, the first"),
+        (
+            "id",
+            [task("a", task_id="7"), task("b", task_id="7")],
+            "line 2",
+            "another task, f.jsonl line 1",
+        ),
+        (
+            "contradiction",
+            [task("Is it?", "1"), task("is  IT?", "2")],
+            "line 2",
+            "line 1, but has a different answer",
+        ),
+        (
+            "duplicate",
+            [task("Is it?"), task("is it?")],
+            "line 2",
+            "asks the same as f.jsonl line 1",
+        ),
+        (
+            "prompt",
+            [task("a"), task("Keep to  this:\n- What is it?")],
+            "line 2",
+            "prompt: keep to this:",
+        ),
+        (
+            "prompt",
+            [task("a"), task("Work each answer out before you write it. What?")],
+            "line 2",
+            "prompt: ",
+        ),
+        (
+            "answer",
+            [task("a"), {"main_query": "b", "metadata": {}}],
+            "f",
+            "missing in 1 of 2 rows, the first",
+        ),
         ("shape", [task("a", "1"), task("b", 2)], "f", "metadata.answer is of several kinds: "),
-        ("shape", [task("a", x=1), task("b", x=1), task("c")], "f", "x is missing in 1 of 3 rows, the first"),
+        (
+            "shape",
+            [task("a", x=1), task("b", x=1), task("c")],
+            "f",
+            "x is missing in 1 of 3 rows, the first",
+        ),
         ("empty", [], "f", "has no rows"),
     ],
-)  # fmt: skip
+)
 def test_a_problem_is_found_with_its_place(
     tmp_path: Path, kind: str, rows: list[Any], where: str, message: str
 ) -> None:
@@ -77,19 +119,29 @@ def test_a_task_in_two_files_leaks_whatever_its_answer_and_spelling(tmp_path: Pa
 
 
 def test_almost_the_same_question_leaks_where_that_is_asked_for(tmp_path: Path) -> None:
-    question = "A train leaves the station with twelve wagons full of apples and loses {} of them before noon. {}"
-    train = written(tmp_path / "train.jsonl", task(question.format("some", "How many arrive?")), task("b"))
+    question = (
+        "A train leaves the station with twelve wagons full of apples and loses {} of them before"
+        " noon. {}"
+    )
+    train = written(
+        tmp_path / "train.jsonl", task(question.format("some", "How many arrive?")), task("b")
+    )
     val = written(tmp_path / "val.jsonl", task(question.format("some", "How many arrived?")))
     assert validate({"train": train, "val": val}).errors == 0
     report = validate({"train": train, "val": val}, near=0.8)
     ((where, message),) = found(report, "near leakage")
-    assert where == "val.jsonl line 1" and message.endswith("similar to train.jsonl line 1 of train")
+    assert where == "val.jsonl line 1" and message.endswith(
+        "similar to train.jsonl line 1 of train"
+    )
 
 
 def test_messages_before_a_question_make_it_another(tmp_path: Path) -> None:
     def chat(first: str) -> dict[str, Any]:
         said = [{"role": "user", "content": first}, {"role": "assistant", "content": "ok"}]
-        return {"init_messages": [*said, {"role": "user", "content": "Go on"}], "metadata": {"answer": first}}
+        return {
+            "init_messages": [*said, {"role": "user", "content": "Go on"}],
+            "metadata": {"answer": first},
+        }
 
     assert validate({"f": written(tmp_path / "f.jsonl", chat("one"), chat("two"))}).problems == []
 
@@ -145,11 +197,17 @@ ROWS = st.fixed_dictionaries(
     optional={
         "main_query": QUESTIONS,
         "question": QUESTIONS,
-        "metadata": st.fixed_dictionaries({}, optional={"answer": ANSWERS, "label": ANSWERS, "level": ANSWERS})
-        | ANSWERS,
+        "metadata": (
+            st.fixed_dictionaries(
+                {}, optional={"answer": ANSWERS, "label": ANSWERS, "level": ANSWERS}
+            )
+            | ANSWERS
+        ),
         "answer": ANSWERS,
         "task_id": st.sampled_from(["7", 7, "", None, True, 7.5, ["x"], 2**70]),
-        "init_messages": st.sampled_from([[], None, [{"role": "user", "content": "Hi"}], [{}], ["x"]]),
+        "init_messages": st.sampled_from(
+            [[], None, [{"role": "user", "content": "Hi"}], [{}], ["x"]]
+        ),
         "env_type": st.sampled_from(["web", "", None, 3]),
         "JSON": st.sampled_from(["\ud800", "x"]),
     },
@@ -190,9 +248,11 @@ def test_an_id_that_the_content_gives_is_the_id_of_another_task(tmp_path: Path) 
 def test_every_row_of_a_large_table_is_looked_at(tmp_path: Path) -> None:
     rows = 10_000
     path = tmp_path / "f.parquet"
-    pl.DataFrame({"main_query": [f"q {i}" for i in range(rows - 1)] + ["q 0"], "answer": ["x"] * rows}).write_parquet(
-        path
-    )
+    pl.DataFrame(
+        {"main_query": [f"q {i}" for i in range(rows - 1)] + ["q 0"], "answer": ["x"] * rows}
+    ).write_parquet(path)
     report = validate({"f": str(path)})
     assert report.rows == {"f": rows}
-    assert found(report, "duplicate") == [("f.parquet row 10000", "asks the same as f.parquet row 1")]
+    assert found(report, "duplicate") == [
+        ("f.parquet row 10000", "asks the same as f.parquet row 1")
+    ]

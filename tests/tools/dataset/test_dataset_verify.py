@@ -1,4 +1,5 @@
-"""Verification of a row's answer: by agreement, by the user's judge, by code and by a grader, over real HTTP."""
+"""Verification of a row's answer: by agreement, by the user's judge, by code and by a grader, over
+real HTTP."""
 
 from __future__ import annotations
 
@@ -48,10 +49,18 @@ def check(spec: str, values: dict[str, Any], server: Any = None, **more: Any) ->
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ("0.5", "1/2"), ("50%", "0.5"), ("1,234", "1234.0"), (r"\frac{1}{2}", "0.5"), ("0.333333", "1/3"),
-        ("Paris", "  paris. "), ("“Paris”", "Paris"), ("5.0 km", "5 km"), ("x = 1/2", "x = 0.5"), ("ﬁve", "five"),
+        ("0.5", "1/2"),
+        ("50%", "0.5"),
+        ("1,234", "1234.0"),
+        (r"\frac{1}{2}", "0.5"),
+        ("0.333333", "1/3"),
+        ("Paris", "  paris. "),
+        ("“Paris”", "Paris"),
+        ("5.0 km", "5 km"),
+        ("x = 1/2", "x = 0.5"),
+        ("ﬁve", "five"),
     ],
-)  # fmt: skip
+)
 def test_the_same_answer_in_another_dress(a: str, b: str) -> None:
     assert same(a, b) and same(b, a)
 
@@ -78,10 +87,16 @@ def test_a_text_is_the_same_as_itself(text: str) -> None:
 @pytest.mark.parametrize(
     ("reply", "answer"),
     [
-        ("So 17 + 25.\nANSWER: 42", "42"), ("**ANSWER:** 42.", "42"), ("ANSWER: 1\nno:\nANSWER: 2", "2"),
-        (r"so \boxed{7}", "7"), ("The answer is Paris.", "Paris"), ("42", "42"), ("", None), ("word " * 200, None),
+        ("So 17 + 25.\nANSWER: 42", "42"),
+        ("**ANSWER:** 42.", "42"),
+        ("ANSWER: 1\nno:\nANSWER: 2", "2"),
+        (r"so \boxed{7}", "7"),
+        ("The answer is Paris.", "Paris"),
+        ("42", "42"),
+        ("", None),
+        ("word " * 200, None),
     ],
-)  # fmt: skip
+)
 def test_the_answer_that_a_reply_ends_in(reply: str, answer: str | None) -> None:
     assert final_of(reply) == answer
 
@@ -102,16 +117,26 @@ def test_a_majority_is_more_than_half_of_all_that_were_asked(answers: list[str |
 def test_independent_answers_that_agree_let_a_row_pass(model_server: Server) -> None:
     server = model_server(lambda body, n: ["ANSWER: 42", "so 84/2\nANSWER: 84/2", "ANSWER: 41"])
     verdict = check("agreement:3", row(), server)
-    assert verdict.ok and not verdict.failed and verdict.reason == "2 of 3 independent answers agree"
+    assert (
+        verdict.ok and not verdict.failed and verdict.reason == "2 of 3 independent answers agree"
+    )
     assert verdict.details["answers"] == ["42", "84/2", "41"]
-    assert verdict.details["votes"] == 2 and verdict.details["margin"] == pytest.approx(1 / 3, abs=1e-4)
+    assert verdict.details["votes"] == 2 and verdict.details["margin"] == pytest.approx(
+        1 / 3, abs=1e-4
+    )
     asked = server.requests[0]
-    assert asked["n"] == 3 and asked["temperature"] > 0 and "17 + 25" in asked["messages"][-1]["content"]
+    assert (
+        asked["n"] == 3
+        and asked["temperature"] > 0
+        and "17 + 25" in asked["messages"][-1]["content"]
+    )
     assert "42" not in asked["messages"][-1]["content"]  # the reference is not given away
 
 
 def test_a_majority_for_another_answer_refuses_the_row(model_server: Server) -> None:
-    verdict = check("agreement:3", row(answer="43"), model_server(lambda body, n: ["42", "42", "43"]))
+    verdict = check(
+        "agreement:3", row(answer="43"), model_server(lambda body, n: ["42", "42", "43"])
+    )
     assert not verdict.ok and verdict.reason == "independent answers agree on a different answer"
     assert verdict.details["answer"] == "42"
 
@@ -123,9 +148,15 @@ def test_without_a_majority_nothing_is_known(model_server: Server) -> None:
 
 def test_unreadable_replies_count_against_a_majority(model_server: Server) -> None:
     prose = "I would rather talk about the weather. " * 30
-    one = check("agreement:3", row("Capital?", "Paris"), model_server(lambda body, n: ["Paris", prose, prose]))
+    one = check(
+        "agreement:3",
+        row("Capital?", "Paris"),
+        model_server(lambda body, n: ["Paris", prose, prose]),
+    )
     assert not one.ok and one.reason == "independent answers disagree"
-    none = check("agreement:3", row("Capital?", "Paris"), model_server(lambda body, n: [prose, "", prose]))
+    none = check(
+        "agreement:3", row("Capital?", "Paris"), model_server(lambda body, n: [prose, "", prose])
+    )
     assert not none.ok and none.failed and none.reason == "no independent answer could be read"
 
 
@@ -149,7 +180,12 @@ def stating(answer: str) -> dict[str, dict[str, Any]]:
         "completion": {"prompt": [user], "completion": [{"role": "assistant", "content": answer}]},
         "chosen": {"prompt": question, "chosen": answer, "rejected": "13"},
         "messages": {"messages": [user, {"role": "assistant", "content": answer}]},
-        "sharegpt": {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]},
+        "sharegpt": {
+            "conversations": [
+                {"from": "human", "value": question},
+                {"from": "gpt", "value": answer},
+            ]
+        },
         "label": {"text": question, "label": answer},
         "number": {"problem": question, "target": int(answer)},
         "gold": {"query": question, "gold": answer},
@@ -166,7 +202,9 @@ def test_a_wrong_answer_is_refused_and_a_right_one_kept_in_every_shape(
 ) -> None:
     if spec == "code" and shape == "prose":
         pytest.skip("the answer of a sentence is not read")
-    server = model_server(lambda body, n: "```python\nprint(44)\n```" if spec == "code" else ["44", "44", "44"])
+    server = model_server(
+        lambda body, n: "```python\nprint(44)\n```" if spec == "code" else ["44", "44", "44"]
+    )
     more = {"unfenced": True} if spec == "code" else {}
     wrong = check(spec, stating("45")[shape], server, **more)
     assert not wrong.ok and not wrong.failed
@@ -176,13 +214,19 @@ def test_a_wrong_answer_is_refused_and_a_right_one_kept_in_every_shape(
 @pytest.mark.parametrize(
     ("question", "right", "wrong"),
     [
-        ("What is 12 plus 30?", "42", "43"), ("12 + 30 =", "42", "737"), ("Compute 3 * (4 + 5).", "27", "17"),
-        ("What is the product of six and seven?", "42", "41"), ("What is 1,000 - 1?", "999", "1,001"),
-        ("What is 15% of 80?", "12", "13"), ("What is 10 divided by 4?", "2.5", "2"),
+        ("What is 12 plus 30?", "42", "43"),
+        ("12 + 30 =", "42", "737"),
+        ("Compute 3 * (4 + 5).", "27", "17"),
+        ("What is the product of six and seven?", "42", "41"),
+        ("What is 1,000 - 1?", "999", "1,001"),
+        ("What is 15% of 80?", "12", "13"),
+        ("What is 10 divided by 4?", "2.5", "2"),
         ("What's 100 / 7?", "14.29", "14.4"),
-        ("Was ist 12 mal 3?", "36", "35"), ("Subtract 5 from 9.", "4", "14"), ("What is 2^10?", "1024", "20"),
+        ("Was ist 12 mal 3?", "36", "35"),
+        ("Subtract 5 from 9.", "4", "14"),
+        ("What is 2^10?", "1024", "20"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_that_writer_and_checker_share_is_no_agreement(
     question: str, right: str, wrong: str, model_server: Server
 ) -> None:
@@ -191,7 +235,12 @@ def test_a_mistake_that_writer_and_checker_share_is_no_agreement(
         for values in (
             {"question": question, "answer": answer},
             {"instruction": question, "input": "", "output": answer},
-            {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": f"It is {answer}."}]},
+            {
+                "messages": [
+                    {"role": "user", "content": question},
+                    {"role": "assistant", "content": f"It is {answer}."},
+                ]
+            },
         ):
             assert check("agreement:3", values, server).ok is ok
 
@@ -199,11 +248,18 @@ def test_a_mistake_that_writer_and_checker_share_is_no_agreement(
 @pytest.mark.parametrize(
     "question",
     [
-        "How many digits has 12 * 30?", "Is 12 + 30 even? Give 1 for yes.", "Tom has 3 + 2 apples. How many?",
-        "What is 42?", "Evaluate 9^9^9", "What is 4 / 0?", "The product of 3 and 4 minus 5?",
+        "How many digits has 12 * 30?",
+        "Is 12 + 30 even? Give 1 for yes.",
+        "Tom has 3 + 2 apples. How many?",
+        "What is 42?",
+        "Evaluate 9^9^9",
+        "What is 4 / 0?",
+        "The product of 3 and 4 minus 5?",
     ],
-)  # fmt: skip
-def test_what_is_no_plain_calculation_is_left_to_the_checker(question: str, model_server: Server) -> None:
+)
+def test_what_is_no_plain_calculation_is_left_to_the_checker(
+    question: str, model_server: Server
+) -> None:
     server = model_server(lambda body, n: ["7", "7", "7"])
     assert check("agreement:3", {"question": question, "answer": "7"}, server).ok
 
@@ -211,21 +267,40 @@ def test_what_is_no_plain_calculation_is_left_to_the_checker(question: str, mode
 @pytest.mark.parametrize(
     "values",
     [
-        {"question": "How old is she?", "answer": "42", "solution": "She was born in May, so she is 43."},
-        {"messages": [{"role": "user", "content": "How old?"}, {"role": "assistant", "content": "43"}], "answer": "42"},
+        {
+            "question": "How old is she?",
+            "answer": "42",
+            "solution": "She was born in May, so she is 43.",
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "How old?"},
+                {"role": "assistant", "content": "43"},
+            ],
+            "answer": "42",
+        },
         {"main_query": "How old?", "output": "43", "metadata": {"answer": "42"}},
     ],
 )
-def test_a_row_that_states_two_answers_is_refused(values: dict[str, Any], model_server: Server) -> None:
+def test_a_row_that_states_two_answers_is_refused(
+    values: dict[str, Any], model_server: Server
+) -> None:
     assert not check("agreement:3", values, model_server(lambda body, n: ["42", "42", "42"])).ok
 
 
 @pytest.mark.parametrize(
     ("reference", "ok"),
-    [("12 plus 30 cows are 42 cows.", True), ("They are not 42.", False), ("Either 42 or 43.", False)],
+    [
+        ("12 plus 30 cows are 42 cows.", True),
+        ("They are not 42.", False),
+        ("Either 42 or 43.", False),
+    ],
 )
 def test_the_answer_in_a_sentence(reference: str, ok: bool, model_server: Server) -> None:
-    values = {"question": "There are 12 red cows and 30 black ones. How many are there?", "output": reference}
+    values = {
+        "question": "There are 12 red cows and 30 black ones. How many are there?",
+        "output": reference,
+    }
     assert check("agreement:3", values, model_server(lambda body, n: ["42", "42", "42"])).ok is ok
 
 
@@ -313,17 +388,23 @@ def test_no_thread_of_an_async_judge_is_left(judges: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "cause", "words"),
     [
-        ("raises", "LookupError", "no such oracle"), ("nothing", "NoReward", "returned None"),
-        ("needs", "SignatureError", "colour"), ("hangs", "EpisodeTimeout", "did not finish"),
+        ("raises", "LookupError", "no such oracle"),
+        ("nothing", "NoReward", "returned None"),
+        ("needs", "SignatureError", "colour"),
+        ("hangs", "EpisodeTimeout", "did not finish"),
     ],
-)  # fmt: skip
-def test_a_judge_that_fails_refuses_the_row_and_says_so(judges: Path, name: str, cause: str, words: str) -> None:
+)
+def test_a_judge_that_fails_refuses_the_row_and_says_so(
+    judges: Path, name: str, cause: str, words: str
+) -> None:
     verdict = check(f"judge:judges.py:{name}", row())
     assert not verdict.ok and verdict.failed and verdict.reason == f"the judge failed ({cause})"
     assert words in verdict.details["error"]
 
 
-def test_a_judge_that_only_compares_is_warned_about_once(judges: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_judge_that_only_compares_is_warned_about_once(
+    judges: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def two(spec: str) -> None:
         verifier = open_verifier(spec)
         for answer in ("42", "1000"):
@@ -348,22 +429,32 @@ def test_the_judge_of_independent_answers(judges: Path, model_server: Server) ->
 @pytest.mark.parametrize(
     ("spec", "error", "words"),
     [
-        ("judge:judges.py:absent", ConfigError, "absent"), ("judge:nowhere.py:exact", ConfigError, "nowhere.py"),
-        ("judge:judges.py", ConfigError, "judge:FILE:NAME"), 
+        ("judge:judges.py:absent", ConfigError, "absent"),
+        ("judge:nowhere.py:exact", ConfigError, "nowhere.py"),
+        ("judge:judges.py", ConfigError, "judge:FILE:NAME"),
         ("judge:judges.py:flow", SignatureError, "judge is needed"),
-        ("agreement:0", ConfigError, "1 to 64"), ("agreement:many", ConfigError, "many"),
+        ("agreement:0", ConfigError, "1 to 64"),
+        ("agreement:many", ConfigError, "many"),
         ("agree:3", ConfigError, "agreement"),
-        ("nonsense", ConfigError, "agreement:K"), ("llm:absent.txt", ConfigError, "absent.txt"),
+        ("nonsense", ConfigError, "agreement:K"),
+        ("llm:absent.txt", ConfigError, "absent.txt"),
     ],
-)  # fmt: skip
-def test_a_spec_that_is_none_says_why(judges: Path, spec: str, error: type[AjetError], words: str) -> None:
+)
+def test_a_spec_that_is_none_says_why(
+    judges: Path, spec: str, error: type[AjetError], words: str
+) -> None:
     with pytest.raises(error, match=words):
         open_verifier(spec)
 
 
-def test_a_judge_beside_a_client_needs_no_key(judges: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_beside_a_client_needs_no_key(
+    judges: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    agent = "import openai\nclient = openai.AsyncOpenAI()\n\ndef fine(output: str) -> bool:\n    return True\n"
+    agent = (
+        "import openai\nclient = openai.AsyncOpenAI()\n\ndef fine(output: str) -> bool:\n    return"
+        " True\n"
+    )
     (judges / "beside.py").write_text(agent)
     assert check("judge:beside.py:fine", row()).ok
     assert "OPENAI_API_KEY" not in os.environ
@@ -390,8 +481,15 @@ SOLUTION = "def double(n):\n    return 2 * n\n"
 )
 def test_code_must_pass_the_rows_tests(tests: Any) -> None:
     assert check("code", row("Double a number.", SOLUTION, tests=tests, entry_point="double")).ok
-    wrong = check("code", row("Double a number.", SOLUTION.replace("2", "3"), tests=tests, entry_point="double"))
-    assert not wrong.ok and wrong.reason == "the tests fail" and "AssertionError" in wrong.details["stderr"]
+    wrong = check(
+        "code",
+        row("Double a number.", SOLUTION.replace("2", "3"), tests=tests, entry_point="double"),
+    )
+    assert (
+        not wrong.ok
+        and wrong.reason == "the tests fail"
+        and "AssertionError" in wrong.details["stderr"]
+    )
 
 
 @pytest.mark.usefixtures("fenced")
@@ -464,12 +562,16 @@ def test_the_program_in_a_reply() -> None:
         ('{"score": tr', False, "the grader's reply cannot be read"),
     ],
 )
-def test_a_grader_says_yes_or_no_or_nothing_of_use(model_server: Server, reply: str, ok: bool, reason: str) -> None:
+def test_a_grader_says_yes_or_no_or_nothing_of_use(
+    model_server: Server, reply: str, ok: bool, reason: str
+) -> None:
     server = model_server(lambda body, n: reply)
     verdict = check("llm", row(), server)
     assert (verdict.ok, verdict.reason) == (ok, reason)
     assert verdict.failed == ("cannot be read" in reason)
-    assert len(server.requests) == (2 if verdict.failed else 1)  # an unreadable reply is asked for once more
+    assert len(server.requests) == (
+        2 if verdict.failed else 1
+    )  # an unreadable reply is asked for once more
 
 
 def test_the_users_rubric_is_what_the_grader_gets(judges: Path, model_server: Server) -> None:

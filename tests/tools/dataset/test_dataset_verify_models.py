@@ -1,4 +1,5 @@
-"""Verification by others than the writer: models of their own, ways that combine, each counted apart."""
+"""Verification by others than the writer: models of their own, ways that combine, each counted
+apart."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.verify import open_verification
-from ajet_tools.dataset.verify.combined import KINDS, CombinedVerifier, VerifierPart, Verify, checks_of, split_spec
+from ajet_tools.dataset.verify.combined import (
+    KINDS,
+    CombinedVerifier,
+    VerifierPart,
+    Verify,
+    checks_of,
+    split_spec,
+)
 from ajet_tools.dataset.verify.verdict import RowVerdict
 
 WRITER = """
@@ -45,7 +53,9 @@ def grade(ask):
     right = int(answer) == added(ask) and int(answer) % 2 == 0
     return [json.dumps({"score": float(right), "reason": "odd numbers are not trusted"})]
 """
-SEEDS = [{"main_query": f"What is {n} plus 7?", "metadata": {"answer": str(n + 7)}} for n in (11, 25, 38)]
+SEEDS = [
+    {"main_query": f"What is {n} plus 7?", "metadata": {"answer": str(n + 7)}} for n in (11, 25, 38)
+]
 
 
 @pytest.fixture
@@ -58,7 +68,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expand(*options: str) -> Any:
-    given = ["dataset", "expand", "seeds.jsonl", "--count", "12", "--scripted", "writer.py:reply", *options]
+    given = [
+        "dataset",
+        "expand",
+        "seeds.jsonl",
+        "--count",
+        "12",
+        "--scripted",
+        "writer.py:reply",
+        *options,
+    ]
     return CliRunner().invoke(app, given, catch_exceptions=False)
 
 
@@ -76,14 +95,25 @@ def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
     assert made.exit_code == 0, made.output
     report = json.loads(made.stdout)
     agreement, llm = report["checks"]
-    assert (agreement["model"], llm["model"]) == ("scripted:checker.py:solve", "scripted:checker.py:grade")
+    assert (agreement["model"], llm["model"]) == (
+        "scripted:checker.py:solve",
+        "scripted:checker.py:grade",
+    )
     assert agreement["refused"] > 0 and llm["refused"] > 0
-    assert llm["checked"] == agreement["checked"] - agreement["refused"], "a refused row is shown to no other"
-    assert llm["calls"] >= llm["checked"] and agreement["money"] is None, "no price is known of that one"
-    assert report["money"] == pytest.approx(llm["money"], rel=0.01) and report["money"] > llm["money"]
+    assert llm["checked"] == agreement["checked"] - agreement["refused"], (
+        "a refused row is shown to no other"
+    )
+    assert llm["calls"] >= llm["checked"] and agreement["money"] is None, (
+        "no price is known of that one"
+    )
+    assert (
+        report["money"] == pytest.approx(llm["money"], rel=0.01) and report["money"] > llm["money"]
+    )
     rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
     for row in rows:
-        a, b = (int(word.strip("?")) for word in row["main_query"].split() if word.strip("?").isdigit())
+        a, b = (
+            int(word.strip("?")) for word in row["main_query"].split() if word.strip("?").isdigit()
+        )
         assert int(row["metadata"]["answer"]) == a + b and (a + b) % 2 == 0
         verdict = row["provenance"]["verdict"]
         assert (
@@ -92,15 +122,22 @@ def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
         )
     rejected = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
     details = {
-        one["rejected"]["detail"] for one in rejected if one["rejected"]["reason"] == "the grader finds it wrong"
+        one["rejected"]["detail"]
+        for one in rejected
+        if one["rejected"]["reason"] == "the grader finds it wrong"
     }
     assert details and all("odd numbers are not trusted" in detail for detail in details)
     card = Path("data/README.md").read_text()
     assert f"{agreement['checked']:,} rows checked by scripted:checker.py:solve" in card
     first = Path("data/train.jsonl").read_bytes(), card
     again = expand("--out", "data", "--verify", "agreement:2+llm", *models, *prices, "--resume")
-    assert again.exit_code == 0 and (Path("data/train.jsonl").read_bytes(), Path("data/README.md").read_text()) == first
-    other = expand("--out", "data", "--verify", "agreement:2+llm", "--resume", "--verify-model", models[3])
+    assert (
+        again.exit_code == 0
+        and (Path("data/train.jsonl").read_bytes(), Path("data/README.md").read_text()) == first
+    )
+    other = expand(
+        "--out", "data", "--verify", "agreement:2+llm", "--resume", "--verify-model", models[3]
+    )
     assert other.exit_code == 2 and "verify_models" in other.output
 
 
@@ -116,14 +153,28 @@ def test_one_of_several_is_enough_where_the_spec_says_so() -> None:
     ("options", "words"),
     [
         (("--verify", "none", "--verify-model", "m"), "nothing is verified"),
-        (("--verify", "agreement:3", "--verify-model", "llm=m@http://127.0.0.1:1/v1"), "there is agreement"),
+        (
+            ("--verify", "agreement:3", "--verify-model", "llm=m@http://127.0.0.1:1/v1"),
+            "there is agreement",
+        ),
         (("--verify", "agreement:3", "--verify-model", "judge-7b"), "add its endpoint"),
         (("--verify", "agreement:3+none"), "cannot be combined"),
         (("--verify", "agreement:3", "--verify-price", "1,1"), "without --verify-model"),
-        (("--verify", "llm", "--verify-model", "scripted:checker.py:grade", "--price", "1,1", "--max-cost", "1"),
-         "--verify-price"),
+        (
+            (
+                "--verify",
+                "llm",
+                "--verify-model",
+                "scripted:checker.py:grade",
+                "--price",
+                "1,1",
+                "--max-cost",
+                "1",
+            ),
+            "--verify-price",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.usefixtures("place")
 def test_what_cannot_be_is_said_before_the_first_call(options: tuple[str, ...], words: str) -> None:
     refused = expand("--out", "data", *options)
@@ -131,7 +182,9 @@ def test_what_cannot_be_is_said_before_the_first_call(options: tuple[str, ...], 
     assert not Path("data/.expand/run.json").exists()
 
 
-part = st.sampled_from(["agreement:3", "code", "llm", "judge:agent.py:exact", "judge:c++/a|b.py:exact:3"])
+part = st.sampled_from(
+    ["agreement:3", "code", "llm", "judge:agent.py:exact", "judge:c++/a|b.py:exact:3"]
+)
 
 
 @given(st.lists(st.lists(part, min_size=1, max_size=3), min_size=1, max_size=3))
@@ -154,7 +207,10 @@ class Says:
     )
 )
 def test_all_groups_and_any_of_a_group(answers: list[list[bool]]) -> None:
-    parts = [[VerifierPart(Says(f"{i}-{j}", ok)) for j, ok in enumerate(group)] for i, group in enumerate(answers)]
+    parts = [
+        [VerifierPart(Says(f"{i}-{j}", ok)) for j, ok in enumerate(group)]
+        for i, group in enumerate(answers)
+    ]
     verdict = asyncio.run(CombinedVerifier("spec", parts).check({}, None))
     assert verdict.ok == all(any(group) for group in answers)
     [*said] = checks_of(CombinedVerifier("spec", parts), [{"verdict": verdict.as_json("spec")}])
@@ -195,7 +251,9 @@ def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
             assert (await verifier.check({"question": "6 * 7?", "answer": "42"}, writer)).ok
             await writer.chat([{"role": "user", "content": "write"}])
             own = verifier.parts[0].endpoint
-            assert own is not None and own.budget.spent.calls == 1 and writer.budget.spent.calls == 2
+            assert (
+                own is not None and own.budget.spent.calls == 1 and writer.budget.spent.calls == 2
+            )
             writer.halt()
             with pytest.raises(Exception, match="not sent: the run is ending"):
                 await verifier.check({"question": "7 * 7?", "answer": "49"}, writer)
@@ -209,4 +267,7 @@ def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
 def test_each_kind_is_known_to_the_grammar() -> None:
     assert set(KINDS) == {"agreement", "judge", "code", "llm", "none"}
     with pytest.raises(ConfigError, match="is given twice"):
-        open_verification(Verify("llm", ("a@http://x/v1", "b@http://x/v1")), ModelClient("http://127.0.0.1:9", "m"))
+        open_verification(
+            Verify("llm", ("a@http://x/v1", "b@http://x/v1")),
+            ModelClient("http://127.0.0.1:9", "m"),
+        )

@@ -1,4 +1,5 @@
-"""`ajet dataset view` by its keys, on real files; how it looks; and what it says where it cannot open."""
+"""`ajet dataset view` by its keys, on real files; how it looks; and what it says where it cannot
+open."""
 
 from __future__ import annotations
 
@@ -62,7 +63,10 @@ async def viewing(
     view = DatasetApp(Review(str(path), sample=sample), filter)
     async with view.run_test(size=size, notifications=True) as pilot:
         await until_shown(
-            pilot, lambda: isinstance(view.screen, RowsScreen) and view.review.loaded and not at_work(pilot)
+            pilot,
+            lambda: (
+                isinstance(view.screen, RowsScreen) and view.review.loaded and not at_work(pilot)
+            ),
         )
         yield pilot
     view.review.close()
@@ -102,7 +106,12 @@ def said(pilot: Pilot[None], where: str = "ReviewStatus") -> str:
 async def test_a_and_x_decide_and_go_on_and_u_goes_back(tasks: Path) -> None:
     async with viewing(tasks) as pilot:
         await press(pilot, "a", "x", "down", "a")
-        assert [review(pilot).mark_of(i) for i in range(4)] == ["accepted", "rejected", None, "accepted"]
+        assert [review(pilot).mark_of(i) for i in range(4)] == [
+            "accepted",
+            "rejected",
+            None,
+            "accepted",
+        ]
         assert rows(pilot).table.cursor == 4
         assert "2 accepted · 1 rejected · not saved" in said(pilot)
         await press(pilot, "u", "u")
@@ -144,14 +153,22 @@ async def test_filter_search_and_what_is_left_to_do(tasks: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_sample_is_labelled_without_its_verdicts_and_goes_on_where_it_stopped(tasks: Path) -> None:
+async def test_a_sample_is_labelled_without_its_verdicts_and_goes_on_where_it_stopped(
+    tasks: Path,
+) -> None:
     async with viewing(tasks, sample=6) as pilot:
         sampled = review(pilot).sampled
-        assert sampled is not None and rows(pilot).table.number == sampled[0] and rows(pilot).table.count == 6
+        assert (
+            sampled is not None
+            and rows(pilot).table.number == sampled[0]
+            and rows(pilot).table.count == 6
+        )
         assert "independent answers agree" not in said(pilot, "RowPane Static")
         assert all(column.title != "verified" for column in rows(pilot).table.columns)
         await press(pilot, "a")
-        assert rows(pilot).table.number == sampled[1] and "random sample: 1 of 6 labelled" in said(pilot)
+        assert rows(pilot).table.number == sampled[1] and "random sample: 1 of 6 labelled" in said(
+            pilot
+        )
         await press(pilot, "x", "up")
         assert rows(pilot).table.number == sampled[1]
         assert "independent answers agree" in said(pilot, "RowPane Static")
@@ -169,7 +186,9 @@ async def test_an_answer_is_edited_in_a_form(tasks: Path) -> None:
         await press(pilot, "e")
         assert isinstance(pilot.app.screen, EditScreen)
         focused = pilot.app.focused
-        assert isinstance(focused, TextArea) and focused.text == "1"  # the answer, which is what is wrong mostly
+        assert (
+            isinstance(focused, TextArea) and focused.text == "1"
+        )  # the answer, which is what is wrong mostly
         await press(pilot, "end", "0", "ctrl+s")
         assert review(pilot).row(0).values["metadata"] == {"answer": "10", "level": 0}
         assert review(pilot).row(0).values["provenance"]["edited"] == ["metadata.answer"]
@@ -179,7 +198,9 @@ async def test_an_answer_is_edited_in_a_form(tasks: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_what_is_no_row_is_not_kept_and_what_was_typed_is_not_lost_by_one_key(tasks: Path) -> None:
+async def test_what_is_no_row_is_not_kept_and_what_was_typed_is_not_lost_by_one_key(
+    tasks: Path,
+) -> None:
     async with viewing(tasks) as pilot:
         await press(pilot, "E")
         area = pilot.app.screen.query_one("#whole", TextArea)
@@ -211,9 +232,14 @@ async def test_a_row_whole_with_where_it_is_from_and_how_it_was_verified(tasks: 
         await press(pilot, *["down"] * 5, "enter")
         assert isinstance(pilot.app.screen, RowScreen)
         text = pilot.app.screen.query_one(LongText).text
-        assert "[bold red]not markup[/] \\x1b[31mred\\x07 \\u202eback" in text and "\x1b" not in text
+        assert (
+            "[bold red]not markup[/] \\x1b[31mred\\x07 \\u202eback" in text and "\x1b" not in text
+        )
         await press(pilot, "a")
-        assert review(pilot).mark_of(5) == "accepted" and "What is 6 + 1?" in pilot.app.screen.query_one(LongText).text
+        assert (
+            review(pilot).mark_of(5) == "accepted"
+            and "What is 6 + 1?" in pilot.app.screen.query_one(LongText).text
+        )
         await press(pilot, "k", "u", "escape")
         assert review(pilot).mark_of(5) is None and rows(pilot).table.cursor == 5
 
@@ -223,10 +249,15 @@ async def test_saved_over_itself_the_rest_goes_on(tasks: Path) -> None:
     async with viewing(tasks) as pilot:
         await press(pilot, "x", "a", "ctrl+s")
         assert isinstance(pilot.app.screen, SaveScreen)
-        assert said(pilot, "#plan") == "replaces tasks.jsonl with 39 rows; 1 rejected to tasks.rejected.jsonl"
+        assert (
+            said(pilot, "#plan")
+            == "replaces tasks.jsonl with 39 rows; 1 rejected to tasks.rejected.jsonl"
+        )
         assert len(tasks.read_text().splitlines()) == 40
         await press(pilot, "enter")
-        await until_shown(pilot, lambda: isinstance(pilot.app.screen, RowsScreen) and review(pilot).loaded)
+        await until_shown(
+            pilot, lambda: isinstance(pilot.app.screen, RowsScreen) and review(pilot).loaded
+        )
         assert [one.values for one in read(tasks)] == [row(i) for i in range(1, 40)]
         assert review(pilot).mark_of(0) == "accepted" and rows(pilot).table.count == 39
         await press(pilot, "q")
@@ -240,7 +271,9 @@ async def test_another_file_is_replaced_only_when_that_was_said_twice(tasks: Pat
         pilot.app.screen.query_one(Input).value = "other.jsonl"
         pilot.app.screen.query_one(Button).press()
         await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, SaveScreen) and "press enter again to replace it" in said(pilot, "#wrong")
+        assert isinstance(
+            pilot.app.screen, SaveScreen
+        ) and "press enter again to replace it" in said(pilot, "#wrong")
         assert Path("other.jsonl").read_text() == "something of mine\n"
         await press(pilot, "ctrl+s")
         await until_shown(pilot, lambda: isinstance(pilot.app.screen, RowsScreen))
@@ -265,7 +298,9 @@ async def test_q_leaves_and_decisions_are_there_the_next_time(tasks: Path) -> No
     assert len(again.spool) == 40 and again.mark_of(0) == "rejected"
 
 
-async def test_decisions_that_no_file_keeps_are_lost_only_where_q_is_pressed_twice(tasks: Path) -> None:
+async def test_decisions_that_no_file_keeps_are_lost_only_where_q_is_pressed_twice(
+    tasks: Path,
+) -> None:
     view = DatasetApp(Review(str(tasks), mapping={"main_query": "metadata.question"}))
     async with view.run_test(notifications=True) as pilot:
         await until_shown(pilot, lambda: view.review.loaded and not at_work(pilot))
@@ -327,15 +362,25 @@ def test_looks(snap_compare: Any, tasks: Path, keys: list[str], size: tuple[int,
 
 def test_without_a_terminal_it_names_what_does_the_same_in_a_script(tasks: Path) -> None:
     done = CliRunner().invoke(app, ["dataset", "view", str(tasks)])
-    assert done.exit_code == 2 and "ajet dataset filter FILE EXPR" in done.output and "Traceback" not in done.output
+    assert (
+        done.exit_code == 2
+        and "ajet dataset filter FILE EXPR" in done.output
+        and "Traceback" not in done.output
+    )
     shown = " ".join(CliRunner().invoke(app, ["dataset", "view", "--help"]).output.split())
     assert "--rejected long.jsonl" in shown and "In a script" in shown
 
 
 @pytest.mark.slow
 def test_in_a_real_terminal_it_decides_and_leaves_and_the_decision_is_kept(tasks: Path) -> None:
-    code, written = in_terminal("dataset", "view", str(tasks), keys=[(b"What is 0 + 1?", b"x"), (b"row 2", b"q")])
-    assert code == 0 and b"kept in .tasks.jsonl.review.jsonl" in written and b"Traceback" not in written
+    code, written = in_terminal(
+        "dataset", "view", str(tasks), keys=[(b"What is 0 + 1?", b"x"), (b"row 2", b"q")]
+    )
+    assert (
+        code == 0
+        and b"kept in .tasks.jsonl.review.jsonl" in written
+        and b"Traceback" not in written
+    )
     again = Review(str(tasks))
     again.load()
     assert again.mark_of(0) == "rejected" and len(tasks.read_text().splitlines()) == 40
@@ -346,4 +391,6 @@ def test_what_cannot_be_opened_is_said(tasks: Path) -> None:
     tasks.write_text(json.dumps(row(0)) + "\n{half\n")
     for option, words in (("chars<", b"a value is missing"), ("chars<9", b"tasks.jsonl line 2")):
         ended, written = in_terminal("dataset", "view", str(tasks), "--filter", option)
-        assert ended == 2 and words in b" ".join(written.split()) and b"Traceback" not in written, written
+        assert ended == 2 and words in b" ".join(written.split()) and b"Traceback" not in written, (
+            written
+        )

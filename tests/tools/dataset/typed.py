@@ -1,4 +1,5 @@
-"""A Parquet file with columns of every type that JSON has no word for, and what of it a command has to leave alone."""
+"""A Parquet file with columns of every type that JSON has no word for, and what of it a command has
+to leave alone."""
 
 from __future__ import annotations
 
@@ -38,17 +39,24 @@ def typed_table(rows: int = ROWS, *, first: int = 0) -> pa.Table:
     inner = pa.struct([("level", pa.int8()), ("at", pa.timestamp("us")), ("score", pa.float32())])
     columns = {
         "question": pa.array(
-            [f"What is {1000 + i} plus {17 * i}, and which word is number {i} of the list?" for i in some]
+            [
+                f"What is {1000 + i} plus {17 * i}, and which word is number {i} of the list?"
+                for i in some
+            ]
         ),
         "answer": pa.array([str(1000 + 18 * i) for i in some]),
-        "image": column([{"bytes": bytes([i % 256, 0, 255]), "path": f"{i}.png"} for i in some], picture),
+        "image": column(
+            [{"bytes": bytes([i % 256, 0, 255]), "path": f"{i}.png"} for i in some], picture
+        ),
         "blob": column([b"\x00\xff" * (i % 3) for i in some], pa.large_binary()),
         "label": column([i % 2 for i in some], pa.int64()),
         "weight": column([0.1 * i for i in some], pa.float32()),
         "loss": pa.array([float("nan") if i % 5 == 0 else i / 3 for i in some], pa.float64()),
         "small": column([i % 100 for i in some], pa.int8()),
         "big": column([2**64 - 1 - i for i in some], pa.uint64()),
-        "seen": column([day + datetime.timedelta(hours=i) for i in some], pa.timestamp("us", "Europe/Berlin")),
+        "seen": column(
+            [day + datetime.timedelta(hours=i) for i in some], pa.timestamp("us", "Europe/Berlin")
+        ),
         "exact": column([1_700_000_000_123_456_789 + i for i in some], pa.timestamp("ns")),
         "born": column([datetime.date(1990, 1, 1 + i % 28) for i in some], pa.date32()),
         "price": column([decimal.Decimal(f"{i}.50") for i in some], pa.decimal128(12, 2)),
@@ -58,10 +66,14 @@ def typed_table(rows: int = ROWS, *, first: int = 0) -> pa.Table:
         "metadata": column([{"level": i % 5, "at": day, "score": 0.1} for i in some], inner),
         "nothing": pa.nulls(rows, pa.string()),
     }
-    noted = {name: FEATURES.get(name, {"dtype": str(one.type), "_type": "Value"}) for name, one in columns.items()}
+    noted = {
+        name: FEATURES.get(name, {"dtype": str(one.type), "_type": "Value"})
+        for name, one in columns.items()
+    }
     metadata = {"huggingface": json.dumps({"info": {"features": noted}}), "mine": "kept"}
     fields = [
-        pa.field(name, one.type, metadata={"unit": "s"} if name == "weight" else None) for name, one in columns.items()
+        pa.field(name, one.type, metadata={"unit": "s"} if name == "weight" else None)
+        for name, one in columns.items()
     ]
     return pa.table(list(columns.values()), schema=pa.schema(fields, metadata=metadata))
 
@@ -71,10 +83,14 @@ def write_typed(path: Path, rows: int = ROWS, *, first: int = 0) -> Path:
     return path
 
 
-def check_kept(source: Path, made: Path, *, more: tuple[str, ...] = (), less: tuple[str, ...] = ()) -> pa.Table:
-    """The rows of `made` are rows of `source`, bit for bit, with the same types, and what the schema says of them.
+def check_kept(
+    source: Path, made: Path, *, more: tuple[str, ...] = (), less: tuple[str, ...] = ()
+) -> pa.Table:
+    """The rows of `made` are rows of `source`, bit for bit, with the same types, and what the
+    schema says of them.
 
-    `more` are columns that were added, `less` those that were changed or left out. Rows are known by `small` and `big`.
+    `more` are columns that were added, `less` those that were changed or left out. Rows are known
+    by `small` and `big`.
     """
     before, after = pq.read_table(source), pq.read_table(made)
     names = [name for name in before.schema.names if name not in less]
@@ -100,5 +116,7 @@ def same(one: Any, other: Any) -> bool:
     if pa.types.is_dictionary(a.type):
         return bool(a.dictionary_decode().equals(b.dictionary_decode()))
     if pa.types.is_floating(a.type):
-        return a.to_numpy(zero_copy_only=False).tobytes() == b.to_numpy(zero_copy_only=False).tobytes()
+        return (
+            a.to_numpy(zero_copy_only=False).tobytes() == b.to_numpy(zero_copy_only=False).tobytes()
+        )
     return bool(a.equals(b))

@@ -1,4 +1,5 @@
-"""Files written for tests: a PDF by hand, a Word file and what a teacher says about them; an agent; rows."""
+"""Files written for tests: a PDF by hand, a Word file and what a teacher says about them; an agent;
+rows."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ def read_rows(name: str) -> list[dict[str, Any]]:
 
 
 def write_pdf(
-    path: Path, pages: Sequence[Sequence[str | tuple[int, str]]], titles: Mapping[int, str] | None = None
+    path: Path,
+    pages: Sequence[Sequence[str | tuple[int, str]]],
+    titles: Mapping[int, str] | None = None,
 ) -> Path:
-    """A PDF of pages of lines; a line with a number before it is of that size. `titles` are its outline, by page."""
+    """A PDF of pages of lines; a line with a number before it is of that size. `titles` are its
+    outline, by page."""
     fonts = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>"
     objects, kids = [fonts, b"", b""], []
     for lines in pages:
@@ -51,8 +55,8 @@ def write_pdf(
         drawn += b"ET"
         objects.append(b"<< /Length %d >>\nstream\n%s\nendstream" % (len(drawn), drawn))
         objects.append(
-            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Resources << /Font << /F1 1 0 R >> >> "
-            b"/Contents %d 0 R >>" % len(objects)
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Resources << /Font << /F1 1 0 R"
+            b" >> >> /Contents %d 0 R >>" % len(objects)
         )
         kids.append(len(objects))
     places = " ".join(f"{kid} 0 R" for kid in kids).encode()
@@ -63,8 +67,13 @@ def write_pdf(
         offsets.append(len(made))
         made += b"%d 0 obj\n%s\nendobj\n" % (number, content)
     table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
-    trailer = b"trailer << /Size %d /Root 3 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (len(objects) + 1, len(made))
-    path.write_bytes(made + b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1) + table + trailer)
+    trailer = b"trailer << /Size %d /Root 3 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (
+        len(objects) + 1,
+        len(made),
+    )
+    path.write_bytes(
+        made + b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1) + table + trailer
+    )
     if titles:
         from pypdf import PdfWriter
 
@@ -105,7 +114,8 @@ def write_docx(path: Path, parts: Sequence[tuple[str, Any]]) -> Path:
 
 
 def teach(body: Mapping[str, Any], most: int = 4) -> str:
-    """What a good teacher replies: of the passage's sentences, a question each, answered by its last word."""
+    """What a good teacher replies: of the passage's sentences, a question each, answered by its
+    last word."""
     asked = str(body["messages"][-1]["content"])
     found = PASSAGE.search(asked)
     if found is None:  # a grader is asked

@@ -12,7 +12,13 @@ from rich.cells import cell_len
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode
-from ajet_tools.trace.compare.attempts import ComparedAttempt, ComparedMessage, align, columns_of, read_attempts
+from ajet_tools.trace.compare.attempts import (
+    ComparedAttempt,
+    ComparedMessage,
+    align,
+    columns_of,
+    read_attempts,
+)
 
 SAID = st.builds(
     ComparedMessage,
@@ -24,12 +30,21 @@ SAID = st.builds(
 TALKS = st.lists(SAID, max_size=5).map(tuple)
 
 
-def attempt(messages: tuple[ComparedMessage, ...], ids: list[int] | None = None, name: str = "e") -> ComparedAttempt:
+def attempt(
+    messages: tuple[ComparedMessage, ...], ids: list[int] | None = None, name: str = "e"
+) -> ComparedAttempt:
     timelines = () if ids is None else (np.array(ids, np.int32),)
     return ComparedAttempt(
-        Episode(episode_id=name), status="succeeded", advantage=None, recomputed=False, sampled=0, trained=0,
-        messages=messages, timelines=timelines, homes={} if ids is None else {"c": 0},
-    )  # fmt: skip
+        Episode(episode_id=name),
+        status="succeeded",
+        advantage=None,
+        recomputed=False,
+        sampled=0,
+        trained=0,
+        messages=messages,
+        timelines=timelines,
+        homes={} if ids is None else {"c": 0},
+    )
 
 
 @given(TALKS, TALKS, TALKS)
@@ -63,7 +78,8 @@ def test_common_start_is_the_longest_common_beginning(before: str, a: str, b: st
 @given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8))
 def test_the_first_differing_token_of_the_timelines(a: list[int], b: list[int]) -> None:
     parted = align(
-        attempt((ComparedMessage("user", "", "x", "c"),), a), attempt((ComparedMessage("user", "", "y", "c"),), b)
+        attempt((ComparedMessage("user", "", "x", "c"),), a),
+        attempt((ComparedMessage("user", "", "y", "c"),), b),
     )
     assert parted is not None and parted.timeline == 0 and parted.token is not None
     n = parted.token
@@ -77,10 +93,14 @@ def test_columns_hold_every_word_and_mark_each_parting_once(talks: list[Any], wi
     for column, one in enumerate(attempts):
         cells = [line[column] for line in made.lines]
         assert all(sum(cell_len(text) for text, _ in cell) <= max(width, 20) for cell in cells)
-        ours = "".join(text for cell in cells for text, kind in cell if kind in ("same", "differs", "after"))
+        ours = "".join(
+            text for cell in cells for text, kind in cell if kind in ("same", "differs", "after")
+        )
         for gone in ("(ends here)", " (differs)"):
             ours = ours.replace(gone, "")
-        assert ours.replace(" ", "") == "".join(m.text for m in one.messages).replace("\n", "").replace(" ", "")
+        assert ours.replace(" ", "") == "".join(m.text for m in one.messages).replace(
+            "\n", ""
+        ).replace(" ", "")
         parted = align(attempts[0], one) if column else None
         marked = [n for n, cell in enumerate(cells) if any(kind == "differs" for _, kind in cell)]
         if column:
@@ -98,18 +118,35 @@ def test_a_message_of_megabytes_is_compared_whole_and_shown_around_its_differenc
     made = columns_of([one, two], 40)
     assert len(made.lines) < 600
     shown = [(text, kind) for line in made.lines for text, kind in line[1]]
-    assert ("right ", "differs") in [(text, kind) for text, kind in shown] or ("right", "differs") in shown
-    assert any("characters alike" in text for text, _ in shown) or any("alike" in text for text, _ in shown)
+    assert ("right ", "differs") in [(text, kind) for text, kind in shown] or (
+        "right",
+        "differs",
+    ) in shown
+    assert any("characters alike" in text for text, _ in shown) or any(
+        "alike" in text for text, _ in shown
+    )
 
 
 def test_attempts_as_the_trace_has_them(token_trace: Any) -> None:
     good, bad, running = read_attempts(open_trace(token_trace.file), ["good", "bad", "running"])
     assert [m.text for m in good.messages] == ["Café?", "Let me see.", "Well?", "Très bien."]
     assert [m.role for m in good.messages] == ["user", "assistant", "user", "assistant"]
-    assert good.episode.reward == 1.0 and good.advantage == 0.5 and not good.recomputed and good.trained == good.sampled
-    assert bad.advantage is not None and bad.advantage < 0 and bad.recomputed and bad.trained < bad.sampled
+    assert (
+        good.episode.reward == 1.0
+        and good.advantage == 0.5
+        and not good.recomputed
+        and good.trained == good.sampled
+    )
+    assert (
+        bad.advantage is not None
+        and bad.advantage < 0
+        and bad.recomputed
+        and bad.trained < bad.sampled
+    )
     assert running.status == "running" and running.advantage is None
     parted = align(good, bad)
     assert parted is not None and (parted.message, parted.character) == (1, len("Let me "))
     assert parted.timeline == 0 and parted.token is not None
-    assert bad.timelines[0][parted.token] == ord("g") and good.timelines[0][parted.token] == ord("s")
+    assert bad.timelines[0][parted.token] == ord("g") and good.timelines[0][parted.token] == ord(
+        "s"
+    )

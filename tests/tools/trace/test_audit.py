@@ -1,4 +1,5 @@
-"""`ajet trace check --deep`: what a training wrote passes; an edit from which something follows is found."""
+"""`ajet trace check --deep`: what a training wrote passes; an edit from which something follows is
+found."""
 
 from __future__ import annotations
 
@@ -46,10 +47,14 @@ def path(sound: Path, tmp_path: Path) -> Path:
 
 
 CALL = (
-    "(SELECT min(call_id) FROM trained JOIN calls USING (call_id) WHERE agent = 'solver' AND extends_call_id IS NULL)"
+    "(SELECT min(call_id) FROM trained JOIN calls USING (call_id) WHERE agent = 'solver' AND"
+    " extends_call_id IS NULL)"
 )
 """A first call that was trained."""
-LATER = "(SELECT min(call_id) FROM trained JOIN calls USING (call_id) WHERE extends_call_id IS NOT NULL)"
+LATER = (
+    "(SELECT min(call_id) FROM trained JOIN calls USING (call_id) WHERE extends_call_id IS NOT"
+    " NULL)"
+)
 OTHER = "(SELECT max(call_id) FROM trained JOIN calls USING (call_id) WHERE agent = 'critic')"
 EPISODE = f"(SELECT episode_id FROM calls WHERE call_id = {CALL})"
 FAILED = "(SELECT min(episode_id) FROM episodes WHERE status = 'failed' AND split = 'train')"
@@ -205,18 +210,24 @@ NOTHING_FOLLOWS = {"episodes.output", "episodes.events", "rewards.reason"}
 
 def test_each_column_has_an_edit() -> None:
     tables = ("calls", "episodes", "rewards", "metrics", "ledger", "trained")
-    assert {f"{table}.{column}" for table in tables for column in COLUMNS[table]} == set(EDITS) | NOTHING_FOLLOWS
+    assert {f"{table}.{column}" for table in tables for column in COLUMNS[table]} == set(
+        EDITS
+    ) | NOTHING_FOLLOWS
 
 
 def test_what_a_training_wrote_passes(sound: Path) -> None:
     audited = audit(sound)
     assert (audited.differs, audited.unchecked) == ((), ())
     with duckdb.connect(str(sound), read_only=True) as connection:
-        outcomes = {row[0] for row in connection.execute("SELECT DISTINCT outcome FROM ledger").fetchall()}
+        outcomes = {
+            row[0] for row in connection.execute("SELECT DISTINCT outcome FROM ledger").fetchall()
+        }
     assert outcomes >= {"trained", "failed", "zero_advantage", "evaluation", "untrainable"}
 
 
-@pytest.mark.parametrize("edit", [f"{column}: {edit}" for column, edits in EDITS.items() for edit in edits])
+@pytest.mark.parametrize(
+    "edit", [f"{column}: {edit}" for column, edits in EDITS.items() for edit in edits]
+)
 def test_an_edit_is_found(path: Path, edit: str) -> None:
     column, change = edit.split(": ", 1)
     with duckdb.connect(str(path)) as connection:
@@ -231,7 +242,10 @@ def test_an_edit_is_found(path: Path, edit: str) -> None:
 
 def test_an_edit_of_a_metric_is_found(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
-        edit = "UPDATE metrics SET value = value * 1.001 + 1e-4 WHERE step = 2 AND list_contains(?, name)"
+        edit = (
+            "UPDATE metrics SET value = value * 1.001 + 1e-4 WHERE step = 2 AND list_contains(?,"
+            " name)"
+        )
         assert connection.execute(edit, [FOLLOWING]).fetchall() == [(len(FOLLOWING),)]
     [differs] = audit(path).differs
     assert (differs.check, differs.count) == ("metrics", len(FOLLOWING))
@@ -242,13 +256,18 @@ def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
     passed = run.invoke(app, ["trace", "check", "--deep", str(path)])
     assert passed.exit_code == 0 and "recomputed, nothing differs" in passed.output
     with duckdb.connect(str(path)) as connection:
-        connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
+        connection.execute(
+            "UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)"
+        )
         [(first,)] = connection.execute(
-            "SELECT arg_min(call_id, (c.step, c.episode_id, c.index)) FROM trained JOIN ("
-            "SELECT call_id, e.step, episode_id, index FROM calls JOIN episodes e USING (episode_id)) c USING (call_id)"
+            "SELECT arg_min(call_id, (c.step, c.episode_id, c.index)) FROM trained JOIN (SELECT"
+            " call_id, e.step, episode_id, index FROM calls JOIN episodes e USING (episode_id)) c"
+            " USING (call_id)"
         ).fetchall()
     shallow = run.invoke(app, ["trace", "check", str(path)])
-    assert shallow.exit_code == 1 and shallow.output.startswith("edited: edited after it was written (")
+    assert shallow.exit_code == 1 and shallow.output.startswith(
+        "edited: edited after it was written ("
+    )
     failed = run.invoke(app, ["trace", "check", "--deep", str(path)])
     assert failed.exit_code == 1
     assert first in failed.output and "expected" in failed.output and "stored" in failed.output
@@ -257,22 +276,30 @@ def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
     assert not told["sound"] and differs == {"advantages": first, "metrics": "train/loss in step 1"}
 
 
-def test_log_probabilities_are_those_of_the_weights_that_sampled(sound: Path, tmp_path: Path) -> None:
+def test_log_probabilities_are_those_of_the_weights_that_sampled(
+    sound: Path, tmp_path: Path
+) -> None:
     directory = shutil.copytree(sound.parent, tmp_path / "run")  # with its checkpoints
     trace = directory / "trace.duckdb"
     passed = audit(trace, weights=True)
     assert (passed.differs, passed.unchecked) == ((), ()) and passed.rows["weights"] > 50
     edits = {
         "metrics SET value = value * 1.01 WHERE name = 'train/grad_norm' AND step = 2": "",
-        "calls SET logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE policy_version = 1": "sampled with",
+        "calls SET logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE policy_version = 1": (
+            "sampled with"
+        ),
         "calls SET policy_version = 0 WHERE policy_version = 2": "sampled with",
-        "trained SET logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE step = 1": "of the trainer",
+        "trained SET logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE step = 1": (
+            "of the trainer"
+        ),
     }
     for i, (edit, whose) in enumerate(edits.items()):
         edited = Path(shutil.copy(trace, directory / f"trace-{i}.duckdb"))
         with duckdb.connect(str(edited)) as connection:
             connection.execute(f"UPDATE {edit}")
-        [differs] = [entry for entry in audit(edited, weights=True).differs if entry.check == "weights"]
+        [differs] = [
+            entry for entry in audit(edited, weights=True).differs if entry.check == "weights"
+        ]
         if whose:
             assert whose in differs.stored and "within 0.001" in differs.expected
         else:
@@ -286,23 +313,36 @@ def test_a_recipes_model_is_that_of_the_runs_seed_whatever_the_link_says(
     own = Path(shutil.copytree(model, tmp_path / "models" / ".tiny.seed-0"))
     last = Path(shutil.copytree(model, tmp_path / "models" / ".tiny.seed-1"))
     weights = load_file(last / "model.safetensors")
-    save_file({name: tensor * 1.5 for name, tensor in weights.items()}, last / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor * 1.5 for name, tensor in weights.items()},
+        last / "model.safetensors",
+        {"format": "pt"},
+    )
     (tmp_path / "models" / "tiny").symlink_to(last.name)
     with duckdb.connect(str(trace)) as connection:
-        [(seed,)] = connection.execute("SELECT config->>'$.ajet.trainer_common.seed' FROM runs").fetchall()
-        patch = json.dumps({"ajet": {"model": {"path": "./models/tiny", "recipe": "recipe.py->recipe"}}})
+        [(seed,)] = connection.execute(
+            "SELECT config->>'$.ajet.trainer_common.seed' FROM runs"
+        ).fetchall()
+        patch = json.dumps(
+            {"ajet": {"model": {"path": "./models/tiny", "recipe": "recipe.py->recipe"}}}
+        )
         connection.execute("UPDATE runs SET config = json_merge_patch(config, ?)", [patch])
     assert seed == "0"
     passed = audit(trace, weights=True)
     assert passed.differs == () and passed.rows["weights"] > 20
-    (own / ".ajet").write_text("{}")  # the recipe's mark: it made the seed's model again, after the run
+    (own / ".ajet").write_text(
+        "{}"
+    )  # the recipe's mark: it made the seed's model again, after the run
     remade = audit(trace, weights=True)
     assert remade.differs == () and remade.rows["weights"] == 0
     assert any("made it after the run's first call" in entry.reason for entry in remade.unchecked)
     shutil.rmtree(own)
     unknown = audit(trace, weights=True)
     assert unknown.differs == () and unknown.rows["weights"] == 0
-    assert any(entry.check == "weights" and "no weights at hand" in entry.reason for entry in unknown.unchecked)
+    assert any(
+        entry.check == "weights" and "no weights at hand" in entry.reason
+        for entry in unknown.unchecked
+    )
     command = CliRunner().invoke(app, ["trace", "check", "--weights", str(trace)])
     assert command.exit_code == 1 and "--weights compared no call" in command.output
 
@@ -310,18 +350,28 @@ def test_a_recipes_model_is_that_of_the_runs_seed_whatever_the_link_says(
 def test_the_gradient_of_an_adapter_is_that_of_its_checkpoint(tmp_path: Path, model: Path) -> None:
     config = job(tmp_path / "lora", model, total_steps=3)
     lora = config.model.lora.model_copy(update={"enabled": True, "r": 4})
-    train(config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})}), workflow=discuss)
+    train(
+        config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})}),
+        workflow=discuss,
+    )
     audited = audit(config.directory, weights=True)  # two checkpoints are kept, of steps 2 and 3
     assert audited.differs == () and audited.rows["weights"] > 30
-    assert [one.reason for one in audited.unchecked] == ["versions 1: no weights at hand, or sampled with limits"]
+    assert [one.reason for one in audited.unchecked] == [
+        "versions 1: no weights at hand, or sampled with limits"
+    ]
     with duckdb.connect(str(config.directory / "trace.duckdb")) as connection:
         connection.execute("UPDATE metrics SET value = value * 1.01 WHERE name = 'train/grad_norm'")
-    assert [one.row for one in audit(config.directory, weights=True).differs] == ["train/grad_norm in step 3"]
+    assert [one.row for one in audit(config.directory, weights=True).differs] == [
+        "train/grad_norm in step 3"
+    ]
 
 
 def test_without_the_tokenizer_texts_are_not_checked(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
-        connection.execute('UPDATE runs SET config = replace(config::VARCHAR, \'"path": "/\', \'"path": "/absent/\')')
+        connection.execute(
+            'UPDATE runs SET config = replace(config::VARCHAR, \'"path": "/\', \'"path":'
+            " \"/absent/')"
+        )
     audited = audit(path)
     assert audited.differs == ()
     assert {one.check for one in audited.unchecked} == {"texts", "templates"}
@@ -330,7 +380,10 @@ def test_without_the_tokenizer_texts_are_not_checked(path: Path) -> None:
 
 def test_values_of_another_shape_are_differences_or_named(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
-        connection.execute("UPDATE calls SET response = '[3]', request = '3', messages_suffix = '[3]', sampling = '3'")
+        connection.execute(
+            "UPDATE calls SET response = '[3]', request = '3', messages_suffix = '[3]', sampling"
+            " = '3'"
+        )
         connection.execute("UPDATE calls SET output_ids = [NULL, -5]")
         connection.execute("UPDATE metrics SET value = 'nan'")
     checks = {one.check for one in audit(path).differs}
@@ -347,9 +400,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "algorithm": {"adv_estimator": "reinforce_plus_plus"},
         "rollout": {"failure_reward": 0.1, "gamma": 0.5},
     },
-    "others": {"algorithm": {"adv_estimator": "rloo"}, "rollout": {"max_staleness": 1}, "mini_batch_num": 2},
-    "cut": {"algorithm": {"adv_estimator": "opo"}, "data": {"max_response_length": 24}, "ppo_epochs": 2},
-    "overlong": {"rollout": {"overlong_filtering": True, "failure_reward": -1.0, "max_response_length_in_one_turn": 9}},
+    "others": {
+        "algorithm": {"adv_estimator": "rloo"},
+        "rollout": {"max_staleness": 1},
+        "mini_batch_num": 2,
+    },
+    "cut": {
+        "algorithm": {"adv_estimator": "opo"},
+        "data": {"max_response_length": 24},
+        "ppo_epochs": 2,
+    },
+    "overlong": {
+        "rollout": {
+            "overlong_filtering": True,
+            "failure_reward": -1.0,
+            "max_response_length_in_one_turn": 9,
+        }
+    },
 }
 
 
@@ -358,31 +425,54 @@ def test_other_estimators_and_limits_pass(tmp_path: Path, model: Path, name: str
     directory = trained(tmp_path, model, **SETTINGS[name])
     assert audit(directory).differs == ()
     with duckdb.connect(str(directory / "trace.duckdb")) as connection:
-        connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
+        connection.execute(
+            "UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)"
+        )
     assert "advantages" in {one.check for one in audit(directory).differs}
 
 
 def test_demonstrations_pairs_and_a_teacher_are_audited(tmp_path: Path, model: Path) -> None:
     said = tmp_path / "said.jsonl"
-    rows = [{"messages": [{"role": "user", "content": f"Say {w}."}, {"role": "assistant", "content": w}]} for w in "ab"]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Say {w}."},
+                {"role": "assistant", "content": w},
+            ]
+        }
+        for w in "ab"
+    ]
     said.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    taught = trained(tmp_path / "sft", model, algorithm={"adv_estimator": "sft", "data": str(said)}, val_pass_n=0)
+    taught = trained(
+        tmp_path / "sft", model, algorithm={"adv_estimator": "sft", "data": str(said)}, val_pass_n=0
+    )
     distilled = trained(
-        tmp_path / "opd", model, algorithm={"adv_estimator": "opd", "teacher": str(model)}, val_pass_n=0
+        tmp_path / "opd",
+        model,
+        algorithm={"adv_estimator": "opd", "teacher": str(model)},
+        val_pass_n=0,
     )
     assert [(one.check, one.reason) for one in audit(distilled).unchecked] == [
         ("advantages", "opd takes them from a teacher")
     ]
-    assert (audit(distilled).differs, audit(taught).differs, audit(taught).unchecked) == ((), (), ())
+    assert (audit(distilled).differs, audit(taught).differs, audit(taught).unchecked) == (
+        (),
+        (),
+        (),
+    )
     pairs = tmp_path / "pairs.jsonl"
     rows = [{"prompt": row["messages"][:1], "chosen": row["messages"][1:],
              "rejected": [{"role": "assistant", "content": "c"}]} for row in rows]  # fmt: skip
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, data in (("attempts", {}), ("pairs", {"data": str(pairs)})):
-        compared = trained(tmp_path / name, model, algorithm={"adv_estimator": "dpo", **data}, val_pass_n=0)
+        compared = trained(
+            tmp_path / name, model, algorithm={"adv_estimator": "dpo", **data}, val_pass_n=0
+        )
         assert (audit(compared).differs, audit(compared).unchecked) == ((), ()), name
         with duckdb.connect(str(compared / "trace.duckdb")) as connection:
-            connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
+            connection.execute(
+                "UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)"
+            )
         assert [one.check for one in audit(compared).differs] == ["advantages"], name
     edits = {
         "trained SET advantages = list_transform(advantages, lambda a: a / 2)": "advantages",
@@ -421,7 +511,9 @@ trained(Path(sys.argv[1]), Path(sys.argv[2]), workflow=held_at_step_4,
 def test_a_run_that_was_killed_and_resumed_passes(tmp_path: Path, model: Path) -> None:
     command = [sys.executable, "-u", "-c", _KILLED, str(tmp_path), str(model)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as run:
         assert run.stdout is not None
         assert any(line.startswith("step 3/4") for line in run.stdout)
         with open_trace(tmp_path / "experiment") as trace:
@@ -436,4 +528,6 @@ def test_a_run_that_was_killed_and_resumed_passes(tmp_path: Path, model: Path) -
     resumed = audit(directory)
     assert (resumed.differs, resumed.unchecked) == ((), ())
     with duckdb.connect(str(directory / "trace.duckdb"), read_only=True) as connection:
-        assert connection.execute("SELECT count(*) FROM ledger WHERE outcome = 'superseded'").fetchall() != [(0,)]
+        assert connection.execute(
+            "SELECT count(*) FROM ledger WHERE outcome = 'superseded'"
+        ).fetchall() != [(0,)]

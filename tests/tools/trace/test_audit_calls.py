@@ -1,4 +1,5 @@
-"""`ajet trace check --deep`: names and arguments of stored tool calls are those that the sampled ids spell."""
+"""`ajet trace check --deep`: names and arguments of stored tool calls are those that the sampled
+ids spell."""
 
 from __future__ import annotations
 
@@ -20,20 +21,32 @@ pytestmark = pytest.mark.slow
 PLACES = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PLACES}}]
 SPELT = {
-    "hermes": '<tool_call>\n{"name": "weather", "arguments": {"city":  "K\\u00f6ln", "days": 2}}\n</tool_call>',
-    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n"
-    "</parameter>\n</function>\n</tool_call>",
+    "hermes": (
+        '<tool_call>\n{"name": "weather", "arguments": {"city":  "K\\u00f6ln", "days":'
+        " 2}}\n</tool_call>"
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n2\n"
+        "</parameter>\n</function>\n</tool_call>"
+    ),
     "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Köln", "days": 2}}]',
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
-    '{"city": "Köln", "days": 2}<|tool_call_end|><|tool_calls_section_end|>',
+    "kimi_k2": (
+        '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city":'
+        ' "Köln", "days": 2}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
     "pythonic": "[weather(city='Köln', days=2)]",
 }
 ASKED = {"name": "weather", "arguments": '{"days": 2, "city": "Köln"}'}
 
 
-def audited(path: Path, spelt: str, *functions: dict[str, str], content: str | None = None) -> Audit:
+def audited(
+    path: Path, spelt: str, *functions: dict[str, str], content: str | None = None
+) -> Audit:
     tokenizer = ByteTokenizer()
-    calls = [{"id": str(i), "type": "function", "function": function} for i, function in enumerate(functions)]
+    calls = [
+        {"id": str(i), "type": "function", "function": function}
+        for i, function in enumerate(functions)
+    ]
     reply: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": calls}
     call = Call(
         call_id="c",
@@ -46,7 +59,11 @@ def audited(path: Path, spelt: str, *functions: dict[str, str], content: str | N
     )
     config = {"ajet": {"model": {"scripted": "replies.py"}}}
     with TraceWriter(path / "trace.duckdb") as writer:
-        writer.put(Run(run_id="r", config=config, status="finished"), call, Episode(episode_id="e", run_id="r"))
+        writer.put(
+            Run(run_id="r", config=config, status="finished"),
+            call,
+            Episode(episode_id="e", run_id="r"),
+        )
     return audit(path / "trace.duckdb")
 
 
@@ -55,17 +72,23 @@ def texts(result: Audit) -> list[str]:
 
 
 @pytest.mark.parametrize("spelling", SPELT)
-def test_calls_as_they_were_sampled_pass_and_edited_ones_do_not(tmp_path: Path, spelling: str) -> None:
+def test_calls_as_they_were_sampled_pass_and_edited_ones_do_not(
+    tmp_path: Path, spelling: str
+) -> None:
     sound = audited(tmp_path / "sound", SPELT[spelling], ASKED)
     assert texts(sound) == [] and not any(entry.check == "texts" for entry in sound.unchecked)
     edits = ({"days": 3, "city": "Köln"}, {"days": 2, "town": "Köln"}, {"days": 2})
     for i, edit in enumerate(edits):
-        result = audited(tmp_path / str(i), SPELT[spelling], {**ASKED, "arguments": json.dumps(edit)})
+        result = audited(
+            tmp_path / str(i), SPELT[spelling], {**ASKED, "arguments": json.dumps(edit)}
+        )
         assert texts(result) == [json.dumps([["weather", edit]], ensure_ascii=False)]
     assert len(texts(audited(tmp_path / "twice", SPELT[spelling], ASKED, ASKED))) == 1
 
 
-@pytest.mark.parametrize(("spelt", "stored"), [(SPELT["hermes"], ["None"]), ("4", ["None"]), ("", []), (" \n", [])])
+@pytest.mark.parametrize(
+    ("spelt", "stored"), [(SPELT["hermes"], ["None"]), ("4", ["None"]), ("", []), (" \n", [])]
+)
 def test_a_reply_whose_content_and_calls_were_removed_does_not_pass(
     tmp_path: Path, spelt: str, stored: list[str]
 ) -> None:
@@ -79,7 +102,9 @@ def test_a_service_of_many_files_is_told_in_few_lines(tmp_path: Path) -> None:
         for i in range(5):
             call = Call(call_id=f"c{i}", episode_id=f"e{i}", **times)
             episode = Episode(episode_id=f"e{i}", run_id=f"r{i}", **times)
-            writer.put(Run(run_id=f"r{i}", backbone="trace", status="finished", **times), episode, call)
+            writer.put(
+                Run(run_id=f"r{i}", backbone="trace", status="finished", **times), episode, call
+            )
     told = run.invoke(app, ["trace", "check", "--deep", str(path)]).output
     assert told.count("not checked") == told.count("run r0, r1, r2 and 2 more") == 3, told
     assert "\n\n\n" not in run.invoke(app, ["trace", "ls", str(path)]).output

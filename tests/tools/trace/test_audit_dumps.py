@@ -1,8 +1,10 @@
-"""`ajet trace audit`: rollouts of other trainers pass; each way in which one trains what was not sampled is named.
+"""`ajet trace audit`: rollouts of other trainers pass; each way in which one trains what was not
+sampled is named.
 
-`dumps/verifiers-0.4.0.jsonl` was written by its Trace, its graph and its trace_store (its configs and runtimes, which
-need services, were stand-ins), `dumps/tinker-cookbook-0.6.1.jsonl` by its capture exporter, `dumps/rllm-0.3.0.jsonl` by
-`Episode.to_dict()`, `dumps/trl-1.16.0.jsonl` are `RolloutSample`s by `dataclasses.asdict`; Datums are the SDK's.
+`dumps/verifiers-0.4.0.jsonl` was written by its Trace, its graph and its trace_store (its configs
+and runtimes, which need services, were stand-ins), `dumps/tinker-cookbook-0.6.1.jsonl` by its
+capture exporter, `dumps/rllm-0.3.0.jsonl` by `Episode.to_dict()`, `dumps/trl-1.16.0.jsonl` are
+`RolloutSample`s by `dataclasses.asdict`; Datums are the SDK's.
 """
 
 from __future__ import annotations
@@ -83,7 +85,12 @@ def audited(tmp_path: Path, rows: list[dict[str, Any]]) -> Dump:
 @pytest.mark.parametrize("format", SOUND)
 def test_what_a_trainer_wrote_passes(tmp_path: Path, format: str) -> None:
     dump = audited(tmp_path, SOUND[format]())
-    assert (list(dump.formats.values()), dump.problems, dump.audit.differs, dump.splits) == ([format], [], (), [])
+    assert (list(dump.formats.values()), dump.problems, dump.audit.differs, dump.splits) == (
+        [format],
+        [],
+        (),
+        [],
+    )
     assert dump.sound and dump.calls >= dump.episodes >= 2
 
 
@@ -98,7 +105,17 @@ def test_captured_requests_of_one_trajectory_are_one_episode(tmp_path: Path) -> 
 
 def test_without_token_ids_nothing_is_said_to_be_right(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no call has token ids"):
-        audited(tmp_path, [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "yes"}]}])
+        audited(
+            tmp_path,
+            [
+                {
+                    "messages": [
+                        {"role": "user", "content": "Hi"},
+                        {"role": "assistant", "content": "yes"},
+                    ]
+                }
+            ],
+        )
 
 
 def node(index: int, **changes: Any) -> Callable[[list[dict[str, Any]]], object]:
@@ -119,11 +136,19 @@ def test_events_of_agent_lightning(tmp_path: Path) -> None:
     """As its 1.0.2 wrote them: of one rollout whole, of the other as triplets."""
     out = tmp_path / "t.duckdb"
     done = import_files([DUMPS / "agentlightning-1.0.2.jsonl"], out)
-    assert (done.formats, done.bad_rows) == ({str(DUMPS / "agentlightning-1.0.2.jsonl"): "agent-lightning-v1"}, 0)
+    assert (done.formats, done.bad_rows) == (
+        {str(DUMPS / "agentlightning-1.0.2.jsonl"): "agent-lightning-v1"},
+        0,
+    )
     with open_trace(out) as reader:
-        whole, triplets = sorted(episodes(reader), key=lambda episode: len(episode.calls), reverse=True)
+        whole, triplets = sorted(
+            episodes(reader), key=lambda episode: len(episode.calls), reverse=True
+        )
     first, second, failed = whole.calls
-    assert first.request["messages"] == [{"role": "user", "content": "turn 0"}] and first.policy_version == 3
+    assert (
+        first.request["messages"] == [{"role": "user", "content": "turn 0"}]
+        and first.policy_version == 3
+    )
     assert second.prompt_ids is not None and second.prompt_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert (failed.error, failed.output_ids) == ("the request failed", None)
     assert (whole.reward, triplets.reward) == (1.0, 0.0), "the last one, as it trains on"
@@ -139,17 +164,25 @@ def test_of_refused_rows_it_is_not_said_that_nothing_differs(tmp_path: Path) -> 
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     told = CliRunner().invoke(app, ["trace", "audit", str(file)])
     assert told.exit_code == 1
-    assert "completion_mask for 1 of 6 tokens" in told.output and "the other rows: recomputed" in told.output
+    assert (
+        "completion_mask for 1 of 6 tokens" in told.output
+        and "the other rows: recomputed" in told.output
+    )
 
 
 def test_an_attempt_with_a_reward_and_no_request_is_counted(tmp_path: Path) -> None:
     rows = SOUND["agent-lightning-v1"]()
     reward = next(row for row in rows if row["event_type"] == "reward")
     file = tmp_path / "dump.jsonl"
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in [{**reward, "attempt_id": "silent"}, *rows]))
+    file.write_text(
+        "".join(f"{json.dumps(row)}\n" for row in [{**reward, "attempt_id": "silent"}, *rows])
+    )
     said = CliRunner().invoke(app, ["trace", "audit", str(file)])
     assert said.exit_code == 0, said.output
-    assert "3 episodes with" in said.output and "1 episode without a request: a reward alone" in said.output
+    assert (
+        "3 episodes with" in said.output
+        and "1 episode without a request: a reward alone" in said.output
+    )
 
 
 BROKEN: list[tuple[str, Callable[[list[dict[str, Any]]], object], str]] = [
@@ -211,20 +244,36 @@ def test_with_a_tokenizer_ids_must_be_the_text_of_the_reply(tmp_path: Path) -> N
     passed = run.invoke(app, ["trace", "audit", str(file), "--tokenizer", str(tokenizer)])
     assert passed.exit_code == 0 and "recomputed, nothing differs" in passed.output, passed.output
     rows = stored(file.name)
-    rows[1]["traces"][0]["nodes"][4]["token_ids"][2] = rows[1]["traces"][0]["nodes"][2]["token_ids"][2]
+    rows[1]["traces"][0]["nodes"][4]["token_ids"][2] = rows[1]["traces"][0]["nodes"][2][
+        "token_ids"
+    ][2]
     wrong = tmp_path / "traces.jsonl"
     wrong.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run.invoke(app, ["trace", "audit", str(wrong)]).exit_code == 0, "no text is compared without a tokenizer"
+    assert run.invoke(app, ["trace", "audit", str(wrong)]).exit_code == 0, (
+        "no text is compared without a tokenizer"
+    )
     told = run.invoke(app, ["trace", "audit", str(wrong), "--tokenizer", str(tokenizer), "--json"])
     [differs] = json.loads(told.output)["audit"]["differs"]
-    assert told.exit_code == 1 and (differs["check"], differs["row"]) == ("texts", "traces.jsonl line 2, call 1")
+    assert told.exit_code == 1 and (differs["check"], differs["row"]) == (
+        "texts",
+        "traces.jsonl line 2, call 1",
+    )
 
 
 def test_a_tokenizer_that_is_named_and_missing_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "tokenizer.json").write_text("{}")
-    for place, told in (("absent", "there is no tokenizer in"), ("damaged", "cannot be loaded as a tokenizer")):
-        arguments = ["trace", "audit", str(DUMPS / "verifiers-0.4.0.jsonl"), "--tokenizer", str(tmp_path / place)]
+    for place, told in (
+        ("absent", "there is no tokenizer in"),
+        ("damaged", "cannot be loaded as a tokenizer"),
+    ):
+        arguments = [
+            "trace",
+            "audit",
+            str(DUMPS / "verifiers-0.4.0.jsonl"),
+            "--tokenizer",
+            str(tmp_path / place),
+        ]
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 2 and told in done.output, done.output
         assert "recomputed" not in done.output
@@ -234,11 +283,21 @@ def test_a_datum_that_does_not_say_what_was_sampled_is_not_checked(tmp_path: Pat
     rows = [datum(0.5, group_idx=0, traj_idx=0, reward=1.0)]
     for spans in ("loss_fn_input_spans", "model_input_spans"):
         rows[0].pop(spans)
-    rows[0]["loss_fn_inputs"]["advantages"] = [1.0, 0.0, 1.0, 1.0, 0.0]  # of a prompt's token, the first one
+    rows[0]["loss_fn_inputs"]["advantages"] = [
+        1.0,
+        0.0,
+        1.0,
+        1.0,
+        0.0,
+    ]  # of a prompt's token, the first one
     dump = audited(tmp_path, rows)
     [reason] = [entry.reason for entry in dump.audit.unchecked if entry.check == "what is trained"]
     assert dump.sound
-    assert reason == "1 row has neither mask, weights nor spans: tokens with an advantage are taken as the sampled ones"
+    assert (
+        reason
+        == "1 row has neither mask, weights nor spans: tokens with an advantage are taken as the"
+        " sampled ones"
+    )
     told = CliRunner().invoke(app, ["trace", "audit", str(tmp_path / "dump.jsonl")])
     assert told.exit_code == 0 and "what is trained: 1 row has neither" in told.output
     whole = audited(tmp_path, [datum(0.5)])

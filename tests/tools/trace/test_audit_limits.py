@@ -1,4 +1,5 @@
-"""The auditor accepts a training whose requests have stops, limits and penalties, and whose judge and agents fail."""
+"""The auditor accepts a training whose requests have stops, limits and penalties, and whose judge
+and agents fail."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def agent() -> object:
         number = len(attempts)
         if number % 7 == 0:
             raise KeyError("the agent failed before its call")
-        reply = await model.agent("solver").chat([{"role": "user", "content": question}], **REQUESTS[number % 5])
+        reply = await model.agent("solver").chat(
+            [{"role": "user", "content": question}], **REQUESTS[number % 5]
+        )
         if number % 4 == 0:  # a role that few attempts have
             for text in ("Hm.", "Hm again."):
                 await model.agent("rare").chat([{"role": "user", "content": text}])

@@ -24,21 +24,33 @@ START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 def records(*, finished: bool = True) -> list[Any]:
-    ended: dict[str, Any] = {"status": "finished", "ended_at": START + timedelta(hours=1)} if finished else {}
+    ended: dict[str, Any] = (
+        {"status": "finished", "ended_at": START + timedelta(hours=1)} if finished else {}
+    )
     first = {"role": "user", "content": "hi"}
     at: dict[str, Any] = {"started_at": START, "ended_at": START}
     booked: dict[str, Any] = {"run_id": "r", "step": 1, "episode_id": "e"}
     made: list[Any] = [Run(run_id="r", backbone="local", started_at=START, **ended)]
     conversation = PrefixIndex()
     for index, prompt in enumerate(([1, 2], [1, 2, 3, 4, 5])):
-        call: dict[str, Any] = {"call_id": f"c{index}", "output_ids": [3, 4], "logprobs": [-0.5, -1]}
+        call: dict[str, Any] = {
+            "call_id": f"c{index}",
+            "output_ids": [3, 4],
+            "logprobs": [-0.5, -1],
+        }
         request = {"messages": [first] * (index + 1)}
         later = {name: START + timedelta(seconds=index) for name in at}
         one = Call(episode_id="e", index=index, prompt_ids=prompt, request=request, **later, **call)
         made.append(conversation.add(one))
         made.append(LedgerEntry(call_id=f"c{index}", outcome="trained", tokens=2, **booked))
-        made.append(Trained(call_id=f"c{index}", advantages=[1, 1], logprobs=[0, 0], entropy=[0, 0], **booked))
-    made.append(Episode(episode_id="e", run_id="r", step=1, rewards=(Reward(value=1, call_id="c0"),), **at))
+        made.append(
+            Trained(
+                call_id=f"c{index}", advantages=[1, 1], logprobs=[0, 0], entropy=[0, 0], **booked
+            )
+        )
+    made.append(
+        Episode(episode_id="e", run_id="r", step=1, rewards=(Reward(value=1, call_id="c0"),), **at)
+    )
     made.append(Episode(episode_id="gone", run_id="r", step=2, **at))
     return [
         *made,
@@ -87,14 +99,26 @@ BREAKS = {
     "prefixes": ("UPDATE calls SET prefix_len = 5 WHERE call_id = 'c1'", "c1"),
     "log-probabilities": ("UPDATE calls SET logprobs = [0] WHERE call_id = 'c1'", "c1"),
     "trained arrays": ("UPDATE trained SET entropy = [0] WHERE call_id = 'c1'", "c1"),
-    "trained tokens": ("UPDATE trained SET advantages = ['nan'::FLOAT, 1] WHERE call_id = 'c1'", "c1"),
+    "trained tokens": (
+        "UPDATE trained SET advantages = ['nan'::FLOAT, 1] WHERE call_id = 'c1'",
+        "c1",
+    ),
     "superseded": ("UPDATE episodes SET superseded = true WHERE episode_id = 'e'", "c0"),
-    "times": ("UPDATE calls SET ended_at = started_at - INTERVAL 1 SECOND WHERE call_id = 'c0'", "c0"),
-    "times of calls": ("UPDATE episodes SET started_at = started_at - INTERVAL 1 HOUR WHERE episode_id = 'e'", "e"),
+    "times": (
+        "UPDATE calls SET ended_at = started_at - INTERVAL 1 SECOND WHERE call_id = 'c0'",
+        "c0",
+    ),
+    "times of calls": (
+        "UPDATE episodes SET started_at = started_at - INTERVAL 1 HOUR WHERE episode_id = 'e'",
+        "e",
+    ),
     "ledger": ("UPDATE ledger SET tokens = 1 WHERE call_id = 'c1'", "c1"),
     "circles": ("UPDATE calls SET parent_call_id = 'c1' WHERE call_id = 'c0'", "c0"),
     "extended calls": ("UPDATE calls SET agent = 'other' WHERE call_id = 'c0'", "c1"),
-    "extended prompts": ("UPDATE calls SET prefix_len = 2, prompt_suffix = [9, 9, 5] WHERE call_id = 'c1'", "c1"),
+    "extended prompts": (
+        "UPDATE calls SET prefix_len = 2, prompt_suffix = [9, 9, 5] WHERE call_id = 'c1'",
+        "c1",
+    ),
     "schema": ("ALTER TABLE metrics DROP COLUMN value", "metrics.value"),
 }
 
@@ -116,9 +140,13 @@ def test_what_is_broken_is_found_with_its_id(path: Path, invariant: str) -> None
 
 def test_many_broken_rows_are_counted_and_some_named(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
-        connection.execute("INSERT INTO metrics SELECT 'run-' || i, 1, 'x', 1, now() FROM range(1000) t(i)")
+        connection.execute(
+            "INSERT INTO metrics SELECT 'run-' || i, 1, 'x', 1, now() FROM range(1000) t(i)"
+        )
     [one] = check(path)
-    assert one == Broken("runs of metrics", one.says, 1000, tuple(sorted(f"run-{i}" for i in range(1000))[:20]))
+    assert one == Broken(
+        "runs of metrics", one.says, 1000, tuple(sorted(f"run-{i}" for i in range(1000))[:20])
+    )
 
 
 def test_what_a_kill_leaves_open_is_not_broken(tmp_path: Path) -> None:
@@ -143,21 +171,32 @@ def test_a_live_trace_can_be_checked(tmp_path: Path) -> None:
 def test_references_hold_across_the_files_of_a_directory(tmp_path: Path) -> None:
     made = records()
     with TraceWriter(tmp_path / "one.duckdb") as one, TraceWriter(tmp_path / "two.duckdb") as two:
-        one.put(*(r for r in made if isinstance(r, Run | LedgerEntry | Metric | Feedback | Trained)))
+        one.put(
+            *(r for r in made if isinstance(r, Run | LedgerEntry | Metric | Feedback | Trained))
+        )
         two.put(*(r for r in made if isinstance(r, Call | Episode)))
     assert check(tmp_path) == []
     assert check(tmp_path / "one.duckdb") != []
 
 
-@pytest.mark.parametrize("column", [f"{table}.{column}" for table in TABLES for column in COLUMNS[table]])
+@pytest.mark.parametrize(
+    "column", [f"{table}.{column}" for table in TABLES for column in COLUMNS[table]]
+)
 def test_an_edit_of_any_column_is_told_from_what_was_written(path: Path, column: str) -> None:
     assert edited(path) is None
     table, name = column.split(".")
     kind = COLUMNS[table][name]
-    values = {"VARCHAR": "'no'", "JSON": "'[3]'", "BOOLEAN": f'"{name}" IS NOT TRUE', "TIMESTAMPTZ": "'2020-01-01'"}
+    values = {
+        "VARCHAR": "'no'",
+        "JSON": "'[3]'",
+        "BOOLEAN": f'"{name}" IS NOT TRUE',
+        "TIMESTAMPTZ": "'2020-01-01'",
+    }
     value = values.get(kind, "[7]" if kind.endswith("[]") else "7")
     with duckdb.connect(str(path)) as connection:
-        connection.execute(f'UPDATE {table} SET "{name}" = {value} WHERE "{name}" IS DISTINCT FROM {value}')
+        connection.execute(
+            f'UPDATE {table} SET "{name}" = {value} WHERE "{name}" IS DISTINCT FROM {value}'
+        )
         rows = connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
     broken = edited(path)
     assert broken is not None and 0 < broken.count <= rows
@@ -180,7 +219,9 @@ def test_an_edit_of_any_column_is_told_from_what_was_written(path: Path, column:
 def test_an_edited_row_is_named_by_its_id(path: Path, table: str, named: str) -> None:
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"INSERT INTO {table} FROM {table} LIMIT 1")
-        [(told,)] = connection.execute(f"SELECT {named} FROM {table} ORDER BY rowid DESC LIMIT 1").fetchall()
+        [(told,)] = connection.execute(
+            f"SELECT {named} FROM {table} ORDER BY rowid DESC LIMIT 1"
+        ).fetchall()
     assert told
     assert (broken := edited(path)) is not None and broken.ids == (f"{table} {told}",)
 
@@ -189,13 +230,19 @@ def test_an_edited_row_is_named_by_its_id(path: Path, table: str, named: str) ->
 def test_rows_that_were_added_or_deleted_are_told(path: Path, table: str) -> None:
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"INSERT INTO {table} FROM {table} LIMIT 1")
-    assert (added := edited(path)) is not None and added.count == 1 and added.ids[0].startswith(f"{table} ")
+    assert (
+        (added := edited(path)) is not None
+        and added.count == 1
+        and added.ids[0].startswith(f"{table} ")
+    )
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})")
     assert edited(path) is None, "the copy is gone again"
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"DELETE FROM {table} WHERE rowid = (SELECT max(rowid) FROM {table})")
-    assert (gone := edited(path)) is not None and gone.ids == ("1 row more were written and are gone",), "the last one"
+    assert (gone := edited(path)) is not None and gone.ids == (
+        "1 row more were written and are gone",
+    ), "the last one"
     with duckdb.connect(str(path)) as connection:
         connection.execute(f"DELETE FROM {table}")
     assert (gone := edited(path)) is not None and "written and are gone" in gone.ids[0]
@@ -204,16 +251,29 @@ def test_rows_that_were_added_or_deleted_are_told(path: Path, table: str) -> Non
 def test_a_row_that_was_added_hides_none_that_was_deleted(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         connection.execute("DELETE FROM rewards WHERE rowid = (SELECT max(rowid) FROM rewards)")
-        connection.execute("INSERT INTO metrics SELECT * REPLACE ('new' AS name) FROM metrics LIMIT 1")
+        connection.execute(
+            "INSERT INTO metrics SELECT * REPLACE ('new' AS name) FROM metrics LIMIT 1"
+        )
     assert (broken := edited(path)) is not None and broken.count == 2
-    assert any(id.startswith("metrics ") for id in broken.ids) and any("gone" in id for id in broken.ids)
+    assert any(id.startswith("metrics ") for id in broken.ids) and any(
+        "gone" in id for id in broken.ids
+    )
 
 
 @pytest.mark.parametrize("table", ["calls", "feedback", "metrics", "ledger"])
-def test_a_row_in_place_of_another_is_told_from_one_that_was_changed(path: Path, table: str) -> None:
-    column = {"calls": "call_id", "feedback": "feedback_id", "metrics": "name", "ledger": "outcome"}[table]
+def test_a_row_in_place_of_another_is_told_from_one_that_was_changed(
+    path: Path, table: str
+) -> None:
+    column = {
+        "calls": "call_id",
+        "feedback": "feedback_id",
+        "metrics": "name",
+        "ledger": "outcome",
+    }[table]
     with duckdb.connect(str(path)) as connection:
-        connection.execute(f"INSERT INTO {table} SELECT * REPLACE ('other' AS {column}) FROM {table} LIMIT 1")
+        connection.execute(
+            f"INSERT INTO {table} SELECT * REPLACE ('other' AS {column}) FROM {table} LIMIT 1"
+        )
         connection.execute(f"DELETE FROM {table} WHERE rowid = 0")
     assert (broken := edited(path)) is not None and broken.count == 1 and "gone" in broken.ids[0]
 
@@ -221,7 +281,9 @@ def test_a_row_in_place_of_another_is_told_from_one_that_was_changed(path: Path,
 def test_a_file_of_before_keeps_its_digests(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         old = [
-            digest for table in TABLES for digest in digests_of(table, connection.sql(f"FROM {table}").to_arrow_table())
+            digest
+            for table in TABLES
+            for digest in digests_of(table, connection.sql(f"FROM {table}").to_arrow_table())
         ]
         connection.execute("DELETE FROM digests")
         connection.execute("INSERT INTO digests SELECT unnest(?::UBIGINT[])", [old])
@@ -253,7 +315,11 @@ def test_the_order_of_rows_in_a_file_is_nothing_that_was_written(path: Path) -> 
 def test_what_ajet_changes_later_is_no_edit(path: Path) -> None:
     later = Run(run_id="r", backbone="local", status="running", started_at=START)
     with TraceWriter(path) as writer:
-        for run in (later, later.model_copy(update={"config": {"a": 1}}), Run(run_id="old", started_at=START)):
+        for run in (
+            later,
+            later.model_copy(update={"config": {"a": 1}}),
+            Run(run_id="old", started_at=START),
+        ):
             writer.put(run)
             writer.flush()
         writer.put(Call(call_id="late", episode_id="e", index=2, request_id="q", output_ids=[1]))
@@ -265,9 +331,15 @@ def test_what_ajet_changes_later_is_no_edit(path: Path) -> None:
         pass
     assert edited(path) is None
     with duckdb.connect(str(path), read_only=True) as connection:
-        assert connection.execute("SELECT error FROM calls WHERE call_id = 'late'").fetchall() == [("gone",)]
-        assert connection.execute("SELECT DISTINCT outcome FROM ledger").fetchall() == [("superseded",)]
-        assert connection.execute("SELECT DISTINCT status FROM runs").fetchall() == [("interrupted",)]
+        assert connection.execute("SELECT error FROM calls WHERE call_id = 'late'").fetchall() == [
+            ("gone",)
+        ]
+        assert connection.execute("SELECT DISTINCT outcome FROM ledger").fetchall() == [
+            ("superseded",)
+        ]
+        assert connection.execute("SELECT DISTINCT status FROM runs").fetchall() == [
+            ("interrupted",)
+        ]
     prune(path, ["old"])
     assert edited(path) is None
 
@@ -292,7 +364,11 @@ def test_the_digest_of_a_row_stays_the_same_for_ever() -> None:
         connection.execute("SET TimeZone = 'Asia/Tokyo'")
         digests = []
         for table in ("calls", "episodes", "metrics"):
-            listed = ", ".join(f'{values[kind]}::{kind} AS "{name}"' for name, kind in COLUMNS[table].items())
-            connection.execute(f"CREATE TABLE {table} AS SELECT {listed}, NULL::INTEGER AS added_later")
+            listed = ", ".join(
+                f'{values[kind]}::{kind} AS "{name}"' for name, kind in COLUMNS[table].items()
+            )
+            connection.execute(
+                f"CREATE TABLE {table} AS SELECT {listed}, NULL::INTEGER AS added_later"
+            )
             digests += [mine for _, [mine] in digested(connection, table)]
     assert digests == [17896618567797606894, 13616597370028185897, 6561989173625983928]

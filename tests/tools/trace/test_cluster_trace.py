@@ -1,4 +1,5 @@
-"""The files that several live processes of one run write are one trace: for queries, commands and the viewer."""
+"""The files that several live processes of one run write are one trace: for queries, commands and
+the viewer."""
 
 from __future__ import annotations
 
@@ -61,7 +62,9 @@ def test_processes_that_live_are_read_as_one_run_and_followed(tmp_path: Path, no
         [1, 2, 3, 4, 5],
     ]
     [record] = records_of(reader, ["c"], whole=True)
-    assert [(entry.outcome, entry.tokens) for entry in record.ledger if entry.call_id == "c-c1"] == [("trained", 1)]
+    assert [
+        (entry.outcome, entry.tokens) for entry in record.ledger if entry.call_id == "c-c1"
+    ] == [("trained", 1)]
     assert len(record.episode.calls[1].request["messages"]) == 3
     assert queries.find(reader, "c-c1").kind == "call"
     assert {hit.episode_id for hit in search(reader, "question of B", "run1")} == {"b"}
@@ -79,7 +82,11 @@ def test_processes_that_live_are_read_as_one_run_and_followed(tmp_path: Path, no
     head.end()
     three.end()
     assert not settled_owners(trace_files(tmp_path))
-    assert {**_overview(reader), "rewards": None}.items() >= {"status": "finished", "episodes": 5, "tokens": 9}.items()
+    assert {**_overview(reader), "rewards": None}.items() >= {
+        "status": "finished",
+        "episodes": 5,
+        "tokens": 9,
+    }.items()
     assert len(calls_of(reader, "e")) == 2
 
 
@@ -102,12 +109,17 @@ _QUERIES = [
     "FROM episodes SELECT episode_id, task->>'$.main_query' AS q ORDER BY ALL",
     "SELECT agent, sum(len(output_ids)) AS t FROM calls GROUP BY agent HAVING t > 1 ORDER BY agent",
     "SELECT call_id FROM calls WHERE response::VARCHAR LIKE '%reply 1%' ORDER BY call_id",
-    "SELECT e.episode_id FROM episodes e WHERE NOT EXISTS (FROM rewards r WHERE r.episode_id = e.episode_id)",
+    (
+        "SELECT e.episode_id FROM episodes e WHERE NOT EXISTS (FROM rewards r WHERE r.episode_id ="
+        " e.episode_id)"
+    ),
     "SELECT call_id, prompt_ids, messages FROM calls_full ORDER BY call_id",
     "SELECT (SELECT count(*) FROM runs), max(step), count(DISTINCT group_id) FROM episodes",
-    "WITH RECURSIVE up AS (SELECT call_id, parent_call_id FROM calls WHERE index = 1 UNION ALL "
-    "SELECT c.call_id, c.parent_call_id FROM calls c JOIN up ON c.call_id = up.parent_call_id) "
-    "SELECT * FROM up ORDER BY ALL",
+    (
+        "WITH RECURSIVE up AS (SELECT call_id, parent_call_id FROM calls WHERE index = 1 UNION ALL "
+        "SELECT c.call_id, c.parent_call_id FROM calls c JOIN up ON c.call_id = up.parent_call_id) "
+        "SELECT * FROM up ORDER BY ALL"
+    ),
     "SELECT COLUMNS('.*_id') FROM calls ORDER BY ALL LIMIT 3",
     "SELECT name, value FROM metrics WHERE run_id = 'run1' AND step IN (1, 2) ORDER BY step",
     "SELECT call_id, messages_suffix FROM calls WHERE episode_id IN ('a', 'b') ORDER BY call_id",
@@ -151,7 +163,9 @@ def test_wrong_queries_are_refused_live_as_at_rest(tmp_path: Path, node: Start) 
     assert "explain_value" in reader.query("EXPLAIN ANALYZE SELECT * FROM calls").column_names
 
 
-def test_a_process_of_another_machine_is_asked_where_its_gateway_answers(tmp_path: Path, node: Start) -> None:
+def test_a_process_of_another_machine_is_asked_where_its_gateway_answers(
+    tmp_path: Path, node: Start
+) -> None:
     head, one = node("head"), node("n1")
     head.tell("run running")
     one.tell("episode a 1 1")
@@ -162,13 +176,17 @@ def test_a_process_of_another_machine_is_asked_where_its_gateway_answers(tmp_pat
     assert [owner.alive for owner in owners(tmp_path) if owner.host == "another"] == [False]
     port = told["url"].rpartition(":")[2]
     elsewhere = {**told, "host": "another", "url": f"http://{socket.gethostname()}:{port}"}
-    source.write_text(json.dumps({**elsewhere, "token": "foreign"}))  # something else answers at its port by now
+    source.write_text(
+        json.dumps({**elsewhere, "token": "foreign"})
+    )  # something else answers at its port by now
     assert [owner.alive for owner in owners(tmp_path) if owner.host == "another"] == [False]
     source.write_text(json.dumps(elsewhere))
     assert _overview(reader)["episodes"] == 1
 
 
-def test_commands_find_the_files_of_a_run_as_one(tmp_path: Path, node: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_find_the_files_of_a_run_as_one(
+    tmp_path: Path, node: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head, one, two = node("head"), node("n1"), node("n2")
     head.tell("run running")
     one.tell("episode a 1 1")
@@ -189,7 +207,9 @@ def test_commands_find_the_files_of_a_run_as_one(tmp_path: Path, node: Start, mo
 
 
 @pytest.mark.asyncio
-async def test_the_viewer_follows_all_of_them(tmp_path: Path, node: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_viewer_follows_all_of_them(
+    tmp_path: Path, node: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     head, one = node("head"), node("n1")
     head.tell("run running")
@@ -201,7 +221,8 @@ async def test_the_viewer_follows_all_of_them(tmp_path: Path, node: Start, monke
         await until_shown(pilot, lambda: bool(getattr(viewer.screen, "runs", [])))
         viewer.open_episodes("run1")
         await until_shown(
-            pilot, lambda: isinstance(viewer.screen, EpisodesScreen) and viewer.screen.listing is not None
+            pilot,
+            lambda: isinstance(viewer.screen, EpisodesScreen) and viewer.screen.listing is not None,
         )
         await until_shown(pilot, lambda: viewer.screen.listing.count == 1)  # type: ignore[attr-defined]
         two = node("n2")  # its file appears while the viewer is open
@@ -214,7 +235,10 @@ async def test_the_viewer_follows_all_of_them(tmp_path: Path, node: Start, monke
         head.end()
         one.end()
         await pilot.press("escape")
-        await until_shown(pilot, lambda: [run["status"] for run in getattr(viewer.screen, "runs", [])] == ["finished"])
+        await until_shown(
+            pilot,
+            lambda: [run["status"] for run in getattr(viewer.screen, "runs", [])] == ["finished"],
+        )
         [run] = viewer.screen.runs  # type: ignore[attr-defined]
         assert run["episodes"] == 3
     assert open_listing(reader, "run1").count == 3

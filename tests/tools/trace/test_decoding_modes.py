@@ -1,4 +1,5 @@
-"""Sampled and greedy attempts are never one mean: the mode stands on each episode, and every mean says of what."""
+"""Sampled and greedy attempts are never one mean: the mode stands on each episode, and every mean
+says of what."""
 
 from __future__ import annotations
 
@@ -81,10 +82,20 @@ def test_runs_are_compared_by_one_kind(runs: Path) -> None:
 def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
     assert trace("ls", str(runs), "-f", "split=val decoding=greedy")["count"] == 6
     assert trace("ls", str(runs), "--sort", "decoding")["episodes"][0]["decoding"] == "greedy"
-    arguments = ["trace", "export", str(runs), "--include-validation", "--filter", "decoding=greedy"]
+    arguments = [
+        "trace",
+        "export",
+        str(runs),
+        "--include-validation",
+        "--filter",
+        "decoding=greedy",
+    ]
     lines = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert [json.loads(line)["decoding"] for line in lines] == ["greedy"] * 6
-    assert "step 3 val greedy" in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
+    assert (
+        "step 3 val greedy"
+        in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
+    )
 
 
 @pytest.mark.slow
@@ -92,7 +103,10 @@ def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
     assert trace("ls", str(runs), "-f", "split=trial")["count"] == 6
     [_, run] = trace("ls", str(runs))["runs"]
     assert (run["last_trial"], run["last_train"], run["last_val"]) == (0.75, 0.25, 0.5)
-    assert "step 3 trial ·" in CliRunner().invoke(app, ["trace", "show", "onetrialsampled0", str(runs)]).stdout
+    assert (
+        "step 3 trial ·"
+        in CliRunner().invoke(app, ["trace", "show", "onetrialsampled0", str(runs)]).stdout
+    )
 
     def splits(*options: str) -> Counter[str]:
         arguments = ["trace", "export", str(runs), "--run", "one", "--include-validation", *options]
@@ -100,25 +114,46 @@ def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
         return Counter(json.loads(line)["split"] for line in lines)
 
     assert splits() == {"train": 6, "val": 12} and splits("--split", "trial") == {"trial": 6}
-    whole = CliRunner().invoke(app, ["trace", "export", str(runs), "--format", "native", "--no-redact", "--all-runs"])
+    whole = CliRunner().invoke(
+        app, ["trace", "export", str(runs), "--format", "native", "--no-redact", "--all-runs"]
+    )
     assert whole.stdout.count('"trial"') >= 12
     with duckdb.connect(str(runs)) as connection:
         connection.execute("DELETE FROM episodes WHERE split = 'train'")
     with open_trace(runs) as reader:
-        assert [(one["reward_of"], one["last_val"]) for one in queries.overview(reader)] == [("val", 0.5)] * 2
+        assert [(one["reward_of"], one["last_val"]) for one in queries.overview(reader)] == [
+            ("val", 0.5)
+        ] * 2
 
 
 def test_a_resume_rolls_no_trial_back_and_books_those_that_a_kill_left(runs: Path) -> None:
     with TraceWriter(runs) as writer:
         for split in ("train", "trial"):
-            sampled = Call(episode_id=f"late {split}", call_id=split, trainable=True, prompt_ids=[1], output_ids=[2, 3])
-            writer.put(sampled, Episode(episode_id=f"late {split}", run_id="one", step=4, split=split))
+            sampled = Call(
+                episode_id=f"late {split}",
+                call_id=split,
+                trainable=True,
+                prompt_ids=[1],
+                output_ids=[2, 3],
+            )
+            writer.put(
+                sampled, Episode(episode_id=f"late {split}", run_id="one", step=4, split=split)
+            )
         writer.put(
-            LedgerEntry(run_id="one", step=4, episode_id="booked", call_id="booked", outcome="trained", tokens=1)
+            LedgerEntry(
+                run_id="one",
+                step=4,
+                episode_id="booked",
+                call_id="booked",
+                outcome="trained",
+                tokens=1,
+            )
         )
         writer.supersede("one", 3)
         writer.flush()
-        left = writer.query("SELECT call_id, outcome, tokens FROM ledger WHERE run_id = 'one' ORDER BY ALL").to_pylist()
+        left = writer.query(
+            "SELECT call_id, outcome, tokens FROM ledger WHERE run_id = 'one' ORDER BY ALL"
+        ).to_pylist()
         gone = writer.query("SELECT episode_id FROM episodes WHERE superseded").to_pylist()
     assert [tuple(row.values()) for row in left] == [
         ("booked", "superseded", 1), ("train", "superseded", 2), ("trial", "evaluation", 2),

@@ -1,4 +1,5 @@
-"""Each call stands in the tree once, each fork says why, and a call without ids stands where its messages say."""
+"""Each call stands in the tree once, each fork says why, and a call without ids stands where its
+messages say."""
 
 from __future__ import annotations
 
@@ -18,13 +19,22 @@ def call(id: str, prompt: str | None = None, output: str = "", at: float = 0, **
     encode = ByteTokenizer().encode
     ids = {} if prompt is None else {"prompt_ids": encode(prompt), "output_ids": encode(output)}
     start = NOON + timedelta(seconds=at)
-    return Call(call_id=id, episode_id="e", started_at=start, ended_at=start + timedelta(seconds=0.5), **ids, **more)
+    return Call(
+        call_id=id,
+        episode_id="e",
+        started_at=start,
+        ended_at=start + timedelta(seconds=0.5),
+        **ids,
+        **more,
+    )
 
 
 def plain(id: str, messages: list[str], reply: str | None, at: float = 0, **more: Any) -> Call:
     """A call without ids; messages are `role text`."""
     asked = [dict(zip(("role", "content"), m.split(" ", 1), strict=True)) for m in messages]
-    response = {} if reply is None else {"choices": [{"message": {"role": "assistant", "content": reply}}]}
+    response = (
+        {} if reply is None else {"choices": [{"message": {"role": "assistant", "content": reply}}]}
+    )
     return call(id, at=at, request={"messages": asked}, response=response, **more)
 
 
@@ -38,7 +48,9 @@ def holds(tree: EpisodeTree, calls: list[Call]) -> None:
     ids = sorted({c.call_id for c in calls})
     assert sorted(tree.call_order()) == ids, "each call is shown exactly once"
     assert sorted(c for branch in tree.branches for c in branch.calls) == ids
-    assert sorted(row.branch for row in tree.rows() if row.call_id is None) == [b.number for b in tree.branches]
+    assert sorted(row.branch for row in tree.rows() if row.call_id is None) == [
+        b.number for b in tree.branches
+    ]
     for branch in tree.branches:
         assert branch.calls and not set(branch.calls) & set(branch.trunk)
         assert branch.after is None or tree.branch_of[branch.after] == branch.parent
@@ -59,16 +71,32 @@ def test_a_fork_says_where_why_and_what_it_costs() -> None:
     calls = [call("a", "ask", "(hm)x"), call("b", "askx!", "y", 1), call("c", "askx!y?", "z", 2)]
     tree = episode_tree(calls, ByteTokenizer().decode)
     holds(tree, calls)
-    assert shape(tree) == ["#0", "a", "#1", "b", "c"], "what follows a last call goes on at its depth"
+    assert shape(tree) == [
+        "#0",
+        "a",
+        "#1",
+        "b",
+        "c",
+    ], "what follows a last call goes on at its depth"
     fork = tree.branches[1].fork
-    assert fork is not None and (fork.parent_call_id, fork.at, fork.unit, fork.extra_tokens) == ("a", 3, "token", 5)
+    assert fork is not None and (fork.parent_call_id, fork.at, fork.unit, fork.extra_tokens) == (
+        "a",
+        3,
+        "token",
+        5,
+    )
     assert fork.cause == merge(calls, ByteTokenizer().decode).splits[0].cause and fork.hint
     assert fork.expected == f"id {ord('(')}, '(hm)x'" and fork.actual == f"id {ord('x')}, 'x!'"
     assert episode_tree(calls).branches[1].fork.actual == f"id {ord('x')}"  # type: ignore[union-attr]
 
 
 def test_branches_of_one_call_stand_behind_it() -> None:
-    calls = [call("a", "u", "x"), call("b", "ux1", "yyyy", 1), call("c", "ux2", "z", 2), call("d", "ux1yyyy", "w", 3)]
+    calls = [
+        call("a", "u", "x"),
+        call("b", "ux1", "yyyy", 1),
+        call("c", "ux2", "z", 2),
+        call("d", "ux1yyyy", "w", 3),
+    ]
     tree = episode_tree(calls)
     holds(tree, calls)
     assert shape(tree) == ["#0", "a", ".#1", ".c", "b", "d"]
@@ -104,13 +132,21 @@ def test_calls_without_ids_stand_where_their_messages_say() -> None:
     assert shape(tree) == ["#0", "a", ".#1", ".b2", "b", "c", "#2", "new", "#3", "edited"]
     causes = {b.calls[0]: (b.fork.cause, b.fork.at, b.fork.unit) for b in tree.branches if b.fork}
     assert causes["b2"] == ("parallel_branch", 3, "message")
-    assert causes["new"][0] == "new_conversation" and causes["edited"][0] in ("system_changed", "new_conversation")
+    assert causes["new"][0] == "new_conversation" and causes["edited"][0] in (
+        "system_changed",
+        "new_conversation",
+    )
     assert tree.branches[1].trunk == ("a",) and tree.spans == {}
 
 
 def test_a_call_that_names_an_earlier_response_goes_on_from_it() -> None:
     one = call("a", request={"input": "hi"}, response={"id": "resp_1", "output": []})
-    two = call("b", at=1, request={"input": "go on", "previous_response_id": "resp_1"}, response={"id": "resp_2"})
+    two = call(
+        "b",
+        at=1,
+        request={"input": "go on", "previous_response_id": "resp_1"},
+        response={"id": "resp_2"},
+    )
     assert shape(episode_tree([one, two])) == ["#0", "a", "b"]
 
 
@@ -145,7 +181,9 @@ def test_laws_of_random_episodes() -> None:
             said = {"choices": [{"message": {"role": "assistant", "content": output}}]}
             agent, at = rng.choice(("a", "a", "b")), rng.choice((n, n, 0))
             shown = prompt if rng.random() < 0.7 else None
-            calls.append(call(f"c{n}", shown, output, at, agent=agent, request=asked, response=said))
+            calls.append(
+                call(f"c{n}", shown, output, at, agent=agent, request=asked, response=said)
+            )
         rng.shuffle(calls)
         tree = episode_tree(calls)
         holds(tree, calls)
@@ -155,7 +193,10 @@ def test_laws_of_random_episodes() -> None:
         assert {b.fork.call_id for b in own if b.fork} == {s.call_id for s in merged.splits}
         for call_id, (timeline, start, end) in tree.spans.items():
             known = next(c for c in calls if c.call_id == call_id)
-            assert merged.timelines[timeline].token_ids[start:end].tolist() == known.output_ids.tolist()
+            assert (
+                merged.timelines[timeline].token_ids[start:end].tolist()
+                == known.output_ids.tolist()
+            )
 
 
 def test_a_long_chain_of_forks_is_no_deep_recursion() -> None:

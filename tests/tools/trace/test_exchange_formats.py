@@ -1,4 +1,5 @@
-"""Every export format on a trace with tools, agents, forks, failures and hostile text; and back where it has a way."""
+"""Every export format on a trace with tools, agents, forks, failures and hostile text; and back
+where it has a way."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ from ajet_tools.trace.queries.episodes import exported_ids
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)> \x1b[31m \u202e 漢字 🙂 \ud800"
 START = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=timezone.utc)
-TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 def _ids(text: str) -> list[int]:
@@ -61,8 +67,15 @@ class _Conversation:
             agent=self.agent,
             model="m",
             policy_version=3,
-            request={"model": "m", "messages": list(self.messages), **({"tools": self.tools} if self.tools else {})},
-            response={"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]},
+            request={
+                "model": "m",
+                "messages": list(self.messages),
+                **({"tools": self.tools} if self.tools else {}),
+            },
+            response={
+                "id": "x",
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            },
             prompt_ids=prompt,
             output_ids=output,
             logprobs=[-0.5] * len(output),
@@ -78,9 +91,14 @@ class _Conversation:
 
 
 EVENT = Event(
-    name="calc", arguments={"expression": "2+2"}, result={"content": [{"type": "text", "text": "4"}]},
-    started_at=START, ended_at=START + timedelta(seconds=1), trace_id="a" * 32, span_id="b" * 16,
-)  # fmt: skip
+    name="calc",
+    arguments={"expression": "2+2"},
+    result={"content": [{"type": "text", "text": "4"}]},
+    started_at=START,
+    ended_at=START + timedelta(seconds=1),
+    trace_id="a" * 32,
+    span_id="b" * 16,
+)
 
 
 def _attempt(number: int, answer: str, reward: float, **changes: Any) -> Episode:
@@ -113,14 +131,24 @@ def _attempt(number: int, answer: str, reward: float, **changes: Any) -> Episode
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     config = {"ajet": {"model": {"scripted": "replies.jsonl"}, "backbone": "debug"}}
-    failed = {"status": "failed", "error": f"Traceback: {EVIL}", "cause": "RuntimeError", "rewards": ()}
+    failed = {
+        "status": "failed",
+        "error": f"Traceback: {EVIL}",
+        "cause": "RuntimeError",
+        "rewards": (),
+    }
     made = [
         _attempt(0, "4", 1.0),
         _attempt(1, "5", 0.0),
         _attempt(2, "four", 0.5),
         _attempt(3, "22", 0.5),
         _attempt(4, "?", 0.0, **failed),
-        Episode(episode_id="empty", run_id="run", group_id="h", task=Task(task_id="other", main_query="Nothing?")),
+        Episode(
+            episode_id="empty",
+            run_id="run",
+            group_id="h",
+            task=Task(task_id="other", main_query="Nothing?"),
+        ),
     ]
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="run", config=config, status="finished", started_at=START))
@@ -150,9 +178,15 @@ def reader(trace: Path) -> Iterator[TraceReader]:
         yield opened
 
 
-def _export(reader: TraceReader, format: Any, target: Path, **options: Any) -> tuple[Exported, list[dict[str, Any]]]:
+def _export(
+    reader: TraceReader, format: Any, target: Path, **options: Any
+) -> tuple[Exported, list[dict[str, Any]]]:
     done = export(reader, exported_ids(reader), format, target, **options)
-    return done, [json.loads(line) for line in target.read_text().splitlines()] if target.suffix == ".jsonl" else []
+    return done, (
+        [json.loads(line) for line in target.read_text().splitlines()]
+        if target.suffix == ".jsonl"
+        else []
+    )
 
 
 def test_tasks_are_read_back_by_the_task_reader(reader: TraceReader, tmp_path: Path) -> None:
@@ -175,7 +209,12 @@ def test_messages_hold_every_reply_once_with_its_call(reader: TraceReader, tmp_p
         ("solver", 5, 1.0), ("critic", 2, 1.25), ("solver", 3, 1.0),
     ]  # fmt: skip
     assert mine[0]["tools"] == TOOLS and mine[1]["tools"] is None
-    assert [c["call_id"] for row in mine for c in row["calls"]] == ["ep0-0", "ep0-1", "ep0-2", "ep0-3"]
+    assert [c["call_id"] for row in mine for c in row["calls"]] == [
+        "ep0-0",
+        "ep0-1",
+        "ep0-2",
+        "ep0-3",
+    ]
     for row in rows:
         assert all(row["messages"][call["message"]]["role"] == "assistant" for call in row["calls"])
 
@@ -190,7 +229,10 @@ def test_agents_that_say_the_same_do_not_share_a_conversation(tmp_path: Path) ->
         talk.reply("Bye.", 2 * index + 1)
         calls += talk.calls
     found = conversations(Episode(episode_id="e", calls=tuple(calls[i] for i in (0, 2, 3, 1))))
-    assert [(c.agent, [place for _, place in c.turns]) for c in found] == [("one", [1, 3]), ("two", [1, 3])]
+    assert [(c.agent, [place for _, place in c.turns]) for c in found] == [
+        ("one", [1, 3]),
+        ("two", [1, 3]),
+    ]
     assert [call_id for call_id, _ in found[1].turns] == ["e-2", "e-3"]
 
 
@@ -205,7 +247,9 @@ def test_import_of_an_export_gives_equal_episodes_for_what_the_format_holds(
         found = {episode.episode_id: episode for episode in episodes(back)}
         again, _ = _export(back, format, tmp_path / "second.jsonl")
     if format == "messages":
-        assert sorted((tmp_path / "second.jsonl").read_text().splitlines()) == sorted(first.read_text().splitlines())
+        assert sorted((tmp_path / "second.jsonl").read_text().splitlines()) == sorted(
+            first.read_text().splitlines()
+        )
     assert again.rows > 0
     for before in episodes(reader):
         if format == "messages" and not before.calls:
@@ -230,21 +274,42 @@ def test_import_of_an_export_gives_equal_episodes_for_what_the_format_holds(
 def test_sharegpt(reader: TraceReader, tmp_path: Path) -> None:
     _, rows = _export(reader, "sharegpt", tmp_path / "s.jsonl")
     said = rows[0]["conversations"]
-    assert [part["from"] for part in said] == ["system", "human", "function_call", "observation", "gpt"]
+    assert [part["from"] for part in said] == [
+        "system",
+        "human",
+        "function_call",
+        "observation",
+        "gpt",
+    ]
     assert json.loads(said[2]["value"]) == {"name": "calc", "arguments": {"expression": "2+2"}}
     assert json.loads(rows[0]["tools"])[0]["name"] == "calc" and rows[1]["tools"] == ""
 
 
 def test_trl_prompts_have_one_reply_each(reader: TraceReader, tmp_path: Path) -> None:
     _, rows = _export(reader, "trl-prompt", tmp_path / "p.jsonl")
-    assert [row["call_id"] for row in rows if row["episode_id"] == "ep0"] == ["ep0-0", "ep0-1", "ep0-2", "ep0-3"]
-    assert all(len(row["completion"]) == 1 and row["completion"][0]["role"] == "assistant" for row in rows)
+    assert [row["call_id"] for row in rows if row["episode_id"] == "ep0"] == [
+        "ep0-0",
+        "ep0-1",
+        "ep0-2",
+        "ep0-3",
+    ]
+    assert all(
+        len(row["completion"]) == 1 and row["completion"][0]["role"] == "assistant" for row in rows
+    )
 
 
-def test_trl_preferences_pair_better_with_worse_and_ties_give_none(reader: TraceReader, tmp_path: Path) -> None:
+def test_trl_preferences_pair_better_with_worse_and_ties_give_none(
+    reader: TraceReader, tmp_path: Path
+) -> None:
     done, rows = _export(reader, "trl-preference", tmp_path / "p.jsonl")
-    pairs = [(r["chosen_episode_id"], r["rejected_episode_id"], r["agent"]) for r in rows if r["source"] == "reward"]
-    assert ("ep0", "ep1", "solver") in pairs and not any({"ep2", "ep3"} == {a, b} for a, b, _ in pairs)
+    pairs = [
+        (r["chosen_episode_id"], r["rejected_episode_id"], r["agent"])
+        for r in rows
+        if r["source"] == "reward"
+    ]
+    assert ("ep0", "ep1", "solver") in pairs and not any(
+        {"ep2", "ep3"} == {a, b} for a, b, _ in pairs
+    )
     row = next(r for r in rows if r["agent"] == "solver" and r["source"] == "reward")
     assert [m["role"] for m in row["prompt"]] == ["system", "user", "assistant", "tool"]
     assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("4", "5")
@@ -257,26 +322,40 @@ def test_trl_preferences_pair_better_with_worse_and_ties_give_none(reader: Trace
     tied = "groups in which no two rewards differ by more than the margin"
     wide = _export(reader, "trl-preference", tmp_path / "w.jsonl", margin=1.0)
     assert wide[0].left_out[tied] > done.left_out.get(tied, 0)
-    assert not [r for r in wide[1] if r["source"] == "reward"], "a difference of the margin is not more than it"
+    assert not [r for r in wide[1] if r["source"] == "reward"], (
+        "a difference of the margin is not more than it"
+    )
 
 
-def test_what_is_made_for_trl_is_loaded_by_datasets_and_trl(reader: TraceReader, tmp_path: Path) -> None:
+def test_what_is_made_for_trl_is_loaded_by_datasets_and_trl(
+    reader: TraceReader, tmp_path: Path
+) -> None:
     datasets = pytest.importorskip("datasets")
     data_utils = pytest.importorskip("trl.data_utils")
     datasets.disable_progress_bars()
     for format in ("trl-prompt", "trl-preference"):
         path = tmp_path / f"{format}.jsonl"
         _, rows = _export(reader, format, path)
-        loaded = datasets.load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+        loaded = datasets.load_dataset(
+            "json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
+        )
         assert len(loaded) == len(rows)
         for example, row in zip(loaded, rows, strict=True):
             assert data_utils.is_conversational(example)
-            columns = ("prompt", "completion") if format == "trl-prompt" else ("prompt", "chosen", "rejected")
+            columns = (
+                ("prompt", "completion")
+                if format == "trl-prompt"
+                else ("prompt", "chosen", "rejected")
+            )
             for column in columns:
-                assert [m["content"] for m in example[column]] == [m["content"] for m in row[column]]
+                assert [m["content"] for m in example[column]] == [
+                    m["content"] for m in row[column]
+                ]
 
 
-def test_tokens_agree_with_the_calls_and_say_where_advantages_are_from(reader: TraceReader, tmp_path: Path) -> None:
+def test_tokens_agree_with_the_calls_and_say_where_advantages_are_from(
+    reader: TraceReader, tmp_path: Path
+) -> None:
     done = export(reader, exported_ids(reader), "tokens", tmp_path / "t.parquet")
     table = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert done.left_out == {"episodes without token ids": 1} and done.rows == len(table)
@@ -296,19 +375,30 @@ def test_tokens_agree_with_the_calls_and_say_where_advantages_are_from(reader: T
     assert sorted(trained) == sorted(calls), "each sampled reply is masked in exactly once"
     first = next(row for row in table if row["spans"][0]["call_id"] == "ep0-0")
     start, end = first["spans"][1]["start"], first["spans"][1]["end"]
-    assert first["advantages"][start:end] == [0.75] * (end - start) and first["advantage_source"] == "computed+trained"
+    assert (
+        first["advantages"][start:end] == [0.75] * (end - start)
+        and first["advantage_source"] == "computed+trained"
+    )
     values = [1.0, 0.0, 0.5, 0.5]
     expected = (1.0 - np.mean(values)) / (np.std(values, ddof=1) + 1e-6)
     start = first["spans"][0]["start"]
     assert first["advantages"][start] == pytest.approx(expected, rel=1e-3)
     failed = [row for row in table if row["episode_id"] == "ep4"]
-    assert failed and all(np.isnan(np.array(row["advantages"])[np.array(row["loss_mask"])]).all() for row in failed)
+    assert failed and all(
+        np.isnan(np.array(row["advantages"])[np.array(row["loss_mask"])]).all() for row in failed
+    )
 
 
-def test_a_part_of_a_group_has_the_advantages_of_the_whole(reader: TraceReader, tmp_path: Path) -> None:
+def test_a_part_of_a_group_has_the_advantages_of_the_whole(
+    reader: TraceReader, tmp_path: Path
+) -> None:
     export(reader, exported_ids(reader), "tokens", tmp_path / "all.parquet")
     export(reader, ["ep1"], "tokens", tmp_path / "one.parquet")
-    whole = [row for row in pq.read_table(tmp_path / "all.parquet").to_pylist() if row["episode_id"] == "ep1"]
+    whole = [
+        row
+        for row in pq.read_table(tmp_path / "all.parquet").to_pylist()
+        if row["episode_id"] == "ep1"
+    ]
     assert pq.read_table(tmp_path / "one.parquet").to_pylist() == whole
 
 
@@ -323,7 +413,9 @@ def test_episodes_with_text_to_redact_have_no_tokens(tmp_path: Path) -> None:
         done = export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet")
         assert done.episodes == 1 and done.redacted == {"email": 1}
         assert done.left_out["episodes with text to redact (use --no-redact to include them)"] == 1
-        assert export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet", redact=False).episodes == 2
+        assert (
+            export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet", redact=False).episodes == 2
+        )
         _, rows = _export(opened, "messages", tmp_path / "m.jsonl")
         assert rows[0]["messages"][0]["content"] == "mail [email 1]"
 
@@ -343,18 +435,35 @@ class _Page(html.parser.HTMLParser):
         self.text += data
 
 
-def test_a_page_shows_everything_and_runs_and_fetches_nothing(reader: TraceReader, tmp_path: Path) -> None:
+def test_a_page_shows_everything_and_runs_and_fetches_nothing(
+    reader: TraceReader, tmp_path: Path
+) -> None:
     export(reader, exported_ids(reader), "html", tmp_path / "page.html")
     source = (tmp_path / "page.html").read_text()
     page = _Page()
     page.feed(source)
     assert not page.tags & {"script", "img", "link", "iframe", "object", "base", "svg"}
     assert not page.attributes & {"onerror", "src", "href", "action"}
-    assert "http:" not in source and "https:" not in source and "url(" not in source and "@import" not in source
+    assert (
+        "http:" not in source
+        and "https:" not in source
+        and "url(" not in source
+        and "@import" not in source
+    )
     assert "default-src 'none'" in source and "prefers-color-scheme: dark" in source
     assert "<script>alert(1)</script>" in page.text, "hostile text is shown as text"
     assert "\x1b" not in source and "\u202e" not in source and "漢字 🙂" in page.text
-    for part in ("ep0", "ep4", "failed", "Calculate.", "Traceback:", "right", "ann", "4, of course", "critic"):
+    for part in (
+        "ep0",
+        "ep4",
+        "failed",
+        "Calculate.",
+        "Traceback:",
+        "right",
+        "ann",
+        "4, of course",
+        "critic",
+    ):
         assert part in page.text, part
     assert 'title="id ' in source and "log-probability -0.5000, advantage 0.75" in source
 
@@ -364,13 +473,21 @@ def stop(done: int, total: int) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_file_appears_whole_or_not_at_all(reader: TraceReader, tmp_path: Path, format: Any) -> None:
+def test_a_file_appears_whole_or_not_at_all(
+    reader: TraceReader, tmp_path: Path, format: Any
+) -> None:
     target = tmp_path / "out" / "file"
     with pytest.raises(RuntimeError, match="stopped"):
         export(reader, exported_ids(reader), format, target, progress=stop)
     assert list(target.parent.iterdir()) == []
     seen: list[tuple[int, int]] = []
-    export(reader, exported_ids(reader), format, target, progress=lambda done, total: seen.append((done, total)))
+    export(
+        reader,
+        exported_ids(reader),
+        format,
+        target,
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert list(target.parent.iterdir()) == [target] and seen[-1] == (6, 6)
     stream = io.BytesIO()
     export(reader, exported_ids(reader), format, stream)
@@ -392,12 +509,17 @@ def test_otlp_is_what_its_schema_says(reader: TraceReader, tmp_path: Path) -> No
         root, *below = spans
         assert len({span["traceId"] for span in spans}) == 1 and "parentSpanId" not in root
         for span in spans:
-            assert re.fullmatch("[0-9a-f]{32}", span["traceId"]) and re.fullmatch("[0-9a-f]{16}", span["spanId"])
+            assert re.fullmatch("[0-9a-f]{32}", span["traceId"]) and re.fullmatch(
+                "[0-9a-f]{16}", span["spanId"]
+            )
             assert span["spanId"] not in ids
             ids.add(span["spanId"])
             assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
         assert all(span["parentSpanId"] == root["spanId"] for span in below)
-    attributes = {a["key"]: a["value"] for a in rows[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["attributes"]}
+    attributes = {
+        a["key"]: a["value"]
+        for a in rows[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["attributes"]
+    }
     asked = json.loads(attributes["gen_ai.input.messages"]["stringValue"])
     assert asked[0] == {"role": "system", "parts": [{"type": "text", "content": "Calculate."}]}
     said = json.loads(attributes["gen_ai.output.messages"]["stringValue"])

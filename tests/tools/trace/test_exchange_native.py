@@ -1,4 +1,5 @@
-"""ajet's own JSON lines: whatever a trace holds comes back equal, whoever wrote it and however it ended."""
+"""ajet's own JSON lines: whatever a trace holds comes back equal, whoever wrote it and however it
+ended."""
 
 from __future__ import annotations
 
@@ -19,7 +20,18 @@ from ajet_sdk.errors import ConfigError, TaskError, TraceLocked, TraceVersionErr
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Metric, Reward, Run, Task, Trained
+from ajet_sdk.types import (
+    Call,
+    Episode,
+    Event,
+    Feedback,
+    LedgerEntry,
+    Metric,
+    Reward,
+    Run,
+    Task,
+    Trained,
+)
 from ajet_tools.trace.export import export
 from ajet_tools.trace.imports import import_files
 from ajet_tools.trace.queries.episodes import exported_ids
@@ -28,13 +40,21 @@ START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 _FLOAT = st.floats(width=32)
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=6,
 )
 _TIME = st.integers(0, 10**12).map(lambda n: START + timedelta(microseconds=n))
-_MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": _JSON})
-_REQUEST = st.fixed_dictionaries({}, optional={"messages": st.lists(_MESSAGE, max_size=4), "tools": _JSON, "x": _JSON})
+_MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": _JSON}
+)
+_REQUEST = st.fixed_dictionaries(
+    {}, optional={"messages": st.lists(_MESSAGE, max_size=4), "tools": _JSON, "x": _JSON}
+)
 
 
 @st.composite
@@ -68,15 +88,29 @@ def _call(draw: st.DrawFn, call_id: str, episode_id: str, index: int) -> Call:
 @st.composite
 def _episode(draw: st.DrawFn, number: int) -> Episode:
     episode_id = f"e{number}"
-    calls = tuple(draw(_call(f"c{number}-{i}", episode_id, i)) for i in range(draw(st.integers(0, 3))))
+    calls = tuple(
+        draw(_call(f"c{number}-{i}", episode_id, i)) for i in range(draw(st.integers(0, 3)))
+    )
     finite = st.floats(allow_nan=False, allow_infinity=False)
     rewards = st.builds(
-        Reward, name=_TEXT, value=finite, weight=finite, reason=st.none() | _TEXT, agent=st.none() | _TEXT
+        Reward,
+        name=_TEXT,
+        value=finite,
+        weight=finite,
+        reason=st.none() | _TEXT,
+        agent=st.none() | _TEXT,
     )
     events = st.builds(
-        Event, name=_TEXT, arguments=st.dictionaries(_TEXT, _JSON, max_size=2), result=_JSON, error=st.none() | _TEXT,
-        started_at=_TIME, ended_at=_TIME, trace_id=st.none() | _TEXT, span_id=st.none() | _TEXT,
-    )  # fmt: skip
+        Event,
+        name=_TEXT,
+        arguments=st.dictionaries(_TEXT, _JSON, max_size=2),
+        result=_JSON,
+        error=st.none() | _TEXT,
+        started_at=_TIME,
+        ended_at=_TIME,
+        trace_id=st.none() | _TEXT,
+        span_id=st.none() | _TEXT,
+    )
     return Episode(
         episode_id=episode_id,
         run_id="run",
@@ -85,7 +119,9 @@ def _episode(draw: st.DrawFn, number: int) -> Episode:
         step=draw(st.integers(0, 9)),
         split=draw(st.sampled_from(["train", "val"])),
         task=Task(
-            main_query=draw(_TEXT), metadata=draw(st.dictionaries(_TEXT, _JSON, max_size=2)), task_id=draw(_TEXT)
+            main_query=draw(_TEXT),
+            metadata=draw(st.dictionaries(_TEXT, _JSON, max_size=2)),
+            task_id=draw(_TEXT),
         ),
         output=draw(_JSON),
         calls=calls,
@@ -115,7 +151,10 @@ def _everything(reader: TraceReader) -> dict[str, Any]:
         name: sorted(map(str, reader.query(f"SELECT * FROM {name}").to_pylist()))
         for name in ("runs", "rewards", "metrics", "ledger", "feedback", "trained")
     }
-    ids = [row["episode_id"] for row in reader.query("SELECT DISTINCT episode_id FROM calls ORDER BY 1").to_pylist()]
+    ids = [
+        row["episode_id"]
+        for row in reader.query("SELECT DISTINCT episode_id FROM calls ORDER BY 1").to_pylist()
+    ]
     superseded = "SELECT episode_id FROM episodes WHERE superseded ORDER BY 1"
     return {
         **tables,
@@ -127,7 +166,13 @@ def _everything(reader: TraceReader) -> dict[str, Any]:
 
 def _round_trip(trace: Path, folder: Path) -> Path:
     with open_trace(trace) as reader:
-        export(reader, exported_ids(reader, rolled_back=True), "native", folder / "all.jsonl", redact=False)
+        export(
+            reader,
+            exported_ids(reader, rolled_back=True),
+            "native",
+            folder / "all.jsonl",
+            redact=False,
+        )
     import_files([folder / "all.jsonl"], folder / "back.duckdb")
     return folder / "back.duckdb"
 
@@ -165,8 +210,23 @@ def test_an_import_of_a_native_export_is_equal(data: st.DataObject) -> None:
 
 
 def _small(path: Path, **changes: Any) -> Path:
-    call = Call(call_id="c1", episode_id="e1", prompt_ids=[1, 2], output_ids=[3], logprobs=[math.nan], started_at=START)
-    episode = Episode(**{"episode_id": "e1", "run_id": "r", "calls": (call,), "rewards": (Reward(value=1),), **changes})
+    call = Call(
+        call_id="c1",
+        episode_id="e1",
+        prompt_ids=[1, 2],
+        output_ids=[3],
+        logprobs=[math.nan],
+        started_at=START,
+    )
+    episode = Episode(
+        **{
+            "episode_id": "e1",
+            "run_id": "r",
+            "calls": (call,),
+            "rewards": (Reward(value=1),),
+            **changes,
+        }
+    )
     _write(path, Run(run_id="r", status="finished", started_at=START), episode)
     return path
 
@@ -177,7 +237,9 @@ def test_what_a_resume_rolled_back_stays_so(tmp_path: Path) -> None:
     with TraceWriter(trace) as writer:
         writer.put(Run(run_id="r", status="finished"))
         for step in (1, 2):
-            writer.put(Call(call_id=f"c{step}", episode_id=f"e{step}", output_ids=[1], logprobs=[0.0]))
+            writer.put(
+                Call(call_id=f"c{step}", episode_id=f"e{step}", output_ids=[1], logprobs=[0.0])
+            )
             writer.put(Episode(episode_id=f"e{step}", run_id="r", step=step))
         writer.flush()
         writer.supersede("r", 1)
@@ -212,14 +274,19 @@ def test_half_a_file_says_where_it_ends_and_goes_on_where_asked(tmp_path: Path) 
     done = import_files([half], tmp_path / "x.duckdb", skip_bad_rows=True)
     assert done.bad_rows == 1 and done.episodes == 0
     half.write_bytes(whole)
-    assert import_files([half], tmp_path / "x.duckdb").episodes == 1, "what was half read is completed later"
+    assert import_files([half], tmp_path / "x.duckdb").episodes == 1, (
+        "what was half read is completed later"
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         ('{"episode": {"episode_id": "e"}}', "line 2 is not in ajet's format: KeyError 'calls'"),
-        ('{"episode": {"episode_id": "e", "calls": [], "attempt": "x"}}', "attempt: Input should be a valid integer"),
+        (
+            '{"episode": {"episode_id": "e", "calls": [], "attempt": "x"}}',
+            "attempt: Input should be a valid integer",
+        ),
         ("[1, 2]", "line 2 item 1 is not an object"),
         ('{"other": 1}', "line 2 has none of ajet_trace, run, metrics, episode; it has other"),
         ("not json", "line 2 is not JSON: Expecting value at column 1"),
@@ -258,7 +325,10 @@ def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
 def test_a_file_that_a_live_run_owns_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text('{"ajet_trace": 1}\n')
-    with TraceWriter(tmp_path / "live.duckdb"), pytest.raises(TraceLocked, match=f"pid {os.getpid()}"):
+    with (
+        TraceWriter(tmp_path / "live.duckdb"),
+        pytest.raises(TraceLocked, match=f"pid {os.getpid()}"),
+    ):
         import_files([source], tmp_path / "live.duckdb")
 
 
@@ -266,7 +336,9 @@ def test_an_episode_whose_text_was_redacted_keeps_no_token_ids(tmp_path: Path) -
     with open_trace(_small(tmp_path / "a.duckdb", output="write to bob@example.com")) as reader:
         done = export(reader, ["e1"], "native", tmp_path / "all.jsonl")
     assert done.redacted == {"email": 1}
-    assert done.left_out == {"episodes written without token ids, because their text was redacted": 1}
+    assert done.left_out == {
+        "episodes written without token ids, because their text was redacted": 1
+    }
     line = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[-1])["episode"]
     assert line["output"] == "write to [email 1]" and "output_ids" not in line["calls"][0]
 
@@ -275,7 +347,11 @@ def test_numbers_that_json_has_not(tmp_path: Path) -> None:
     trace = tmp_path / "a.duckdb"
     values = np.array([np.nan, np.inf, -np.inf, 0.1], np.float32)
     call = Call(call_id="c1", episode_id="e1", output_ids=[1, 2, 3, 4], logprobs=values)
-    _write(trace, Run(run_id="r", status="finished"), Episode(episode_id="e1", run_id="r", calls=(call,)))
+    _write(
+        trace,
+        Run(run_id="r", status="finished"),
+        Episode(episode_id="e1", run_id="r", calls=(call,)),
+    )
     _same(trace, _round_trip(trace, tmp_path))
     for line in (tmp_path / "all.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

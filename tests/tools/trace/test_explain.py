@@ -51,19 +51,41 @@ Says = Callable[[int, int], Attempt]
 
 
 def write(
-    path: Path, steps: Sequence[Says], metrics: Sequence[dict[str, float]] = (), *, split: Any = "train", **more: Any
+    path: Path,
+    steps: Sequence[Says],
+    metrics: Sequence[dict[str, float]] = (),
+    *,
+    split: Any = "train",
+    **more: Any,
 ) -> Path:
     """A run with these steps, each with the same tasks."""
     with TraceWriter(path) as writer:
-        writer.put(Run(run_id="run", name="run", backbone="local", config={"ajet": {"model": {"scripted": "a.py->b"}}}))
+        writer.put(
+            Run(
+                run_id="run",
+                name="run",
+                backbone="local",
+                config={"ajet": {"model": {"scripted": "a.py->b"}}},
+            )
+        )
         for step, says in enumerate(steps, 1):
             for task, attempt in np.ndindex(TASKS, ATTEMPTS):
                 does, id = says(task, attempt), f"{split}{step}-{task}-{attempt}"
                 ask = [{"role": "user", "content": does.asked}]
-                response = {"choices": [does.message or {"message": {"role": "assistant", "content": does.says}}]}
-                said = {"response": response, "finish_reason": does.finish, "sampling": does.sampling or {}}
+                response = {
+                    "choices": [
+                        does.message or {"message": {"role": "assistant", "content": does.says}}
+                    ]
+                }
+                said = {
+                    "response": response,
+                    "finish_reason": does.finish,
+                    "sampling": does.sampling or {},
+                }
                 if does.tools:
-                    tools = [{"type": "function", "function": {"name": name}} for name in does.tools]
+                    tools = [
+                        {"type": "function", "function": {"name": name}} for name in does.tools
+                    ]
                     said["request"] = {"messages": ask, "tools": tools}
                 calls = [reply(f"{id}c", id, 0, ask, does.says).model_copy(update=said)]
                 if does.rewritten:
@@ -73,20 +95,39 @@ def write(
                 if does.held_out is not None:
                     rewards.append(Reward(name="strict", value=does.held_out, weight=0.0))
                 ended: dict[str, Any] = (
-                    {} if does.reward is not None else {"status": "failed", "cause": does.cause, "error": "it broke"}
+                    {}
+                    if does.reward is not None
+                    else {"status": "failed", "cause": does.cause, "error": "it broke"}
                 )
                 asked = Task(task_id=f"t{task}", main_query=f"Q{task}?")
-                writer.put(*calls, Episode(
-                    episode_id=id, run_id="run", step=step, split=split, task=asked, group_id=f"{step}-{task}",
-                    attempt=attempt, output=does.says, rewards=tuple(rewards), **ended, **more,
-                ))  # fmt: skip
+                writer.put(
+                    *calls,
+                    Episode(
+                        episode_id=id,
+                        run_id="run",
+                        step=step,
+                        split=split,
+                        task=asked,
+                        group_id=f"{step}-{task}",
+                        attempt=attempt,
+                        output=does.says,
+                        rewards=tuple(rewards),
+                        **ended,
+                        **more,
+                    ),
+                )
                 size = 0 if calls[0].output_ids is None else len(calls[0].output_ids)
                 values = np.full(size, does.advantage, np.float32)
                 if does.advantage:
                     writer.put(Trained(run_id="run", step=step, episode_id=id, call_id=f"{id}c", advantages=values,
                                        logprobs=values, entropy=values))  # fmt: skip
         for step, of in enumerate(metrics, 1):
-            writer.put(*(Metric(run_id="run", step=step, name=name, value=value) for name, value in of.items()))
+            writer.put(
+                *(
+                    Metric(run_id="run", step=step, name=name, value=value)
+                    for name, value in of.items()
+                )
+            )
     return path
 
 
@@ -110,7 +151,11 @@ def varied(task: int, attempt: int) -> Attempt:
 
 
 def test_what_did_not_change_is_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path / "trace.duckdb", [varied, varied], [{"train/entropy": 0.5}, {"train/entropy": 0.51}])
+    path = write(
+        tmp_path / "trace.duckdb",
+        [varied, varied],
+        [{"train/entropy": 0.5}, {"train/entropy": 0.51}],
+    )
     assert changes(path, 2) == {}
     with open_trace(path) as reader:
         assert "  nothing changed" in lines_of(explain(reader, "run", 2))
@@ -126,7 +171,11 @@ def only_change(path: Path) -> StepChange:
     ("earlier", "later", "words"),
     [
         ({"tools": ("search",)}, {"tools": ("lookup",)}, ("tools", "search", "lookup")),
-        ({"sampling": {"temperature": 1.0}}, {"sampling": {"temperature": 0.2}}, ("temperature", "1.0", "0.2")),
+        (
+            {"sampling": {"temperature": 1.0}},
+            {"sampling": {"temperature": 0.2}},
+            ("temperature", "1.0", "0.2"),
+        ),
         ({"sampling": {"top_p": 1.0}}, {"sampling": {"top_p": 0.5}}, ("top_p",)),
     ],
 )
@@ -136,17 +185,24 @@ def test_what_is_no_message_is_compared_first(
     metrics = [{"train/grad_norm": 0.3, "train/lr": 0.1}, {"train/grad_norm": 9.0, "train/lr": 0.1}]
     path = write(
         tmp_path / "trace.duckdb",
-        [lambda t, a: replace(varied(t, a), **earlier), lambda t, a: Attempt(0.0, f"No {t}.", **later)],
+        [
+            lambda t, a: replace(varied(t, a), **earlier),
+            lambda t, a: Attempt(0.0, f"No {t}.", **later),
+        ],
         metrics,
     )
     change = only_change(path)
     assert change.findings[0].kind == "setup"
     assert all(word in change.findings[0].text and word in change.headline for word in words)
-    assert not [finding for finding in change.findings if finding.kind == "notice"], "no sign that blames the update"
+    assert not [finding for finding in change.findings if finding.kind == "notice"], (
+        "no sign that blames the update"
+    )
 
 
 def test_a_judge_that_changed_is_told_by_equal_answers(tmp_path: Path) -> None:
-    path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: replace(varied(t, a), reward=0.25)])
+    path = write(
+        tmp_path / "trace.duckdb", [varied, lambda t, a: replace(varied(t, a), reward=0.25)]
+    )
     change = only_change(path)
     assert change.findings[0].kind == "judge" and change.findings[0].after == 32
     assert "judge changed at step 2" in change.headline and "tools no" in change.headline
@@ -165,7 +221,10 @@ def test_an_update_is_blamed_only_where_nothing_else_changed(tmp_path: Path) -> 
     metrics = [{"train/kl": 0.01}, {"train/kl": 0.5}]
     worse = [varied, lambda t, a: Attempt(0.0, f"No {t}.")]
     assert "the update" in only_change(write(tmp_path / "a.duckdb", worse, metrics)).headline
-    changed = [lambda t, a: replace(varied(t, a), tools=("x",)), lambda t, a: Attempt(0.0, f"No {t}.", tools=("y",))]
+    changed = [
+        lambda t, a: replace(varied(t, a), tools=("x",)),
+        lambda t, a: Attempt(0.0, f"No {t}.", tools=("y",)),
+    ]
     assert "the update" not in only_change(write(tmp_path / "b.duckdb", changed, metrics)).headline
 
 
@@ -182,48 +241,68 @@ def test_what_chance_explains_has_no_cause(tmp_path: Path) -> None:
 def test_validations_name_the_updates_in_between(tmp_path: Path) -> None:
     metrics = [{"train/grad_norm": 0.3}, {"train/grad_norm": 0.3}]
     fell = [varied, lambda t, a: Attempt(0.0, f"No {t}.")]
-    change = only_change(write(tmp_path / "trace.duckdb", fell, metrics, split="val", decoding="sampled"))
+    change = only_change(
+        write(tmp_path / "trace.duckdb", fell, metrics, split="val", decoding="sampled")
+    )
     assert "most likely: the updates in between" in change.headline
-    assert [f.text for f in change.findings if f.kind == "updates"] == ["1 step with updates in between: 2"]
+    assert [f.text for f in change.findings if f.kind == "updates"] == [
+        "1 step with updates in between: 2"
+    ]
 
 
 def test_a_gradient_that_shrinks_is_no_cause(tmp_path: Path) -> None:
     metrics = [{"train/grad_norm": 9.0}, {"train/grad_norm": 0.3}]
-    change = only_change(write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"No {t}.")], metrics))
-    assert "grad_norm" in {finding.kind for finding in change.findings} and "gradient" not in change.headline
+    change = only_change(
+        write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"No {t}.")], metrics)
+    )
+    assert (
+        "grad_norm" in {finding.kind for finding in change.findings}
+        and "gradient" not in change.headline
+    )
     assert "the update in between, or other tasks" in change.headline, "nothing exonerates it"
 
 
 def test_an_update_after_which_nothing_was_trained_is_not_exonerated(tmp_path: Path) -> None:
     """A collapse leaves no metrics of the step after it."""
     metrics = [{"train/grad_norm": 0.36, "train/lr": 0.01, "train/kl": 0.01}, {}]
-    change = only_change(write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"No {t}.")], metrics))
+    change = only_change(
+        write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"No {t}.")], metrics)
+    )
     assert "the update in between" in change.headline and "update no" not in change.headline
 
 
 def test_a_fall_is_told_by_task_with_its_interval_and_the_token(tmp_path: Path) -> None:
-    path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"Answer {t} wrong.")])
+    path = write(
+        tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(0.0, f"Answer {t} wrong.")]
+    )
     found = changes(path)
     assert found["reward"] == ["mean reward 0.5 → 0 (32 and 32 episodes)"]
     assert found["tasks"] == [
-        "of 8 tasks attempted before (step 1), 8 fell and 0 rose: mean change -0.5, 95 % interval -0.5 to -0.5"
+        "of 8 tasks attempted before (step 1), 8 fell and 0 rose: mean change -0.5, 95 % interval"
+        " -0.5 to -0.5"
     ]
     assert found["signal"] == [
-        "8 of 8 groups gave every attempt the same reward and trained nothing (8 of reward 0); 0 of 8 before"
+        "8 of 8 groups gave every attempt the same reward and trained nothing (8 of reward 0); 0 of"
+        " 8 before"
     ]
     first = found["task"][0]
     assert first.startswith(
-        '"Q0?" 0.5 → 0: train1-0-1 (reward 1, step 1) and train2-0-0 (reward 0, step 2) part at token'
+        '"Q0?" 0.5 → 0: train1-0-1 (reward 1, step 1) and train2-0-0 (reward 0, step 2) part at'
+        " token"
     )
     assert first.endswith('(message 1): assistant "Answer 0 1." and assistant "Answer 0 wrong."')
     assert len(found["task"]) == 3, "the tasks that fell most, not all"
 
 
 def test_a_rise_is_told_the_other_way_round(tmp_path: Path) -> None:
-    path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(1.0, f"Answer {t} {a} right.")])
+    path = write(
+        tmp_path / "trace.duckdb", [varied, lambda t, a: Attempt(1.0, f"Answer {t} {a} right.")]
+    )
     found = changes(path)
     assert "0 fell and 8 rose: mean change +0.5" in found["tasks"][0]
-    assert "train2-0-0 (reward 1, step 2) and train1-0-0 (reward 0, step 1) part" in found["task"][0]
+    assert (
+        "train2-0-0 (reward 1, step 2) and train1-0-0 (reward 0, step 1) part" in found["task"][0]
+    )
 
 
 def test_attempts_of_new_tasks_are_compared_within_the_step(tmp_path: Path) -> None:
@@ -233,36 +312,78 @@ def test_attempts_of_new_tasks_are_compared_within_the_step(tmp_path: Path) -> N
             id = f"new-{attempt}"
             ask = [{"role": "user", "content": "And now?"}]
             writer.put(reply(f"{id}c", id, 0, ask, f"Say {attempt}."))
-            task, rewards = Task(task_id="new", main_query="Now?"), (Reward(value=float(attempt == 3)),)
+            task, rewards = (
+                Task(task_id="new", main_query="Now?"),
+                (Reward(value=float(attempt == 3)),),
+            )
             writer.put(Episode(episode_id=id, run_id="run", step=2, task=task, group_id="n", attempt=attempt,
                                rewards=rewards))  # fmt: skip
     [text] = changes(path, 2)["task"]
-    assert text.startswith('"Now?": new-3 (reward 1, step 2) and new-0 (reward 0, step 2) part at token')
+    assert text.startswith(
+        '"Now?": new-3 (reward 1, step 2) and new-0 (reward 0, step 2) part at token'
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "does", "text"),
     [
-        ("failures", lambda t, a: Attempt(None if a == 0 else 1.0),
-         "8 of 32 episodes failed with KeyError (a new cause)"),
-        ("length", lambda t, a: Attempt(1.0, "Forty-two, " * 20), "sampled tokens per episode: 11 → 221"),
-        ("cut", lambda t, a: Attempt(finish="length"), "replies per episode that end at the maximum length: 0 → 1"),
-        ("unread", lambda t, a: Attempt(message={"message": {"content": "<tool_call>{"}, "unread_tool_call": True}),
-         "tool calls per episode that cannot be parsed: 0 → 1"),
-        ("cut_call", lambda t, a: Attempt(message={"message": {}, "unread_tool_call": True}, finish="length"),
-         "tool calls per episode that are cut at the maximum length: 0 → 1"),
-        ("tools", lambda t, a: Attempt(message={"message": {"content": None, "tool_calls": [
-            {"function": {"name": "calc", "arguments": "{}"}}]}}), "tool-calling replies per episode: 0 → 1"),
+        (
+            "failures",
+            lambda t, a: Attempt(None if a == 0 else 1.0),
+            "8 of 32 episodes failed with KeyError (a new cause)",
+        ),
+        (
+            "length",
+            lambda t, a: Attempt(1.0, "Forty-two, " * 20),
+            "sampled tokens per episode: 11 → 221",
+        ),
+        (
+            "cut",
+            lambda t, a: Attempt(finish="length"),
+            "replies per episode that end at the maximum length: 0 → 1",
+        ),
+        (
+            "unread",
+            lambda t, a: Attempt(
+                message={"message": {"content": "<tool_call>{"}, "unread_tool_call": True}
+            ),
+            "tool calls per episode that cannot be parsed: 0 → 1",
+        ),
+        (
+            "cut_call",
+            lambda t, a: Attempt(
+                message={"message": {}, "unread_tool_call": True}, finish="length"
+            ),
+            "tool calls per episode that are cut at the maximum length: 0 → 1",
+        ),
+        (
+            "tools",
+            lambda t, a: Attempt(
+                message={
+                    "message": {
+                        "content": None,
+                        "tool_calls": [{"function": {"name": "calc", "arguments": "{}"}}],
+                    }
+                }
+            ),
+            "tool-calling replies per episode: 0 → 1",
+        ),
         ("calls", lambda t, a: Attempt(rewritten=True), "calls per episode: 1 → 2"),
         ("splits", lambda t, a: Attempt(rewritten=True), "splits of timelines per episode: 0 → 1"),
     ],
-)  # fmt: skip
-def test_each_change_of_behaviour_is_told_with_its_episodes(tmp_path: Path, kind: str, does: Says, text: str) -> None:
+)
+def test_each_change_of_behaviour_is_told_with_its_episodes(
+    tmp_path: Path, kind: str, does: Says, text: str
+) -> None:
     path = write(tmp_path / "trace.duckdb", [lambda t, a: Attempt(), does])
     with open_trace(path) as reader:
         [change] = explain(reader, "run", 2, path).changes
     told = [finding for finding in change.findings if finding.kind == kind]
-    assert told[0].text == text and told[0].episodes and all(id.startswith("train2-") for id in told[0].episodes)
+    assert (
+        told[0].text == text
+        and told[0].episodes
+        and all(id.startswith("train2-") for id in told[0].episodes)
+    )
     if kind == "splits":
         assert "32 splits of timelines by new_conversation, a new cause" in told[1].text
     else:
@@ -274,7 +395,9 @@ def test_each_change_of_behaviour_is_told_with_its_episodes(tmp_path: Path, kind
 def test_the_update_is_told_where_only_behaviour_changed(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.duckdb", [varied, lambda t, a: replace(varied(t, a), finish="length")],
                  [{"train/lr": 0.05}])  # fmt: skip
-    assert changes(path, 2)["update"] == ["the update in between is that of step 1: learning rate 0.05"]
+    assert changes(path, 2)["update"] == [
+        "the update in between is that of step 1: learning rate 0.05"
+    ]
 
 
 def test_metrics_of_training(tmp_path: Path) -> None:
@@ -284,7 +407,11 @@ def test_metrics_of_training(tmp_path: Path) -> None:
         "kl": (0.01, 0.5, "KL to the reference model: 0.01 → 0.5"),
         "clip_share": (0.0, 0.2, "the share of clipped tokens: 0 → 0.2"),
         "staleness": (0.0, 2.0, "staleness (updates between sampling and training): 0 → 2"),
-        "logprob_gap_mean": (0.0, 0.05, "the gap between the log-probabilities of trainer and sampler: 0 → 0.05"),
+        "logprob_gap_mean": (
+            0.0,
+            0.05,
+            "the gap between the log-probabilities of trainer and sampler: 0 → 0.05",
+        ),
         "grad_norm": (0.3, 9.0, "the gradient norm: 0.3 → 9"),
     }
     metrics = [
@@ -308,16 +435,35 @@ def test_tokens_that_were_not_trained_are_told_by_cause(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gamed", "text"),
     [
-        (lambda t, a: Attempt(1.0, "Yes."),
-         '32 of 32 rewarded answers are the same for different tasks, "yes." (0% at step 1)'),
-        (lambda t, a: Attempt(float(a > 0), "This answer is surely entirely right: " + str(t * a) if a else f"No {t}."),
-         '24 of 24 rewarded answers contain the phrase "answer is surely entirely right:" (0% at step 1; 0 of 8 '
-         "answers without reward)"),
-        (lambda t, a: Attempt(float(a > 0), "".join(chr(97 + (t * 7 + a + i) % 26) for i in range(40)) if a else "x"),
-         "24 of 24 rewarded answers are 40 characters long (0% at step 1; 0 of 8 answers without reward)"),
+        (
+            lambda t, a: Attempt(1.0, "Yes."),
+            '32 of 32 rewarded answers are the same for different tasks, "yes." (0% at step 1)',
+        ),
+        (
+            lambda t, a: Attempt(
+                float(a > 0),
+                "This answer is surely entirely right: " + str(t * a) if a else f"No {t}.",
+            ),
+            (
+                '24 of 24 rewarded answers contain the phrase "answer is surely entirely right:"'
+                " (0% at step 1; 0 of 8 answers without reward)"
+            ),
+        ),
+        (
+            lambda t, a: Attempt(
+                float(a > 0),
+                "".join(chr(97 + (t * 7 + a + i) % 26) for i in range(40)) if a else "x",
+            ),
+            (
+                "24 of 24 rewarded answers are 40 characters long (0% at step 1; 0 of 8 answers"
+                " without reward)"
+            ),
+        ),
     ],
-)  # fmt: skip
-def test_what_rewarded_answers_have_in_common_is_suspect(tmp_path: Path, gamed: Says, text: str) -> None:
+)
+def test_what_rewarded_answers_have_in_common_is_suspect(
+    tmp_path: Path, gamed: Says, text: str
+) -> None:
     found = changes(write(tmp_path / "trace.duckdb", [varied, gamed]))
     assert [line.split(": does the judge")[0] for line in found["suspect"]] == [text]
 
@@ -337,8 +483,10 @@ def test_a_held_out_judge_that_falls_while_the_reward_rises(tmp_path: Path) -> N
         return Attempt(1.0, f"Answer {t} {a}.", held_out=float(a == 0))
 
     [text] = changes(write(tmp_path / "trace.duckdb", [before, after]))["suspect"]
-    assert text == (
-        "since step 1 the reward rose from 0.25 to 1, while the held-out judge strict (weight 0) went from 0.75 to 0.25"
+    assert (
+        text
+        == "since step 1 the reward rose from 0.25 to 1, while the held-out judge strict (weight 0)"
+        " went from 0.75 to 0.25"
     )
 
 
@@ -346,12 +494,17 @@ def test_what_the_advantages_pushed(tmp_path: Path) -> None:
     def pushing(t: int, a: int) -> Attempt:
         if a % 2:
             calls = [{"function": {"name": "calc", "arguments": "{}"}}]
-            return Attempt(1.0, advantage=0.5, message={"message": {"content": None, "tool_calls": calls}})
+            return Attempt(
+                1.0, advantage=0.5, message={"message": {"content": None, "tool_calls": calls}}
+            )
         return Attempt(0.0, "I give up.", advantage=-0.5)
 
     up, down = changes(write(tmp_path / "trace.duckdb", [pushing, pushing]), 2)["pushed"]
     assert up == "pushed up, by mean advantage and number of replies: the tool calc (+0.5 in 16)"
-    assert down.startswith("pushed down, by mean advantage and number of replies: ") and "(-0.5 in 16)" in down
+    assert (
+        down.startswith("pushed down, by mean advantage and number of replies: ")
+        and "(-0.5 in 16)" in down
+    )
 
 
 def test_prompts_that_the_advantages_pushed(tmp_path: Path) -> None:
@@ -360,8 +513,14 @@ def test_prompts_that_the_advantages_pushed(tmp_path: Path) -> None:
         return Attempt(float(a % 2), "Yes.", asked=asked, advantage=0.75 if a % 2 else -0.25)
 
     up, down = changes(write(tmp_path / "trace.duckdb", [pushing, pushing]), 2)["pushed"]
-    assert up == 'pushed up, by mean advantage and number of replies: "error" in the prompt (+0.75 in 16)'
-    assert down == 'pushed down, by mean advantage and number of replies: "fine" in the prompt (-0.25 in 16)'
+    assert (
+        up
+        == 'pushed up, by mean advantage and number of replies: "error" in the prompt (+0.75 in 16)'
+    )
+    assert (
+        down == 'pushed down, by mean advantage and number of replies: "fine" in the prompt (-0.25'
+        " in 16)"
+    )
 
 
 def test_validation_is_explained_beside_training(tmp_path: Path) -> None:
@@ -377,12 +536,17 @@ def test_validation_is_explained_beside_training(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    path = write(tmp_path / "trace.duckdb", [varied, varied, lambda t, a: Attempt(0.0), lambda t, a: Attempt(0.0)])
+    path = write(
+        tmp_path / "trace.duckdb",
+        [varied, varied, lambda t, a: Attempt(0.0), lambda t, a: Attempt(0.0)],
+    )
     done = CliRunner().invoke(app, ["trace", "explain", "run", str(path)])
     lines = done.stdout.splitlines()
     assert lines[0] == "run run, step 3: the largest change of the mean reward in training: 0.5 → 0"
     assert "  mean reward 0.5 → 0 (32 and 32 episodes)" in lines
-    document = json.loads(CliRunner().invoke(app, ["trace", "explain", str(path), "--step", "4", "--json"]).stdout)
+    document = json.loads(
+        CliRunner().invoke(app, ["trace", "explain", str(path), "--step", "4", "--json"]).stdout
+    )
     assert document["step"] == 4 and document["changes"][0]["findings"] == []
     wrong = CliRunner().invoke(app, ["trace", "explain", "run", str(path), "--step", "1"])
     assert wrong.exit_code == 2 and "its steps are 1 to 4" in wrong.stderr
@@ -395,8 +559,13 @@ def test_tasks_that_never_earned_anything_are_a_line_of_the_run(tmp_path: Path) 
     path = write(tmp_path / "trace.duckdb", [late, late, varied])
     with open_trace(path) as reader:
         found = explain(reader, "run", 2)
-        assert (found.tasks, found.unsolved) == (7, ("Q1?", "Q2?")), "nothing is known of the one that failed"
-        [tokens] = reader.query("SELECT sum(len(output_ids)) AS n FROM calls WHERE call_id LIKE 'train_-%'").to_pylist()
+        assert (found.tasks, found.unsolved) == (
+            7,
+            ("Q1?", "Q2?"),
+        ), "nothing is known of the one that failed"
+        [tokens] = reader.query(
+            "SELECT sum(len(output_ids)) AS n FROM calls WHERE call_id LIKE 'train_-%'"
+        ).to_pylist()
         at_3 = explain(reader, "run", 3)
         assert (at_3.tasks, at_3.unsolved, at_3.tokens) == (8, (), int(tokens["n"]))
         assert found.tokens < at_3.tokens
@@ -405,34 +574,55 @@ def test_tasks_that_never_earned_anything_are_a_line_of_the_run(tmp_path: Path) 
 
 def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "trace.duckdb", [varied, varied, lambda t, a: Attempt(0.0, f"Answer {t} .", finish="length")]
+        tmp_path / "trace.duckdb",
+        [varied, varied, lambda t, a: Attempt(0.0, f"Answer {t} .", finish="length")],
     )
     done = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@last", str(path), "--json"])
     found = json.loads(done.stdout)
-    assert (found["a"]["step"], found["b"]["step"], found["a"]["reward"], found["b"]["reward"]) == (1, 3, 0.5, 0.0)
+    assert (found["a"]["step"], found["b"]["step"], found["a"]["reward"], found["b"]["reward"]) == (
+        1,
+        3,
+        0.5,
+        0.0,
+    )
     assert found["test"]["mean"] == -0.5 and found["config"] == []
     assert {change["kind"] for change in found["changes"]} == {"task", "cut"}
     shown = CliRunner().invoke(app, ["trace", "diff", "@1", "@3", str(path)]).stdout
     assert "train1-0-1 (reward 1, step 1) and train3-0-0 (reward 0, step 3) part at token" in shown
     assert "replies per episode that end at the maximum length: 0 → 1" in shown
-    listed = CliRunner().invoke(app, ["trace", "ls", str(path), "-f", "step=last reward=0", "--json"])
+    listed = CliRunner().invoke(
+        app, ["trace", "ls", str(path), "-f", "step=last reward=0", "--json"]
+    )
     assert json.loads(listed.stdout)["count"] == 32
     wrong = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@7", str(path)])
-    assert wrong.exit_code == 2 and "no finished episode at step 7 to compare; it has steps 1, 2, 3" in wrong.stderr
+    assert (
+        wrong.exit_code == 2
+        and "no finished episode at step 7 to compare; it has steps 1, 2, 3" in wrong.stderr
+    )
 
 
 def test_steps_of_different_kinds_are_refused_with_what_each_kind_has(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.duckdb", [varied, varied], decoding="sampled")
     write(path, [lambda t, a: Attempt()], split="val", decoding="sampled")
     with TraceWriter(path) as writer:
-        writer.put(*(
-            Episode(episode_id=f"greedy{step}", run_id="run", step=step, split="val", decoding="greedy",
-                    task=Task(task_id="t0"), rewards=(Reward(value=1.0),)) for step in (1, 3)
-        ))  # fmt: skip
+        writer.put(
+            *(
+                Episode(
+                    episode_id=f"greedy{step}",
+                    run_id="run",
+                    step=step,
+                    split="val",
+                    decoding="greedy",
+                    task=Task(task_id="t0"),
+                    rewards=(Reward(value=1.0),),
+                )
+                for step in (1, 3)
+            )
+        )
     done = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@2", str(path), "--split", "val"])
     assert done.exit_code == 2 and done.stderr.strip().endswith(
-        "nothing of one kind on both sides: run run has train sampled at steps 1, 2; val greedy at steps 1, 3; val "
-        "sampled at steps 1"
+        "nothing of one kind on both sides: run run has train sampled at steps 1, 2; val greedy at"
+        " steps 1, 3; val sampled at steps 1"
     )
 
 
@@ -443,7 +633,8 @@ def test_a_run_of_one_step_has_nothing_to_compare(tmp_path: Path) -> None:
 
 
 def trained(place: Path, says: Says, **trainer: Any) -> Path:
-    """A training of the smallest model whose episodes answer and earn what `says` of their step tells them."""
+    """A training of the smallest model whose episodes answer and earn what `says` of their step
+    tells them."""
     begun: dict[str, int] = {}
 
     @ajet.workflow
@@ -470,26 +661,41 @@ def test_a_training_that_collapses(tmp_path: Path) -> None:
     with open_trace(path) as reader:
         [run] = reader.query("SELECT run_id FROM runs").to_pylist()
         found = explain(reader, run["run_id"], trace=path)
-    assert (found.step, found.chosen) == (2, "largest change of the mean reward in training: 0.5 → 0")
+    assert (found.step, found.chosen) == (
+        2,
+        "largest change of the mean reward in training: 0.5 → 0",
+    )
     kinds = by_kind(found.changes)
     assert kinds["update"][0].startswith("the update in between is that of step 1: learning rate")
     assert kinds["signal"] == [
-        "4 of 4 groups gave every attempt the same reward and trained nothing (4 of reward 0); 0 of 4 before"
+        "4 of 4 groups gave every attempt the same reward and trained nothing (4 of reward 0); 0 of"
+        " 4 before"
     ]
-    assert "of 4 tasks attempted before (step 1), 4 fell and 0 rose: mean change -0.5" in kinds["tasks"][0]
-    assert len(kinds["task"]) == 3 and all("part at" in text or "the same to the end" in text for text in kinds["task"])
+    assert (
+        "of 4 tasks attempted before (step 1), 4 fell and 0 rose: mean change -0.5"
+        in kinds["tasks"][0]
+    )
+    assert len(kinds["task"]) == 3 and all(
+        "part at" in text or "the same to the end" in text for text in kinds["task"]
+    )
 
 
 @pytest.mark.slow
 def test_a_training_that_games_its_judge(tmp_path: Path) -> None:
     def says(step: int, a: int) -> Attempt:
-        return Attempt(1.0, "Certainly correct.", held_out=0.0) if step else Attempt(a / 8, "", held_out=float(a > 0))
+        return (
+            Attempt(1.0, "Certainly correct.", held_out=0.0)
+            if step
+            else Attempt(a / 8, "", held_out=float(a > 0))
+        )
 
     path = trained(tmp_path, says)
     ids = CliRunner().invoke(app, ["trace", "explain", str(path), "--json"])
     findings = json.loads(ids.stdout)["changes"][0]["findings"]
     same, held_out = [finding for finding in findings if finding["kind"] == "suspect"]
-    assert same["text"].startswith('16 of 16 rewarded answers are the same for different tasks, "certainly correct."')
+    assert same["text"].startswith(
+        '16 of 16 rewarded answers are the same for different tasks, "certainly correct."'
+    )
     assert "the held-out judge strict (weight 0) went from 0.75 to 0" in held_out["text"]
     shown = CliRunner().invoke(app, ["trace", "show", same["episodes"][0][:12], str(path)])
     assert shown.exit_code == 0 and "Certainly correct." in shown.stdout
@@ -498,7 +704,10 @@ def test_a_training_that_games_its_judge(tmp_path: Path) -> None:
 def test_two_steps_of_a_run_are_compared_by_their_requests(tmp_path: Path) -> None:
     path = write(
         tmp_path / "trace.duckdb",
-        [lambda t, a: replace(varied(t, a), tools=("search",)), lambda t, a: replace(varied(t, a), tools=("lookup",))],
+        [
+            lambda t, a: replace(varied(t, a), tools=("search",)),
+            lambda t, a: replace(varied(t, a), tools=("lookup",)),
+        ],
     )
     with open_trace(path) as reader:
         found = diff_runs((reader, "run"), (reader, "run"), steps=(1, 2))

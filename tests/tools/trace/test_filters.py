@@ -1,4 +1,5 @@
-"""The filter language: what fits on a real trace, what is refused and where, and that nothing typed breaks the SQL."""
+"""The filter language: what fits on a real trace, what is refused and where, and that nothing typed
+breaks the SQL."""
 
 from __future__ import annotations
 
@@ -39,7 +40,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
                 output_ids=[1, 2, 3],
                 finish_reason="stop",
             ),
-            Call(episode_id="one", index=1, agent="seer", target_tag="good", phase="judge", output_ids=[1]),
+            Call(
+                episode_id="one",
+                index=1,
+                agent="seer",
+                target_tag="good",
+                phase="judge",
+                output_ids=[1],
+            ),
             *(
                 Call(
                     episode_id="two",
@@ -55,7 +63,11 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
         ended = now() - timedelta(hours=3)
         task = Task(task_id="t-9", main_query="Add 100% of it")
         rewards = (Reward(value=0.5), Reward(name="style", value=0.25, weight=-1))
-        writer.put(Episode(episode_id="one", run_id="run", step=11, task=task, rewards=rewards, output="Done."))
+        writer.put(
+            Episode(
+                episode_id="one", run_id="run", step=11, task=task, rewards=rewards, output="Done."
+            )
+        )
         failed = Episode(
             episode_id="two",
             run_id="run",
@@ -70,7 +82,11 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
             ended_at=ended,
         )
         writer.put(failed, Feedback(episode_id="two", score=-1, comment="bad"))
-        writer.put(LedgerEntry(run_id="run", step=11, episode_id="one", call_id="c1", outcome="trained", tokens=3))
+        writer.put(
+            LedgerEntry(
+                run_id="run", step=11, episode_id="one", call_id="c1", outcome="trained", tokens=3
+            )
+        )
     with open_trace(path) as found:
         yield found
 
@@ -163,7 +179,9 @@ def test_what_fits(reader: TraceReader, text: str, ids: str) -> None:
 
 
 def test_the_words_of_the_json_are_not_text(reader: TraceReader) -> None:
-    assert [fitting(reader, word) for word in ("role", "content", "usage", "arguments", "choices")] == [""] * 5
+    assert [
+        fitting(reader, word) for word in ("role", "content", "usage", "arguments", "choices")
+    ] == [""] * 5
 
 
 @pytest.mark.parametrize(
@@ -207,8 +225,43 @@ def test_what_is_looked_for_is_named_and_values_stay_out_of_the_sql() -> None:
 
 
 _PIECES = st.one_of(
-    st.sampled_from([*FIELDS, "policy/version", "and", "or", "not", "none", "yes", "failed", "train", "2h", "-1.5"]),
-    st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~", "!~", "(", ")", ",", " ", '"', "'", "\\", "\0", "%", "?"]),
+    st.sampled_from(
+        [
+            *FIELDS,
+            "policy/version",
+            "and",
+            "or",
+            "not",
+            "none",
+            "yes",
+            "failed",
+            "train",
+            "2h",
+            "-1.5",
+        ]
+    ),
+    st.sampled_from(
+        [
+            "=",
+            "!=",
+            "<",
+            "<=",
+            ">",
+            ">=",
+            "~",
+            "!~",
+            "(",
+            ")",
+            ",",
+            " ",
+            '"',
+            "'",
+            "\\",
+            "\0",
+            "%",
+            "?",
+        ]
+    ),
     st.text(max_size=5),
 )
 _TERMS = st.builds(
@@ -216,11 +269,27 @@ _TERMS = st.builds(
     st.sampled_from(sorted(FIELDS)),
     st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "~", "!~"]),
     st.one_of(
-        st.sampled_from(["1", "-2.5e3", "none", "yes", "failed", "val", "trained", "3m", "a,b", "1,2,none", '"x y"']),
+        st.sampled_from(
+            [
+                "1",
+                "-2.5e3",
+                "none",
+                "yes",
+                "failed",
+                "val",
+                "trained",
+                "3m",
+                "a,b",
+                "1,2,none",
+                '"x y"',
+            ]
+        ),
         st.text(max_size=6).map(lambda s: '"' + s.replace("\\", "\\\\").replace('"', '\\"') + '"'),
     ),
 )
-_JOINED = st.lists(st.tuples(st.sampled_from(["", "or ", "not ", "and ", "("]), _TERMS), max_size=4).map(
+_JOINED = st.lists(
+    st.tuples(st.sampled_from(["", "or ", "not ", "and ", "("]), _TERMS), max_size=4
+).map(
     lambda terms: " ".join(f"{word}{term}" + (")" if word == "(" else "") for word, term in terms)
 )
 

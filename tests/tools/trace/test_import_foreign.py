@@ -1,4 +1,5 @@
-"""Other tools' traces: each convention, written as its tool writes it, comes in with all that it says and no more."""
+"""Other tools' traces: each convention, written as its tool writes it, comes in with all that it
+says and no more."""
 
 from __future__ import annotations
 
@@ -19,13 +20,18 @@ from ajet_tools.trace.files.check import check
 from ajet_tools.trace.imports import SOURCES, SourceFormat, import_files, recognised
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME
 
-ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Was ist 2+2? 漢字"}]
+ASKED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Was ist 2+2? 漢字"},
+]
 CALLED = {"id": "t1", "type": "function", "function": {"name": "calc", "arguments": '{"e": "2+2"}'}}
 NANOS = 1767268800_000000000
 TRACE, ROOT, SPAN = "0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7", "b7ad6b7169203331"
 
 
-def _import(tmp_path: Path, source: Path, format: SourceFormat | None = None, **options: Any) -> list[Episode]:
+def _import(
+    tmp_path: Path, source: Path, format: SourceFormat | None = None, **options: Any
+) -> list[Episode]:
     import_files([source], tmp_path / "out.duckdb", format, **options)
     assert check(tmp_path / "out.duckdb") == [], "what an import writes is sound"
     with open_trace(tmp_path / "out.duckdb") as reader:
@@ -53,11 +59,19 @@ def _pairs(attributes: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
 
 
-def _otlp(attributes: dict[str, Any], events: list[tuple[str, dict[str, Any]]] = []) -> dict[str, Any]:  # noqa: B006
+def _otlp(
+    attributes: dict[str, Any], events: tuple[tuple[str, dict[str, Any]], ...] = ()
+) -> dict[str, Any]:
     """A model call below an agent's span, as a collector's file exporter writes them."""
     times = {"startTimeUnixNano": str(NANOS), "endTimeUnixNano": str(NANOS + 2_000_000_000)}
     agent = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "helper"}
-    root = {"traceId": TRACE, "spanId": ROOT, "name": "invoke_agent helper", **times, "attributes": _pairs(agent)}
+    root = {
+        "traceId": TRACE,
+        "spanId": ROOT,
+        "name": "invoke_agent helper",
+        **times,
+        "attributes": _pairs(agent),
+    }
     call = {
         "traceId": TRACE,
         "spanId": SPAN,
@@ -65,12 +79,21 @@ def _otlp(attributes: dict[str, Any], events: list[tuple[str, dict[str, Any]]] =
         "name": "chat",
         **times,
         "attributes": _pairs(attributes),
-        "events": [{"name": name, "timeUnixNano": str(NANOS), "attributes": _pairs(of)} for name, of in events],
+        "events": [
+            {"name": name, "timeUnixNano": str(NANOS), "attributes": _pairs(of)}
+            for name, of in events
+        ],
     }
-    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": [call, root]}]}]}
+    return {
+        "resourceSpans": [
+            {"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": [call, root]}]}
+        ]
+    }
 
 
-_TEXT_PARTS = [{"role": m["role"], "parts": [{"type": "text", "content": m["content"]}]} for m in ASKED]
+_TEXT_PARTS = [
+    {"role": m["role"], "parts": [{"type": "text", "content": m["content"]}]} for m in ASKED
+]
 _CALL_PART = {"type": "tool_call", "id": "t1", "name": "calc", "arguments": {"e": "2+2"}}
 _COMMON = {
     "gen_ai.request.model": "gpt-4o",
@@ -83,7 +106,9 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] 
         {
             "gen_ai.operation.name": "chat",
             "gen_ai.input.messages": json.dumps(_TEXT_PARTS),
-            "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [_CALL_PART], "finish_reason": "x"}]),
+            "gen_ai.output.messages": json.dumps(
+                [{"role": "assistant", "parts": [_CALL_PART], "finish_reason": "x"}]
+            ),
         },
         [],
     ),
@@ -120,7 +145,9 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] 
             "llm.output_messages.0.message.role": "assistant",
             "llm.output_messages.0.message.tool_calls.0.tool_call.id": "t1",
             "llm.output_messages.0.message.tool_calls.0.tool_call.function.name": "calc",
-            "llm.output_messages.0.message.tool_calls.0.tool_call.function.arguments": '{"e": "2+2"}',
+            "llm.output_messages.0.message.tool_calls.0.tool_call.function.arguments": (
+                '{"e": "2+2"}'
+            ),
         },
         [],
     ),
@@ -129,7 +156,9 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("convention", CONVENTIONS)
-def test_each_convention_of_a_model_call_comes_in_as_the_same_call(tmp_path: Path, convention: str) -> None:
+def test_each_convention_of_a_model_call_comes_in_as_the_same_call(
+    tmp_path: Path, convention: str
+) -> None:
     attributes, events = CONVENTIONS[convention]
     source = _lines(tmp_path / "spans.jsonl", _otlp({**_COMMON, **attributes}, events))
     (episode,) = _import(tmp_path, source)
@@ -141,10 +170,22 @@ def test_each_convention_of_a_model_call_comes_in_as_the_same_call(tmp_path: Pat
     assert reply == {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "calc", "arguments": {"e": "2+2"}}}],
+        "tool_calls": [
+            {
+                "id": "t1",
+                "type": "function",
+                "function": {"name": "calc", "arguments": {"e": "2+2"}},
+            }
+        ],
     }
-    assert (call.agent, call.model, call.sampling) == ("helper", "gpt-4o-2024", {"temperature": 0.5})
-    assert episode.episode_id == TRACE and episode.started_at == datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+    assert (call.agent, call.model, call.sampling) == (
+        "helper",
+        "gpt-4o-2024",
+        {"temperature": 0.5},
+    )
+    assert episode.episode_id == TRACE and episode.started_at == datetime(
+        2026, 1, 1, 12, tzinfo=timezone.utc
+    )
     assert (call.ended_at - call.started_at).total_seconds() == 2
     assert call.prompt_ids is None and call.output_ids is None and call.policy_version is None
     assert episode.rewards == () and episode.output is None and not call.trainable
@@ -177,9 +218,15 @@ def test_spans_of_a_trace_may_stand_anywhere(tmp_path: Path) -> None:
 
 def test_evaluations_are_rewards_and_a_failed_root_is_a_failed_episode(tmp_path: Path) -> None:
     attributes, events = CONVENTIONS["1.38"]
-    scored = ("gen_ai.evaluation.result", {"gen_ai.evaluation.name": "q", "gen_ai.evaluation.score.value": 0.5})
+    scored = (
+        "gen_ai.evaluation.result",
+        {"gen_ai.evaluation.name": "q", "gen_ai.evaluation.score.value": 0.5},
+    )
     whole = _otlp({**_COMMON, **attributes}, [*events, scored])
-    whole["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["status"] = {"code": 2, "message": "boom"}
+    whole["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["status"] = {
+        "code": 2,
+        "message": "boom",
+    }
     (episode,) = _import(tmp_path, _lines(tmp_path / "s.jsonl", whole))
     assert [(r.name, r.value) for r in episode.rewards] == [("q", 0.5)]
     assert (episode.status, episode.error) == ("failed", "boom")
@@ -187,7 +234,8 @@ def test_evaluations_are_rewards_and_a_failed_root_is_a_failed_episode(tmp_path:
 
 @pytest.mark.slow
 def test_openinference_as_phoenix_writes_it(tmp_path: Path) -> None:
-    """`span.to_json()`: nested attributes, ISO times; the chain around the call has the task and the output."""
+    """`span.to_json()`: nested attributes, ISO times; the chain around the call has the task and
+    the output."""
     call = {
         "name": "ChatCompletion",
         "context": {"trace_id": f"0x{TRACE}", "span_id": f"0x{SPAN}"},
@@ -206,18 +254,32 @@ def test_openinference_as_phoenix_writes_it(tmp_path: Path) -> None:
             },
         },
     }
-    chain = {**call, "context": {"trace_id": f"0x{TRACE}", "span_id": f"0x{ROOT}"}, "parent_id": None}
-    chain["attributes"] = {"openinference.span.kind": "CHAIN", "input.value": "2+2?", "output.value": "4"}
+    chain = {
+        **call,
+        "context": {"trace_id": f"0x{TRACE}", "span_id": f"0x{ROOT}"},
+        "parent_id": None,
+    }
+    chain["attributes"] = {
+        "openinference.span.kind": "CHAIN",
+        "input.value": "2+2?",
+        "output.value": "4",
+    }
     (episode,) = _import(tmp_path, _lines(tmp_path / "phoenix.jsonl", call, chain))
     assert episode.task.main_query == "2+2?" and episode.output == "4"
-    assert episode.calls[0].request["messages"] == ASKED and episode.calls[0].sampling == {"temperature": 0.1}
+    assert episode.calls[0].request["messages"] == ASKED and episode.calls[0].sampling == {
+        "temperature": 0.1
+    }
     assert episode.calls[0].response["usage"] == {"prompt_tokens": 10, "completion_tokens": 2}
 
 
 def test_agent_lightning_with_token_ids_and_rewards(tmp_path: Path) -> None:
     base = {"rollout_id": "ro-1", "attempt_id": "at-1", "trace_id": TRACE, "status": {"status_code": "OK"},
             "events": [], "links": [], "resource": {"attributes": {}, "schema_url": ""}}  # fmt: skip
-    attributes = {**CONVENTIONS["OpenLLMetry"][0], "prompt_token_ids": [1, 2], "response_token_ids": [3]}
+    attributes = {
+        **CONVENTIONS["OpenLLMetry"][0],
+        "prompt_token_ids": [1, 2],
+        "response_token_ids": [3],
+    }
     call = {**base, "sequence_id": 1, "span_id": SPAN, "parent_id": None, "name": "openai.chat.completion",
             "attributes": attributes, "start_time": 1767268800.0, "end_time": 1767268801.5}  # fmt: skip
     scored = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.75}
@@ -237,7 +299,12 @@ def test_openai_messages_logs_and_batch_output(tmp_path: Path) -> None:
               "choices": [{"index": 0, "message": {"role": "assistant", "content": "4"}}]}  # fmt: skip
     chat = {"messages": [*ASKED, {"role": "assistant", "content": "4"}], "source": "book"}
     log = {"request": {"model": "gpt-4o", "messages": ASKED}, "response": answer, "user": "u"}
-    batch = {"id": "b1", "custom_id": "row-1", "response": {"status_code": 200, "body": answer}, "error": None}
+    batch = {
+        "id": "b1",
+        "custom_id": "row-1",
+        "response": {"status_code": 200, "body": answer},
+        "error": None,
+    }
     refused = {
         "id": "b2",
         "custom_id": "row-2",
@@ -247,12 +314,18 @@ def test_openai_messages_logs_and_batch_output(tmp_path: Path) -> None:
     for name, row in (("chat", chat), ("log", log), ("batch", batch), ("refused", refused)):
         (tmp_path / name).mkdir()
         (found[name],) = _import(tmp_path / name, _lines(tmp_path / f"{name}.jsonl", row))
-    assert found["chat"].calls[0].request == {"messages": ASKED} and found["chat"].task.metadata == {"source": "book"}
+    assert found["chat"].calls[0].request == {"messages": ASKED} and found[
+        "chat"
+    ].task.metadata == {"source": "book"}
     assert found["chat"].calls[0].response["choices"][0]["message"]["content"] == "4"
     assert (
-        found["chat"].started_at == UNKNOWN_TIME and found["chat"].rewards == () and found["chat"].calls[0].model == ""
+        found["chat"].started_at == UNKNOWN_TIME
+        and found["chat"].rewards == ()
+        and found["chat"].calls[0].model == ""
     )
-    assert found["log"].calls[0].request == log["request"] and found["log"].calls[0].response == answer
+    assert (
+        found["log"].calls[0].request == log["request"] and found["log"].calls[0].response == answer
+    )
     assert found["log"].started_at == datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
     assert found["batch"].calls[0].request_id == "row-1" and found["batch"].calls[0].request == {}
     assert (found["refused"].status, found["refused"].error) == ("failed", "slow")
@@ -269,8 +342,12 @@ def test_equal_rows_are_two_episodes_and_the_file_again_none(tmp_path: Path) -> 
 
 def _studio(path: Path, columns: str, rows: list[tuple[Any, ...]]) -> Path:
     file = sqlite3.connect(path)
-    file.execute("CREATE TABLE run_table (id TEXT, project TEXT, name TEXT, timestamp TEXT, status TEXT)")
-    file.execute("INSERT INTO run_table VALUES ('r1', 'demo', 'first', '2026-01-01 12:00:00.000', 'done')")
+    file.execute(
+        "CREATE TABLE run_table (id TEXT, project TEXT, name TEXT, timestamp TEXT, status TEXT)"
+    )
+    file.execute(
+        "INSERT INTO run_table VALUES ('r1', 'demo', 'first', '2026-01-01 12:00:00.000', 'done')"
+    )
     file.execute(f"CREATE TABLE span_table ({columns})")
     file.executemany(f"INSERT INTO span_table VALUES ({', '.join('?' * len(rows[0]))})", rows)
     file.commit()
@@ -280,7 +357,8 @@ def _studio(path: Path, columns: str, rows: list[tuple[Any, ...]]) -> Path:
 
 def test_agentscope_studio(tmp_path: Path) -> None:
     columns = (
-        "id, traceId, spanId, parentSpanId, name, startTimeUnixNano, endTimeUnixNano, attributes, events, status, runId"
+        "id, traceId, spanId, parentSpanId, name, startTimeUnixNano, endTimeUnixNano, attributes,"
+        " events, status, runId"
     )
     answer = {"type": "tool_call_response", "id": "t1", "response": "4"}
     said = [
@@ -291,10 +369,24 @@ def test_agentscope_studio(tmp_path: Path) -> None:
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "qwen-max",
         "gen_ai.input.messages": said,
-        "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "4"}]}],
+        "gen_ai.output.messages": [
+            {"role": "assistant", "parts": [{"type": "text", "content": "4"}]}
+        ],
     }
     end = str(NANOS + 10**9)
-    row = ("s", TRACE, SPAN, None, "chat", str(NANOS), end, json.dumps(attributes), "[]", '{"code": 1}', "r1")
+    row = (
+        "s",
+        TRACE,
+        SPAN,
+        None,
+        "chat",
+        str(NANOS),
+        end,
+        json.dumps(attributes),
+        "[]",
+        '{"code": 1}',
+        "r1",
+    )
     source = _studio(tmp_path / "database.sqlite", columns, [row])
     (episode,) = _import(tmp_path, source)
     assert episode.run_id == "r1" and episode.calls[0].model == "qwen-max"
@@ -302,8 +394,13 @@ def test_agentscope_studio(tmp_path: Path) -> None:
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool"]
     assert messages[3] == {"role": "tool", "content": "4", "tool_call_id": "t1"}
     with open_trace(tmp_path / "out.duckdb") as reader:
-        runs = [Run(**{**r, "config": json.loads(r["config"])}) for r in reader.query("FROM runs").to_pylist()]
-    assert [(run.run_id, run.name, run.status) for run in runs] == [("r1", "demo/first", "finished")]
+        runs = [
+            Run(**{**r, "config": json.loads(r["config"])})
+            for r in reader.query("FROM runs").to_pylist()
+        ]
+    assert [(run.run_id, run.name, run.status) for run in runs] == [
+        ("r1", "demo/first", "finished")
+    ]
 
 
 def test_a_database_that_is_not_studios(tmp_path: Path) -> None:
@@ -315,7 +412,9 @@ def test_a_database_that_is_not_studios(tmp_path: Path) -> None:
         import_files([tmp_path / "x.sqlite"], tmp_path / "out.duckdb")
 
 
-@pytest.mark.parametrize("format", ["openai", "otlp", "verifiers-v1", "agent-lightning", "openinference", "native"])
+@pytest.mark.parametrize(
+    "format", ["openai", "otlp", "verifiers-v1", "agent-lightning", "openinference", "native"]
+)
 def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: SourceFormat) -> None:
     source = tmp_path / "odd.jsonl"
     odd = ("3", '"x"', "null", "{}", '{"messages": 3}', '{"resourceSpans": [3]}', "{")
@@ -333,13 +432,31 @@ def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: Sour
     ("format", "row", "message"),
     [
         ("otlp", {"resourceSpans": [3]}, "resourceSpans is not an object (got int)"),
-        ("otlp", {"resourceSpans": [{"scopeSpans": {"spans": 3}}]}, "scopeSpans is not a list (got dict)"),
-        ("otlp", {"resourceSpans": [{"scopeSpans": [{"spans": [{"status": "OK"}]}]}]}, "status is not an"),
-        ("agent-lightning", {"rollout_id": "r", "span_id": "5", "attributes": "x"}, "attributes is not an object"),
-        ("openai", {"messages": [{"role": "user"}], "calls": [{"message": "x"}]}, "cannot be read as an episode"),
+        (
+            "otlp",
+            {"resourceSpans": [{"scopeSpans": {"spans": 3}}]},
+            "scopeSpans is not a list (got dict)",
+        ),
+        (
+            "otlp",
+            {"resourceSpans": [{"scopeSpans": [{"spans": [{"status": "OK"}]}]}]},
+            "status is not an",
+        ),
+        (
+            "agent-lightning",
+            {"rollout_id": "r", "span_id": "5", "attributes": "x"},
+            "attributes is not an object",
+        ),
+        (
+            "openai",
+            {"messages": [{"role": "user"}], "calls": [{"message": "x"}]},
+            "cannot be read as an episode",
+        ),
     ],
 )
-def test_the_field_of_another_shape_is_named(tmp_path: Path, format: SourceFormat, row: Any, message: str) -> None:
+def test_the_field_of_another_shape_is_named(
+    tmp_path: Path, format: SourceFormat, row: Any, message: str
+) -> None:
     source = _lines(tmp_path / "odd.jsonl", row)
     with pytest.raises(TaskError, match=re.escape(message)):
         import_files([source], tmp_path / "out.duckdb", format)
@@ -361,13 +478,18 @@ def test_formats_are_recognised(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
-    chats = [{"messages": [ASKED[0], {"role": "user", "content": f"What is {i}+1?"}]} for i in range(5)]
+    chats = [
+        {"messages": [ASKED[0], {"role": "user", "content": f"What is {i}+1?"}]} for i in range(5)
+    ]
     logged = [
         {"request": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": f"Name {i}"}]}]},
          "response": {"created": 1767268800 + i, "choices": [{"message": {"role": "assistant", "content": "x"}}]}}
         for i in range(5)
     ]  # fmt: skip
-    bare = [{"id": f"b{i}", "choices": [{"message": {"role": "assistant", "content": "x"}}]} for i in range(2)]
+    bare = [
+        {"id": f"b{i}", "choices": [{"message": {"role": "assistant", "content": "x"}}]}
+        for i in range(2)
+    ]
     found = _import(tmp_path, _lines(tmp_path / "log.jsonl", *chats, *logged, *bare, chats[0]))
     assert len(found) == 13 and len({episode.task.task_id for episode in found}) == 12
     asked = sorted(episode.task.main_query for episode in found)
@@ -375,16 +497,23 @@ def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
     assert asked == sorted([*questions, "What is 0+1?", "", ""])
     assert {(episode.split, episode.step) for episode in found} == {("", 0)}
     with open_trace(tmp_path / "out.duckdb") as reader:
-        assert reader.query("SELECT DISTINCT split, step FROM episodes").to_pylist() == [{"split": None, "step": None}]
+        assert reader.query("SELECT DISTINCT split, step FROM episodes").to_pylist() == [
+            {"split": None, "step": None}
+        ]
 
 
 FOREIGN = Path(__file__).parent / "foreign"
-"""Written by the packages themselves, in the versions of the names: what LangSmith's client sent for an agent with
-`traceable` and `wrap_openai`, as its `Run`s; what Langfuse's sent over OTLP, and the same as a page of its API."""
+"""Written by the packages themselves, in the versions of the names: what LangSmith's client sent
+for an agent with `traceable` and `wrap_openai`, as its `Run`s; what Langfuse's sent over OTLP, and
+the same as a page of its API."""
 
 
-@pytest.mark.parametrize("name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"])
-def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"]
+)
+def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(
+    tmp_path: Path, name: str
+) -> None:
     episode, *others = sorted(_import(tmp_path, FOREIGN / name), key=lambda e: e.started_at)
     assert episode.task.main_query == "What is 30+94?" and episode.status == "succeeded"
     assert str(episode.output) == "124" and episode.ended_at > episode.started_at
@@ -395,7 +524,11 @@ def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(
     ]  # fmt: skip
     assert first.sampling["temperature"] == 0.5
     assert first.response["usage"] == {"prompt_tokens": 20, "completion_tokens": 5}
-    called = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 30, "b": 94}'}}
+    called = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 30, "b": 94}'},
+    }
     assert first.response["choices"][0]["message"]["tool_calls"] == [called]
     assert last.request["messages"][-1] == {"role": "tool", "content": "124", "tool_call_id": "c1"}
     assert last.response["choices"][0]["message"]["content"] == "124"
@@ -404,7 +537,9 @@ def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(
         "search": "retrieval", "add": "tool", "broken": "tool",
     }  # fmt: skip
     assert events["add"].arguments == {"a": 30, "b": 94} and str(events["add"].result) == "124"
-    assert "no such number" in (events["broken"].error or "") and "30+94 is a sum" in str(events["search"].result)
+    assert "no such number" in (events["broken"].error or "") and "30+94 is a sum" in str(
+        events["search"].result
+    )
     assert [(e.status, e.error, len(e.calls)) for e in others] == (
         [("failed", "RuntimeError('gave up')", 1)] if "langsmith" in name else []
     )
@@ -412,18 +547,23 @@ def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(
 
 @pytest.mark.parametrize("name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json"])
 def test_the_installed_packages_write_what_is_stored(tmp_path: Path, name: str) -> None:
-    """Read and written again by the package that is installed, a stored file is imported as the same episodes."""
+    """Read and written again by the package that is installed, a stored file is imported as the
+    same episodes."""
     text = (FOREIGN / name).read_text()
     if "langsmith" in name:
         runs = pytest.importorskip("langsmith.schemas").Run
-        written = "\n".join(runs.model_validate_json(line).model_dump_json() for line in text.splitlines())
+        written = "\n".join(
+            runs.model_validate_json(line).model_dump_json() for line in text.splitlines()
+        )
     else:
         pages = pytest.importorskip("langfuse.api.observations.types").ObservationsV2Response
         parse = pytest.importorskip("langfuse.api.core.pydantic_utilities").parse_obj_as
         written = parse(pages, json.loads(text)).json()
     (tmp_path / name).write_text(written)
     (tmp_path / "stored").mkdir()
-    stored = {episode.episode_id: episode for episode in _import(tmp_path / "stored", FOREIGN / name)}
+    stored = {
+        episode.episode_id: episode for episode in _import(tmp_path / "stored", FOREIGN / name)
+    }
     for episode in _import(tmp_path, tmp_path / name):
         before = stored.pop(episode.episode_id)
         assert episode.model_copy(update={"run_id": before.run_id}) == before
@@ -448,20 +588,30 @@ def test_rows_of_langfuse_and_langchain_in_all_their_spellings(tmp_path: Path) -
         (tmp_path / name).mkdir()
         found += _import(tmp_path / name, _lines(tmp_path / f"{name}.jsonl", row))
     call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    assert [e.calls[0].request["messages"] for e in found] == [[{"role": "user", "content": "Hi"}]] * 3
+    assert [e.calls[0].request["messages"] for e in found] == [
+        [{"role": "user", "content": "Hi"}]
+    ] * 3
     assert found[0].calls[0].response["choices"][0]["message"]["tool_calls"] == [call]
     assert (
-        found[1].calls[0].error == "429" and found[1].calls[0].response["choices"][0]["message"]["content"] == "Hello"
+        found[1].calls[0].error == "429"
+        and found[1].calls[0].response["choices"][0]["message"]["content"] == "Hello"
     )
-    assert found[2].task.main_query == "Hi" and found[2].output == "Hello" and found[2].ended_at.day == 3
+    assert (
+        found[2].task.main_query == "Hi"
+        and found[2].output == "Hello"
+        and found[2].ended_at.day == 3
+    )
     assert [[(r.name, r.value, r.reason) for r in e.rewards] for e in found] == [
         [("right", 0.5, None)], [], [("good", 1.0, "yes")],
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"])
+@pytest.mark.parametrize(
+    "name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"]
+)
 def test_costs_are_those_that_langsmith_and_langfuse_computed(tmp_path: Path, name: str) -> None:
-    """`Run.total_cost` (a decimal, so a string), `costDetails` and `totalCost`, and what Langfuse's SDK sends."""
+    """`Run.total_cost` (a decimal, so a string), `costDetails` and `totalCost`, and what Langfuse's
+    SDK sends."""
     text = (FOREIGN / name).read_text()
     if "langsmith" in name:
         rows = [json.loads(line) for line in text.splitlines()]
@@ -473,7 +623,12 @@ def test_costs_are_those_that_langsmith_and_langfuse_computed(tmp_path: Path, na
         costs = iter(({"total": 0.00125}, {"input": 0.0004, "output": 0.0001}, {}))
         text = re.sub(
             r'(?=\{"key": "langfuse.observation.usage_details")',
-            lambda _: json.dumps(_pairs({"langfuse.observation.cost_details": json.dumps(next(costs))})[0]) + ", ",
+            lambda _: (
+                json.dumps(
+                    _pairs({"langfuse.observation.cost_details": json.dumps(next(costs))})[0]
+                )
+                + ", "
+            ),
             text,
         )
     else:
@@ -494,7 +649,11 @@ def test_usage_as_openai_gives_it_in_a_run_of_langsmith(tmp_path: Path, wrapped:
            "inputs": {"messages": [{"role": "user", "content": "Hi"}]},
            "outputs": {"output": reply} if wrapped else reply}  # fmt: skip
     [episode] = _import(tmp_path, _lines(tmp_path / "run.jsonl", run))
-    assert episode.calls[0].response["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "cost": 0.25}
+    assert episode.calls[0].response["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "cost": 0.25,
+    }
 
 
 def test_the_help_names_every_format() -> None:

@@ -1,4 +1,5 @@
-"""Listings: every order, pages, filters that read texts in spans, and following a run that goes on."""
+"""Listings: every order, pages, filters that read texts in spans, and following a run that goes
+on."""
 
 from __future__ import annotations
 
@@ -103,21 +104,33 @@ def test_a_row_says_what_an_episode_was(everything: dict[str, dict[str, Any]]) -
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("column", COLUMNS)
 def test_any_column_gives_an_order(
-    reader: TraceReader, everything: dict[str, dict[str, Any]], prepared: Listing, column: str, descending: bool
+    reader: TraceReader,
+    everything: dict[str, dict[str, Any]],
+    prepared: Listing,
+    column: str,
+    descending: bool,
 ) -> None:
     rows = everything
     found = prepared.sorted(reader, column, descending)
     ids = found.ids()
-    assert open_listing(reader, "run").sorted(reader, column, descending).ids() == ids, "read when it is asked for"
+    assert open_listing(reader, "run").sorted(reader, column, descending).ids() == ids, (
+        "read when it is asked for"
+    )
     values = [rows[id][column] for id in ids]
     there = [value for value in values if value is not None]
-    assert there == sorted(there, reverse=descending) and values[: len(there)] == there, "no value comes last"
+    assert there == sorted(there, reverse=descending) and values[: len(there)] == there, (
+        "no value comes last"
+    )
     assert sorted(ids) == sorted(rows) and found.count == N
     for before, after in pairwise(ids):
         if rows[before][column] == rows[after][column]:
-            assert rows[before]["ended_at"] >= rows[after]["ended_at"], "of equals the newer comes first"
+            assert rows[before]["ended_at"] >= rows[after]["ended_at"], (
+                "of equals the newer comes first"
+            )
     assert found.page(reader, 5, 10) == [rows[id] for id in ids[5:15]]
-    assert [found.position(id) for id in ids] == list(range(N)) and found.position("other-03") is None
+    assert [found.position(id) for id in ids] == list(range(N)) and found.position(
+        "other-03"
+    ) is None
     assert found.page(reader, N, 10) == [] and found.ids(N - 1) == ids[-1:]
 
 
@@ -133,20 +146,37 @@ def test_all_runs(reader: TraceReader) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
-    ["status=failed", "reward>0.5 step<3", "question", "'question 2'", "not 'of 1'", "'of 2' or status=failed", "zzz"],
+    [
+        "status=failed",
+        "reward>0.5 step<3",
+        "question",
+        "'question 2'",
+        "not 'of 1'",
+        "'of 2' or status=failed",
+        "zzz",
+    ],
 )
 def test_a_filter_fits_the_same_episodes_in_spans_and_in_one_query(
-    reader: TraceReader, everything: dict[str, dict[str, Any]], text: str, monkeypatch: pytest.MonkeyPatch
+    reader: TraceReader,
+    everything: dict[str, dict[str, Any]],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listing, "_SPAN", 7)
     monkeypatch.setattr(listing, "_TOKEN_SPAN", 7)
     parsed = parse(text)
     told: list[tuple[int, int]] = []
-    found = open_listing(reader, "run", parsed, sort="tokens", progress=lambda done, of: told.append((done, of)))
+    found = open_listing(
+        reader, "run", parsed, sort="tokens", progress=lambda done, of: told.append((done, of))
+    )
     sql = f"SELECT episode_id FROM episodes e WHERE run_id = 'run' AND {parsed.sql}"
-    assert sorted(found.ids()) == sorted(reader.query(sql, parsed.parameters)["episode_id"].to_pylist())
+    assert sorted(found.ids()) == sorted(
+        reader.query(sql, parsed.parameters)["episode_id"].to_pylist()
+    )
     assert found.of == N and found.filter == parsed
-    assert found.page(reader, 0, N) == [everything[id] for id in found.ids()], "tokens that were counted in spans"
+    assert found.page(reader, 0, N) == [everything[id] for id in found.ids()], (
+        "tokens that were counted in spans"
+    )
     if parsed.reads_text:
         calls = sum(i % 4 for i in range(N)) + 3
         assert len(told) > 3 and told == sorted(told) and told[-1] == (calls, calls)
@@ -176,7 +206,9 @@ def test_following_a_run(tmp_path: Path) -> None:
         grown = everyone.refreshed(reader)
         assert (everyone.count, grown.count) == (10, 13), "a listing itself does not change"
         assert grown.ids() == open_listing(reader, "run", sort="reward").ids()
-        assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="reward").page(reader, 0, 20)
+        assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="reward").page(
+            reader, 0, 20
+        )
         assert grown.refreshed(reader) is grown
         assert sorted(chosen.refreshed(reader).ids()) == ["run-03", "run-11", "run-13"]
         with TraceWriter(path) as writer:
@@ -186,8 +218,12 @@ def test_following_a_run(tmp_path: Path) -> None:
         assert [row["superseded"] for row in rows] == [False] * 8 + [True] * 5
 
 
-@pytest.mark.parametrize("there", [range(20, 33), range(20, 25), range(3)], ids=["more", "as many", "fewer"])
-def test_a_file_that_another_took_the_place_of_is_listed_anew(tmp_path: Path, there: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    "there", [range(20, 33), range(20, 25), range(3)], ids=["more", "as many", "fewer"]
+)
+def test_a_file_that_another_took_the_place_of_is_listed_anew(
+    tmp_path: Path, there: Sequence[int]
+) -> None:
     path, other = tmp_path / "trace.duckdb", tmp_path / "other" / "trace.duckdb"
     for file, numbers in ((path, range(5)), (other, there)):
         with TraceWriter(file) as writer:
@@ -235,16 +271,23 @@ def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: P
             put(writer, i)
         writer.flush()
         with open_trace(tmp_path) as reader:
-            found = open_listing(reader, "run", parse("age>1s 'question 1' or step=2"), sort="tokens")
+            found = open_listing(
+                reader, "run", parse("age>1s 'question 1' or step=2"), sort="tokens"
+            )
             found.prepare(reader)
             assert "run-11" in found.ids() and "run-21" not in found.ids()
             for i in range(20, 30):
                 put(writer, i)
             writer.flush()
             grown = found.refreshed(reader)
-            assert grown.ids() == open_listing(reader, "run", grown.filter, sort="tokens").ids() and grown.of == 30
+            assert (
+                grown.ids() == open_listing(reader, "run", grown.filter, sort="tokens").ids()
+                and grown.of == 30
+            )
             assert [row["tokens"] for row in grown.page(reader, 0, 3)] == [30, 30, 30]
-            assert {hit.episode_id for hit in search(reader, "question 22 of 1", "run")} == {"run-22"}
+            assert {hit.episode_id for hit in search(reader, "question 22 of 1", "run")} == {
+                "run-22"
+            }
 
 
 class Watched:
@@ -284,7 +327,11 @@ def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> No
         assert grown.ids()[0] == "run-10" and grown.count == 11
         assert len(watched.asked) == 2, "how many there are, and which"
         grown = grown.refreshed(watched)
-        assert grown.ids()[:2] == ["run-11", "run-10"] and grown.count == 12 and len(watched.asked) == 4
+        assert (
+            grown.ids()[:2] == ["run-11", "run-10"]
+            and grown.count == 12
+            and len(watched.asked) == 4
+        )
         fresh = open_listing(reader, "run")
         fresh.prepare(reader)
         assert grown.page(reader, 0, 12) == fresh.page(reader, 0, 12)
@@ -305,6 +352,6 @@ def test_episodes_that_end_while_a_column_is_read_are_in_it(tmp_path: Path) -> N
 
         found.prepare(reader, cancelled=goes_on)
         grown = found.refreshed(reader).sorted(reader, "tokens", False)
-        assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="tokens", descending=False).page(
-            reader, 0, 20
-        )
+        assert grown.page(reader, 0, 20) == open_listing(
+            reader, "run", sort="tokens", descending=False
+        ).page(reader, 0, 20)

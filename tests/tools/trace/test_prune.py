@@ -33,16 +33,35 @@ def path(tmp_path: Path) -> Path:
     with TraceWriter(file) as writer:
         for day, name in enumerate(("old", "mid", "new")):
             at = START + day * DAY
-            ended: dict[str, Any] = {} if name == "mid" else {"ended_at": at + DAY / 2, "status": "finished"}
+            ended: dict[str, Any] = (
+                {} if name == "mid" else {"ended_at": at + DAY / 2, "status": "finished"}
+            )
             writer.put(Run(run_id=name, started_at=at, backbone="debug", **ended))
             call = Call(
-                call_id=f"{name}-c", episode_id=f"{name}-e", started_at=at, ended_at=at, prompt_ids=[1], output_ids=[2],
-                logprobs=[0], request={"messages": [{"role": "user", "content": name * 5000}]},
-            )  # fmt: skip
+                call_id=f"{name}-c",
+                episode_id=f"{name}-e",
+                started_at=at,
+                ended_at=at,
+                prompt_ids=[1],
+                output_ids=[2],
+                logprobs=[0],
+                request={"messages": [{"role": "user", "content": name * 5000}]},
+            )
             writer.put(call, Metric(run_id=name, step=1, name="x", value=1, at=at))
-            named: dict[str, Any] = {"run_id": name, "step": 0, "episode_id": f"{name}-e", "call_id": f"{name}-c"}
+            named: dict[str, Any] = {
+                "run_id": name,
+                "step": 0,
+                "episode_id": f"{name}-e",
+                "call_id": f"{name}-c",
+            }
             writer.put(
-                Episode(episode_id=f"{name}-e", run_id=name, rewards=(Reward(value=1),), started_at=at, ended_at=at),
+                Episode(
+                    episode_id=f"{name}-e",
+                    run_id=name,
+                    rewards=(Reward(value=1),),
+                    started_at=at,
+                    ended_at=at,
+                ),
                 LedgerEntry(**named, outcome="trained", tokens=1),
                 Trained(**named, advantages=[1], logprobs=[0], entropy=[0]),
                 Feedback(episode_id=f"{name}-e"),
@@ -56,10 +75,12 @@ def path(tmp_path: Path) -> Path:
 def held(path: Path) -> dict[str, set[str]]:
     with open_trace(path) as reader:
         ids = {
-            table: "run_id" if table in ("runs", "metrics", "ledger", "trained") else "episode_id" for table in TABLES
+            table: "run_id" if table in ("runs", "metrics", "ledger", "trained") else "episode_id"
+            for table in TABLES
         }
         return {
-            t: {row[id] for row in reader.query(f"SELECT DISTINCT {id} FROM {t}").to_pylist()} for t, id in ids.items()
+            t: {row[id] for row in reader.query(f"SELECT DISTINCT {id} FROM {t}").to_pylist()}
+            for t, id in ids.items()
         }
 
 
@@ -67,8 +88,16 @@ def held(path: Path) -> dict[str, set[str]]:
 def test_a_run_goes_with_all_that_belongs_to_it(path: Path) -> None:
     prune(path, ["mid"])
     found = held(path)
-    assert found["calls"] == found["episodes"] == found["rewards"] == found["feedback"] == {"old-e", "new-e"}
-    assert found["runs"] == found["metrics"] == found["ledger"] == found["trained"] == {"old", "new"}
+    assert (
+        found["calls"]
+        == found["episodes"]
+        == found["rewards"]
+        == found["feedback"]
+        == {"old-e", "new-e"}
+    )
+    assert (
+        found["runs"] == found["metrics"] == found["ledger"] == found["trained"] == {"old", "new"}
+    )
     assert check(path) == []
     assert list(path.parent.iterdir()) == [path]
 
@@ -92,7 +121,10 @@ def test_runs_are_chosen_by_age_and_size(path: Path) -> None:
     assert [r.run_id for r in older_than(runs, START + DAY)] == ["old"]
     assert [r.run_id for r in beyond_size(runs, path.stat().st_size)] == []
     assert [r.run_id for r in beyond_size(runs, runs[1].bytes + runs[2].bytes)] == ["old"]
-    assert [r.run_id for r in beyond_size(runs, 0)] == ["old", "mid"], "the newest stays whatever its size"
+    assert [r.run_id for r in beyond_size(runs, 0)] == [
+        "old",
+        "mid",
+    ], "the newest stays whatever its size"
 
 
 def test_a_live_trace_is_refused(path: Path) -> None:
@@ -111,8 +143,14 @@ def test_what_is_no_trace_is_refused_and_untouched(tmp_path: Path) -> None:
 
 
 def test_ages_and_sizes_are_read_or_refused() -> None:
-    assert age("30d", "keep") == timedelta(days=30) and age(" 1.5H ", "keep") == timedelta(minutes=90)
-    assert size("500MB", "keep") == 500_000_000 and size("2 GiB", "keep") == 2 << 30 and size("10", "keep") == 10
+    assert age("30d", "keep") == timedelta(days=30) and age(" 1.5H ", "keep") == timedelta(
+        minutes=90
+    )
+    assert (
+        size("500MB", "keep") == 500_000_000
+        and size("2 GiB", "keep") == 2 << 30
+        and size("10", "keep") == 10
+    )
     for text in ("", "30", "d", "-3d", "3 months"):
         with pytest.raises(ConfigError, match="keep takes"):
             age(text, "keep")
@@ -138,12 +176,16 @@ prune(Path(sys.argv[1]), ["old"], on_stage=said)
 @pytest.mark.parametrize("moment", [1, 6])
 def test_a_kill_leaves_the_old_file_whole(path: Path, moment: int) -> None:
     before = held(path)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path), str(moment)], cwd=ROOT, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), str(moment)], cwd=ROOT, capture_output=True
+    )
     assert done.returncode == -9
     assert held(path) == before
-    assert {e.episode_id for e in episodes(open_trace(path.parent))} == {"old-e", "mid-e", "new-e"}, (
-        "a draft is no trace"
-    )
+    assert {e.episode_id for e in episodes(open_trace(path.parent))} == {
+        "old-e",
+        "mid-e",
+        "new-e",
+    }, "a draft is no trace"
     prune(path, ["old"])
     assert list(path.parent.iterdir()) == [path], "what the killed one left is gone"
 
@@ -163,14 +205,20 @@ except Exception as error:
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file_whole(path: Path) -> None:
     before = held(path)
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.startswith(f"TraceError the disk of {path} is full"), done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.startswith(f"TraceError the disk of {path} is full"), (
+        done.stdout + done.stderr
+    )
     assert held(path) == before
     assert [file.name for file in path.parent.iterdir()] == ["trace.duckdb"]
 
 
 @pytest.mark.slow
-def test_the_oldest_duckdb_that_is_supported_can_read_a_new_file(path: Path, tmp_path: Path) -> None:
+def test_the_oldest_duckdb_that_is_supported_can_read_a_new_file(
+    path: Path, tmp_path: Path
+) -> None:
     [oldest] = re.findall(r'"duckdb>=(\d+\.\d+)', (ROOT / "pyproject.toml").read_text())
     with TraceWriter(tmp_path / "new.duckdb") as writer:
         writer.put(Run(run_id="r", status="finished"))

@@ -100,8 +100,13 @@ def test_no_value_or_query_ends_in_a_bug(
 @pytest.mark.slow
 @given(days=st.integers(-2_147_483_646, 2_147_483_646), months=st.integers(-1_200_000, 1_200_000))
 def test_dates_and_intervals_of_any_size_read_as_duckdb_writes_them(days: int, months: int) -> None:
-    shown = f"epoch_ms(0)::DATE + {days}" if abs(days) < 2_000_000 else f"DATE '1970-01-01' + {days}"
-    sql = f"SELECT d, d::VARCHAR AS dt, i, i::VARCHAR AS it FROM (SELECT {shown} AS d, to_months({months}) AS i)"
+    shown = (
+        f"epoch_ms(0)::DATE + {days}" if abs(days) < 2_000_000 else f"DATE '1970-01-01' + {days}"
+    )
+    sql = (
+        f"SELECT d, d::VARCHAR AS dt, i, i::VARCHAR AS it FROM (SELECT {shown} AS d,"
+        f" to_months({months}) AS i)"
+    )
     try:
         found = table(sql)
     except duckdb.Error:  # beyond the dates that DuckDB has

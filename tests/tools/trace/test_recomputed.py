@@ -22,8 +22,19 @@ def write(path: Path, estimator: str) -> list[Episode]:
     found = []
     for number, (id, reward) in enumerate(REWARDS.items()):
         output = list(range(number + 1))
-        call = Call(call_id=id, episode_id=id, prompt_ids=[99], output_ids=output, logprobs=[-1.0] * len(output))
-        of = {"run_id": "r", "group_id": id[0], "attempt": int(id[1]), "step": 2 if id[0] == "c" else 1}
+        call = Call(
+            call_id=id,
+            episode_id=id,
+            prompt_ids=[99],
+            output_ids=output,
+            logprobs=[-1.0] * len(output),
+        )
+        of = {
+            "run_id": "r",
+            "group_id": id[0],
+            "attempt": int(id[1]),
+            "step": 2 if id[0] == "c" else 1,
+        }
         found.append(Episode(episode_id=id, calls=(call,), rewards=(Reward(value=reward),), **of))
     config = {"ajet": {"trainer_common": {"algorithm": {"adv_estimator": estimator}}}}
     with TraceWriter(path) as writer:

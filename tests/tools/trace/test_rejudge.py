@@ -1,4 +1,5 @@
-"""Stored episodes before another judge: rewards, groups, signs, failures; never a 0 that nobody gave."""
+"""Stored episodes before another judge: rewards, groups, signs, failures; never a 0 that nobody
+gave."""
 
 from __future__ import annotations
 
@@ -40,10 +41,14 @@ async def solve(task: Task, model: ajet.Model) -> str:
 
 
 def record(
-    path: Path, workflow: Any, judge: Any, said: dict[str, list[str]], steps: Sequence[int] = (1, 1, 1)
+    path: Path,
+    workflow: Any,
+    judge: Any,
+    said: dict[str, list[str]],
+    steps: Sequence[int] = (1, 1, 1),
 ) -> list[Episode]:
-    """Attempts at TASKS, each task in its step, on the scripted engine; `said` holds the replies of the attempts at
-    each, by its query."""
+    """Attempts at TASKS, each task in its step, on the scripted engine; `said` holds the replies of
+    the attempts at each, by its query."""
     left = {query: list(replies) for query, replies in said.items()}
 
     def replies(ask: Ask) -> str:
@@ -60,7 +65,13 @@ def record(
             writer.put(Run(run_id="r", backbone="local", status="finished"))
             engine = ScriptedEngine(replies)
             return await run_batch(
-                workflow, judge, attempts, engine=engine, gateway=gateway, config=one_at_a_time, writer=writer
+                workflow,
+                judge,
+                attempts,
+                engine=engine,
+                gateway=gateway,
+                config=one_at_a_time,
+                writer=writer,
             )
 
     rollout = SETTINGS.rollout.model_copy(update={"max_env_worker": 1, "max_retries": 0})
@@ -118,7 +129,13 @@ def test_groups_that_lose_and_gain_variance(stored: Path) -> None:
     def by_attempt(task: Task, episode: Episode) -> bool:
         return task.task_id == "t1" and episode.attempt == 0
 
-    assert judge_again(stored, by_attempt).groups() == {"groups": 3, "before": 2, "after": 1, "lost": 2, "gained": 1}
+    assert judge_again(stored, by_attempt).groups() == {
+        "groups": 3,
+        "before": 2,
+        "after": 1,
+        "lost": 2,
+        "gained": 1,
+    }
 
 
 def test_a_judge_that_fails_gives_no_reward(stored: Path) -> None:
@@ -129,11 +146,20 @@ def test_a_judge_that_fails_gives_no_reward(stored: Path) -> None:
         return float("nan") if output == "2" else None if output == "long no" else 1.0
 
     changes = judge_again(stored, picky)
-    assert {cause: len(group) for cause, group in changes.failures.items()} == {"NoReward": 2, "ValueError": 1}
+    assert {cause: len(group) for cause, group in changes.failures.items()} == {
+        "NoReward": 2,
+        "ValueError": 1,
+    }
     assert [v.after for v in changes.verdicts if v.cause] == [None] * 3
     assert changes.mean("after") == 1.0 and len(changes.both) == 5, "a failure is not a 0"
     assert changes.mean("before") == 1.0, "over the same episodes"
-    assert changes.groups() == {"groups": 2, "before": 0, "after": 0, "lost": 0, "gained": 0}, "nor a loss of variance"
+    assert changes.groups() == {
+        "groups": 2,
+        "before": 0,
+        "after": 0,
+        "lost": 0,
+        "gained": 0,
+    }, "nor a loss of variance"
     assert "no is no answer" in (changes.failures["ValueError"][0].error or "")
 
 
@@ -144,7 +170,11 @@ def test_a_judge_that_asks_for_what_is_not_here(stored: Path) -> None:
 
     changes = judge_again(stored, of_model)
     [(cause, group)] = changes.failures.items()
-    assert cause == "SignatureError" and len(group) == 8 and "no value for parameter `model`" in (group[0].error or "")
+    assert (
+        cause == "SignatureError"
+        and len(group) == 8
+        and "no value for parameter `model`" in (group[0].error or "")
+    )
 
 
 def test_a_judge_does_not_see_the_reward_that_was_given(stored: Path) -> None:
@@ -198,11 +228,16 @@ def test_in_parallel_with_progress(stored: Path) -> None:
 def test_a_class_judge_gets_the_workflow_s_output_as_it_was(tmp_path: Path) -> None:
     class Agent(ajet.Workflow):
         async def execute(self, workflow_task: Any, tuner: Any) -> Any:
-            return ajet.WorkflowOutput(metadata={"final_answer": workflow_task.task.main_query}, log_metrics={"n": 1})
+            return ajet.WorkflowOutput(
+                metadata={"final_answer": workflow_task.task.main_query}, log_metrics={"n": 1}
+            )
 
     class Judge(ajet.BaseJudge):
         def compute_reward(self, workflow_task: Any, workflow_output: Any) -> Any:
-            assert isinstance(workflow_output, ajet.WorkflowOutput) and workflow_task.task_thread_index == 0
+            assert (
+                isinstance(workflow_output, ajet.WorkflowOutput)
+                and workflow_task.task_thread_index == 0
+            )
             return 0.25, workflow_output.metadata["final_answer"] == workflow_task.task.main_query
 
     said = {"q0": ["-"], "q1": ["-"], "q2": ["-"]}
@@ -220,7 +255,11 @@ def test_an_episode_whose_judge_failed_then_can_be_judged_now(tmp_path: Path) ->
     record(tmp_path, solve, broken, {"q0": ["0"], "q1": ["1"], "q2": ["crash"]})
     changes = judge_again(tmp_path, right)
     assert [(v.before, v.after) for v in changes.verdicts] == [(None, 1.0), (None, 1.0)]
-    assert changes.skipped == {"RuntimeError": 1} and changes.both == [] and changes.mean("after") is None
+    assert (
+        changes.skipped == {"RuntimeError": 1}
+        and changes.both == []
+        and changes.mean("after") is None
+    )
 
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))
@@ -228,7 +267,11 @@ def test_advantages_are_those_that_training_computes(stored: Path, estimator: An
     found = list(groups_of(open_trace(stored), "r"))
     group: Sequence[Episode] = [episode for chunk in found for episode in chunk]
     samples = build(group, estimator=estimator, normalize_std=True).samples
-    trained = {s.call_id: float(sample.advantages[s.start]) for sample in samples for s in sample.timeline.spans}
+    trained = {
+        s.call_id: float(sample.advantages[s.start])
+        for sample in samples
+        for s in sample.timeline.spans
+    }
     ours = advantages(group, estimator, True)
     assert trained and ours.keys() == trained.keys()
     assert all(np.isclose(ours[call_id], value) for call_id, value in trained.items())
@@ -240,7 +283,9 @@ def test_an_attempt_that_crashed_counts_where_the_run_gives_it_a_value(tmp_path:
         return episode.attempt == 0
 
     record(tmp_path, solve, right, {"q0": ["0", "0", "crash", "crash"], "q1": ["1"], "q2": ["2"]})
-    assert not any(v.flipped for v in judge_again(tmp_path, first_only).verdicts), "all that count were right"
+    assert not any(v.flipped for v in judge_again(tmp_path, first_only).verdicts), (
+        "all that count were right"
+    )
     rollout = SETTINGS.rollout.model_copy(update={"failure_reward": 0.0})
     config = SETTINGS.model_copy(update={"rollout": rollout})
     changes = asyncio.run(rejudge(groups_of(open_trace(tmp_path), "r"), first_only, config))
@@ -255,14 +300,22 @@ def test_what_is_compared_over_a_step_changes_its_sign_by_the_step(tmp_path: Pat
 
     said = {"q0": ["0", "0"], "q1": ["1", "no"], "q2": ["no", "no no no"]}
     record(tmp_path, solve, right, said, steps=(1, 1, 2))
-    values = {"backbone": "local", "trainer_common": {"algorithm": {"adv_estimator": "reinforce_plus_plus"}}}
+    values = {
+        "backbone": "local",
+        "trainer_common": {"algorithm": {"adv_estimator": "reinforce_plus_plus"}},
+    }
     config = load_config(values={"ajet": {**values, "model": {"path": "m"}}})
     chunks = list(groups_of(open_trace(tmp_path), "r", whole=compared_over(config)))
     changes = asyncio.run(rejudge(chunks, wrong, config))
-    assert {v.task_id for v in changes.verdicts if v.flipped} == {"t0", "t1"}, "in step 2 all are alike, twice"
+    assert {v.task_id for v in changes.verdicts if v.flipped} == {
+        "t0",
+        "t1",
+    }, "in step 2 all are alike, twice"
 
 
-def test_chunks_hold_whole_steps_where_a_step_is_compared(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_hold_whole_steps_where_a_step_is_compared(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ajet_tools.trace.rejudge._CHUNK", 1)
     reader = open_trace(stored)
     assert [len(chunk) for chunk in groups_of(reader, "r")] == [3, 3, 3]

@@ -1,4 +1,5 @@
-"""Text search: where something was said, in spans of calls, with progress, and called off between two."""
+"""Text search: where something was said, in spans of calls, with progress, and called off between
+two."""
 
 from __future__ import annotations
 
@@ -25,10 +26,18 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
     path = tmp_path_factory.mktemp("search") / "trace.duckdb"
     first: list[dict[str, Any]] = [
         {"role": "system", "content": "You calculate. A\x1b[31mPEAR\u202e is a fruit"},
-        {"role": "user", "content": [{"type": "text", "text": "x" * 500 + ' the "Quoted\nPear" ' + "y" * 500}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "x" * 500 + ' the "Quoted\nPear" ' + "y" * 500}],
+        },
     ]
     tool = {"function": {"name": "calculator", "arguments": '{"sum": "17+4"}'}}
-    reply = {"role": "assistant", "content": None, "reasoning_content": "Hm, apples", "tool_calls": [tool]}
+    reply = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Hm, apples",
+        "tool_calls": [tool],
+    }
     again = [*first, reply, {"role": "tool", "content": "twenty-one apples"}]
     with TraceWriter(path) as writer:
         writer.put(Run(run_id="run"), Run(run_id="other"))
@@ -43,12 +52,30 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
                     started_at=BEGAN + timedelta(seconds=i),
                     error="undelivered" if i else None,
                 )
-                for i, (said, answer) in enumerate(((first, reply), (again, {"role": "assistant", "content": "21"})))
+                for i, (said, answer) in enumerate(
+                    ((first, reply), (again, {"role": "assistant", "content": "21"}))
+                )
             ),
-            Call(call_id="c2", episode_id="two", request={"prompt": "once upon"}, response={"output": "a time"}),
-            Call(call_id="c3", episode_id="live", request={"messages": [{"role": "user", "content": "pear?"}]}),
+            Call(
+                call_id="c2",
+                episode_id="two",
+                request={"prompt": "once upon"},
+                response={"output": "a time"},
+            ),
+            Call(
+                call_id="c3",
+                episode_id="live",
+                request={"messages": [{"role": "user", "content": "pear?"}]},
+            ),
         )
-        writer.put(Episode(episode_id="one", run_id="run", output="Twenty-One", task=Task(main_query="17 and 4")))
+        writer.put(
+            Episode(
+                episode_id="one",
+                run_id="run",
+                output="Twenty-One",
+                task=Task(main_query="17 and 4"),
+            )
+        )
         writer.put(Episode(episode_id="two", run_id="other", status="failed", error="No pear left"))
     with open_trace(path) as found:
         yield found
@@ -88,14 +115,26 @@ def test_a_snippet_is_one_safe_line_around_the_match(reader: TraceReader) -> Non
         assert hit.snippet[hit.start : hit.end].lower() == "pear" and len(hit.snippet) < 200
         assert hit.snippet.isprintable()
     quoted = next(hit for hit in search(reader, "quoted\npear"))
-    assert quoted.snippet.startswith("…xxx") and quoted.snippet.endswith("yyy…") and '"Quoted Pear"' in quoted.snippet
+    assert (
+        quoted.snippet.startswith("…xxx")
+        and quoted.snippet.endswith("yyy…")
+        and '"Quoted Pear"' in quoted.snippet
+    )
 
 
 def test_progress_and_calling_off(reader: TraceReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SPAN", 1)
     told: list[tuple[int, int]] = []
-    hits = search(reader, "apples", progress=lambda done, of: told.append((done, of)), cancelled=lambda: len(told) > 1)
-    assert places(hits) == ["one c0 assistant"] and told == [(1, 4), (2, 4)], "the later calls are not looked at"
+    hits = search(
+        reader,
+        "apples",
+        progress=lambda done, of: told.append((done, of)),
+        cancelled=lambda: len(told) > 1,
+    )
+    assert places(hits) == ["one c0 assistant"] and told == [
+        (1, 4),
+        (2, 4),
+    ], "the later calls are not looked at"
     told.clear()
     list(search(reader, "apples", progress=lambda done, of: told.append((done, of))))
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -109,17 +148,31 @@ def test_nothing_to_look_for(reader: TraceReader, needle: str) -> None:
 
 def test_a_text_that_utf8_cannot_hold(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
-        writer.put(Call(episode_id="e", request={"messages": [{"role": "user", "content": "needle \ud800"}]}))
+        writer.put(
+            Call(
+                episode_id="e", request={"messages": [{"role": "user", "content": "needle \ud800"}]}
+            )
+        )
     with open_trace(tmp_path) as reader:
-        assert places(search(reader, "NEEDLE \udfff"))[0].startswith("e "), "both were written as a question mark"
+        assert places(search(reader, "NEEDLE \udfff"))[0].startswith("e "), (
+            "both were written as a question mark"
+        )
 
 
 def test_what_is_found_in_items_of_openais_responses_is_what_a_person_reads(tmp_path: Path) -> None:
-    shown = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": 'say "plum"'}]}
+    shown = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": 'say "plum"'}],
+    }
     result = {"type": "function_call_output", "call_id": "f", "output": 'a "fig"'}
     request = {"instructions": "Be brief.", "input": [{"role": "user", "content": "hi"}, result]}
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Call(call_id="c", episode_id="e", request=request, response={"output": [shown]}))
     with open_trace(tmp_path / "trace.duckdb") as trace:
-        for needle, place in (('"plum"', "e c assistant"), ('"fig"', "e c tool"), ("be brief", "e c system")):
+        for needle, place in (
+            ('"plum"', "e c assistant"),
+            ('"fig"', "e c tool"),
+            ("be brief", "e c system"),
+        ):
             assert places(search(trace, needle)) == [place]

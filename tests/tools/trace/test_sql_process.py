@@ -1,4 +1,5 @@
-"""A user's SQL has a process of its own, whose limits hold whatever one value takes; a live run sees none of it."""
+"""A user's SQL has a process of its own, whose limits hold whatever one value takes; a live run
+sees none of it."""
 
 from __future__ import annotations
 
@@ -54,8 +55,12 @@ class _Heard:
 def trace(request: pytest.FixtureRequest, tmp_path: Path, asked: list[bytes]) -> Iterator[Path]:
     path = tmp_path / "trace.duckdb"
     with TraceWriter(path) as writer:
-        writer.put(Run(run_id="r"), Call(call_id="c", episode_id="e", prompt_ids=[1, 2], output_ids=[3]))
-        writer.put(*(Metric(run_id="r", step=i, name="train/reward", value=i / 2) for i in range(3)))
+        writer.put(
+            Run(run_id="r"), Call(call_id="c", episode_id="e", prompt_ids=[1, 2], output_ids=[3])
+        )
+        writer.put(
+            *(Metric(run_id="r", step=i, name="train/reward", value=i / 2) for i in range(3))
+        )
         writer.flush()
         if request.param == "live":
             with live_trace(writer, middleware=[Middleware(_Heard, asked=asked)]):
@@ -66,22 +71,34 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path, asked: list[bytes]) ->
 
 def test_a_question_is_answered_and_what_is_new_is_seen(trace: Path) -> None:
     with closing(SqlProcess(trace)) as process:
-        assert process.ask("SELECT sum(value) AS a, sum(step) AS a FROM metrics").to_pylist() == [{"a": 1.5, "a:1": 3}]
-        assert process.ask("SELECT prompt_ids FROM calls_full").to_pylist() == [{"prompt_ids": [1, 2]}]
+        assert process.ask("SELECT sum(value) AS a, sum(step) AS a FROM metrics").to_pylist() == [
+            {"a": 1.5, "a:1": 3}
+        ]
+        assert process.ask("SELECT prompt_ids FROM calls_full").to_pylist() == [
+            {"prompt_ids": [1, 2]}
+        ]
         with pytest.raises(QueryError, match="exactly one SELECT"):
             process.ask("DROP TABLE runs")
         assert process.ask("FROM runs").num_rows == 1
 
 
-def test_what_takes_too_much_is_one_message_and_the_next_question_is_answered(trace: Path, asked: list[bytes]) -> None:
+def test_what_takes_too_much_is_one_message_and_the_next_question_is_answered(
+    trace: Path, asked: list[bytes]
+) -> None:
     with closing(SqlProcess(trace)) as process:
         for sql in HUGE:
-            limits = r"needs more memory than a query may have|larger than 512 MiB|stopped after"  # whichever is first
+            limits = (  # whichever is first
+                r"needs more memory than a query may have|larger than 512 MiB|stopped after"
+            )
             with pytest.raises(QueryError, match=limits) as caught:
                 process.ask(sql)
             assert "\n" not in str(caught.value)
             assert process.ask("SELECT count(*) AS n FROM metrics").to_pylist() == [{"n": 3}]
-    assert not any(word in body for body in asked for word in (b"repeat", b"range", b'count(*) AS n FROM metrics"'))
+    assert not any(
+        word in body
+        for body in asked
+        for word in (b"repeat", b"range", b'count(*) AS n FROM metrics"')
+    )
 
 
 def test_the_limit_is_the_systems(trace: Path) -> None:
@@ -101,7 +118,9 @@ with closing(SqlProcess(Path({str(trace)!r}))) as process:
             pass
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert "answered" not in done.stdout
     assert int(done.stdout) * (1 if sys.platform == "darwin" else 1024) < MEMORY + (512 << 20)
 
@@ -116,7 +135,10 @@ def test_a_process_that_dies_is_a_message(trace: Path) -> None:
 
 
 def test_called_off_it_ends_at_once_and_the_next_is_answered(trace: Path) -> None:
-    endless = "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
+    endless = (
+        "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range"
+        " % 11"
+    )
     with closing(SqlProcess(trace)) as process:
         assert process.ask("SELECT 1 AS one").num_rows == 1
         stop = Stop()
@@ -127,7 +149,10 @@ def test_called_off_it_ends_at_once_and_the_next_is_answered(trace: Path) -> Non
 
 
 def test_no_trace_is_what_it_always_was(tmp_path: Path) -> None:
-    with closing(SqlProcess(tmp_path)) as process, pytest.raises(TraceError, match="there is no trace"):
+    with (
+        closing(SqlProcess(tmp_path)) as process,
+        pytest.raises(TraceError, match="there is no trace"),
+    ):
         process.ask("SELECT 1")
 
 
@@ -141,7 +166,9 @@ process.ask("SELECT 1")
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     pid = int(done.stdout)
     for _ in range(1000):
         try:

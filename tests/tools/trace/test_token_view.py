@@ -36,7 +36,9 @@ from ajet_tools.trace.tokens.facts import (
 from ajet_tools.trace.tokens.layout import labels, lay_out
 from ajet_tools.trace.tokens.view import TokenView, episode_tokens, open_tokens, timeline_view
 
-PIECES = st.lists(st.binary(max_size=5) | st.text(max_size=3).map(lambda t: t.encode("utf-8", "surrogatepass")))
+PIECES = st.lists(
+    st.binary(max_size=5) | st.text(max_size=3).map(lambda t: t.encode("utf-8", "surrogatepass"))
+)
 
 
 @given(PIECES)
@@ -62,7 +64,9 @@ def test_a_character_stands_once_where_its_first_byte_does(text: str, data: Any)
         assert bounds[token] <= at < bounds[token + 1], "the token that has the first byte"
         at += len(character.encode())
     for token, piece in enumerate(spelled.pieces):
-        assert spelled.of(spelled.holder(token)) or not piece, "the cursor has something to stand on"
+        assert spelled.of(spelled.holder(token)) or not piece, (
+            "the cursor has something to stand on"
+        )
 
 
 def test_hostile_text_is_spelled_out() -> None:
@@ -70,11 +74,17 @@ def test_hostile_text_is_spelled_out() -> None:
     assert said == "a\\x1b[1m\\x0d\\u202e\\u200d\\xff\\ufe0fé漢"
 
 
-TURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans(), st.booleans()), min_size=1, max_size=6)
+TURNS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=6,
+)
 
 
 @given(TURNS, st.data())
-def test_masked_in_tokens_are_the_sampled_ones_once_and_values_stand_at_their_tokens(turns: Any, data: Any) -> None:
+def test_masked_in_tokens_are_the_sampled_ones_once_and_values_stand_at_their_tokens(
+    turns: Any, data: Any
+) -> None:
     calls: list[Call] = []
     said: list[list[int]] = [[1]]
     for i, (asked, answered, trainable, breaks) in enumerate(turns):
@@ -83,9 +93,15 @@ def test_masked_in_tokens_are_the_sampled_ones_once_and_values_stand_at_their_to
         output = [100 + 10 * i + k for k in range(answered)]
         logprobs = [-float(o) for o in output]
         more = {"trainable": trainable, "policy_version": i, "index": i, "logprobs": logprobs}
-        calls.append(Call(call_id=f"c{i}", episode_id="e", prompt_ids=prompt, output_ids=output, **more))
+        calls.append(
+            Call(call_id=f"c{i}", episode_id="e", prompt_ids=prompt, output_ids=output, **more)
+        )
         said.append([*prompt, *output])
-    cut = {c.call_id: data.draw(st.integers(0, len(c.output_ids))) for c in calls if c.output_ids is not None}
+    cut = {
+        c.call_id: data.draw(st.integers(0, len(c.output_ids)))
+        for c in calls
+        if c.output_ids is not None
+    }
     tokens = episode_tokens(record_with(calls, cut), step_version=9)
     seen: list[int] = []
     for index in range(len(tokens)):
@@ -123,7 +139,11 @@ def record_with(calls: list[Call], cut: dict[str, int]) -> Record:
     parts = (("trained", lambda c: cut[c.call_id]), ("truncated", lambda c: 99))
     return Record(
         Episode(episode_id="e", calls=tuple(calls)),
-        ledger=tuple(LedgerEntry(call_id=c.call_id, outcome=o, tokens=n(c), **of) for c in calls for o, n in parts),
+        ledger=tuple(
+            LedgerEntry(call_id=c.call_id, outcome=o, tokens=n(c), **of)
+            for c in calls
+            for o, n in parts
+        ),
         trained=tuple(
             Trained(
                 call_id=c.call_id,
@@ -154,12 +174,19 @@ def test_a_trained_timeline_as_it_was_recorded(token_trace: Any) -> None:
     trained = view.spelled.text[view.spelled.starts[view.span_starts[0]] :]
     assert trained.startswith("Let me see.")
     assert len(view.span_starts) == 2 and not view.unknown_advantages and not view.recomputed
-    assert set(view.advantage[view.mask].tolist()) == {0.5} and np.isnan(view.advantage[~view.mask]).all()
+    assert (
+        set(view.advantage[view.mask].tolist()) == {0.5}
+        and np.isnan(view.advantage[~view.mask]).all()
+    )
     assert view.step_version == 4 and set(view.staleness[view.mask].tolist()) == {0}
     token = int(view.span_starts[1])
     facts = dict(fact for line in facts_of(view, token) for fact in line)
     assert facts["bytes"] == "54" and facts["text"] == "“T”" and facts["advantage"] == "+0.5"
-    assert facts["call"] == "1 g2" and facts["version"] == "4 (current)" and facts["sampled"] == "masked in"
+    assert (
+        facts["call"] == "1 g2"
+        and facts["version"] == "4 (current)"
+        and facts["sampled"] == "masked in"
+    )
     accent = find_tokens(view, "è")[0]
     assert dict(facts_of(view, accent)[0])["bytes"] == "c3"
     assert dict(facts_of(view, accent + 1)[0])["text"] == f"goes on with “è” of token {accent}"
@@ -180,7 +207,10 @@ def test_each_token_says_from_where_its_rewards_came(token_trace: Any) -> None:
     def said(place: int) -> dict[str, str]:
         return dict(facts_of(view, place)[2])
 
-    shared = {"reward won": "1 of the episode", "reward style": f"0.25 × 0.5 of agent {calls[0].agent}"}
+    shared = {
+        "reward won": "1 of the episode",
+        "reward style": f"0.25 × 0.5 of agent {calls[0].agent}",
+    }
     assert said(first) == shared
     assert said(second) == {**shared, "reward choice": "-1 of this call"}
     assert said(0) == {}, "a prompt is not trained"
@@ -193,13 +223,17 @@ def test_each_token_says_from_where_its_rewards_came(token_trace: Any) -> None:
 
 def test_a_fork_a_cut_tail_and_a_stale_call(token_trace: Any) -> None:
     first, second = view_of(token_trace, "bad", 0), view_of(token_trace, "bad", 1)
-    assert [fork.opens for fork in second.forks] == [True] and [fork.opens for fork in first.forks] == [False]
+    assert [fork.opens for fork in second.forks] == [True] and [
+        fork.opens for fork in first.forks
+    ] == [False]
     at = second.forks[0].at
     assert first.ids[:at].tolist() == second.ids[:at].tolist() and first.ids[at] != second.ids[at]
     assert "this timeline left timeline 1" in fork_words(second.forks[0])
     last = int(np.flatnonzero(first.mask)[-1])
     assert why(first, last) == "not trained: it is beyond the maximum length of a training sequence"
-    assert why(second, int(second.span_starts[0])).startswith("not trained: it is older than rollout.max_staleness")
+    assert why(second, int(second.span_starts[0])).startswith(
+        "not trained: it is older than rollout.max_staleness"
+    )
     assert set(second.staleness[second.mask].tolist()) == {1}
     assert why(first, 0).startswith("prompt:")
 
@@ -239,14 +273,24 @@ def test_jumps(token_trace: Any) -> None:
     assert np.all(np.diff(gaps) <= 0) and len(gaps) == view.mask.sum()
     assert next_ranked(ranked, -1) == ranked[0] and next_ranked(ranked, ranked[0]) == ranked[1]
     assert next_ranked(ranked, ranked[0], back=True) == ranked[-1] and next_ranked([], 3) is None
-    assert next_place([3, 9], 3) == 9 and next_place([3, 9], 9) == 3 and next_place([3, 9], 3, back=True) == 9
+    assert (
+        next_place([3, 9], 3) == 9
+        and next_place([3, 9], 9) == 3
+        and next_place([3, 9], 3, back=True) == 9
+    )
     assert view.spelled is not None and view.spelled.of(find_tokens(view, "WELL")[0]) == "W"
     assert find_tokens(view, "") == [] and find_tokens(view, "nowhere") == []
     ids = timeline_view(replace(open_tokens(open_trace(token_trace.file), "good"), known=None), 0)
-    assert find_tokens(ids, "257") == np.flatnonzero(ids.ids == 257).tolist() and labels(ids)[0] == "256 "
+    assert (
+        find_tokens(ids, "257") == np.flatnonzero(ids.ids == 257).tolist()
+        and labels(ids)[0] == "256 "
+    )
 
 
-@given(st.lists(st.text(alphabet="ab 漢é\n⏎👍", max_size=9), min_size=1, max_size=30), st.integers(1, 12))
+@given(
+    st.lists(st.text(alphabet="ab 漢é\n⏎👍", max_size=9), min_size=1, max_size=30),
+    st.integers(1, 12),
+)
 def test_no_line_is_wider_than_the_width_and_nothing_is_lost(tokens: list[str], width: int) -> None:
     from rich.cells import cell_len
 
@@ -263,7 +307,9 @@ def test_no_line_is_wider_than_the_width_and_nothing_is_lost(tokens: list[str], 
             place += size
     for token, label in enumerate(tokens):
         if label:
-            assert token in {t for t, _, _ in made.lines[made.line_of[token]]} or label.startswith("\n")
+            assert token in {t for t, _, _ in made.lines[made.line_of[token]]} or label.startswith(
+                "\n"
+            )
 
 
 def tokenizer_file(directory: Path, kind: str) -> Path:
@@ -274,20 +320,28 @@ def tokenizer_file(directory: Path, kind: str) -> Path:
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
         letters = pre_tokenizers.ByteLevel.alphabet()
-        trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=letters)
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=letters
+        )
         made.train_from_iterator(["Très bien, 漢字 and a naïve café"] * 9, trainer)
     else:
         pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "▁a", "é"]
-        made = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [("▁", "a")], byte_fallback=True))
+        made = Tokenizer(
+            models.BPE({p: i for i, p in enumerate(pieces)}, [("▁", "a")], byte_fallback=True)
+        )
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
-        made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        made.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
     directory.mkdir(parents=True, exist_ok=True)
     made.save(str(directory / "tokenizer.json"))
     return directory
 
 
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
-def test_the_bytes_of_tokens_joined_are_the_text_that_was_encoded(kind: str, tmp_path: Path, token_trace: Any) -> None:
+def test_the_bytes_of_tokens_joined_are_the_text_that_was_encoded(
+    kind: str, tmp_path: Path, token_trace: Any
+) -> None:
     from tokenizers import Tokenizer
 
     directory = tokenizer_file(tmp_path / "model", kind)
@@ -301,12 +355,16 @@ def test_the_bytes_of_tokens_joined_are_the_text_that_was_encoded(kind: str, tmp
     assert known.is_special(0) == (kind == "byte level")
 
 
-def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(tmp_path: Path) -> None:
+def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(
+    tmp_path: Path,
+) -> None:
     experiment = tmp_path / "launcher_record" / "math"
     config = {"ajet": {"model": {"path": "./models/tiny"}}}
     with TraceWriter(experiment / "trace.duckdb") as writer:
         writer.put(Run(run_id="r", config=config), Run(run_id="plain"))
-        writer.put(Call(call_id="c", episode_id="e", prompt_ids=[1], output_ids=[2], logprobs=[-1.0]))
+        writer.put(
+            Call(call_id="c", episode_id="e", prompt_ids=[1], output_ids=[2], logprobs=[-1.0])
+        )
         writer.put(Episode(episode_id="e", run_id="r"))
     reader = open_trace(experiment)
     with pytest.raises(ConfigError, match=r"model.path ./models/tiny is not a directory here"):
@@ -324,13 +382,19 @@ def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(tm
     assert opened.known is None and "models/tiny" in opened.why_ids
     assert labels(timeline_view(opened, 0)) == ["1 ", "2 "]
     above = tokenizer_file(tmp_path / "models" / "tiny", "byte level")
-    assert vocabulary(reader, "r", trace=experiment).source == str(above.resolve() / "tokenizer.json")
+    assert vocabulary(reader, "r", trace=experiment).source == str(
+        above.resolve() / "tokenizer.json"
+    )
     beside = tokenizer_file(experiment / "checkpoint" / "r" / "model", "byte level")
-    assert vocabulary(reader, "r", trace=experiment).source == str(beside.resolve() / "tokenizer.json")
+    assert vocabulary(reader, "r", trace=experiment).source == str(
+        beside.resolve() / "tokenizer.json"
+    )
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
-def test_the_chat_template_beside_a_tokenizer_is_found(place: str, tmp_path: Path, token_trace: Any) -> None:
+def test_the_chat_template_beside_a_tokenizer_is_found(
+    place: str, tmp_path: Path, token_trace: Any
+) -> None:
     """With it the cause of a split is proven; one that does not parse is none."""
     directory, reader = tokenizer_file(tmp_path / place, "byte level"), open_trace(token_trace.file)
     assert vocabulary(reader, "run", directory).template is None

@@ -41,7 +41,10 @@ def _metrics(run_id: str) -> list[Metric]:
         if step % 4 == 0:
             values |= {"val/reward": 0.3 + 0.05 * step, "val/greedy_reward": 0.4 + 0.05 * step}
         at = NOON + timedelta(minutes=step)
-        made += [Metric(run_id=run_id, step=step, name=name, value=value, at=at) for name, value in values.items()]
+        made += [
+            Metric(run_id=run_id, step=step, name=name, value=value, at=at)
+            for name, value in values.items()
+        ]
     return made
 
 
@@ -76,7 +79,13 @@ def _episode(run_id: str, i: int) -> list[Call | Episode | LedgerEntry]:
         ended_at=began + timedelta(seconds=25),
     )
     outcome = "failed" if failed else "trained"
-    booked = {"run_id": run_id, "step": episode.step, "episode_id": id, "call_id": call.call_id, "tokens": i + 1}
+    booked = {
+        "run_id": run_id,
+        "step": episode.step,
+        "episode_id": id,
+        "call_id": call.call_id,
+        "tokens": i + 1,
+    }
     return [call, episode, LedgerEntry(outcome=outcome, **booked)]
 
 
@@ -86,18 +95,29 @@ def written_training_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("training") / "trace.duckdb"
     config = {"ajet": {"model": {"scripted": "a.py:b"}, "trainer_common": {"total_steps": 20}}}
     first = Run(run_id="aaaa0001", name="math", backbone="local", config=config, started_at=NOON)
-    second = Run(run_id="bbbb0002", name=EVIL, backbone="local", started_at=NOON + timedelta(hours=1))
-    third = Run(run_id="cccc0003", name="broken", backbone="debug", started_at=NOON + timedelta(hours=2))
+    second = Run(
+        run_id="bbbb0002", name=EVIL, backbone="local", started_at=NOON + timedelta(hours=1)
+    )
+    third = Run(
+        run_id="cccc0003", name="broken", backbone="debug", started_at=NOON + timedelta(hours=2)
+    )
     with TraceWriter(file) as writer:
         writer.put(first, second, third, *_metrics("aaaa0001"))
         for i in range(24):
             writer.put(*_episode("aaaa0001", i))
         for i in range(2):
             call, episode, _ = _episode("bbbb0002", i)
-            writer.put(call, episode.model_copy(update={"ended_at": NOON + timedelta(hours=1, minutes=i + 4)}))
+            writer.put(
+                call,
+                episode.model_copy(update={"ended_at": NOON + timedelta(hours=1, minutes=i + 4)}),
+            )
         ended = {"status": "finished", "ended_at": NOON + timedelta(minutes=13)}
         writer.put(first.model_copy(update=ended))
-        failed = {"status": "failed", "ended_at": NOON + timedelta(hours=2, seconds=3), "error": f"ConfigError: {EVIL}"}
+        failed = {
+            "status": "failed",
+            "ended_at": NOON + timedelta(hours=2, seconds=3),
+            "error": f"ConfigError: {EVIL}",
+        }
         writer.put(third.model_copy(update=failed))
     return file
 

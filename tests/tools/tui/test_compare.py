@@ -43,22 +43,35 @@ def said(screen: CompareScreen, selector: str) -> str:
 
 
 @pytest.mark.asyncio
-async def test_what_stands_in_the_heads_and_that_messages_stand_beside_each_other(token_trace: Any) -> None:
+async def test_what_stands_in_the_heads_and_that_messages_stand_beside_each_other(
+    token_trace: Any,
+) -> None:
     async with compared(token_trace.file, ["good", "bad"]) as (_, screen):
         heads = said(screen, "ColumnHeads")
-        for word in ("good", "bad", "succeeded, reward 1", "reward 0", "advantage +0.5", "(recomputed)", "24 trained"):
+        for word in (
+            "good",
+            "bad",
+            "succeeded, reward 1",
+            "reward 0",
+            "advantage +0.5",
+            "(recomputed)",
+            "24 trained",
+        ):
             assert word in heads, word
         assert "parts: message 2, char 7, token 32" in heads
         line = next(line for line in painted(screen) if "Let me see." in line)
         assert line.split("│")[1].strip() == "Let me go."
         side = screen.side
         assert side.columns is not None and len(side.columns.places) == 1
-        assert [t for t, kind in side.columns.lines[side.columns.places[0]][1] if kind == "differs"] == ["go."]
+        assert [
+            t for t, kind in side.columns.lines[side.columns.places[0]][1] if kind == "differs"
+        ] == ["go."]
 
 
 @pytest.fixture(scope="module")
 def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five attempts of twenty messages, each of which parts from the first later than the one before; and a twin."""
+    """Five attempts of twenty messages, each of which parts from the first later than the one
+    before; and a twin."""
     file = tmp_path_factory.mktemp("attempts") / "trace.duckdb"
     with TraceWriter(file) as writer:
         writer.put(Run(run_id="r"), Run(run_id="other"))
@@ -71,14 +84,27 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for i in range(20)
             ]
             reply = {"choices": [{"message": messages[-1]}]}
-            writer.put(Call(call_id=f"c{n}", episode_id=f"e{n}", request={"messages": messages[:-1]}, response=reply))
-            writer.put(Episode(episode_id=f"e{n}", run_id="other" if n == 5 else "r", attempt=n, group_id="g"))
+            writer.put(
+                Call(
+                    call_id=f"c{n}",
+                    episode_id=f"e{n}",
+                    request={"messages": messages[:-1]},
+                    response=reply,
+                )
+            )
+            writer.put(
+                Episode(
+                    episode_id=f"e{n}", run_id="other" if n == 5 else "r", attempt=n, group_id="g"
+                )
+            )
     return file
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_next_divergence_goes_from_column_to_column_and_columns_scroll_as_one(attempts: Path) -> None:
+async def test_next_divergence_goes_from_column_to_column_and_columns_scroll_as_one(
+    attempts: Path,
+) -> None:
     async with compared(attempts, ["e0", "e1", "e2"], size=(120, 15)) as (pilot, screen):
         side = screen.side
         assert side.columns is not None and len(side.columns.places) == 2 and len(screen.shown) == 3
@@ -106,12 +132,16 @@ async def test_columns_that_do_not_fit_are_paged_to_and_swapped(attempts: Path) 
     async with compared(attempts, ids) as (pilot, screen):
         assert [a.episode_id for a in screen.shown] == ["e0", "e1"]
         await pilot.press("right_square_bracket")
-        assert [a.episode_id for a in screen.shown] == ["e0", "e2"] and "1 beside 3" in said(screen, "#head")
+        assert [a.episode_id for a in screen.shown] == ["e0", "e2"] and "1 beside 3" in said(
+            screen, "#head"
+        )
         await pilot.press("left_square_bracket", "left_square_bracket")
         assert [a.episode_id for a in screen.shown] == ["e0", "e1"]
         await pilot.press(*["right"] * 9)
         assert [a.episode_id for a in screen.shown] == ["e0", "e5"] and screen.chosen == 1
-        assert "says the same to the end" in said(screen, "ColumnHeads") and "run other" in said(screen, "ColumnHeads")
+        assert "says the same to the end" in said(screen, "ColumnHeads") and "run other" in said(
+            screen, "ColumnHeads"
+        )
         await pilot.press(*["left"] * 9, "s")
         assert screen.chosen == 0 and screen.attempts[0].episode_id == "e0"
         await pilot.press("right", "s")
@@ -181,9 +211,20 @@ async def test_a_reply_that_comes_meanwhile_is_shown(token_trace: Any, tmp_path:
         writer.put(Call(episode_id="a", request={"messages": ask}, response={"content": "one"}))
         writer.put(Call(episode_id="b", request={"messages": ask}, response={"content": "two"}))
     async with compared(file, ["a", "b"]) as (pilot, screen):
-        longer = [*ask, {"role": "assistant", "content": "two"}, {"role": "user", "content": "and then?"}]
+        longer = [
+            *ask,
+            {"role": "assistant", "content": "two"},
+            {"role": "user", "content": "and then?"},
+        ]
         with TraceWriter(file) as writer:
-            writer.put(Call(episode_id="b", index=1, request={"messages": longer}, response={"content": "three"}))
+            writer.put(
+                Call(
+                    episode_id="b",
+                    index=1,
+                    request={"messages": longer},
+                    response={"content": "three"},
+                )
+            )
         screen.post_message(TraceChanged())
         await settled(pilot)
         assert "three" in "\n".join(painted(screen))
@@ -191,7 +232,9 @@ async def test_a_reply_that_comes_meanwhile_is_shown(token_trace: Any, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=str)
-def test_how_it_looks(token_trace: Any, snap_compare: Callable[..., bool], size: tuple[int, int]) -> None:
+def test_how_it_looks(
+    token_trace: Any, snap_compare: Callable[..., bool], size: tuple[int, int]
+) -> None:
     app = TraceApp(open_trace(token_trace.file), token_trace.file)
 
     async def reach(pilot: Pilot[None]) -> None:

@@ -26,7 +26,9 @@ def test_any_colour_becomes_readable_and_one_that_is_stays(color: Color, backgro
 
 def test_contrast_is_that_of_wcag() -> None:
     assert contrast(Color(0, 0, 0), Color(255, 255, 255)) == pytest.approx(21)
-    assert contrast(Color.parse("#777777"), Color.parse("#ffffff")) == pytest.approx(4.48, abs=0.005)
+    assert contrast(Color.parse("#777777"), Color.parse("#ffffff")) == pytest.approx(
+        4.48, abs=0.005
+    )
 
 
 def faint(pilot: Pilot[None]) -> list[tuple[float, str]]:
@@ -35,8 +37,17 @@ def faint(pilot: Pilot[None]) -> list[tuple[float, str]]:
     for strip in pilot.app.screen._compositor.render_strips():
         for text, style, _ in strip:
             shown = any(c.isalnum() or 0x2800 < ord(c) <= 0x28FF or c in "✗✓▲▼" for c in text)
-            if shown and style and style.color and style.bgcolor and style.color.triplet and style.bgcolor.triplet:
-                ratio = contrast(Color.from_rich_color(style.color), Color.from_rich_color(style.bgcolor))
+            if (
+                shown
+                and style
+                and style.color
+                and style.bgcolor
+                and style.color.triplet
+                and style.bgcolor.triplet
+            ):
+                ratio = contrast(
+                    Color.from_rich_color(style.color), Color.from_rich_color(style.bgcolor)
+                )
                 if ratio < LEAST:
                     texts.append((round(ratio, 2), text))
     return texts
@@ -46,7 +57,9 @@ def faint(pilot: Pilot[None]) -> list[tuple[float, str]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_home")
 @pytest.mark.parametrize("theme", ["textual-dark", "textual-light"])
-async def test_every_screen_can_be_read(training_trace: Path, viewing: Any, until: Any, theme: str) -> None:
+async def test_every_screen_can_be_read(
+    training_trace: Path, viewing: Any, until: Any, theme: str
+) -> None:
     async with viewing(training_trace, size=(120, 36)) as pilot:
         pilot.app.theme = theme
         await until(pilot, lambda: pilot.app.screen.runs and pilot.app.screen.verdicts)

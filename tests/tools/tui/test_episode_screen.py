@@ -29,7 +29,10 @@ from ajet_tools.tui.widgets.messages import Messages
 from tests.waiting import until_async, until_shown
 
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=timezone.utc)
-EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback <answer>7</answer> 你好 👩‍👩‍👧\ttab"
+EVIL = (
+    "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback <answer>7</answer> 你好"
+    " 👩‍👩‍👧\ttab"
+)
 REPLY = """## Result
 
 The product is **391**, because:
@@ -48,7 +51,12 @@ print(17 * 23)
 TRACEBACK = "Traceback (most recent call last):\n" + "".join(
     f'  File "agent.py", line {n}, in step_{n}\n    return step_{n + 1}(state)\n' for n in range(12)
 )
-RUN = Run(run_id="run-1", name="math", backbone="local", config={"ajet": {"model": {"scripted": "agent.py:replies"}}})
+RUN = Run(
+    run_id="run-1",
+    name="math",
+    backbone="local",
+    config={"ajet": {"model": {"scripted": "agent.py:replies"}}},
+)
 
 
 def said(content: str, **more: Any) -> dict[str, Any]:
@@ -67,7 +75,14 @@ def call(episode_id: str, n: int, messages: list[Any], reply: dict[str, Any], **
     """A call as the gateway records it, the ids being the text's bytes; `seconds` after noon."""
     ids = {} if more.pop("without_ids", False) else _ids(messages, reply, more)
     start = NOON + timedelta(seconds=more.pop("seconds", n))
-    fields = {"index": n, "model": "policy", "policy_version": 3, "finish_reason": "stop", **ids, **more}
+    fields = {
+        "index": n,
+        "model": "policy",
+        "policy_version": 3,
+        "finish_reason": "stop",
+        **ids,
+        **more,
+    }
     return Call(
         call_id=f"{episode_id}-c{n:03}",
         episode_id=episode_id,
@@ -81,7 +96,10 @@ def call(episode_id: str, n: int, messages: list[Any], reply: dict[str, Any], **
 
 def _ids(messages: list[Any], reply: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     encode = ByteTokenizer().encode
-    prompt, output = more.pop("prompt", rendered(messages)), more.pop("output", reply.get("content") or "→")
+    prompt, output = (
+        more.pop("prompt", rendered(messages)),
+        more.pop("output", reply.get("content") or "→"),
+    )
     ids = encode(output)
     return {"prompt_ids": encode(prompt), "output_ids": ids, "logprobs": [-0.5] * len(ids)}
 
@@ -89,7 +107,9 @@ def _ids(messages: list[Any], reply: dict[str, Any], more: dict[str, Any]) -> di
 def episode(episode_id: str, **more: Any) -> Episode:
     task = Task(task_id="t1", main_query="What is 17 * 23?")
     span = {"started_at": NOON, "ended_at": NOON + timedelta(seconds=4.5)}
-    return Episode(episode_id=episode_id, run_id="run-1", **{"step": 7, "task": task, **span, **more})
+    return Episode(
+        episode_id=episode_id, run_id="run-1", **{"step": 7, "task": task, **span, **more}
+    )
 
 
 def booked(outcome: Any, *calls: Call) -> list[LedgerEntry]:
@@ -102,49 +122,76 @@ def booked(outcome: Any, *calls: Call) -> list[LedgerEntry]:
     ]  # fmt: skip
 
 
-ASK = [{"role": "system", "content": "You calculate."}, {"role": "user", "content": "What is 17 * 23?"}]
+ASK = [
+    {"role": "system", "content": "You calculate."},
+    {"role": "user", "content": "What is 17 * 23?"},
+]
 
 
 def with_tools() -> list[Any]:
     """Two calls: a tool that is asked for after some thought, then the answer."""
     first = said(
-        "", tool_calls=[tool_call("t1", "calc", '{"expression": "17*23", "digits": 10, "unit": "none at all"}')]
+        "",
+        tool_calls=[
+            tool_call("t1", "calc", '{"expression": "17*23", "digits": 10, "unit": "none at all"}')
+        ],
     )
     first["reasoning_content"] = "I should not guess.\nThe tool knows."
     result = {"role": "tool", "tool_call_id": "t1", "content": '{"value": 391}'}
     one = call("tools01", 0, ASK, first)
     asked = [*ASK, first, result]
-    two = call("tools01", 1, asked, said(REPLY), prompt=rendered(ASK) + "→" + "<tool>391<assistant>")
+    two = call(
+        "tools01", 1, asked, said(REPLY), prompt=rendered(ASK) + "→" + "<tool>391<assistant>"
+    )
     rewards = (
         Reward(name="exact", value=1.0, reason="391 is the answer"),
-        Reward(name="style", value=-0.25, weight=0.5, reason="[red]too long[/]", call_id="tools01-c001"),
+        Reward(
+            name="style", value=-0.25, weight=0.5, reason="[red]too long[/]", call_id="tools01-c001"
+        ),
     )
     ended = episode("tools01", rewards=rewards, group_id="g1", output="391")
-    praise = Feedback(feedback_id="f1", episode_id="tools01", call_id="tools01-c001", author="ann", score=1, at=NOON)
+    praise = Feedback(
+        feedback_id="f1",
+        episode_id="tools01",
+        call_id="tools01-c001",
+        author="ann",
+        score=1,
+        at=NOON,
+    )
     return [one, two, ended, *booked("trained", one, two), praise]
 
 
 def forked() -> list[Any]:
-    """Two agents; the second turn of one shows the first without its thoughts, and one call is made twice."""
+    """Two agents; the second turn of one shows the first without its thoughts, and one call is made
+    twice."""
     thoughtful = said("Four.", reasoning_content="two and two")
     plan = call("fork01", 0, ASK, thoughtful, output="(two and two)Four.")
     more = {"role": "user", "content": "And 3+3?"}
     again = call("fork01", 1, [*ASK, said("Four."), more], said("Six."))
     twin = call("fork01", 2, [*ASK, said("Four."), more], said("Half a dozen."), seconds=1.2)
-    check = call("fork01", 3, [{"role": "user", "content": "Is it six?"}], said("Yes."), agent="checker")
+    check = call(
+        "fork01", 3, [{"role": "user", "content": "Is it six?"}], said("Yes."), agent="checker"
+    )
     calls = [plan, again, twin, check]
     ended = episode("fork01", group_id="g1", attempt=1, rewards=(Reward(value=0.5),))
     return [*calls, ended, *booked("trained", *calls)]
 
 
 def observed() -> list[Any]:
-    """A deployed agent: no ids, a conversation that branches, and one in another provider's form."""
+    """A deployed agent: no ids, a conversation that branches, and one in another provider's
+    form."""
     turn = [*ASK, said("one"), {"role": "user", "content": "next"}]
     calls = [
         call("noids01", 0, ASK, said("one"), without_ids=True),
         call("noids01", 1, turn, said("two"), without_ids=True),
         call("noids01", 2, turn, said("two again"), without_ids=True),
-        call("noids01", 3, [{"role": "user", "content": "Something else"}], said("three"), without_ids=True),
+        call(
+            "noids01",
+            3,
+            [{"role": "user", "content": "Something else"}],
+            said("three"),
+            without_ids=True,
+        ),
     ]
     return [*calls, episode("noids01")]
 
@@ -183,7 +230,11 @@ def huge() -> list[Any]:
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("episodes") / "trace.duckdb"
     failed = call("fail001", 0, ASK, said(""), error="undelivered")
-    broken = {"status": "failed", "error": TRACEBACK + "ValueError: no answer", "cause": "ValueError"}
+    broken = {
+        "status": "failed",
+        "error": TRACEBACK + "ValueError: no answer",
+        "cause": "ValueError",
+    }
     one = call("one0001", 0, ASK, said("391"))
     cut_off = call("cutoff1", 0, ASK, said("391"))
     with TraceWriter(path) as writer:
@@ -224,7 +275,9 @@ async def settled(pilot: Pilot[None]) -> None:
 def shown(screen: EpisodeScreen) -> str:
     """What the conversation's window shows."""
     messages = screen.query_one(Messages)
-    return "\n".join(messages.render_line(y).text.replace("▌", " ").rstrip() for y in range(messages.size.height))
+    return "\n".join(
+        messages.render_line(y).text.replace("▌", " ").rstrip() for y in range(messages.size.height)
+    )
 
 
 def tree(screen: EpisodeScreen) -> list[str]:
@@ -242,7 +295,13 @@ async def test_it_opens_at_the_beginning_and_says_what_the_episode_was(traced: P
     async with opened(traced, "tools01") as (_, screen):
         assert all(
             part in facts(screen)
-            for part in ("~ reward 0.875", "group [~]", "step 7", "2 calls", "attempt 0 of a group of 2")
+            for part in (
+                "~ reward 0.875",
+                "group [~]",
+                "step 7",
+                "2 calls",
+                "attempt 0 of a group of 2",
+            )
         )
         assert "What is 17 * 23?" in facts(screen)
         text = shown(screen)
@@ -256,8 +315,8 @@ async def test_it_opens_at_the_beginning_and_says_what_the_episode_was(traced: P
         ):
             assert part in text, part
         assert (
-            "call 0 tools01-c000 · 12:00:00 · 0.50 s · 55 → 3 tokens · stop · policy · version 3 · trained"
-            in " ".join(line.strip() for line in text.splitlines())
+            "call 0 tools01-c000 · 12:00:00 · 0.50 s · 55 → 3 tokens · stop · policy · version 3 ·"
+            " trained" in " ".join(line.strip() for line in text.splitlines())
         )
         assert [line.strip() for line in tree(screen)][:3] == [
             "▌episode  succeeded  reward 0.875", "default timeline 0  241 tok", "0 55 → 3     trained → calc",
@@ -268,11 +327,18 @@ async def test_it_opens_at_the_beginning_and_says_what_the_episode_was(traced: P
 @pytest.mark.asyncio
 async def test_tools_that_were_called_over_mcp_are_shown(tmp_path: Path) -> None:
     ended = NOON + timedelta(seconds=0.25)
-    added = Event(name="add", arguments={"a": 1}, result={"isError": False}, started_at=NOON, ended_at=ended)
+    added = Event(
+        name="add", arguments={"a": 1}, result={"isError": False}, started_at=NOON, ended_at=ended
+    )
     lost = Event(name="look_up", error="ConnectionError: [gone]", started_at=NOON, ended_at=ended)
     one = call("mcp0001", 0, ASK, said("391"))
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
-        writer.put(RUN, one, episode("mcp0001", events=(added, lost)), RUN.model_copy(update={"status": "finished"}))
+        writer.put(
+            RUN,
+            one,
+            episode("mcp0001", events=(added, lost)),
+            RUN.model_copy(update={"status": "finished"}),
+        )
     async with opened(tmp_path / "trace.duckdb", "mcp0001") as (_, screen):
         text = " ".join(shown(screen).split())
         assert '2 tool calls → add 0.25 s {"a": 1} {"isError": false} → look_up 0.25 s' in text
@@ -294,7 +360,10 @@ async def test_reasoning_is_folded_until_space(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, screen):
         assert "reasoning, 2 lines" in shown(screen) and "The tool knows." not in shown(screen)
         await pilot.press("right_square_bracket", "j", "j", "space")
-        assert screen.messages.chosen is not None and screen.messages.chosen.key == "tools01-c000/reply0"
+        assert (
+            screen.messages.chosen is not None
+            and screen.messages.chosen.key == "tools01-c000/reply0"
+        )
         assert "The tool knows." in shown(screen)
         await pilot.press("space")
         assert "The tool knows." not in shown(screen)
@@ -329,7 +398,9 @@ async def test_the_tree_leads_the_conversation(traced: Path) -> None:
     async with opened(traced, "fork01") as (pilot, screen):
         screen.call_tree.focus()
         await pilot.press("down", "down", "down", "down")
-        assert screen.messages.chosen is not None and screen.messages.chosen.key == "fork01-c001/fork"
+        assert (
+            screen.messages.chosen is not None and screen.messages.chosen.key == "fork01-c001/fork"
+        )
         await pilot.press("end")
         assert "Is it six?" in shown(screen) and "Half a dozen" not in shown(screen)
         await pilot.press("home")
@@ -372,7 +443,11 @@ async def test_without_a_tokenizer_a_fork_says_so(tmp_path: Path) -> None:
     again = [*asked, said("a b"), {"role": "user", "content": "go on"}]
     with TraceWriter(path) as writer:
         writer.put(RUN.model_copy(update={"config": {"ajet": {"model": {"path": "org/model"}}}}))
-        writer.put(call("e", 0, asked, said("a b"), output=" a b"), call("e", 1, again, said("ok")), episode("e"))
+        writer.put(
+            call("e", 0, asked, said("a b"), output=" a b"),
+            call("e", 1, again, said("ok")),
+            episode("e"),
+        )
     async with opened(path, "e") as (pilot, screen):
         await pilot.press("b")
         text = " ".join(shown(screen).split())
@@ -410,7 +485,11 @@ async def test_the_json_of_a_call(traced: Path) -> None:
         whole = pilot.app.screen
         assert isinstance(whole, TextScreen)
         text = whole.query_one(LongText).text
-        assert text.startswith('request\n{\n  "messages"') and "response\n{" in text and "## Result" in text
+        assert (
+            text.startswith('request\n{\n  "messages"')
+            and "response\n{" in text
+            and "## Result" in text
+        )
         await pilot.press("slash", *"finish_reason", "enter", "n", "y")
         assert pilot.app.clipboard == text
         await pilot.press("escape")
@@ -424,10 +503,16 @@ async def test_the_next_attempt_of_the_group(traced: Path) -> None:
         await pilot.press("greater_than_sign")
         await settled(pilot)
         other = pilot.app.screen
-        assert isinstance(other, EpisodeScreen) and other.episode_id == "fork01" and "attempt 1" in facts(other)
+        assert (
+            isinstance(other, EpisodeScreen)
+            and other.episode_id == "fork01"
+            and "attempt 1" in facts(other)
+        )
         await pilot.press("greater_than_sign", "less_than_sign")
         await settled(pilot)
-        assert isinstance(pilot.app.screen, EpisodeScreen) and pilot.app.screen.episode_id == "tools01"
+        assert (
+            isinstance(pilot.app.screen, EpisodeScreen) and pilot.app.screen.episode_id == "tools01"
+        )
 
 
 @pytest.mark.slow
@@ -436,7 +521,10 @@ async def test_search_in_every_branch(traced: Path) -> None:
     async with opened(traced, "fork01") as (pilot, screen):
         await pilot.press("slash", *"HALF A", "enter")
         await settled(pilot)
-        assert screen.messages.chosen is not None and screen.messages.chosen.key == "fork01-c002/reply0"
+        assert (
+            screen.messages.chosen is not None
+            and screen.messages.chosen.key == "fork01-c002/reply0"
+        )
         assert not screen.query_one(Input).has_focus
         await pilot.press("slash", *(["backspace"] * 6), *"two and", "enter")
         await settled(pilot)
@@ -448,7 +536,10 @@ async def test_search_in_every_branch(traced: Path) -> None:
         for key in ("n", "n", "N"):
             await pilot.press(key)
             seen.append(screen.messages.chosen.key)
-        assert set(seen) == {"fork01-c001/reply0", "fork01-c003/0"} and seen[0] == seen[2] != seen[1] == seen[3]
+        assert (
+            set(seen) == {"fork01-c001/reply0", "fork01-c003/0"}
+            and seen[0] == seen[2] != seen[1] == seen[3]
+        )
 
 
 @pytest.mark.slow
@@ -457,7 +548,9 @@ async def test_a_search_that_finds_nothing_says_so(traced: Path) -> None:
     async with opened(traced, "fork01") as (pilot, screen):
         await pilot.press("slash", *"nowhere", "enter")
         await settled(pilot)
-        assert "nowhere is not in this episode" in "".join(str(s.render()) for s in screen.query("Prompt Static"))
+        assert "nowhere is not in this episode" in "".join(
+            str(s.render()) for s in screen.query("Prompt Static")
+        )
         await pilot.press("escape", "n")
         assert screen.messages.has_focus and pilot.app.screen is screen
 
@@ -479,7 +572,9 @@ async def test_copy(traced: Path) -> None:
 async def test_a_failed_episode_shows_its_traceback(traced: Path) -> None:
     async with opened(traced, "fail001") as (pilot, screen):
         assert "ValueError: no answer" in facts(screen)
-        assert "error: ValueError" in shown(screen) and 'File "agent.py", line 11, in step_11' in shown(screen)
+        assert "error: ValueError" in shown(
+            screen
+        ) and 'File "agent.py", line 11, in step_11' in shown(screen)
         await pilot.press("end")
         assert "no reply" in shown(screen) and "undelivered" in shown(screen)
 
@@ -500,11 +595,16 @@ async def test_hostile_text_is_shown_as_text(traced: Path) -> None:
     async with opened(traced, "evil001") as (pilot, screen):
         for _ in range(3):
             text = "\n".join([shown(screen), *tree(screen), facts(screen)])
-            assert not set(text) & set("\x1b\x07\u202e") and "[bold red]not markup[/] :smile: \\x1b[31mred" in text
+            assert (
+                not set(text) & set("\x1b\x07\u202e")
+                and "[bold red]not markup[/] :smile: \\x1b[31mred" in text
+            )
             await pilot.press("pagedown")
         assert "<answer>7</answer>" in shown(screen)
         for widget in (screen.messages, screen.call_tree):
-            assert {widget.render_line(y).cell_length for y in range(widget.size.height)} == {widget.size.width}
+            assert {widget.render_line(y).cell_length for y in range(widget.size.height)} == {
+                widget.size.width
+            }
 
 
 @pytest.mark.slow
@@ -515,7 +615,9 @@ async def test_one_call_none_and_unknown(traced: Path) -> None:
         await pilot.press("j", "j", "right_square_bracket", "b", "g")
     async with opened(traced, "none001") as (pilot, screen):
         assert "the episode made no call" in facts(screen)
-        await pilot.press("j", "right_square_bracket", "b", "t", "r", "n", "space", "end", "tab", "down")
+        await pilot.press(
+            "j", "right_square_bracket", "b", "t", "r", "n", "space", "end", "tab", "down"
+        )
         assert pilot.app.screen is screen
     async with opened(traced, "nothing") as (_, screen):
         assert "The trace has no episode with this id" in shown(screen)
@@ -565,7 +667,9 @@ async def test_at_the_end_it_follows_and_elsewhere_it_counts(tmp_path: Path) -> 
     async with opened(path, "long001") as (pilot, screen):
         await pilot.press("end")
         await grow(screen, 10, 11)
-        assert screen.messages.cursor == len(screen.messages.blocks) - 1 and "Turn 10" in shown(screen)
+        assert screen.messages.cursor == len(screen.messages.blocks) - 1 and "Turn 10" in shown(
+            screen
+        )
         assert "new" not in facts(screen)
         await pilot.press("home")
         at = screen.messages.scroll_offset
@@ -585,7 +689,9 @@ async def test_a_long_episode_opens_at_once_and_every_line_of_it_is_reached(trac
         pilot.app.push_screen(again := EpisodeScreen("long001", "long001-c199"))
         while again.overview is None:
             await asyncio.sleep(0.005)
-        assert time.process_time() - began < 5, "the figure is in the benchmark; this only finds what is quadratic"
+        assert time.process_time() - began < 5, (
+            "the figure is in the benchmark; this only finds what is quadratic"
+        )
         await settled(pilot)
         assert "Turn 199" in shown(again)
         again.messages.focus()
@@ -598,7 +704,9 @@ async def test_a_long_episode_opens_at_once_and_every_line_of_it_is_reached(trac
         while again.messages.scroll_offset.y > 0 and len(up) < 200:
             again.messages.action_page_up()
             up.append(turns(again))
-        assert set().union(*down) == set().union(*up) == set(range(200)), "no turn is skipped on either way"
+        assert set().union(*down) == set().union(*up) == set(range(200)), (
+            "no turn is skipped on either way"
+        )
 
 
 def turns(screen: EpisodeScreen) -> set[int]:
@@ -622,7 +730,9 @@ async def test_a_message_of_megabytes_is_cut_and_opened_whole(traced: Path) -> N
         assert len(whole.text) > 10_000_000
         await pilot.press("end")
         last = "line 449999 of *many* 你好"
-        await until_shown(pilot, lambda: any(last in whole.render_line(y).text for y in range(whole.size.height)))
+        await until_shown(
+            pilot, lambda: any(last in whole.render_line(y).text for y in range(whole.size.height))
+        )
 
 
 @pytest.mark.slow
@@ -646,7 +756,9 @@ async def test_a_small_terminal(traced: Path, size: tuple[int, int]) -> None:
     ],
     ids=["tools", "fork", "failed", "hostile"],
 )
-def test_pictures(traced: Path, snap_compare: Any, episode_id: str, keys: list[str], size: tuple[int, int]) -> None:
+def test_pictures(
+    traced: Path, snap_compare: Any, episode_id: str, keys: list[str], size: tuple[int, int]
+) -> None:
     async def before(pilot: Pilot[None]) -> None:
         await shows(pilot, EpisodeScreen(episode_id))
         await pilot.press(*keys)

@@ -65,7 +65,9 @@ def written(file: Path, count: int, *more: Episode) -> Path:
         for i in range(count):
             writer.put(*episode(i))
         writer.put(*more)
-        writer.put(Run(run_id="run-1", name="math", backbone="local", status="finished", started_at=START))
+        writer.put(
+            Run(run_id="run-1", name="math", backbone="local", status="finished", started_at=START)
+        )
     return file
 
 
@@ -102,7 +104,10 @@ async def entered(pilot: Pilot[None], key: str, text: str) -> None:
 
 
 def lines(screen: EpisodesScreen) -> list[str]:
-    return [screen.table.render_line(y).text for y in range(screen.table.scrollable_content_region.height)]
+    return [
+        screen.table.render_line(y).text
+        for y in range(screen.table.scrollable_content_region.height)
+    ]
 
 
 def status(screen: EpisodesScreen) -> str:
@@ -120,7 +125,17 @@ async def test_newest_first_with_every_column(trace: Path) -> None:
         assert (screen.title, status(screen)[:7]) == ("runs › math › episodes", "1 of 40")
         assert shown(screen)[:2] == ["ep0039", "ep0038"]
         head, first = lines(screen)[:2]
-        assert head.split() == ["task", "try", "status", "reward", "turns", "split", "tokens", "time", "step"]
+        assert head.split() == [
+            "task",
+            "try",
+            "status",
+            "reward",
+            "turns",
+            "split",
+            "tokens",
+            "time",
+            "step",
+        ]
         assert first.split() == [
             "▸",
             "What",
@@ -151,7 +166,16 @@ async def test_each_column_is_sorted_by_its_number_and_again_in_reverse(trace: P
         await pilot.press("4")
         await settled(pilot)
         assert shown(screen)[0] == "ep0000" and "reward↑" in lines(screen)[0]
-        for key, first in {"1": "t0", "2": 0, "3": "failed", "5": 1, "6": "train", "7": 40, "8": 40.0, "9": 3}.items():
+        for key, first in {
+            "1": "t0",
+            "2": 0,
+            "3": "failed",
+            "5": 1,
+            "6": "train",
+            "7": 40,
+            "8": 40.0,
+            "9": 3,
+        }.items():
             await pilot.press(key)
             await settled(pilot)
             column = screen.table.columns[int(key) - 1].name
@@ -179,7 +203,11 @@ async def test_a_click_on_a_title_sorts(trace: Path) -> None:
 async def test_filter_history_and_errors_that_keep_the_list(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await entered(pilot, "slash", "reward<0.05")
-        assert len(shown(screen)) == 5 and "reward<0.05" in status(screen) and screen.focused is screen.table
+        assert (
+            len(shown(screen)) == 5
+            and "reward<0.05" in status(screen)
+            and screen.focused is screen.table
+        )
         await entered(pilot, "slash", "rewrd<1")
         assert screen.prompt.is_open and "rewrd" in str(screen.prompt.query_one("#wrong").render())
         assert len(shown(screen)) == 5, "a wrong filter leaves the list as it is"
@@ -268,16 +296,28 @@ async def test_enter_opens_the_episode_at_what_was_found(trace: Path) -> None:
         assert pilot.app.screen is screen and screen.table.cursor_id == "ep0033"
 
 
-async def test_an_episode_without_a_group_is_compared_with_its_task_at_other_steps(tmp_path: Path) -> None:
+async def test_an_episode_without_a_group_is_compared_with_its_task_at_other_steps(
+    tmp_path: Path,
+) -> None:
     def validation(id: str, step: int, decoding: str, task: str = "t") -> Episode:
-        fields: dict[str, Any] = {"group_id": id, "attempt": 0, "step": step, "split": "val", "decoding": decoding}
+        fields: dict[str, Any] = {
+            "group_id": id,
+            "attempt": 0,
+            "step": step,
+            "split": "val",
+            "decoding": decoding,
+        }
         made = episode(50 + step, task=Task(task_id=task, main_query="What?"), **fields)[1]
         return made.model_copy(update={"episode_id": id})
 
     more = [
-        validation(f"{decoding[0]}{step}", step, decoding) for step in range(3) for decoding in ("greedy", "sampled")
+        validation(f"{decoding[0]}{step}", step, decoding)
+        for step in range(3)
+        for decoding in ("greedy", "sampled")
     ]
-    async with viewed(written(tmp_path / "t.duckdb", 0, *more, validation("alone", 9, "greedy", "other"))) as (
+    async with viewed(
+        written(tmp_path / "t.duckdb", 0, *more, validation("alone", 9, "greedy", "other"))
+    ) as (
         pilot,
         screen,
     ):
@@ -308,7 +348,10 @@ async def test_group_and_compare(trace: Path) -> None:
         await pilot.press("space", "down", "down", "c")
         await settled(pilot)
         opened = pilot.app.screen
-        assert opened.episode_ids == ("ep0038", "ep0036"), "the selected one and the one under the cursor"
+        assert opened.episode_ids == (
+            "ep0038",
+            "ep0036",
+        ), "the selected one and the one under the cursor"
 
 
 @pytest.mark.slow
@@ -332,7 +375,8 @@ def live(tmp_path: Path) -> Iterator[TraceWriter]:
 
 
 class Live:
-    """Reads what a writer of this process has written, as its gateway does; to close it closes no writer."""
+    """Reads what a writer of this process has written, as its gateway does; to close it closes no
+    writer."""
 
     def __init__(self, writer: TraceWriter) -> None:
         self.writer = writer
@@ -364,7 +408,9 @@ def more(writer: TraceWriter, screen: EpisodesScreen, *numbers: int) -> None:
 
 
 @pytest.mark.slow
-async def test_at_the_top_new_episodes_appear_and_the_cursor_stays_on_its_own(live: TraceWriter) -> None:
+async def test_at_the_top_new_episodes_appear_and_the_cursor_stays_on_its_own(
+    live: TraceWriter,
+) -> None:
     async with followed(live) as (pilot, screen):
         await pilot.press("down", "space")
         more(live, screen, 40, 41)
@@ -386,13 +432,19 @@ async def test_scrolled_away_new_episodes_are_counted_until_asked_for(live: Trac
         assert lines(screen) == before and screen.table.cursor_id == "ep0000"
         await pilot.press("t")
         await settled(pilot)
-        assert screen.table.cursor_id == "ep0042" and screen.table.at_top and "new:" not in status(screen)
+        assert (
+            screen.table.cursor_id == "ep0042"
+            and screen.table.at_top
+            and "new:" not in status(screen)
+        )
         await pilot.press("end")
         more(live, screen, 43)
         await until_shown(pilot, lambda: "1 new" in status(screen))
         await pilot.press("home")
         await until_shown(pilot, lambda: screen.table.count == 44)
-        assert screen.table.cursor_id == shown(screen)[0] == "ep0043", "on the first row it goes along"
+        assert screen.table.cursor_id == shown(screen)[0] == "ep0043", (
+            "on the first row it goes along"
+        )
 
 
 @pytest.mark.slow
@@ -402,7 +454,10 @@ async def test_the_cursor_never_leaves_the_screen_as_episodes_come(live: TraceWr
         table = screen.table
         for first in range(40, 80, 4):
             more(live, screen, *range(first, first + 4))
-            await until_shown(pilot, lambda: screen.latest is not None and screen.latest.count == first + 4)  # noqa: B023
+            await until_shown(
+                pilot,
+                lambda: screen.latest is not None and screen.latest.count == first + 4,  # noqa: B023
+            )
             assert table.cursor_id == "ep0037" and any("▸" in line for line in lines(screen))
         assert "new" in status(screen), "further down what comes is counted"
         await pilot.press("home")
@@ -414,7 +469,14 @@ async def test_the_cursor_never_leaves_the_screen_as_episodes_come(live: TraceWr
 
 @pytest.mark.slow
 async def test_a_list_of_failed_episodes_says_why(live: TraceWriter) -> None:
-    put = Episode(episode_id="lost", run_id="run-1", step=1, status="timeout", cause="EpisodeTimeout", error="it stood")
+    put = Episode(
+        episode_id="lost",
+        run_id="run-1",
+        step=1,
+        status="timeout",
+        cause="EpisodeTimeout",
+        error="it stood",
+    )
     live.put(put)
     live.flush()
     async with followed(live) as (pilot, screen):
@@ -443,7 +505,23 @@ async def test_a_trace_without_a_run_an_episode_or_a_fit(tmp_path: Path) -> None
     file = written(tmp_path / "empty.duckdb", 0)
     async with viewed(file) as (pilot, screen):
         assert status(screen) == "no episode yet"
-        keys = ["down", "space", "a", "enter", "b", "B", "g", "c", "f", "e", "y", "n", "N", "t", "r"]
+        keys = [
+            "down",
+            "space",
+            "a",
+            "enter",
+            "b",
+            "B",
+            "g",
+            "c",
+            "f",
+            "e",
+            "y",
+            "n",
+            "N",
+            "t",
+            "r",
+        ]
         for key in [*keys, *"0123456789", "escape"]:
             await pilot.press(key)
             await pilot.pause()
@@ -459,7 +537,9 @@ async def test_calls_without_episodes_are_listed_by_theirs(tmp_path: Path) -> No
     with TraceWriter(file) as writer:
         writer.put(episode(1)[0], episode(2)[0])
     async with viewed(file, run_id=None) as (pilot, screen):
-        assert sorted(shown(screen)) == ["ep0001", "ep0002"] and "2 that have not ended" in status(screen)
+        assert sorted(shown(screen)) == ["ep0001", "ep0002"] and "2 that have not ended" in status(
+            screen
+        )
         assert "unended" in lines(screen)[1]
         await pilot.press("4", "b")
         await settled(pilot)
@@ -473,7 +553,12 @@ async def test_of_very_many_that_have_not_ended_the_newest_are_listed_and_all_co
     began = [START + timedelta(seconds=i) for i in range(1_203)]
     with TraceWriter(tmp_path / "calls.duckdb") as writer:
         writer.put(Run(run_id="run-1", started_at=START))
-        writer.put(*(Call(call_id=f"c{i}", episode_id=f"ep{i:04d}", started_at=at) for i, at in enumerate(began)))
+        writer.put(
+            *(
+                Call(call_id=f"c{i}", episode_id=f"ep{i:04d}", started_at=at)
+                for i, at in enumerate(began)
+            )
+        )
         writer.put(Call(call_id="second", episode_id="ep1202", started_at=began[-1]))
     async with viewed(tmp_path / "calls.duckdb", run_id=run_id) as (_, screen):
         assert status(screen).startswith("1 of the newest 1,000 of 1,203 that have not ended")
@@ -485,7 +570,11 @@ async def test_hostile_text_in_every_column_and_a_task_of_ten_megabytes(tmp_path
     task = Task(task_id=EVIL, main_query=EVIL + "x" * 10_000_000)
     evil = episode(99, task=task, group_id=EVIL, cause=EVIL, error=EVIL, output=EVIL)[1]
     with TraceWriter(tmp_path / "evil.duckdb") as writer:
-        writer.put(Run(run_id="run-1"), Call(call_id="c", episode_id="ep0099", agent=EVIL, output_ids=[1]), evil)
+        writer.put(
+            Run(run_id="run-1"),
+            Call(call_id="c", episode_id="ep0099", agent=EVIL, output_ids=[1]),
+            evil,
+        )
     async with viewed(tmp_path / "evil.duckdb", size=(120, 40)) as (pilot, screen):
         row = lines(screen)[1]
         assert "[bold red]not markup[/]" in row and not any(c in row for c in "\x1b\x07\u202e\n")
@@ -501,10 +590,15 @@ async def test_any_size_of_terminal(trace: Path) -> None:
             await pilot.resize_terminal(*size)
             await pilot.press("down", "pagedown", "right")
             await settled(pilot)
-            assert all(strip.cell_length == size[0] for strip in pilot.app.screen._compositor.render_strips())
+            assert all(
+                strip.cell_length == size[0]
+                for strip in pilot.app.screen._compositor.render_strips()
+            )
             assert screen.table.cursor > 0
             await pilot.resize_terminal(80, 24)
-            await until_shown(pilot, lambda: pilot.app.screen is screen and screen.table.size.width == 80)
+            await until_shown(
+                pilot, lambda: pilot.app.screen is screen and screen.table.size.width == 80
+            )
             await until_shown(pilot, lambda: sum("▸" in line for line in lines(screen)) == 1)
 
 
@@ -520,16 +614,35 @@ async def _looked_at(pilot: Pilot[None], *keys: str) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_looks(trace: Path, snap_compare: Any, size: tuple[int, int]) -> None:
     with open_trace(trace) as reader:
-        keys = ("ctrl+f", *"moon", "enter", "n", "b", "up", "space", "shift+up", "down", "down", "down", "4")
+        keys = (
+            "ctrl+f",
+            *"moon",
+            "enter",
+            "n",
+            "b",
+            "up",
+            "space",
+            "shift+up",
+            "down",
+            "down",
+            "down",
+            "4",
+        )
         app = TraceApp(reader, Path("trace.duckdb"))
-        assert snap_compare(app, terminal_size=size, run_before=lambda pilot: _looked_at(pilot, *keys))
+        assert snap_compare(
+            app, terminal_size=size, run_before=lambda pilot: _looked_at(pilot, *keys)
+        )
 
 
 @pytest.mark.slow
-def test_looks_without_colour(trace: Path, snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_without_colour(
+    trace: Path, snap_compare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with open_trace(trace) as reader:
         app = TraceApp(reader, Path("trace.duckdb"))
         assert snap_compare(
-            app, terminal_size=(80, 24), run_before=lambda pilot: _looked_at(pilot, "space", "down", "b")
+            app,
+            terminal_size=(80, 24),
+            run_before=lambda pilot: _looked_at(pilot, "space", "down", "b"),
         )

@@ -25,13 +25,20 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOGNAME", "ada")
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
-        writer.put(Run(run_id="r"), Call(call_id="c1", episode_id="e1"), Episode(episode_id="e1", run_id="r"))
+        writer.put(
+            Run(run_id="r"),
+            Call(call_id="c1", episode_id="e1"),
+            Episode(episode_id="e1", run_id="r"),
+        )
     return tmp_path / "trace.duckdb"
 
 
 @asynccontextmanager
 async def asked(
-    trace: Path, episode_id: str = "e1", call_id: str | None = None, size: tuple[int, int] = (80, 24)
+    trace: Path,
+    episode_id: str = "e1",
+    call_id: str | None = None,
+    size: tuple[int, int] = (80, 24),
 ) -> AsyncIterator[tuple[Pilot[None], FeedbackScreen]]:
     with open_trace(trace) as reader:
         app = TraceApp(reader, trace)
@@ -53,7 +60,9 @@ async def test_thumb_comment_and_correction_are_kept_and_shown_again(trace: Path
     async with asked(trace) as (pilot, screen):
         assert "no feedback yet" in str(screen.query_one("#given Static").render())
         await pilot.press("plus")
-        assert screen.query_one("#score", Input).value == "1" and screen.query_one("#up").has_class("chosen")
+        assert screen.query_one("#score", Input).value == "1" and screen.query_one("#up").has_class(
+            "chosen"
+        )
         await pilot.press("plus")
         assert screen.query_one("#score", Input).value == "", "the same thumb again takes it back"
         await pilot.press("minus", "tab", "tab", "tab", *"[b]bad", "tab", "4", "2", "ctrl+s")
@@ -63,7 +72,12 @@ async def test_thumb_comment_and_correction_are_kept_and_shown_again(trace: Path
     assert (row.author, row.score, row.comment, row.correction) == ("ada", 0.0, "[b]bad", "42")
     async with asked(trace) as (_, screen):
         said = str(screen.query_one("#given Static").render())
-        assert "ada" in said and f"{row.at:%Y-%m-%d %H:%M}" in said and "[b]bad" in said and "should be: 42" in said
+        assert (
+            "ada" in said
+            and f"{row.at:%Y-%m-%d %H:%M}" in said
+            and "[b]bad" in said
+            and "should be: 42" in said
+        )
 
 
 @pytest.mark.slow
@@ -107,5 +121,7 @@ async def test_an_episode_that_is_not_there_is_said_and_the_text_stays(trace: Pa
         screen.query_one("#comment", TextArea).text = "as I said"
         await pilot.press("ctrl+s")
         await settled(pilot)
-        assert pilot.app.screen is screen and "no episode nobody" in str(screen.query_one("#wrong").render())
+        assert pilot.app.screen is screen and "no episode nobody" in str(
+            screen.query_one("#wrong").render()
+        )
         assert screen.query_one("#comment", TextArea).text == "as I said"

@@ -35,7 +35,9 @@ async def test_keys_that_fit_are_shown_and_where_all_are_always(
 @pytest.mark.slow
 async def test_a_click_is_the_key(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, size=(100, 24)) as pilot:
-        await until(pilot, lambda: "Episodes" in line(pilot) and getattr(pilot.app.screen, "runs", None))
+        await until(
+            pilot, lambda: "Episodes" in line(pilot) and getattr(pilot.app.screen, "runs", None)
+        )
         await pilot.click(KeyLine, offset=(line(pilot).index("Episodes") + 2, 0))
         await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
         await until(pilot, lambda: "Filter" in line(pilot))
@@ -47,9 +49,12 @@ async def test_a_click_is_the_key(training_trace: Path, viewing: Any, until: Any
 async def test_a_screen_that_opens_in_a_window_without_the_focus_shows_its_keys(
     training_trace: Path, viewing: Any, until: Any
 ) -> None:
-    """As a link does that opens a tab of the browser in the background; what it shows stays while the window waits."""
+    """As a link does that opens a tab of the browser in the background; what it shows stays while
+    the window waits."""
     async with viewing(training_trace, size=(100, 24)) as pilot:
-        await until(pilot, lambda: "Episodes" in line(pilot) and getattr(pilot.app.screen, "runs", None))
+        await until(
+            pilot, lambda: "Episodes" in line(pilot) and getattr(pilot.app.screen, "runs", None)
+        )
         pilot.app.post_message(AppBlur())
         await until(pilot, lambda: not pilot.app.app_focus)
         assert "Episodes" in line(pilot)

@@ -1,4 +1,5 @@
-"""The virtualised table: what is fetched, what is drawn, and what the cursor and the selection do."""
+"""The virtualised table: what is fetched, what is drawn, and what the cursor and the selection
+do."""
 
 from __future__ import annotations
 
@@ -82,7 +83,10 @@ class Table(App[None]):
         self.failures.append(str(event.error))
 
     def lines(self) -> list[str]:
-        return [self.table.render_line(y).text for y in range(self.table.scrollable_content_region.height)]
+        return [
+            self.table.render_line(y).text
+            for y in range(self.table.scrollable_content_region.height)
+        ]
 
 
 @pytest.mark.slow
@@ -120,7 +124,9 @@ async def test_rows_that_are_not_there_yet_are_dots_and_keys_go_on() -> None:
         assert "<999>" in app.lines()[23] and "···" not in "".join(app.lines())
 
 
-async def test_a_page_that_cannot_be_read_is_told_once_and_tried_again_when_the_reader_moves() -> None:
+async def test_a_page_that_cannot_be_read_is_told_once_and_tried_again_when_the_reader_moves() -> (
+    None
+):
     app = Table(Numbers(range(1_000)))
     app.broken = True
     async with app.run_test(size=(80, 24)) as pilot:
@@ -144,7 +150,11 @@ async def test_cursor_selection_and_opening_by_key() -> None:
         await pilot.press("down", "down", "shift+down", "shift+down", "shift+up")
         assert app.table.selected == {"id1", "id3", "id4"}
         await pilot.press("shift+up", "shift+up")
-        assert app.table.selected == {"id1", "id2", "id3"}, "the range follows the cursor past its start"
+        assert app.table.selected == {
+            "id1",
+            "id2",
+            "id3",
+        }, "the range follows the cursor past its start"
         await pilot.press("down", "space")
         assert app.table.selected == {"id1", "id2"}, "space takes a row out again"
         await pilot.press("a")
@@ -197,7 +207,9 @@ async def test_columns_without_room_are_reached_sideways_and_the_marks_stay() ->
     async with app.run_test(size=(27, 10)) as pilot:
         app.table.set_marks({"id1": "★ "})
         await pilot.pause()
-        assert "<1>" not in app.lines()[2] and all(cell_len(line) == 26 for line in app.lines()[:-1])
+        assert "<1>" not in app.lines()[2] and all(
+            cell_len(line) == 26 for line in app.lines()[:-1]
+        )
         await pilot.press("right", "right")
         await pilot.pause()
         assert "<1>" in app.lines()[2] and app.lines()[2].startswith("  ★  ")
@@ -205,7 +217,9 @@ async def test_columns_without_room_are_reached_sideways_and_the_marks_stay() ->
         assert app.table.scroll_offset.x == 0
 
 
-HOSTILE = "[red]x[/] \x1b[31m\x1b]0;t\x07\u202e字字字👨‍👩‍👧❤️e\u0301\u200b\r\n\ttab" + "z" * 1_000_000
+HOSTILE = (
+    "[red]x[/] \x1b[31m\x1b]0;t\x07\u202e字字字👨‍👩‍👧❤️e\u0301\u200b\r\n\ttab" + "z" * 1_000_000
+)
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "字" * 100, "👨‍👩‍👧" * 50, "\u0301" * 100, "", "\x00"])

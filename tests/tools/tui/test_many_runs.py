@@ -1,4 +1,5 @@
-"""Several runs in the viewer: curves over each other, tasks by runs and by steps, seeds as one row."""
+"""Several runs in the viewer: curves over each other, tasks by runs and by steps, seeds as one
+row."""
 
 from __future__ import annotations
 
@@ -53,7 +54,12 @@ def sweep(tmp_path: Path) -> Path:
                     right = attempt < round(4 * mean) and not (task and step and lr == "1e-4")
                     of = Task(task_id=f"t{task}", main_query=f"question {task}")
                     rewards = (Reward(value=float(right)),)
-                    where: dict[str, Any] = {"run_id": run.run_id, "step": step, "split": "val", "decoding": "sampled"}
+                    where: dict[str, Any] = {
+                        "run_id": run.run_id,
+                        "step": step,
+                        "split": "val",
+                        "decoding": "sampled",
+                    }
                     writer.put(
                         Episode(
                             episode_id=f"{place}-{step}-{task}-{attempt}",
@@ -84,25 +90,35 @@ async def test_marked_runs_over_each_other(sweep: Path, viewing: Any, until: Any
             "lr=1e-4,seed=0",
         ]
         await pilot.press("c")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
+        )
         panel = pilot.app.screen.query_one(Chart).panel
         assert panel is not None and panel.title == "mean reward (val sampled)"
         assert [(curve.label, list(curve.points)) for curve in panel.curves] == [
             ("lr=3e-4,seed=1", [(0, 0.0), (4, 1.0)]),
             ("lr=1e-4,seed=1", [(0, 0.0), (4, 0.25)]),
         ]
-        assert cells(pilot) == [["question 1", "1", "0"], ["question 0", "1", "0.5"]], "where they differ most first"
+        assert cells(pilot) == [
+            ["question 1", "1", "0"],
+            ["question 0", "1", "0.5"],
+        ], "where they differ most first"
         await pilot.press("o")
         await settled(pilot)
         assert (
-            isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.filter_text == 'task="t1" run=3abc,1abc'
+            isinstance(pilot.app.screen, EpisodesScreen)
+            and pilot.app.screen.filter_text == 'task="t1" run=3abc,1abc'
         )
         shown = "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
-        assert "lr=3e-4,seed=1" in shown and "lr=1e-4,seed=1" in shown, "each row says of which run it is"
+        assert "lr=3e-4,seed=1" in shown and "lr=1e-4,seed=1" in shown, (
+            "each row says of which run it is"
+        )
 
 
 @pytest.mark.slow
-async def test_runs_that_differ_by_their_seed_are_one_row(sweep: Path, viewing: Any, until: Any) -> None:
+async def test_runs_that_differ_by_their_seed_are_one_row(
+    sweep: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(sweep, size=(120, 30)) as pilot:
         await until(pilot, lambda: len(cells(pilot)) == 4)
         await pilot.press("g")
@@ -111,9 +127,14 @@ async def test_runs_that_differ_by_their_seed_are_one_row(sweep: Path, viewing: 
             ["lr=1e-4", "2 seeds", "0.188 (0.125 to 0.250)"],
         ]
         await pilot.press("down", "c")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
+        )
         panel = pilot.app.screen.query_one(Chart).panel
-        assert panel is not None and [curve.label for curve in panel.curves] == ["lr=1e-4,seed=1", "lr=1e-4,seed=0"]
+        assert panel is not None and [curve.label for curve in panel.curves] == [
+            "lr=1e-4,seed=1",
+            "lr=1e-4,seed=0",
+        ]
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
         await pilot.press("g")
@@ -123,20 +144,33 @@ async def test_runs_that_differ_by_their_seed_are_one_row(sweep: Path, viewing: 
 @pytest.mark.slow
 async def test_tasks_by_steps_of_one_run(sweep: Path, viewing: Any, until: Any) -> None:
     async with viewing(sweep, run_id="3abc") as pilot:
-        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing
+        )
         await pilot.press("escape")  # a run without metrics opens on its episodes
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await pilot.press("h")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
+        )
         assert [row[1:] for row in cells(pilot)] == [["0", "1"], ["0", "1"]]
         table = pilot.app.screen.query_one(DataTable)
-        assert [str(column.label) for column in table.columns.values()] == ["task", "step 0", "step 4"]
+        assert [str(column.label) for column in table.columns.values()] == [
+            "task",
+            "step 0",
+            "step 4",
+        ]
 
 
 @pytest.mark.slow
 async def test_addresses_open_their_screens(sweep: Path, viewing: Any, until: Any) -> None:
     async with viewing(sweep) as pilot:
-        lists = ("episodes::", "episodes:1abc:", 'episodes:1abc:reward<0.5 task~"a+b: 50%/c?"', "episodes::step=4")
+        lists = (
+            "episodes::",
+            "episodes:1abc:",
+            'episodes:1abc:reward<0.5 task~"a+b: 50%/c?"',
+            "episodes::step=4",
+        )
         queries = ("sql:SELECT 'a/b?c#d' AS x, 100 % 7\nFROM runs -- é:+", "sql:SELECT 1")
         for address in (
             "3abc+1abc+",
@@ -161,8 +195,13 @@ def test_ls_lists_groups_over_seeds(sweep: Path) -> None:
     said = CliRunner().invoke(app, ["trace", "ls", str(sweep)], env={"COLUMNS": "120"}).output
     assert "over seeds" in said
     lines = [line.split() for line in said.splitlines() if line.startswith("lr=")]
-    assert lines == [["lr=3e-4", "2", "0.875", "0.75", "1"], ["lr=1e-4", "2", "0.1875", "0.125", "0.25"]]
-    groups = json.loads(CliRunner().invoke(app, ["trace", "ls", str(sweep), "--json"]).output)["groups"]
+    assert lines == [
+        ["lr=3e-4", "2", "0.875", "0.75", "1"],
+        ["lr=1e-4", "2", "0.1875", "0.125", "0.25"],
+    ]
+    groups = json.loads(CliRunner().invoke(app, ["trace", "ls", str(sweep), "--json"]).output)[
+        "groups"
+    ]
     assert [(group["name"], group["runs"], group["mean"]) for group in groups] == [
         ("lr=3e-4", ["3abc", "2abc"], 0.875),
         ("lr=1e-4", ["1abc", "0abc"], 0.1875),
@@ -175,11 +214,21 @@ def test_groups_by_other_rewards_are_listed_beside_each_other(sweep: Path) -> No
     for seed in (0, 1):
         with TraceWriter(sweep.with_name(f"{seed}.duckdb")) as writer:
             config = {"ajet": {"trainer_common": {"seed": seed, "optim": {"lr": 1.0}}}}
-            run = Run(run_id=f"t{seed}", name=f"lr=1,seed={seed}", backbone="local", config=config, status="finished")
+            run = Run(
+                run_id=f"t{seed}",
+                name=f"lr=1,seed={seed}",
+                backbone="local",
+                config=config,
+                status="finished",
+            )
             writer.put(run)
-            writer.put(Episode(run_id=run.run_id, step=1, split="train", rewards=(Reward(value=0.625),)))
+            writer.put(
+                Episode(run_id=run.run_id, step=1, split="train", rewards=(Reward(value=0.625),))
+            )
     for command in ("ls", "compare"):
-        shown = CliRunner().invoke(app, ["trace", command, str(sweep.parent)], env={"COLUMNS": "200"})
+        shown = CliRunner().invoke(
+            app, ["trace", command, str(sweep.parent)], env={"COLUMNS": "200"}
+        )
         assert shown.exit_code == 0, shown.output
         assert "0.625" in shown.output.partition("over seeds")[2] and "0.875" in shown.output
 
@@ -190,15 +239,21 @@ LEADERS = [
     ("lr=1e-4,seed=1", 0.0, 0.0, 0.0, 0),
     ("lr=1e-4,seed=0", 0.0, 0.0, 0.0, 0),
 ]
-"""Who solves `question 1`: the run, its reward at the last and the first step, the best and its step."""
+"""Who solves `question 1`: the run, its reward at the last and the first step, the best and its
+step."""
 
 
 def test_the_leaderboard_of_a_task(sweep: Path) -> None:
     asked = ["trace", "compare", str(sweep), "--task", "question 1"]
     told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output)
-    told_as = [tuple(row[key] for key in ("run", "reward", "first", "best", "at")) for row in told["leaderboard"]]
+    told_as = [
+        tuple(row[key] for key in ("run", "reward", "first", "best", "at"))
+        for row in told["leaderboard"]
+    ]
     assert told["task_id"] == "t1" and told_as == LEADERS
-    assert {(row["attempts"], row["step"], row["of"]) for row in told["leaderboard"]} == {(4, 4, "val sampled")}
+    assert {(row["attempts"], row["step"], row["of"]) for row in told["leaderboard"]} == {
+        (4, 4, "val sampled")
+    }
     lines = CliRunner().invoke(app, asked, env={"COLUMNS": "160"}).output.splitlines()
     assert [line.split()[0] for line in lines[2:6]] == [name for name, *_ in LEADERS]
     assert lines[0] == "question 1" and lines[-1].split() == ["4", "1", "0.75", "0", "0"]
@@ -207,16 +262,24 @@ def test_the_leaderboard_of_a_task(sweep: Path) -> None:
 @pytest.mark.slow
 async def test_who_solves_a_task_best_is_a_key(sweep: Path, viewing: Any, until: Any) -> None:
     async with viewing(sweep, run_id="0abc", size=(120, 30)) as pilot:
-        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing
+        )
         await pilot.press("escape")  # a run without metrics opens on its episodes
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await pilot.press("h")
-        await until(pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
+        )
         assert cells(pilot)[1][0] == "question 1"
         await pilot.press("down", "t")
-        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text
+        )
         lines = pilot.app.screen.text.splitlines()
-        assert [line.split()[0] for line in lines[1:]] == [name for name, *_ in LEADERS], "all runs, not this alone"
+        assert [line.split()[0] for line in lines[1:]] == [name for name, *_ in LEADERS], (
+            "all runs, not this alone"
+        )
         text = pilot.app.screen.query_one(LongText)
         await until(pilot, lambda: text.size.height)
         rows = [text.render_line(y).text.rstrip() for y in range(text.size.height)]
@@ -260,7 +323,9 @@ def row_of(task: int, run: str, step: int, reward: float, attempts: int) -> Task
         max_size=20,
     )
 )
-def test_curves_are_the_means_over_all_attempts(values: dict[tuple[int, str, int], tuple[float, int]]) -> None:
+def test_curves_are_the_means_over_all_attempts(
+    values: dict[tuple[int, str, int], tuple[float, int]],
+) -> None:
     def listed() -> Iterable[TaskReward]:
         for (task, run, step), of in sorted(values.items(), key=lambda item: item[0][2]):
             yield row_of(task, run, step, *of)
@@ -273,6 +338,8 @@ def test_curves_are_the_means_over_all_attempts(values: dict[tuple[int, str, int
     for row in by_task(rewards, "run_id"):
         for run, reward in row.rewards.items():
             steps = {
-                at: pair[0] for (task, of_run, at), pair in values.items() if (f"t{task}", of_run) == (row.task_id, run)
+                at: pair[0]
+                for (task, of_run, at), pair in values.items()
+                if (f"t{task}", of_run) == (row.task_id, run)
             }
             assert reward == steps[max(steps)]

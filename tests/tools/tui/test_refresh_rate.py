@@ -26,7 +26,8 @@ class Run:
 
 
 def share(run: Run, rate: RefreshRate, costs: list[float], late: float = 0.0) -> float:
-    """Of the run's time that answers cost, when a change is always there to be told; each answer is `late`."""
+    """Of the run's time that answers cost, when a change is always there to be told; each answer is
+    `late`."""
     at = began = 0.0
     for cost in costs:
         while not rate.is_due(at):

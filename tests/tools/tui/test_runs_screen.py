@@ -41,7 +41,9 @@ def shown(app: TraceApp) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
-async def test_the_list_says_how_each_run_goes(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_the_list_says_how_each_run_goes(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, size=(120, 30)) as pilot:
         await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
         broken, cut_off, finished = cells(pilot.app.screen)
@@ -49,28 +51,42 @@ async def test_the_list_says_how_each_run_goes(training_trace: Path, viewing: An
         broken, cut_off, finished = cells(pilot.app.screen)
         assert finished[0] == "math" and finished[4] == "▁▂▃▄▅▆▇█ 0.8"
         assert finished[5:] == ["12/20", "3", "13m 00s", "aaaa0001"]
-        assert cut_off[1].startswith("interrupted"), "its process is gone, whatever the row in the file says"
+        assert cut_off[1].startswith("interrupted"), (
+            "its process is gone, whatever the row in the file says"
+        )
         assert cut_off[7] == "5m 00s", "to its last sign of life"
         assert broken[1] == "failed"
-        await until(pilot, lambda: "ConfigError: [bold red]not markup[/] \\x1b[31mred" in shown(pilot.app))
+        await until(
+            pilot, lambda: "ConfigError: [bold red]not markup[/] \\x1b[31mred" in shown(pilot.app)
+        )
         await pilot.press("down", "down")
         await until(
-            pilot, lambda: "1 TimeoutError, 1 ValueError, 1 [bold]Odd[/] (3 of 24 episodes)" in shown(pilot.app)
+            pilot,
+            lambda: (
+                "1 TimeoutError, 1 ValueError, 1 [bold]Odd[/] (3 of 24 episodes)"
+                in shown(pilot.app)
+            ),
         )
 
 
 @pytest.mark.slow
-async def test_rows_drawn_before_they_are_measured(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_rows_drawn_before_they_are_measured(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, size=(120, 30)) as pilot:
         await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
         await settled(pilot)
         pilot.app.screen.query_one(DataTable).clear(columns=True)
         pilot.app.screen.on_resize()
         assert "aaaa0001" not in shown(pilot.app), "drawn as wide as the headings"
-        await until(pilot, lambda: "aaaa0001" in shown(pilot.app) and "interrupted" in shown(pilot.app))
+        await until(
+            pilot, lambda: "aaaa0001" in shown(pilot.app) and "interrupted" in shown(pilot.app)
+        )
 
 
-async def test_news_of_known_runs_goes_into_their_cells(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_news_of_known_runs_goes_into_their_cells(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, size=(120, 30)) as pilot:
         await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
         table = pilot.app.screen.query_one(DataTable)
@@ -105,7 +121,9 @@ async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any) 
         assert isinstance(pilot.app.screen, RunsScreen), "there is nothing behind the first screen"
 
 
-async def test_escape_leaves_a_list_that_is_still_being_read(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_escape_leaves_a_list_that_is_still_being_read(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace) as pilot:
         await until(pilot, lambda: pilot.app.screen.runs)
         reading = asyncio.Event()
@@ -153,41 +171,63 @@ async def test_a_live_run_is_followed_and_the_cursor_stays(
         writer.flush()
         async with viewing(file) as pilot:
             await until(pilot, lambda: len(pilot.app.screen.runs) == 2)
-            await until(pilot, lambda: "running" in shown(pilot.app) and "nothing new for 2m" in shown(pilot.app))
+            await until(
+                pilot,
+                lambda: "running" in shown(pilot.app) and "nothing new for 2m" in shown(pilot.app),
+            )
             await pilot.press("down")
             await until(pilot, lambda: pilot.app.screen.chosen["run_id"] == "old")
-            writer.put(Run(run_id="newer", started_at=now()), Episode(run_id="live", status="timeout"))
+            writer.put(
+                Run(run_id="newer", started_at=now()), Episode(run_id="live", status="timeout")
+            )
             writer.put(Metric(run_id="live", step=3, name="train/reward", value=0.5))
             writer.flush()
             await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
             assert pilot.app.screen.chosen["run_id"] == "old"
             assert [row[0] for row in cells(pilot.app.screen)] == ["newer", "live", "old"]
             await pilot.press("up", "enter")
-            await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.panels)
+            await until(
+                pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.panels
+            )
             await pilot.press("right")
             writer.put(Metric(run_id="live", step=4, name="train/reward", value=0.75))
             writer.put(Run(run_id="live", status="finished", started_at=begun, ended_at=now()))
             writer.flush()
-            await until(pilot, lambda: "finished" in shown(pilot.app) and "0.75" in shown(pilot.app))
+            await until(
+                pilot, lambda: "finished" in shown(pilot.app) and "0.75" in shown(pilot.app)
+            )
 
 
 @pytest.mark.slow
-async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: "step 12/20" in text_of(screen, "#head") and screen.query(Chart))
 
         def titles() -> list[str]:
-            return [chart.panel.title for chart in screen.query(Chart) if chart.display and chart.panel]
+            return [
+                chart.panel.title for chart in screen.query(Chart) if chart.display and chart.panel
+            ]
 
         assert "1 TimeoutError, " in text_of(screen, "#head")
         assert "runs › math — aaaa0001" in shown(pilot.app)
         await until(pilot, lambda: titles() == ["reward", "success", "loss", "KL"])
         await until(pilot, lambda: "reward ⠒train 0.8 •val 0.9 xgreedy 1" in shown(pilot.app))
         await pilot.press("right")
-        await until(pilot, lambda: titles() == ["entropy", "tokens per episode", "tokens/s", "custom/score"])
-        await until(pilot, lambda: "5 to 8 of 9  ← →  (3" in shown(pilot.app) and "constant: m" in shown(pilot.app))
-        await until(pilot, lambda: "tokens per episode 240" in shown(pilot.app))  # 1,920 sampled of 8 episodes
+        await until(
+            pilot, lambda: titles() == ["entropy", "tokens per episode", "tokens/s", "custom/score"]
+        )
+        await until(
+            pilot,
+            lambda: (
+                "5 to 8 of 9  ← →  (3" in shown(pilot.app) and "constant: m" in shown(pilot.app)
+            ),
+        )
+        await until(
+            pilot, lambda: "tokens per episode 240" in shown(pilot.app)
+        )  # 1,920 sampled of 8 episodes
         await pilot.press("z")
         await until(pilot, lambda: titles() == ["entropy"])
         await pilot.press("left")
@@ -200,7 +240,9 @@ async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Pa
 
 
 @pytest.mark.slow
-async def test_a_run_has_ledger_metrics_and_config(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_a_run_has_ledger_metrics_and_config(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: screen.panels)
@@ -216,7 +258,9 @@ async def test_a_run_has_ledger_metrics_and_config(training_trace: Path, viewing
         assert metrics["reward train"][1:] == ["0.8", "0.25", "0.8", "12"]
         await pilot.press("down", "down", "down", "down", "enter")
         await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "curves")
-        await until(pilot, lambda: [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"])  # its own
+        await until(
+            pilot, lambda: [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"]
+        )  # its own
         await pilot.press("o")
         await until(pilot, lambda: "total_steps: 20" in shown(pilot.app))
         await pilot.press("c")
@@ -224,7 +268,9 @@ async def test_a_run_has_ledger_metrics_and_config(training_trace: Path, viewing
 
 
 @pytest.mark.slow
-async def test_a_metric_that_grows_is_shown_whole(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_a_metric_that_grows_is_shown_whole(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: screen.panels)
@@ -237,7 +283,9 @@ async def test_a_metric_that_grows_is_shown_whole(training_trace: Path, viewing:
 
 
 @pytest.mark.slow
-async def test_a_run_leads_to_its_episodes_and_to_sql(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_a_run_leads_to_its_episodes_and_to_sql(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
         await pilot.press("s")
@@ -249,7 +297,9 @@ async def test_a_run_leads_to_its_episodes_and_to_sql(training_trace: Path, view
 
 
 @pytest.mark.slow
-async def test_the_mouse_chooses_a_view_and_zooms(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_the_mouse_chooses_a_view_and_zooms(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: "loss" in shown(pilot.app))
@@ -258,11 +308,15 @@ async def test_the_mouse_chooses_a_view_and_zooms(training_trace: Path, viewing:
         await pilot.click("#views", offset=(4, 0))
         await until(pilot, lambda: "loss" in shown(pilot.app))
         await pilot.click(screen.query(Chart)[2])
-        await until(pilot, lambda: [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"])
+        await until(
+            pilot, lambda: [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"]
+        )
 
 
 @pytest.mark.slow
-async def test_a_run_without_a_metric_says_so(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_a_run_without_a_metric_says_so(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace, run_id="bbbb0002") as pilot:
         await until(pilot, lambda: "no metric yet" in shown(pilot.app))
         await pilot.press("right", "z", "m", "l")
@@ -275,13 +329,16 @@ async def test_a_run_that_is_killed_becomes_interrupted(
 ) -> None:
     monkeypatch.setattr(TraceApp, "FOLLOW_SECONDS", 0.1)
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom ajet_sdk.gateway.gateway import Gateway\n"
-        "from ajet_sdk.trace.writer import TraceWriter\nfrom ajet_sdk.types import Run\n"
-        "with TraceWriter(Path(sys.argv[1])) as writer, Gateway(writer):\n"
-        "    writer.put(Run(run_id='doomed'))\n    writer.flush()\n    print('up', flush=True)\n    time.sleep(3600)\n"
+        "import sys, time\nfrom pathlib import Path\nfrom ajet_sdk.gateway.gateway import"
+        " Gateway\nfrom ajet_sdk.trace.writer import TraceWriter\nfrom ajet_sdk.types import"
+        " Run\nwith TraceWriter(Path(sys.argv[1])) as writer, Gateway(writer):\n   "
+        " writer.put(Run(run_id='doomed'))\n    writer.flush()\n    print('up', flush=True)\n   "
+        " time.sleep(3600)\n"
     )
     file = tmp_path / "trace.duckdb"
-    process = subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         async with viewing(file) as pilot:

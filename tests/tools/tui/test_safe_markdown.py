@@ -57,4 +57,4 @@ def test_what_a_model_wrote_stays() -> None:
 
 
 def test_quotes_too_deep_to_lay_out_are_shown_as_they_are() -> None:
-    assert shown("> " * 25 + "deep", 80) == [("> " * 25 + "deep")]
+    assert shown("> " * 25 + "deep", 80) == ["> " * 25 + "deep"]

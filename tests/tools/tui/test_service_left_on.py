@@ -1,4 +1,5 @@
-"""The viewer on the files of a service that goes on meanwhile: they are rotated, and the oldest go."""
+"""The viewer on the files of a service that goes on meanwhile: they are rotated, and the oldest
+go."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ with Gateway() as gateway:
 def service(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Serves a day for each line that it is given, and begins a file each day."""
     command = [sys.executable, "-c", SERVICE]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
         serve(process, 0)
         yield process
         assert process.stdin is not None
@@ -72,7 +75,9 @@ def drawn(app: TraceApp) -> str:
     return "".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
-async def test_a_week_of_a_service_with_the_viewer_open(service: subprocess.Popen[str], tmp_path: Path) -> None:
+async def test_a_week_of_a_service_with_the_viewer_open(
+    service: subprocess.Popen[str], tmp_path: Path
+) -> None:
     directory, files = tmp_path / "served", set[str]()
     with open_trace(directory) as reader:
         app = TraceApp(reader, directory)
@@ -86,7 +91,10 @@ async def test_a_week_of_a_service_with_the_viewer_open(service: subprocess.Pope
                 files |= {file.name for file in directory.glob("*.duckdb")}
                 assert sum(file.stat().st_size for file in directory.glob("*")) < 4_000_000
                 there = stored(directory)
-                await until_shown(pilot, lambda there=there: set(screen.table.places) == there and screen.table.count)
+                await until_shown(
+                    pilot,
+                    lambda there=there: set(screen.table.places) == there and screen.table.count,
+                )
             assert len(files) >= 7 and not first & there
             app.open_episode(min(first))  # as somebody does who has its id
             await until_shown(pilot, lambda: "no episode with this id" in drawn(app))

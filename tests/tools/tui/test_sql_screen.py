@@ -1,4 +1,5 @@
-"""The SQL console: asking, stopping, what goes wrong, the tables, queries kept, export, and hostile values."""
+"""The SQL console: asking, stopping, what goes wrong, the tables, queries kept, export, and hostile
+values."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def result(pilot: Pilot[None]) -> pa.Table:
 
 async def opened(pilot: Pilot[None], until: Any, sql: str = "") -> SqlScreen:
     pilot.app.open_sql(sql)
-    await until(pilot, lambda: isinstance(pilot.app.screen, SqlScreen) and pilot.app.screen.query(SqlEditor))
+    await until(
+        pilot, lambda: isinstance(pilot.app.screen, SqlScreen) and pilot.app.screen.query(SqlEditor)
+    )
     screen: SqlScreen = pilot.app.screen
     return screen
 
@@ -56,11 +59,15 @@ async def test_a_query_is_typed_asked_and_answered(
         assert result(pilot).to_pylist() == [{"n": 3}]
         await pilot.press("escape")
         await opened(pilot, until)
-        assert pilot.app.screen.query_one(SqlEditor).text == "select count(*) as n from runs", "it stands there again"
+        assert pilot.app.screen.query_one(SqlEditor).text == "select count(*) as n from runs", (
+            "it stands there again"
+        )
 
 
 @pytest.mark.slow
-async def test_what_is_wrong_is_a_word(training_trace: Path, viewing: Any, until: Any, own_home: Path) -> None:
+async def test_what_is_wrong_is_a_word(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
     async with viewing(training_trace) as pilot:
         screen = await opened(pilot, until)
         for sql, word in (
@@ -87,7 +94,9 @@ def answering() -> list[int]:
     return found
 
 
-ENDLESS = "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
+ENDLESS = (
+    "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
+)
 
 
 @pytest.mark.slow
@@ -123,12 +132,16 @@ async def test_a_large_result_scrolls_with_a_cursor(
     training_trace: Path, viewing: Any, until: Any, own_home: Path
 ) -> None:
     async with viewing(training_trace) as pilot:
-        await opened(pilot, until, "SELECT range AS n, 'x' || range AS t, NULL AS nothing FROM range(300000)")
+        await opened(
+            pilot, until, "SELECT range AS n, 'x' || range AS t, NULL AS nothing FROM range(300000)"
+        )
         await until(pilot, lambda: "300,000 rows, 3 columns" in said(pilot))
         table = pilot.app.screen.query_one(ResultTable)
         table.focus()
         await pilot.press("end", "right")
-        await until(pilot, lambda: table.cursor_coordinate == (1_999, 1) and "1,999" in shown(pilot))
+        await until(
+            pilot, lambda: table.cursor_coordinate == (1_999, 1) and "1,999" in shown(pilot)
+        )
         assert table.value == "x1999" and "the first 2,000 are shown" in said(pilot)
         await pilot.press("pageup", "up", "home", "down", "left")
         assert table.cursor_coordinate == (1, 0) and " n " in shown(pilot)
@@ -149,15 +162,21 @@ async def test_enter_opens_an_id_and_shows_anything_else_whole(
         await until(pilot, lambda: "3 rows" in said(pilot))
         pilot.app.screen.query_one(ResultTable).focus()
         await pilot.press("down", "right", "enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen) and "not markup" in shown(pilot))
-        assert all(part in shown(pilot) for part in ("[bold red]not markup[/]", "\\x07", "\\u202e", "字字"))
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, TextScreen) and "not markup" in shown(pilot)
+        )
+        assert all(
+            part in shown(pilot) for part in ("[bold red]not markup[/]", "\\x07", "\\u202e", "字字")
+        )
         assert "\x1b" not in shown(pilot) and "\u202e" not in shown(pilot)
         await pilot.press("y", "escape")
         assert "\x1b" in pilot.app.clipboard, "a copy is exact"
         await pilot.press("up", "right", "enter")
         await until(pilot, lambda: '"scripted": "a.py:b"' in shown(pilot))
         await pilot.press("escape", "left", "left", "enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.panels)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.panels
+        )
         assert pilot.app.screen.run_id == "aaaa0001"
 
 
@@ -165,7 +184,9 @@ async def test_enter_opens_an_id_and_shows_anything_else_whole(
 async def test_explain(training_trace: Path, viewing: Any, until: Any, own_home: Path) -> None:
     async with viewing(training_trace) as pilot:
         pilot.app.open_sql("EXPLAIN SELECT count(*) FROM runs")
-        await until(pilot, lambda: isinstance(pilot.app.screen, TextScreen) and "Scan" in shown(pilot))
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, TextScreen) and "Scan" in shown(pilot)
+        )
 
 
 @pytest.mark.slow
@@ -197,7 +218,9 @@ async def test_what_was_asked_before_is_listed_with_examples(
         await until(pilot, lambda: "1 row" in said(pilot))
         screen.query_one(SqlEditor).text = "SELECT 2"
         await pilot.press("f3")
-        await until(pilot, lambda: "before" in shown(pilot) and "why episodes failed" in shown(pilot))
+        await until(
+            pilot, lambda: "before" in shown(pilot) and "why episodes failed" in shown(pilot)
+        )
         await pilot.press("enter")
         await until(pilot, lambda: screen.query_one(SqlEditor).text == "SELECT 41 + 1 AS answer")
         await pilot.press("f3", "escape")
@@ -211,8 +234,12 @@ async def test_a_result_is_exported(
     async with viewing(training_trace) as pilot:
         await opened(pilot, until, "SELECT 1 AS a, 2 AS a, [1, 2] AS l, 'é\n\"' AS t")
         await until(pilot, lambda: "1 row" in said(pilot))
-        expected = [f"written to {tmp_path / name}" for name in ("out.csv", "out.jsonl", "out.parquet")]
-        for name, words in zip(("out.csv", "out.jsonl", "out.parquet", "out.csv"), [*expected, "exists;"], strict=True):
+        expected = [
+            f"written to {tmp_path / name}" for name in ("out.csv", "out.jsonl", "out.parquet")
+        ]
+        for name, words in zip(
+            ("out.csv", "out.jsonl", "out.parquet", "out.csv"), [*expected, "exists;"], strict=True
+        ):
             await pilot.press("f8")
             pilot.app.screen.query_one("#file Input", Input).value = str(tmp_path / name)
             await pilot.press("enter")

@@ -26,7 +26,12 @@ SIZES = [(80, 24), (120, 40)]
 
 @asynccontextmanager
 async def format_tokens(
-    trace: Path, episode: str, *, timeline: int = 0, token: int = 0, size: tuple[int, int] = (80, 24)
+    trace: Path,
+    episode: str,
+    *,
+    timeline: int = 0,
+    token: int = 0,
+    size: tuple[int, int] = (80, 24),
 ) -> AsyncIterator[tuple[Pilot[None], TokensScreen]]:
     app = TraceApp(open_trace(trace), trace)
     async with app.run_test(size=size) as pilot:
@@ -56,7 +61,10 @@ async def test_the_text_and_what_is_said_of_a_token(token_trace: Any) -> None:
         assert "prompt: given to the model" in said(screen, "TokenPanel")
         await pilot.press("m")
         panel = said(screen, "TokenPanel")
-        assert "bytes 4c" in panel and "trained: its probability was pushed up (advantage +0.5)" in panel
+        assert (
+            "bytes 4c" in panel
+            and "trained: its probability was pushed up (advantage +0.5)" in panel
+        )
         assert "sampler -0.0010" in panel and "entropy 0 nats" in panel and "call 0 g1" in panel
 
 
@@ -122,7 +130,11 @@ async def test_forks_and_timelines(token_trace: Any) -> None:
         assert "◆" in painted(screen)
         await pilot.press("right_square_bracket")
         await settled(pilot)
-        assert screen.view.index == 1 and "timeline 2 of 2" in said(screen, "#head") and screen.text.cursor == 0
+        assert (
+            screen.view.index == 1
+            and "timeline 2 of 2" in said(screen, "#head")
+            and screen.text.cursor == 0
+        )
         await pilot.press("F")
         assert "fork: this timeline left timeline 1" in said(screen, "TokenPanel")
         await pilot.press("m")
@@ -148,7 +160,14 @@ async def test_each_colouring_has_a_legend_and_is_told_without_colour(token_trac
         for key in "123456":
             await pilot.press(key)
             legends.append(said(screen, "Legend"))
-        names = ("loss mask", "log-probability", "advantage", "policy version", "trainer minus sampler", "entropy")
+        names = (
+            "loss mask",
+            "log-probability",
+            "advantage",
+            "policy version",
+            "trainer minus sampler",
+            "entropy",
+        )
         assert all(name in legend for name, legend in zip(names, legends, strict=True))
         assert "current" in legends[3] and "the step trained version 4" in legends[3]
         await pilot.press("tab")
@@ -159,12 +178,16 @@ async def test_each_colouring_has_a_legend_and_is_told_without_colour(token_trac
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_without_colour_marks_tell_what_was_trained(token_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_colour_marks_tell_what_was_trained(
+    token_trace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
         await pilot.press("ctrl+end", "home")
         lines = [screen.text.render_line(y) for y in range(screen.text.size.height)]
-        underlined = "".join(s.text for line in lines for s in line if s.style and s.style.underline)
+        underlined = "".join(
+            s.text for line in lines for s in line if s.style and s.style.underline
+        )
         assert underlined == "Let me see.<|im_end|>Très bien.<|im_end|>"
 
 
@@ -198,7 +221,9 @@ async def test_search_and_going_to_a_position(token_trace: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_copying_and_the_way_to_other_screens(token_trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_copying_and_the_way_to_other_screens(
+    token_trace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
         app = screen.app
         await pilot.press("m", "y")
@@ -252,9 +277,23 @@ async def test_an_episode_without_tokens_says_why_and_no_key_breaks_it(
 ) -> None:
     async with format_tokens(token_trace.file, episode) as (pilot, screen):
         assert word in said(screen, "#empty") and not screen.text.display
-        await pilot.press("m", "l", "f", "x", "tab", "3", "right_square_bracket", "n", "y", "Y", "left", "right")
         await pilot.press(
-            "up", "down", "pageup", "home", "end", "g", "1", "enter", "escape", "slash", "a", "enter", "escape"
+            "m", "l", "f", "x", "tab", "3", "right_square_bracket", "n", "y", "Y", "left", "right"
+        )
+        await pilot.press(
+            "up",
+            "down",
+            "pageup",
+            "home",
+            "end",
+            "g",
+            "1",
+            "enter",
+            "escape",
+            "slash",
+            "a",
+            "enter",
+            "escape",
         )
         assert word in said(screen, "#empty")
 
@@ -265,7 +304,10 @@ def byte_level(directory: Path) -> Path:
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     directory.mkdir()
     made.save(str(directory / "tokenizer.json"))
     return directory
@@ -280,7 +322,9 @@ async def test_ids_stand_in_for_text_where_the_tokenizer_is_not_at_hand(tmp_path
         writer.put(Call(episode_id="e", prompt_ids=[11, 12], output_ids=[13], logprobs=[-1.0]))
     async with format_tokens(file, "e") as (pilot, screen):
         assert "11 12 13" in painted(screen)
-        assert "ids, not text: the run's model.path nowhere/at-all is not a directory here" in said(screen, "#head")
+        assert "ids, not text: the run's model.path nowhere/at-all is not a directory here" in said(
+            screen, "#head"
+        )
         await pilot.press("slash", *"13", "enter")
         assert screen.text.cursor == 2
         await pilot.press("Y")
@@ -339,7 +383,11 @@ async def test_another_width_keeps_the_cursor_in_sight(token_trace: Any) -> None
     ids=["loss mask", "log-probability", "fork", "hostile", "no ids"],
 )
 def test_how_it_looks(
-    token_trace: Any, snap_compare: Callable[..., bool], episode: str, keys: list[str], size: tuple[int, int]
+    token_trace: Any,
+    snap_compare: Callable[..., bool],
+    episode: str,
+    keys: list[str],
+    size: tuple[int, int],
 ) -> None:
     app = TraceApp(open_trace(token_trace.file), token_trace.file)
 

@@ -1,4 +1,5 @@
-"""Which run is best, which collapsed and which games its judge: in the list, and why, without a filter."""
+"""Which run is best, which collapsed and which games its judge: in the list, and why, without a
+filter."""
 
 from __future__ import annotations
 
@@ -42,8 +43,14 @@ def put(
     metrics: Sequence[dict[str, float]] = (),
     status: Any = "finished",
 ) -> None:
-    """A run with a validation at each step, from 0, and an outcome of its tokens at each later one."""
-    run = Run(run_id=f"{name}-id", name=name, backbone=backbone, started_at=now() - timedelta(hours=len(name)))
+    """A run with a validation at each step, from 0, and an outcome of its tokens at each later
+    one."""
+    run = Run(
+        run_id=f"{name}-id",
+        name=name,
+        backbone=backbone,
+        started_at=now() - timedelta(hours=len(name)),
+    )
     writer.put(run)
     for step, rewards in enumerate(validations):
         for attempt, reward in enumerate(rewards):
@@ -53,11 +60,21 @@ def put(
         of: Any = outcome
         writer.put(
             LedgerEntry(
-                run_id=run.run_id, step=step, episode_id=f"{name}{step}", call_id=f"c{step}", outcome=of, tokens=9
+                run_id=run.run_id,
+                step=step,
+                episode_id=f"{name}{step}",
+                call_id=f"c{step}",
+                outcome=of,
+                tokens=9,
             )
         )
     for step, values in enumerate(metrics, 1):
-        writer.put(*(Metric(run_id=run.run_id, step=step, name=key, value=value) for key, value in values.items()))
+        writer.put(
+            *(
+                Metric(run_id=run.run_id, step=step, name=key, value=value)
+                for key, value in values.items()
+            )
+        )
     writer.put(run.model_copy(update={"status": status, "ended_at": now()}))
 
 
@@ -80,20 +97,30 @@ def five_runs(tmp_path: Path) -> Path:
             [rewarded(0.5), rewarded(0), rewarded(0)],
             outcomes=("trained", "zero_advantage", "zero_advantage"),
         )
-        put(writer, "gamer", [rewarded(0.3), rewarded(1)], metrics=gaming, outcomes=("trained", "zero_advantage"))
+        put(
+            writer,
+            "gamer",
+            [rewarded(0.3), rewarded(1)],
+            metrics=gaming,
+            outcomes=("trained", "zero_advantage"),
+        )
         put(writer, "flat", [rewarded(0.5), rewarded(0.5)])
         put(writer, "scored", [rewarded(0.75)], backbone="run", outcomes=())
     return file
 
 
-async def test_a_single_validation_stands_under_validation(tmp_path: Path, viewing: Any, until: Any) -> None:
+async def test_a_single_validation_stands_under_validation(
+    tmp_path: Path, viewing: Any, until: Any
+) -> None:
     file = tmp_path / "trace.duckdb"
     with TraceWriter(file) as writer:
         put(writer, "taught", [rewarded(0.75)], metrics=[{"train/reward": 1.0}])
         put(writer, "rewarded", [], metrics=[{"train/reward": 0.5}])
     async with viewing(file) as pilot:
         table = pilot.app.screen.query_one(DataTable)
-        await until(pilot, lambda: table.row_count == 2 and "trained" in str(table.get_row_at(0)[1]))
+        await until(
+            pilot, lambda: table.row_count == 2 and "trained" in str(table.get_row_at(0)[1])
+        )
         assert [str(table.get_row_at(row)[2]) for row in range(2)] == ["0.750", "0.500 train"]
 
 
@@ -101,16 +128,25 @@ async def test_a_scored_run_opens_on_its_episodes_and_none_of_them_failed(
     five_runs: Path, viewing: Any, until: Any
 ) -> None:
     async with viewing(five_runs, run_id="scored-id") as pilot:
-        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing)
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing
+        )
         assert pilot.app.screen.listing.count == ATTEMPTS
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await pilot.press("f")
-        await until(pilot, lambda: any(notice.message == "no episode failed" for notice in pilot.app._notifications))
+        await until(
+            pilot,
+            lambda: any(
+                notice.message == "no episode failed" for notice in pilot.app._notifications
+            ),
+        )
         assert isinstance(pilot.app.screen, RunScreen), "and it stays where it is"
 
 
-def test_what_speaks_against_a_gain_comes_before_steps_that_trained_nothing(five_runs: Path) -> None:
+def test_what_speaks_against_a_gain_comes_before_steps_that_trained_nothing(
+    five_runs: Path,
+) -> None:
     """A judge that is gamed soon gives every attempt the same reward."""
     with open_trace(five_runs) as reader:
         runs = overview(reader)
@@ -119,7 +155,9 @@ def test_what_speaks_against_a_gain_comes_before_steps_that_trained_nothing(five
     assert "contain one phrase" in first and "nothing was trained" in second
 
 
-async def test_the_viewer_shows_the_words_that_the_command_lists(tmp_path: Path, viewing: Any, until: Any) -> None:
+async def test_the_viewer_shows_the_words_that_the_command_lists(
+    tmp_path: Path, viewing: Any, until: Any
+) -> None:
     """Of a run that goes on or was cut off, its status, unless it already got better or worse."""
     file = tmp_path / "trace.duckdb"
     with TraceWriter(file) as writer:
@@ -130,23 +168,41 @@ async def test_the_viewer_shows_the_words_that_the_command_lists(tmp_path: Path,
     with open_trace(file) as reader:
         runs = overview(reader)
         words = {run["name"]: verdicts(reader, runs)[run["run_id"]].word for run in runs}
-    assert words == {"begun": "failed", "flat": "interrupted", "rising": "learned", "over": "no change"}
+    assert words == {
+        "begun": "failed",
+        "flat": "interrupted",
+        "rising": "learned",
+        "over": "no change",
+    }
     async with viewing(file) as pilot:
         table = pilot.app.screen.query_one(DataTable)
-        await until(pilot, lambda: table.row_count == 4 and "no change" in str(table.get_row_at(0)[1]))
+        await until(
+            pilot, lambda: table.row_count == 4 and "no change" in str(table.get_row_at(0)[1])
+        )
         for row in map(table.get_row_at, range(4)):
-            assert words[str(row[0])] in str(row[1]) and "·" not in str(row[1]).replace("· no change", "")
+            assert words[str(row[0])] in str(row[1]) and "·" not in str(row[1]).replace(
+                "· no change", ""
+            )
 
 
-async def test_episodes_of_an_explanation_are_opened_from_it(tmp_path: Path, viewing: Any, until: Any) -> None:
+async def test_episodes_of_an_explanation_are_opened_from_it(
+    tmp_path: Path, viewing: Any, until: Any
+) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         put(writer, "hot", [rewarded(0.9), rewarded(0)], outcomes=("trained",))
     async with viewing(tmp_path / "trace.duckdb") as pilot:
         await until(pilot, lambda: pilot.app.screen.runs)
         await pilot.press("w")
-        await until(pilot, lambda: pilot.app.screen.query(LongText) and pilot.app.screen.query_one(LongText).current)
+        await until(
+            pilot,
+            lambda: (
+                pilot.app.screen.query(LongText) and pilot.app.screen.query_one(LongText).current
+            ),
+        )
         screen = pilot.app.screen
-        assert all(len(line) <= 70 and not line.endswith(" ") for line in screen.text.splitlines()), screen.text
+        assert all(
+            len(line) <= 70 and not line.endswith(" ") for line in screen.text.splitlines()
+        ), screen.text
         first = screen.query_one(LongText).current
         await pilot.press("n")
         second = screen.query_one(LongText).current
@@ -170,7 +226,9 @@ async def test_a_newcomer_finds_the_collapsed_run_and_the_one_that_games_its_jud
         table = pilot.app.screen.query_one(DataTable)
 
         def row(name: str) -> str:
-            rows = [" ".join(str(cell) for cell in table.get_row_at(i)) for i in range(table.row_count)]
+            rows = [
+                " ".join(str(cell) for cell in table.get_row_at(i)) for i in range(table.row_count)
+            ]
             return next((text for text in rows if text.startswith(f"{name} ")), "")
 
         await until(pilot, lambda: "learned" in row("good"))
@@ -238,15 +296,21 @@ def test_what_was_not_trained_or_not_finished_is_not_told_as_learned(tmp_path: P
         put(writer, "once", [rewarded(0.5)])
         put(writer, "single", [[0.0], [1.0]])
         put(writer, "broken", [], backbone="run", outcomes=())
-        writer.put(*(Episode(run_id="broken-id", status="failed", cause="KeyError") for _ in range(3)))
+        writer.put(
+            *(Episode(run_id="broken-id", status="failed", cause="KeyError") for _ in range(3))
+        )
     with open_trace(file) as reader:
         runs = overview(reader)
         told = verdicts(reader, runs)
         assert told["idle-id"].word == "not trained"
         last = told["cut-id"].last
-        assert told["cut-id"].word == "learned" and last is not None and last["step"] == 1, "step 2 is not complete"
+        assert told["cut-id"].word == "learned" and last is not None and last["step"] == 1, (
+            "step 2 is not complete"
+        )
         assert told["once-id"].word == "trained", "there is nothing to compare with"
         assert told["single-id"].word == "unclear", "one episode says nothing of chance"
         assert told["broken-id"].word == "all failed"
         [down] = [run for run in runs if run["name"] == "down"]
-        assert any("best at step 1: 0.938" in reason for reason in reasons(reader, down, told["down-id"]))
+        assert any(
+            "best at step 1: 0.938" in reason for reason in reasons(reader, down, told["down-id"])
+        )

@@ -1,4 +1,5 @@
-"""The viewer around its screens: help, commands, themes, ids, errors, a small terminal, no colour."""
+"""The viewer around its screens: help, commands, themes, ids, errors, a small terminal, no
+colour."""
 
 from __future__ import annotations
 
@@ -75,7 +76,11 @@ async def test_the_question_mark_too(training_trace: Path, viewing: Any, until: 
 async def test_go_to_an_id(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
-        for prefix, screen in (("aaaa", RunScreen), ("aae0003", EpisodeScreen), ("aac0003", EpisodeScreen)):
+        for prefix, screen in (
+            ("aaaa", RunScreen),
+            ("aae0003", EpisodeScreen),
+            ("aac0003", EpisodeScreen),
+        ):
             pilot.app.action_go()
             await until(pilot, lambda: isinstance(pilot.app.screen, GoScreen))
             pilot.app.screen.query_one(Input).value = prefix
@@ -88,7 +93,9 @@ async def test_go_to_an_id(training_trace: Path, viewing: Any, until: Any) -> No
 
 
 @pytest.mark.slow
-async def test_an_id_that_fits_nothing_is_a_word(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_an_id_that_fits_nothing_is_a_word(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
         pilot.app.open_found("zz")
@@ -102,8 +109,12 @@ async def test_an_id_that_fits_nothing_is_a_word(training_trace: Path, viewing: 
 async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
-        commands = {command.title: command for command in pilot.app.get_system_commands(pilot.app.screen)}
-        assert {"Go to an id", "SQL", "Runs", "Theme", "Open run", "Episodes", "Copy id"} <= set(commands)
+        commands = {
+            command.title: command for command in pilot.app.get_system_commands(pilot.app.screen)
+        }
+        assert {"Go to an id", "SQL", "Runs", "Theme", "Open run", "Episodes", "Copy id"} <= set(
+            commands
+        )
         assert "Cursor up" not in commands
         titles = [command.title for command in pilot.app.get_system_commands(pilot.app.screen)]
         assert sorted(titles) == sorted(set(titles)), "what has two keys is there once"
@@ -116,7 +127,9 @@ async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, 
 
 
 @pytest.mark.slow
-async def test_a_screen_can_be_left_while_its_title_changes(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_a_screen_can_be_left_while_its_title_changes(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace) as pilot:
         app = pilot.app
         for number in range(10):
@@ -139,16 +152,22 @@ async def test_light_and_dark(training_trace: Path, viewing: Any, until: Any) ->
 
 
 @pytest.mark.slow
-async def test_without_colour(training_trace: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_colour(
+    training_trace: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: "⠒train 0.8 •val 0.9" in shown(pilot))
         picture = pilot.app.export_screenshot()
-        colors = set(re.findall(r"fill: #(\w{6})", picture)) | set(re.findall(r'fill="#(\w{6})"', picture))
+        colors = set(re.findall(r"fill: #(\w{6})", picture)) | set(
+            re.findall(r'fill="#(\w{6})"', picture)
+        )
         assert colors and not {c for c in colors - _FRAME if len({c[:2], c[2:4], c[4:]}) > 1}
 
 
-async def test_an_error_of_ours_is_a_word_and_said_once(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_an_error_of_ours_is_a_word_and_said_once(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
 

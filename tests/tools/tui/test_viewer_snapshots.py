@@ -19,18 +19,24 @@ pytestmark = pytest.mark.usefixtures("own_home")
 SIZES = [(80, 24), (120, 40)]
 
 
-def look(snap: Any, trace: Path, until: Any, size: tuple[int, int], *keys: str, run_id: str | None = None) -> bool:
+def look(
+    snap: Any, trace: Path, until: Any, size: tuple[int, int], *keys: str, run_id: str | None = None
+) -> bool:
     """Compare the picture after some keys with the one that is kept."""
 
     async def before(pilot: Pilot[None]) -> None:
         first = RunsScreen if run_id is None else RunScreen
-        await until(pilot, lambda: isinstance(pilot.app.screen, first) and _settled(pilot))  # a key is of its screen
+        await until(
+            pilot, lambda: isinstance(pilot.app.screen, first) and _settled(pilot)
+        )  # a key is of its screen
         for key in keys:
             await pilot.press(key)
             await pilot.pause(0.1)
             await until(pilot, lambda: _settled(pilot))
         if isinstance(pilot.app.screen, SqlScreen):
-            pilot.app.screen.query_one("#message", Static).update("126 rows, 5 columns")  # without the time it took
+            pilot.app.screen.query_one("#message", Static).update(
+                "126 rows, 5 columns"
+            )  # without the time it took
         await pilot.pause(0.2)
 
     with open_trace(trace) as reader:
@@ -52,16 +58,24 @@ def test_runs(snap_compare: Any, training_trace: Path, until: Any, size: tuple[i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "view"), zip(SIZES * 2, "clmo", strict=True), ids=str)
-def test_run(snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], view: str) -> None:
+def test_run(
+    snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], view: str
+) -> None:
     assert look(snap_compare, training_trace, until, size, view, run_id="aaaa0001")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sql(
-    snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    snap_compare: Any,
+    training_trace: Path,
+    until: Any,
+    size: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shown = training_trace.parent / "launcher_record" / "math"  # where the viewer says that it reads
+    shown = (
+        training_trace.parent / "launcher_record" / "math"
+    )  # where the viewer says that it reads
     shown.mkdir(parents=True)
     (shown / training_trace.name).symlink_to(training_trace)
     monkeypatch.chdir(training_trace.parent)

@@ -1,4 +1,5 @@
-"""`ajet trace view --web` over real HTTP and a real websocket: the token, other origins, the end."""
+"""`ajet trace view --web` over real HTTP and a real websocket: the token, other origins, the
+end."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ ARGUMENTS = [sys.executable, "-m", "ajet", "trace", "view"]
 def served(*arguments: str, **named: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and the URL that it prints."""
     process = subprocess.Popen(
-        [*ARGUMENTS, *arguments, "--web"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **named
+        [*ARGUMENTS, *arguments, "--web"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **named,
     )
     try:
         assert process.stdout is not None
@@ -57,7 +62,9 @@ async def status_of(session: aiohttp.ClientSession, url: str, **named: Any) -> i
 
 def viewers(of: int) -> list[int]:
     """The viewers that a server has started and that still run."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,stat"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,ppid,stat"], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split() for line in listed.splitlines()[1:]]
     return [int(pid) for pid, parent, state, *_ in rows if int(parent) == of and "Z" not in state]
 
@@ -75,7 +82,13 @@ async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace
         base, websocket = url.partition("?")[0], url.partition("?")[0].replace("http", "ws") + "ws"
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{30,}", url)
         async with browser() as stranger:
-            for place in (base, f"{base}?token=wrong", f"{base}static/js/textual.js", f"{base}ws", f"{base}ws?{url}"):
+            for place in (
+                base,
+                f"{base}?token=wrong",
+                f"{base}static/js/textual.js",
+                f"{base}ws",
+                f"{base}ws?{url}",
+            ):
                 assert await status_of(stranger, place) == 403
             forged = {"Cookie": "ajet_view=wrong; token=wrong"}
             assert await status_of(stranger, base, headers=forged) == 403
@@ -86,12 +99,18 @@ async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace
         async with browser() as known:
             async with known.get(f"{url}&fontsize=20") as page:
                 text = await page.text()
-                assert page.status == 200 and "token" not in str(page.url) and "fontsize=20" in str(page.url)
+                assert (
+                    page.status == 200
+                    and "token" not in str(page.url)
+                    and "fontsize=20" in str(page.url)
+                )
             assert f'data-session-websocket-url="{websocket}"' in text and "googleapis" not in text
             assert await status_of(known, f"{base}static/js/textual.js") == 200
             with pytest.raises(aiohttp.WSServerHandshakeError):
                 await known.ws_connect(websocket, origin="http://127.0.0.1:1")
-            async with known.ws_connect(f"{websocket}?width=100&height=30", origin=base.rstrip("/")) as terminal:
+            async with known.ws_connect(
+                f"{websocket}?width=100&height=30", origin=base.rstrip("/")
+            ) as terminal:
                 await shows(terminal, b"math")
                 running = viewers(process.pid)
                 assert running
@@ -134,7 +153,9 @@ async def test_a_list_and_a_query_have_addresses(training_trace: Path) -> None:
             assert await status_of(known, url) == 200
             texts = "50%/?#%2F+&", "a/b?c#d%2F:+ %C3"
             for text, address in zip(
-                texts, (f'episodes::task~"{texts[0]}"', f"sql:SELECT '{texts[1]}' AS x,\n 1"), strict=True
+                texts,
+                (f'episodes::task~"{texts[0]}"', f"sql:SELECT '{texts[1]}' AS x,\n 1"),
+                strict=True,
             ):
                 linked = URL(f"{base}/ws/{quote(address, safe='')}", encoded=True)
                 async with known.ws_connect(linked, origin=base) as terminal:
@@ -157,7 +178,9 @@ async def test_a_list_and_a_query_have_addresses(training_trace: Path) -> None:
                 ):
                     await terminal.send_json(["resize", size])
                 await terminal.send_json(["resize", {"width": 50, "height": 10}])
-                await terminal.send_json(["stdin", "e"])  # it still answers, and draws as far as there is room
+                await terminal.send_json(
+                    ["stdin", "e"]
+                )  # it still answers, and draws as far as there is room
                 assert await address_told(terminal) == "#episodes:cccc0003:"
 
 
@@ -176,14 +199,22 @@ async def signed_in(session: aiohttp.ClientSession, base: str, token: str) -> No
         assert page.status == 200 and token not in str(page.url)
 
 
-async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: Path, tmp_path: Path) -> None:
+async def test_people_with_tokens_only_read_and_are_locked_out(
+    training_trace: Path, tmp_path: Path
+) -> None:
     file = tokens_in(tmp_path, f"ana {ANA}", f"ben\t{BEN}  # until June")
     before = training_trace.read_bytes()
-    [episode] = open_trace(training_trace).query("SELECT min(episode_id) AS id FROM episodes")["id"].to_pylist()
+    [episode] = (
+        open_trace(training_trace)
+        .query("SELECT min(episode_id) AS id FROM episodes")["id"]
+        .to_pylist()
+    )
     with served(str(training_trace), "--tokens", str(file), cwd=tmp_path) as (process, url):
         assert url.endswith("/?token=TOKEN") and process.stdout is not None
         base = url.partition("/?")[0]
-        journal = training_trace.with_name(f"{training_trace.name}.1-0.journal")  # of a process killed meanwhile
+        journal = training_trace.with_name(
+            f"{training_trace.name}.1-0.journal"
+        )  # of a process killed meanwhile
         journal.write_text(json.dumps({"Call": {"call_id": "killed", "episode_id": episode}}))
         async with browser() as ana, browser() as ben, browser() as stranger:
             for given in ("TOKEN", "", "ana", ANA[:-1], f"{ANA}%20", "#"):
@@ -198,7 +229,8 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
                 ana.ws_connect(f"{base}/ws/sql:SELECT%201", origin=base) as terminal,
                 ben.ws_connect(f"{base}/ws", origin=base) as other,
             ):
-                # a link runs nothing by itself; both are read at once, since who does not read answers no ping
+                # a link runs nothing by itself; both are read at once, since who does not read
+                # answers no ping
                 await asyncio.gather(shows(other, b"math"), shows(terminal, b"F5 runs it"))
                 await other.send_json(["stdin", "e"])
                 assert await address_told(other) == "#episodes:cccc0003:"
@@ -208,12 +240,17 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
                 await shows(terminal, b"this viewer only reads")
                 tokens_in(tmp_path, f"ben {BEN}")
                 assert await status_of(ana, f"{base}/") == 403
-                while (await terminal.receive(HANGS)).type not in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED):
+                while (await terminal.receive(HANGS)).type not in (
+                    aiohttp.WSMsgType.CLOSE,
+                    aiohttp.WSMsgType.CLOSED,
+                ):
                     pass  # the viewer that was open is closed
                 await other.send_json(["stdin", "?"])
                 await shows(other, b"escape closes")
                 tokens_in(tmp_path, f"ben {BEN}", "ana short")
-                assert await status_of(ben, f"{base}/") == 403, "nobody gets in by a file that cannot be read"
+                assert await status_of(ben, f"{base}/") == 403, (
+                    "nobody gets in by a file that cannot be read"
+                )
         process.send_signal(signal.SIGINT)
         told = process.stdout.read()
     for line in (
@@ -225,11 +262,18 @@ async def test_people_with_tokens_only_read_and_are_locked_out(training_trace: P
     ):
         assert re.search(line, told, re.M), told
     assert ANA not in told and BEN not in told
-    assert training_trace.read_bytes() == before and journal.exists() and [*tmp_path.glob("*.csv")] == []
+    assert (
+        training_trace.read_bytes() == before
+        and journal.exists()
+        and [*tmp_path.glob("*.csv")] == []
+    )
 
 
 async def test_a_person_has_eight_viewers(training_trace: Path, tmp_path: Path) -> None:
-    with served(str(training_trace), "--tokens", str(tokens_in(tmp_path, f"ana {ANA}"))) as (process, url):
+    with served(str(training_trace), "--tokens", str(tokens_in(tmp_path, f"ana {ANA}"))) as (
+        process,
+        url,
+    ):
         base = url.partition("/?")[0]
         async with browser() as ana, AsyncExitStack() as stack:
             await signed_in(ana, base, ANA)
@@ -245,11 +289,18 @@ async def test_a_person_has_eight_viewers(training_trace: Path, tmp_path: Path) 
 async def test_behind_a_proxy_with_tls(training_trace: Path) -> None:
     with served(str(training_trace), "--url", "https://traces.example/") as (_, url):
         assert url.startswith("https://traces.example/?token=")
-    with served(str(training_trace), "--url", "https://traces.example", "--port", str(port := free_port())) as (_, url):
-        here, asked = f"http://127.0.0.1:{port}", {"Host": "traces.example", "Origin": "https://traces.example"}
+    with served(
+        str(training_trace), "--url", "https://traces.example", "--port", str(port := free_port())
+    ) as (_, url):
+        here, asked = (
+            f"http://127.0.0.1:{port}",
+            {"Host": "traces.example", "Origin": "https://traces.example"},
+        )
         async with browser() as proxy:
             token = url.partition("token=")[2]
-            async with proxy.get(f"{here}/?token={token}", headers=asked, allow_redirects=False) as page:
+            async with proxy.get(
+                f"{here}/?token={token}", headers=asked, allow_redirects=False
+            ) as page:
                 cookie = page.headers["Set-Cookie"]
                 assert page.status == 302 and page.headers["Location"] == "/"
                 assert "Secure" in cookie and "HttpOnly" in cookie and "SameSite=Strict" in cookie
@@ -279,7 +330,9 @@ def free_port() -> int:
 def test_a_file_of_tokens_that_is_wrong(
     training_trace: Path, tmp_path: Path, lines: list[str], mode: int, message: str
 ) -> None:
-    told = refused(str(training_trace), "--web", "--tokens", str(tokens_in(tmp_path, *lines, mode=mode)))
+    told = refused(
+        str(training_trace), "--web", "--tokens", str(tokens_in(tmp_path, *lines, mode=mode))
+    )
     assert message in told and ANA not in told
 
 
@@ -290,9 +343,13 @@ def refused(*arguments: str) -> str:
 
 
 def test_options_of_the_web_alone(training_trace: Path, tmp_path: Path) -> None:
-    assert "cannot read the tokens" in refused(str(training_trace), "--web", "--tokens", str(tmp_path / "none"))
+    assert "cannot read the tokens" in refused(
+        str(training_trace), "--web", "--tokens", str(tmp_path / "none")
+    )
     assert "add --web" in refused(str(training_trace), "--tokens", "x")
-    assert "without a path" in refused(str(training_trace), "--web", "--url", "https://traces.example/ajet")
+    assert "without a path" in refused(
+        str(training_trace), "--web", "--url", "https://traces.example/ajet"
+    )
 
 
 async def test_a_server_that_is_killed_ends_its_viewers(training_trace: Path) -> None:
@@ -300,7 +357,9 @@ async def test_a_server_that_is_killed_ends_its_viewers(training_trace: Path) ->
         async with browser() as known:
             async with known.get(url) as page:
                 assert page.status == 200
-            async with known.ws_connect(f"{url.partition('?')[0]}ws", origin=url.partition("/?")[0]) as terminal:
+            async with known.ws_connect(
+                f"{url.partition('?')[0]}ws", origin=url.partition("/?")[0]
+            ) as terminal:
                 await shows(terminal, b"math")
                 running = viewers(process.pid)
                 assert running
@@ -323,7 +382,10 @@ async def test_a_port_that_is_taken_is_an_error(training_trace: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [*ARGUMENTS, str(training_trace), "--web", "--port", port], capture_output=True, text=True, timeout=300
+            [*ARGUMENTS, str(training_trace), "--web", "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
     assert done.returncode == 2 and f"127.0.0.1:{port} (Address already in use)" in done.stderr
     assert "choose another --port" in done.stderr and "Traceback" not in done.stderr
@@ -339,12 +401,34 @@ async def test_it_ends_with_the_process_that_started_it(training_trace: Path) ->
 
 def started(directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A short run of the starter project with `--with-logview`."""
-    subprocess.run([sys.executable, "-m", "ajet", "init", "demo"], cwd=directory, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "ajet", "init", "demo"],
+        cwd=directory,
+        check=True,
+        capture_output=True,
+    )
     agent = directory / "demo" / "agent.py"
     agent.write_text(agent.read_text() + "\n\nimport time\n\ntime.sleep(4)\n")
-    named = ["agent.py:solve", "--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "--limit", "1"]
+    named = [
+        "agent.py:solve",
+        "--judge",
+        "agent.py:exact",
+        "--tasks",
+        "tasks.jsonl",
+        "--limit",
+        "1",
+    ]
     return subprocess.run(
-        [sys.executable, "-m", "ajet", "run", *named, "--scripted", "replies.py:reply", "--with-logview"],
+        [
+            sys.executable,
+            "-m",
+            "ajet",
+            "run",
+            *named,
+            "--scripted",
+            "replies.py:reply",
+            "--with-logview",
+        ],
         cwd=directory / "demo",
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), **environment},
         capture_output=True,
@@ -373,7 +457,9 @@ def test_with_logview_that_fails_is_one_warning(tmp_path: Path) -> None:
     assert "pip install" in done.stderr and "Traceback" not in done.stderr
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 class Page:
@@ -397,7 +483,9 @@ class Page:
         give_up = time.monotonic() + HANGS
         while not await self.value(script):
             shown = "[location.href, document.body.className, document.body.innerText].join('\\n')"
-            assert time.monotonic() < give_up, f"{script} never came true on {await self.value(shown)}"
+            assert time.monotonic() < give_up, (
+                f"{script} never came true on {await self.value(shown)}"
+            )
             await asyncio.sleep(0.05)
 
     async def press(self, key: str) -> None:
@@ -423,7 +511,9 @@ async def opened(url: str, home: Path) -> AsyncIterator[Page]:
                 if pages:
                     break
                 await asyncio.sleep(0.05)
-            async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            async with session.ws_connect(
+                pages[0]["webSocketDebuggerUrl"], max_msg_size=0
+            ) as socket:
                 yield Page(socket)
     finally:
         process.terminate()
@@ -441,18 +531,28 @@ async def test_keys_reach_the_viewer_before_any_click(training_trace: Path, tmp_
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
 @pytest.mark.parametrize("width", [1280, 390])
-async def test_a_link_to_a_run_is_its_screen(training_trace: Path, tmp_path: Path, width: int) -> None:
+async def test_a_link_to_a_run_is_its_screen(
+    training_trace: Path, tmp_path: Path, width: int
+) -> None:
     with served(str(training_trace)) as (_, url):
         async with opened(f"{url}#aaaa", tmp_path / "browser") as page:
             await page.ask(
-                "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=800,
+                deviceScaleFactor=1,
+                mobile=width < 500,
             )
             await page.until("document.activeElement.className.includes('xterm-helper-textarea')")
             await page.until("location.hash === '#aaaa0001'")  # the viewer has opened it
             assert await page.value("document.title") == "ajet trace view"
             right = "document.querySelector('.xterm-screen').getBoundingClientRect().right"
-            await page.until(f"innerWidth === {width} && {right} <= innerWidth && {right} > .9 * innerWidth")
-            await page.ask("Input.dispatchKeyEvent", type="keyDown", key="Escape", windowsVirtualKeyCode=27)
+            await page.until(
+                f"innerWidth === {width} && {right} <= innerWidth && {right} > .9 * innerWidth"
+            )
+            await page.ask(
+                "Input.dispatchKeyEvent", type="keyDown", key="Escape", windowsVirtualKeyCode=27
+            )
             await page.until("location.hash === ''")
             steps = await page.value("history.length")
             await page.press("o")
@@ -470,7 +570,10 @@ web.serve(["trace", "view", sys.argv[1]], 0, lambda url: print(url, flush=True),
 
 async def test_half_a_request_is_not_waited_for(training_trace: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", HASTY, str(training_trace)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HASTY, str(training_trace)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

@@ -1,4 +1,5 @@
-"""Makes news of steps slow on their way to the driver: each process of a run reads this from its PYTHONPATH."""
+"""Makes news of steps slow on their way to the driver: each process of a run reads this from its
+PYTHONPATH."""
 
 from __future__ import annotations
 

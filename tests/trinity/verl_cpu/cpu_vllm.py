@@ -1,4 +1,5 @@
-"""Trinity's rollout model over a vLLM on the CPU, which ajet's own sampler starts and gives new weights."""
+"""Trinity's rollout model over a vLLM on the CPU, which ajet's own sampler starts and gives new
+weights."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from ajet_sdk.engines.vllm.server import Settings
 
 
 class CpuVllm(BaseInferenceModel):
-    """An actor: the server's address for the runners, and weights out of Trinity's synchroniser into it."""
+    """An actor: the server's address for the runners, and weights out of Trinity's synchroniser
+    into it."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -30,16 +32,27 @@ class CpuVllm(BaseInferenceModel):
         self._weights: dict[str, Any] = {}
 
     async def prepare(self) -> None:
-        os.environ["PYTHONPATH"] = os.environ["AJET_TEST_PLAIN_PATH"]  # without what is changed here
+        os.environ["PYTHONPATH"] = os.environ[
+            "AJET_TEST_PLAIN_PATH"
+        ]  # without what is changed here
         config = self.config
         directory = Path(os.environ["AJET_TEST_VLLM"])
         settings = Settings(
-            model=config.model_path, tokenizer=config.model_path, name=config.model_path,
-            log=directory / "vllm.log", dtype=config.dtype, max_model_len=config.max_model_len,
-            max_num_seqs=config.extra_engine_args["max_num_seqs"], seed=config.seed, gpus=(), changing=True,
+            model=config.model_path,
+            tokenizer=config.model_path,
+            name=config.model_path,
+            log=directory / "vllm.log",
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.extra_engine_args["max_num_seqs"],
+            seed=config.seed,
+            gpus=(),
+            changing=True,
             port=self._port,
-        )  # fmt: skip
-        self._sampler = VllmSampler(settings, eos_ids=frozenset(), directory=directory, write=self._write)
+        )
+        self._sampler = VllmSampler(
+            settings, eos_ids=frozenset(), directory=directory, write=self._write
+        )
         await self._sampler.ready()
         self._prepared = True
 
@@ -49,13 +62,17 @@ class CpuVllm(BaseInferenceModel):
     def get_model_version(self) -> int:
         return self._version
 
-    async def sync_model_weights(self, model_version: int, method: Any, timeout: float = 1200) -> int:
+    async def sync_model_weights(
+        self, model_version: int, method: Any, timeout: float = 1200
+    ) -> int:
         if model_version == self.config.extra_engine_args.get("test_loses_version"):
             raise ConnectionError("the weights were lost on their way")
         if method == SyncMethod.MEMORY:
             self._weights, _ = await self._synchronizer.get_model_state_dict.remote()
         else:
-            checkpoint = Path(self.config.checkpoint_job_dir) / f"global_step_{model_version}" / "actor"
+            checkpoint = (
+                Path(self.config.checkpoint_job_dir) / f"global_step_{model_version}" / "actor"
+            )
             self._weights = dict(load_state_dict_iterator(str(checkpoint)))
         async with self._sampler.exclusive():
             self._sampler.policy_version = model_version
@@ -67,7 +84,10 @@ class CpuVllm(BaseInferenceModel):
         for file in Path(self.config.model_path).glob("*"):
             if file.suffix != ".safetensors":
                 shutil.copy2(file, place / file.name)
-        whole = {name: value.detach().float().clone().contiguous() for name, value in self._weights.items()}
+        whole = {
+            name: value.detach().float().clone().contiguous()
+            for name, value in self._weights.items()
+        }
         save_file(whole, place / "model.safetensors", metadata={"format": "pt"})
 
     async def shutdown(self) -> None:

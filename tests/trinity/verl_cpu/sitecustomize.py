@@ -1,7 +1,9 @@
-"""Lets Trinity's verl trainer run where there is no GPU: each process of a run reads this from its PYTHONPATH.
+"""Lets Trinity's verl trainer run where there is no GPU: each process of a run reads this from its
+PYTHONPATH.
 
-Only devices are replaced: gloo for NCCL, the CPU for a CUDA device, pageable for pinned memory, and a vLLM on the CPU
-for Trinity's, which needs CUDA. FSDP2, the optimiser, the checkpoints, the queue and the losses are the real ones.
+Only devices are replaced: gloo for NCCL, the CPU for a CUDA device, pageable for pinned memory, and
+a vLLM on the CPU for Trinity's, which needs CUDA. FSDP2, the optimiser, the checkpoints, the queue
+and the losses are the real ones.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ def device(module: ModuleType) -> None:
         return 0
 
     asked = (
-        "memory_reserved memory_allocated max_memory_allocated max_memory_reserved empty_cache ipc_collect "
-        "reset_peak_memory_stats set_device manual_seed manual_seed_all"
+        "memory_reserved memory_allocated max_memory_allocated max_memory_reserved empty_cache"
+        " ipc_collect reset_peak_memory_stats set_device manual_seed manual_seed_all"
     )
     cpu: Any = torch.cpu
     for name in asked.split():
@@ -70,7 +72,8 @@ def engines(module: Any) -> None:
 
 
 def sampler(module: Any) -> None:
-    """Trinity's vLLM actor needs CUDA: the one here starts a vLLM for the CPU and gives it the weights."""
+    """Trinity's vLLM actor needs CUDA: the one here starts a vLLM for the CPU and gives it the
+    weights."""
     create = module.Allocator.create_engine
 
     async def create_engine(self: Any, config: Any, role: str, engine_id: int) -> Any:
@@ -99,7 +102,9 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 class AfterImport(MetaPathFinder):
     """Changes a module of `CHANGES` when it has been read."""
 
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name not in CHANGES:
             return None
         sys.meta_path.remove(self)
