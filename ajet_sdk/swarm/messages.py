@@ -111,6 +111,8 @@ class Claim(Sent):
     """For `split: val`; None: as the config says."""
     attempt: Count | None = None
     """For `split: val`: the number of the attempt at its task."""
+    trainable_targets: list[Name] | None = None
+    """The targets that the workflow's decorator names; those of the server's config go first."""
 
 
 class RewardItem(Sent):
