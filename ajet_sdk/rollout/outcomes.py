@@ -235,7 +235,7 @@ class RecordedCalls(Protocol):
     def calls(self) -> Sequence[Call]: ...
 
     @property
-    def errors(self) -> Sequence[AjetError | UserError]:
+    def errors(self) -> Sequence[AjetError]:
         """The calls that failed for a reason that fails the episode."""
 
     @property

@@ -134,7 +134,30 @@ class _Client:
             SwarmKeyRefused, SwarmFinished, HeldOutTask: as their names say.
             SwarmOffline, SwarmUnavailable: after the time limits.
         """
-        claim = Claim(
+        claim = self.claim_of(
+            task,
+            split=split,
+            idle_timeout=idle_timeout,
+            attempt=attempt,
+            decoding=decoding,
+            task_at_end=task_at_end,
+            trainable_targets=trainable_targets,
+        )
+        return EpisodeBlock(self, claim, wait)
+
+    def claim_of(
+        self,
+        task: Task | Mapping[str, Any] | None,
+        *,
+        split: EpisodeSplit,
+        idle_timeout: float,
+        attempt: int | None,
+        decoding: Literal["sampled", "greedy"] | None,
+        task_at_end: bool = False,
+        trainable_targets: Sequence[str] | None = None,
+    ) -> Claim:
+        """A new claim of this client; see `episode`."""
+        return Claim(
             request_id=new_id(),
             client_id=self.client_id,
             client_name=self.name[:LONGEST_NAME],
@@ -146,7 +169,6 @@ class _Client:
             decoding=decoding,
             trainable_targets=None if trainable_targets is None else list(trainable_targets),
         )
-        return EpisodeBlock(self, claim, wait)
 
 
 class SwarmClient(_Client):

@@ -9,34 +9,27 @@ from dataclasses import dataclass, field
 
 from ajet_sdk import errors
 from ajet_sdk.errors import AjetError, EngineError, EpisodeError, first_line
-from ajet_sdk.rollout.outcomes import EpisodeFault, UserError, fault_of_calls, origins
+from ajet_sdk.rollout.outcomes import EpisodeFault, fault_of_calls, origins
 from ajet_sdk.swarm.messages import LONGEST_NAME, Abort, CallFault, EpisodeCalls
 from ajet_sdk.types import Call, Episode
 
 
 @dataclass
 class ServerRecord:
-    """The calls of an episode that the server has recorded."""
+    """The calls of an episode that the server has recorded, as `outcomes.RecordedCalls`."""
 
     calls: tuple[Call, ...] = ()
-    errors: list[AjetError | UserError] = field(default_factory=list)
+    errors: list[AjetError] = field(default_factory=list)
     context_overflow: bool = False
 
 
-def record_of(reply: EpisodeCalls) -> ServerRecord:
-    """The server's record, with its errors as exceptions of the same classes."""
-    faults = [error_of_call(fault) for fault in reply.errors]
-    return ServerRecord(reply.calls, faults, reply.context_overflow)
-
-
-def error_of_call(fault: CallFault) -> AjetError | UserError:
+def error_of_call(fault: CallFault) -> AjetError:
     """The exception of a failed call, of the class that it had at the server."""
     kind = getattr(errors, fault.kind, None)
-    if isinstance(kind, type) and issubclass(kind, EngineError | EpisodeError):
-        known: AjetError = kind(fault.message)
-        return known
-    named = type(fault.kind, (UserError,), {})
-    return named(fault.message, f"{fault.kind}: {fault.message}", fault.infrastructure)
+    if not isinstance(kind, type) or not issubclass(kind, EngineError | EpisodeError):
+        kind = type(fault.kind, (AjetError,), {"infrastructure": fault.infrastructure})
+    error: AjetError = kind(fault.message)
+    return error
 
 
 def abort_of(error: BaseException, reply: EpisodeCalls, gateway_url: str) -> Abort:
@@ -47,7 +40,9 @@ def abort_of(error: BaseException, reply: EpisodeCalls, gateway_url: str) -> Abo
     """
     if not isinstance(error, Exception):
         return Abort(reason=f"stopped by {type(error).__name__}", error=type(error).__name__)
-    fault = fault_of_calls(record_of(reply), error) or EpisodeFault(error)
+    failed = [error_of_call(fault) for fault in reply.errors]
+    record = ServerRecord(reply.calls, failed, reply.context_overflow)
+    fault = fault_of_calls(record, error) or EpisodeFault(error)
     fields = fault.fields
     return Abort(
         reason=first_line(error)[:LONGEST_NAME],
