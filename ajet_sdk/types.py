@@ -32,7 +32,7 @@ from pydantic import (
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
 Outcome = Literal[
-    "superseded", "evaluation", "untrainable", "cancelled", "undelivered", "failed", "stale", "unmaskable",
+    "superseded", "evaluation", "untrainable", "cancelled", "undelivered", "failed", "abandoned", "stale", "unmaskable",
     "zero_advantage", "overlong", "cut", "truncated", "trained",
 ]  # fmt: skip
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -251,6 +251,8 @@ class Episode(_Frozen):
     decoding: Literal["sampled", "greedy"] | None = None
     """Decoding set by the run, by which means are separated. None: chosen by the agent, or
     unknown."""
+    client: str = ""
+    """The client of a swarm server that ran it; empty: the run itself."""
     _directory: Path | None = PrivateAttr(default=None)
 
     def is_traced_in(self, directory: Path) -> None:

@@ -123,6 +123,8 @@ class EpisodeSpec:
     """Returns the reason to refuse all calls of the workflow after this one; None: continue."""
     guard: HostGuard | None = None
     """The policy for LLM traffic that no hook captures; None: let it pass."""
+    make_key: Callable[[str], str] | None = None
+    """Returns the key for `handle`, `capture` and `judge`; None: random ones."""
     keep_calls: bool = True
     """Keep finished calls in memory; False for endless episodes, whose calls are in the trace
     only."""
@@ -172,10 +174,10 @@ class OpenEpisode(EpisodeRecorder):
         self.spec = spec
         self.door = door
         """The `ProcessDoor` of the gateway."""
-        self.handle_key, key, self.judge_key = (
-            f"ajet-{secrets.token_urlsafe(24)}" for _ in range(3)
-        )
-        self.captured_key = key
+        make_key = spec.make_key or _random_key
+        self.handle_key = make_key("handle")
+        self.captured_key = key = make_key("capture")
+        self.judge_key = make_key("judge")
         self.stopped: str | None = None
         self.in_flight: set[InFlight] = set()
         self.unconfirmed: set[InFlight] = set()
@@ -306,6 +308,10 @@ class OpenEpisode(EpisodeRecorder):
         if final:
             for engine in self.asked.values():
                 engine.forget(self.episode_id)
+
+
+def _random_key(_: str) -> str:
+    return f"ajet-{secrets.token_urlsafe(24)}"
 
 
 def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Call:

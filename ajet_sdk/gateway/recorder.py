@@ -159,7 +159,7 @@ class EpisodeRecorder:
         return [who for who in left if self._requests[who].among_others]
 
 
-class OpenAttempt(Protocol):
+class RunningEpisode(Protocol):
     """An open episode as its runner sees it; its gateway is here or elsewhere."""
 
     episode_id: str

@@ -35,7 +35,7 @@ from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import EpisodeTimeout, NoCalls, TrainingError, UnattributedCall
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.recorder import OpenAttempt
+from ajet_sdk.gateway.recorder import RunningEpisode
 from ajet_sdk.judges.call import workflow_task
 from ajet_sdk.judges.rewards import check_names, numbers, returned
 from ajet_sdk.protocols import Engine
@@ -153,7 +153,7 @@ class EpisodeRunner:
     workers: Workers
     member: Member | None = None
     env: GymEnv | None = None
-    opened: OpenAttempt | None = None
+    opened: RunningEpisode | None = None
 
     def __post_init__(self) -> None:
         a = self.attempt
@@ -257,7 +257,7 @@ class EpisodeRunner:
         """The policy's targets in this episode, from the config or else the workflow."""
         return draw_seats(self.config.rollout, workflow_targets, self.attempt.group_seed)
 
-    def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenAttempt:
+    def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> RunningEpisode:
         return self.place.open(self.attempt, self.episode.episode_id, targets, uses_handle)
 
     async def _enter_environment(self) -> None:
@@ -279,7 +279,7 @@ class EpisodeRunner:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
     def reserved_arguments(
-        self, opened: OpenAttempt, function: object, output: object = None
+        self, opened: RunningEpisode, function: object, output: object = None
     ) -> dict[str, object]:
         """Values of the reserved parameters of a workflow or judge; `function` is None for an
         object."""
@@ -350,7 +350,7 @@ class EpisodeRunner:
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
 
-    async def _check_senders(self, opened: OpenAttempt) -> None:
+    async def _check_senders(self, opened: RunningEpisode) -> None:
         """Fails the episode if its calls may be those of other episodes, sent by a worker that they
         share."""
         left = await opened.senders_left()

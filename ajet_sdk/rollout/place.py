@@ -1,5 +1,5 @@
 """Where the calls of an attempt are answered: by an engine behind the gateway of this process, or
-at a swarm's server (`ajet_sdk.swarm.attempt`)."""
+at a swarm's server (`ajet_sdk.swarm.remote`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from ajet_sdk.agent.context import HostGuard
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.recorder import OpenAttempt
+from ajet_sdk.gateway.recorder import RunningEpisode
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.attempts import Attempt, draw_models, frozen_model
 from ajet_sdk.rollout.judging import check_of, log_replies, metrics_of, with_rewards_of_replies
@@ -33,7 +33,7 @@ class Place(Protocol):
 
     def open(
         self, attempt: Attempt, episode_id: str, targets: Sequence[str] | None, uses_handle: bool
-    ) -> OpenAttempt:
+    ) -> RunningEpisode:
         """Open the episode of an attempt. `targets` are trained; None: all."""
 
     def open_debug_model(self, name: str, attempt: Attempt) -> object:

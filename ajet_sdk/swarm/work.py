@@ -34,11 +34,11 @@ from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.episode import all_of, run_at, workers_of
 from ajet_sdk.rollout.judging import Group, Member
 from ajet_sdk.rollout.outcomes import failures_by_cause
-from ajet_sdk.swarm.attempt import SwarmPlace
 from ajet_sdk.swarm.client import AT_THE_END, IDLE_TIMEOUT, AsyncSwarmClient
 from ajet_sdk.swarm.exchange import WITHOUT_PLACE
 from ajet_sdk.swarm.failure import abort_of_episode
 from ajet_sdk.swarm.messages import Abort, Claimed, EpisodeSplit, Receipt
+from ajet_sdk.swarm.remote import SwarmPlace
 from ajet_sdk.swarm.requests import end_of
 from ajet_sdk.types import Episode, Status, Task
 

@@ -24,6 +24,7 @@ from ajet_sdk.trace.database import (
     explain,
     insert,
     keep_private,
+    move_to_step,
     open_to_write,
     supersede,
     undeliver,
@@ -241,13 +242,20 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         """Whether `query` can read the file now."""
         return self._root is not None
 
-    def supersede(self, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
+    def supersede(
+        self,
+        run_id: str,
+        after_step: int,
+        booked: Sequence[str] = (),
+        kept: Sequence[str] = (),
+    ) -> None:
         """Roll a run back to `after_step` for a resume: tokens of later steps become `superseded`.
 
         Calls without ledger entries, left by a kill before their step ended, get them, except for
         those `booked` in another file; metrics and `trained` rows of later steps are deleted.
+        Episodes `kept` stay as they are: a later step trains them.
         """
-        order = _Order(lambda connection: supersede(connection, run_id, after_step, booked))
+        order = _Order(lambda connection: supersede(connection, run_id, after_step, booked, kept))
         with self._changed:
             self._queue.append(order)
             self._put += 1
@@ -258,6 +266,14 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 raise self._failure
             if not self._thread.is_alive():
                 raise TraceError(f"the trace writer of {self.path} has stopped")
+
+    def move_to_step(self, episode_ids: Sequence[str], step: int) -> None:
+        """Set the step of episodes that were put with another. Doesn't wait."""
+        order = _Order(lambda connection: move_to_step(connection, episode_ids, step))
+        with self._changed:
+            if not self._closing:
+                self._queue.append(order)
+                self._put += 1
 
     def undelivered(self, episode_id: str, request_id: str, error: str) -> None:
         """Set the error of a request's calls that were put without one. Doesn't wait."""

@@ -65,6 +65,7 @@ class _Root(LazyGroup):
             "run": "run",
             "baseline": "run",
             "train": "train",
+            "swarm": "swarm",
             "serve": "train",
         },
         "Look": {"trace": "trace", "dataset": "dataset"},

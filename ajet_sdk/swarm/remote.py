@@ -56,10 +56,10 @@ class SwarmPlace:
 
     def open(
         self, attempt: Attempt, episode_id: str, targets: Sequence[str] | None, uses_handle: bool
-    ) -> SwarmEpisode:
+    ) -> RemoteEpisode:
         """The claimed episode; its targets were named by the claim."""
         rollout = self._config.rollout
-        return SwarmEpisode(
+        return RemoteEpisode(
             self._swarm,
             self._claimed,
             uses_handle=uses_handle,
@@ -80,7 +80,7 @@ class SwarmPlace:
         return {}
 
 
-class SwarmEpisode(EpisodeRecorder):
+class RemoteEpisode(EpisodeRecorder):
     """A claimed episode whose workflow runs in this process. Its public methods are
     thread-safe."""
 
