@@ -26,6 +26,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -73,9 +74,15 @@ def _read_only(dtype: type[np.generic]) -> Any:
 
 
 _as_list = PlainSerializer(lambda array: array.tolist(), when_used="json")
-Ids = Annotated[npt.NDArray[np.int32], _read_only(np.int32), _as_list]
-Floats = Annotated[npt.NDArray[np.float32], _read_only(np.float32), _as_list]
-Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list]
+
+
+def _list_of(kind: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "array", "items": {"type": kind}})
+
+
+Ids = Annotated[npt.NDArray[np.int32], _read_only(np.int32), _as_list, _list_of("integer")]
+Floats = Annotated[npt.NDArray[np.float32], _read_only(np.float32), _as_list, _list_of("number")]
+Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list, _list_of("boolean")]
 
 
 class _Frozen(BaseModel):

@@ -159,7 +159,7 @@ class Collection:
             code: Code = "closing" if self.board.state == "closing" else "updating"
             return Refused(503, code, f"step {self.step} is being trained", 1.0)
         if claim.task_at_end:
-            if self.pool.has_room_for_unknown():
+            if self.pool.has_spare_attempts:
                 return None
             return Refused(503, "full", "the step has enough attempts", 2.0)
         if claim.task is None:

@@ -178,8 +178,10 @@ class Pool:
         """Whether the server has tasks of its own."""
         return bool(self._planned) or any(group.task is not None for group in self.groups)
 
-    def has_room_for_unknown(self) -> bool:
-        """Whether `begin_unknown` has a place."""
+    @property
+    def has_spare_attempts(self) -> bool:
+        """Whether more attempts may begin, at any task: half as many more than the step needs, so
+        that a slow one holds nothing up."""
         if self.goal.rule in ("any_client", "all_clients"):
             return True
         begun = sum(len(group.open) + len(group.ended) for group in self.groups)
@@ -191,8 +193,8 @@ class Pool:
         if self.quotas:
             mine = sum(group.kind == kind for group in active)
             return mine < self.quotas.get(kind, 0)
-        if self.goal.rule in ("any_client", "all_clients"):
-            return True
+        if self.goal.rule in ("any_client", "all_clients", "episodes"):
+            return self.has_spare_attempts
         if self.goal.rule == "signal":
             return len(active) - self._without_signal(active) < self.goal.groups
         return len(active) < self.goal.groups
@@ -213,7 +215,7 @@ class Pool:
 
     def begin_unknown(self) -> AttemptGroup | None:
         """A group for an attempt whose task is told at its end; None if the step has no place."""
-        if not self.has_room_for_unknown():
+        if not self.has_spare_attempts:
             return None
         group = AttemptGroup("", 1, position=self._begun)
         self._begun += 1
