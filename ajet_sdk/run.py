@@ -108,10 +108,10 @@ def train(
         or sets.val
         or not config.trainer_common.algorithm.stored
     ):
-        workflow = _find_workflow(config, workflow)
+        workflow = find_workflow(config, workflow)
         check_models(config, workflow, training=config.backbone != "debug")
-    judge = _find_judge(config, judge)
-    _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
+    judge = find_judge(config, judge)
+    check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if config.backbone not in ("debug", "tinker"):  # which may send the model's name to a service
         config = _fetch_model(config)
     if debug_tags and config.rollout.runner == "ray":
@@ -162,7 +162,7 @@ def _train_for(
         sets = load_tasks(config, tasks, val_tasks)
     workflow = judge = None
     if wants_recipe(config):  # which measures its model with the agent
-        workflow, judge = _find_workflow(config, None), _find_judge(config, None)
+        workflow, judge = find_workflow(config, None), find_judge(config, None)
     if config.backbone == "local":
         config = _fetch_model(config)
     with Session(config, resume=resume, gateway=swarm.gateway) as session:
@@ -226,7 +226,7 @@ def _backbone(
         ) from error
 
 
-def _find_workflow(config: Config, workflow: Callable[..., object] | None) -> Callable[..., object]:
+def find_workflow(config: Config, workflow: Callable[..., object] | None) -> Callable[..., object]:
     if workflow is not None:
         return workflow
     if not config.rollout.user_workflow:
@@ -237,7 +237,7 @@ def _find_workflow(config: Config, workflow: Callable[..., object] | None) -> Ca
     return loaded
 
 
-def _find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> Any:
+def find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> Any:
     if isinstance(judge, str):
         return named_judge(judge, config)
     if judge is not None:
@@ -250,7 +250,7 @@ def _fetch_model(config: Config) -> Config:
         return with_fetched_model(config, bar.show)
 
 
-def _check_signatures(
+def check_signatures(
     workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task], config: Config
 ) -> None:
     """Check against a task of each shape, so that a missing key is reported before the first
@@ -404,8 +404,8 @@ def open_run(
     """
     with placeholder_keys():
         config = at_endpoint(config)
-        workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
-        _check_signatures(workflow, judge, tasks, config)
+        workflow, judge = find_workflow(config, workflow), find_judge(config, judge)
+        check_signatures(workflow, judge, tasks, config)
         check_models(config, workflow, training=False)
         config = _fetch_model(config)
         with Session(

@@ -39,6 +39,7 @@ T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 60.0
 """Time for a reply, beyond what a request asks the server to wait."""
+SHORTEST_PAUSE = 0.05
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 """Bounds of the pause after a failed connection."""
@@ -147,7 +148,7 @@ def _level(refused: SwarmError) -> int:
 
 def _pause(failures: int, retry_after: float | None) -> float:
     if retry_after is not None:
-        return min(max(retry_after, 0.0), LONGEST_RETRY_AFTER)
+        return min(max(retry_after, SHORTEST_PAUSE), LONGEST_RETRY_AFTER)
     longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 10))
     # Clients that lost the same server must not come back all at once.
     return longest * random.uniform(0.5, 1.0)

@@ -52,6 +52,8 @@ Decoding = Literal["sampled", "greedy"]
 FEWEST_FAILURES = 8
 """Episodes in a row that fail before a worker stops: its agent is broken, and would go on for
 ever."""
+BEFORE_ASKING_AGAIN = 1.0
+"""Seconds between two looks at a server that has no training yet."""
 GROUP_WAIT = 10.0
 """Seconds that a further attempt of a group waits for its place, while the others wait for it."""
 
@@ -66,8 +68,8 @@ class Work:
     tasks: Sequence[Task] | None = None
     """None: those of the server."""
     split: EpisodeSplit = "train"
-    attempts: int = 1
-    """Attempts at each of `tasks`, one after the other."""
+    attempts: int | None = None
+    """Attempts at each of `tasks`; None: the server's number for a group, for a validation 1."""
     concurrency: int = 1
     val_tasks: Sequence[Task] = ()
     """Tasks of validations during the training, by `trainer_common.test_freq`."""
@@ -174,22 +176,30 @@ def _without_result(
 class Worker:
     """Runs the attempts of one process."""
 
-    def __init__(self, swarm: AsyncSwarmClient, work: Work, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        swarm: AsyncSwarmClient,
+        work: Work,
+        say: Callable[[str], None],
+        summary: WorkSummary,
+    ) -> None:
+        """`say` is called with lines of progress; `summary` is filled."""
         self._swarm = swarm
         self._work = work
         self._say = say
-        self._failed: deque[Episode] = deque(maxlen=self._most_failures)
+        self._attempts = work.attempts or 1
+        self._failed: list[Episode] = []
         """The newest episodes in a row that failed."""
         self._validations: deque[_Piece] = deque()
         self._step = 0
         """The newest step of which an episode was claimed."""
         self._validated = -1
-        self.summary = WorkSummary()
+        self.summary = summary
 
     @property
     def _concurrency(self) -> int:
         # The attempts of a group wait for each other before they are judged.
-        least = self._work.attempts if is_group_judge(self._work.judge) else 1
+        least = self._attempts if is_group_judge(self._work.judge) else 1
         return max(self._work.concurrency, least)
 
     @property
@@ -248,9 +258,9 @@ class Worker:
 
     def _attempts_at(self, task: Task) -> Iterator[_Piece]:
         work = self._work
-        group = Group(work.judge, work.attempts) if is_group_judge(work.judge) else None
+        group = Group(work.judge, self._attempts) if is_group_judge(work.judge) else None
         first_claimed = None if group is None else asyncio.Event()
-        for number in range(work.attempts):
+        for number in range(self._attempts):
             yield _Piece(
                 task,
                 work.split,
@@ -426,7 +436,7 @@ class Worker:
         if episode.cause in (EpisodeOver.__name__, SwarmUnavailable.__name__):
             return
         self._failed.append(episode)
-        if len(self._failed) == self._most_failures:
+        if len(self._failed) >= self._most_failures:
             causes = "\n  ".join(failures_by_cause(self._failed))
             raise TrainingError(f"the last {len(self._failed)} episodes all failed:\n  {causes}")
 
