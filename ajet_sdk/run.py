@@ -25,7 +25,7 @@ from ajet_sdk.engines.open import at_endpoint, open_engine, ready
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.judges.load import load_judge, named_judge
+from ajet_sdk.judges.load import load_judge, with_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Engine, Job
 from ajet_sdk.reporting.html import progress_in_cell
@@ -105,7 +105,7 @@ def train(
     ):
         workflow = _find_workflow(config, workflow)
         check_models(config, workflow, training=config.backbone != "debug")
-    judge = _find_judge(config, judge)
+    config, judge = _find_judge(config, judge)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if config.backbone not in ("debug", "tinker"):  # which may send the model's name to a service
         config = _fetch_model(config)
@@ -188,12 +188,15 @@ def _find_workflow(config: Config, workflow: Callable[..., object] | None) -> Ca
     return loaded
 
 
-def _find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> Any:
+def _find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> tuple[Config, Any]:
+    """Return the judge, and the config with the section of a judge given by name: the run records
+    what judged."""
     if isinstance(judge, str):
-        return named_judge(judge, config)
+        config = with_judge(config, judge)
+        return config, load_judge(config)
     if judge is not None:
-        return judge(config) if isinstance(judge, type) else judge
-    return load_judge(config)
+        return config, judge(config) if isinstance(judge, type) else judge
+    return config, load_judge(config)
 
 
 def _fetch_model(config: Config) -> Config:
@@ -355,7 +358,8 @@ def open_run(
     """
     with placeholder_keys():
         config = at_endpoint(config)
-        workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
+        workflow = _find_workflow(config, workflow)
+        config, judge = _find_judge(config, judge)
         _check_signatures(workflow, judge, tasks, config)
         check_models(config, workflow, training=False)
         config = _fetch_model(config)
