@@ -3,9 +3,17 @@ recomputed ones."""
 
 from __future__ import annotations
 
+from ajet_tools.trace.files.invariants import SAME_REPLY
+
 _OF_CALL = 'ORDER BY step, episode_id, "index"'
 
 CHECKS = {
+    "copies": (
+        f"""
+        SELECT c.run_id, c.call_id, 'a reply of its own', 'the reply of call ' || o.call_id
+        FROM calls c JOIN calls o ON {SAME_REPLY} AND c.run_id = o.run_id AND c.call_id > o.call_id
+        ORDER BY c.step, c.episode_id, c."index" """
+    ),
     "log-probabilities": (
         f"""
         SELECT run_id, call_id, 'finite and at most 0, ' || n || ' of them', logprobs FROM calls
