@@ -220,7 +220,8 @@ class Sampled:
     sampled."""
 
     output_ids: Sequence[int]
-    logprobs: Sequence[float]
+    logprobs: Sequence[float] | None
+    """None if nobody measured them, as of a scripted reply."""
     finish_reason: Literal["stop", "length"]
     policy_version: int | None
     text: str | None = None

@@ -25,7 +25,7 @@ from ajet_sdk.engines.open import at_endpoint, open_engine, ready
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.judges.load import load_judge, named_judge
+from ajet_sdk.judges.load import load_judge, with_judge
 from ajet_sdk.learn.recipe import wants_recipe, with_model
 from ajet_sdk.protocols import Engine, Job
 from ajet_sdk.reporting.html import progress_in_cell
@@ -110,7 +110,7 @@ def train(
     ):
         workflow = find_workflow(config, workflow)
         check_models(config, workflow, training=config.backbone != "debug")
-    judge = find_judge(config, judge)
+    config, judge = find_judge(config, judge)
     check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if config.backbone not in ("debug", "tinker"):  # which may send the model's name to a service
         config = _fetch_model(config)
@@ -162,7 +162,8 @@ def _train_for(
         sets = load_tasks(config, tasks, val_tasks)
     workflow = judge = None
     if wants_recipe(config):  # which measures its model with the agent
-        workflow, judge = find_workflow(config, None), find_judge(config, None)
+        workflow = find_workflow(config, None)
+        config, judge = find_judge(config, None)
     if config.backbone == "local":
         config = _fetch_model(config)
     with Session(config, resume=resume, gateway=swarm.gateway) as session:
@@ -237,12 +238,15 @@ def find_workflow(config: Config, workflow: Callable[..., object] | None) -> Cal
     return loaded
 
 
-def find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> Any:
+def find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> tuple[Config, Any]:
+    """Return the judge, and the config with the section of a judge given by name: the run records
+    what judged."""
     if isinstance(judge, str):
-        return named_judge(judge, config)
+        config = with_judge(config, judge)
+        return config, load_judge(config)
     if judge is not None:
-        return judge(config) if isinstance(judge, type) else judge
-    return load_judge(config)
+        return config, judge(config) if isinstance(judge, type) else judge
+    return config, load_judge(config)
 
 
 def _fetch_model(config: Config) -> Config:
@@ -404,7 +408,8 @@ def open_run(
     """
     with placeholder_keys():
         config = at_endpoint(config)
-        workflow, judge = find_workflow(config, workflow), find_judge(config, judge)
+        workflow = find_workflow(config, workflow)
+        config, judge = find_judge(config, judge)
         check_signatures(workflow, judge, tasks, config)
         check_models(config, workflow, training=False)
         config = _fetch_model(config)

@@ -6,6 +6,7 @@ Workers are threads of this process, or processes of a Ray cluster (`rollout.run
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ from ajet_sdk.capture.hooks import installed
 from ajet_sdk.cluster.code import package_code
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.config import plain_yaml
+from ajet_sdk.config.objects import code_of
 from ajet_sdk.errors import AjetError, ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.event_loop import TERMINATED, exit_on_sigterm
@@ -141,6 +143,11 @@ class Session:
             self._stack = stack.pop_all()
         return self
 
+    def _code(self) -> dict[str, dict[str, str]]:
+        """Which code gives the replies and the rewards: `workflow` and `judge`."""
+        named = zip(("workflow", "judge"), self.code, strict=False)
+        return {name: code for name, value in named if (code := code_of(value))}
+
     def _run(self) -> Run:
         config = self.config
         fields: dict[str, Any] = {
@@ -151,13 +158,14 @@ class Session:
                     {"config_file": public(str(config.source))} if config.source else {}
                 ),  # paths in it are beside it
                 **({"tasks": "validation"} if self._of_validation else {}),
+                "code": self._code(),
             },
             "backbone": self.backbone,
         }
         if not self.resume:
             return Run(**fields)
         sql = (
-            "SELECT run_id, started_at FROM runs WHERE backbone = ? ORDER BY started_at DESC"
+            "SELECT run_id, started_at, config FROM runs WHERE backbone = ? ORDER BY started_at DESC"
             " LIMIT 1"
         )
         newest = self.writer.query(sql, [self.backbone]).to_pylist()
@@ -166,6 +174,15 @@ class Session:
                 f"there is nothing to resume in {config.directory}: its trace has no run of"
                 f" backbone {self.backbone}"
             )
+        before = json.loads(newest[0].pop("config") or "{}").get("code", {})
+        for name, code in self._code().items():
+            if name in before and before[name] != code:
+                log.warning(
+                    "The %s, %s, was edited since the run was started; rewards before and after it"
+                    " may not compare",
+                    name,
+                    code["name"],
+                )
         return Run(**fields, **newest[0])
 
     def check_ledger(self) -> None:

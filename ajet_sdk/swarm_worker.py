@@ -73,7 +73,8 @@ def work(
         SwarmError: the server refuses the key, or is away for longer than `patience` seconds.
         TrainingError: the agent fails each time.
     """
-    workflow, judge = find_workflow(config, workflow), find_judge(config, judge)
+    workflow = find_workflow(config, workflow)
+    config, judge = find_judge(config, judge)
     check_signatures(workflow, judge, tasks or (), config)
     swarm = AsyncSwarmClient(url, key, name, patience=patience)
     plan = Work(
@@ -103,7 +104,8 @@ def train_at(
     A server that is offline gets the config and is started, with an owner's key; otherwise this
     joins its training. Raises as `work`.
     """
-    workflow, judge = find_workflow(config, None), find_judge(config, None)
+    workflow = find_workflow(config, None)
+    config, judge = find_judge(config, None)
     sets = load_tasks(config)
     check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     swarm = AsyncSwarmClient(url, key, name, patience=patience)

@@ -371,10 +371,11 @@ class Attempts:
         return await self._settle(attempt, episode, "ended" if fault is None else "failed")
 
     async def _abort(self, attempt: OpenAttempt, abort: Abort) -> Receipt:
+        error = abort.error or abort.reason or "the client gave no reason"
         episode = await self._finish(
             attempt,
             status=abort.status,
-            error=abort.error or abort.reason or "the client gave no reason",
+            error=error if abort.cause in error else f"{abort.cause}: {error}",
             cause=abort.cause,
             infrastructure=abort.infrastructure,
         )

@@ -251,7 +251,12 @@ class Collection:
         if counts and attempt.claim.task_at_end:
             task = episode.task
             group = attempt.group = self.pool.adopt(group, task.task_id, self.kind_of(task))
-        return episode.model_copy(update={"group_id": group.group_id, "step": self.step})
+        place = {
+            "group_id": group.group_id,
+            "attempt": group.open.get(episode.episode_id, episode.attempt),
+            "step": self.step,
+        }
+        return episode.model_copy(update=place)
 
     def settled(
         self, attempt: OpenAttempt, episode: Episode, state: EpisodeState, counts: bool
@@ -367,7 +372,6 @@ class Collection:
                 groups[episode.group_id] = group
                 self.pool.groups.append(group)
             group.ended.append(episode)
-            group.attempts = max(group.attempts, episode.attempt + 1)
 
     async def trained(self, step: int) -> None:
         """Note that a step was trained."""
@@ -387,9 +391,12 @@ class Collection:
 
     def book_left(self) -> None:
         """Book the tokens of ended episodes that no step trains any more."""
-        for group in self.pool.groups:
-            for episode in group.ended:
-                self.settings.writer.put(*untrained_entries(episode, "abandoned"))
+        writer, never = self.settings.writer, self.step + 1
+        left = [episode for group in self.pool.groups for episode in group.ended]
+        writer.move_to_step([episode.episode_id for episode in left], never)
+        for episode in left:
+            moved = episode.model_copy(update={"step": never})
+            writer.put(*untrained_entries(moved, "abandoned"))
         self.pool.groups.clear()
 
     # Looking

@@ -33,12 +33,15 @@ class AttemptGroup:
     position: int = 0
     """Place in its step, from which seeds follow."""
     group_id: str = field(default_factory=new_id)
-    open: set[str] = field(default_factory=set)
-    """Ids of the open episodes."""
+    open: dict[str, int] = field(default_factory=dict)
+    """The numbers of the open attempts, by the ids of their episodes."""
     ended: list[Episode] = field(default_factory=list)
     """Attempts with a result: rewarded, or failed by the agent's own fault."""
-    attempts: int = 0
-    """Attempts begun, by which they are numbered."""
+
+    def free_number(self) -> int:
+        """The lowest number that no attempt has: that of a lost attempt is given out again."""
+        taken = {*self.open.values(), *(episode.attempt for episode in self.ended)}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
 
     @property
     def is_complete(self) -> bool:
@@ -56,8 +59,7 @@ class AttemptGroup:
     def split_open(self) -> AttemptGroup:
         """Move the open attempts to a new group of the same task, and return it."""
         rest = AttemptGroup(self.task_id, self.size, self.kind, self.task, self.position)
-        rest.open, self.open = self.open, set()
-        rest.attempts = self.attempts
+        rest.open, self.open = self.open, {}
         return rest
 
 
@@ -202,13 +204,14 @@ class Pool:
     def adopt(self, group: AttemptGroup, task_id: str, kind: str = "") -> AttemptGroup:
         """Move an attempt whose task is known only at its end to the group of its task.
 
-        `group` has this attempt alone. There is always a place: what was sampled counts.
+        `group` has this attempt alone. There is always a place: what was sampled counts. Its number
+        may change.
         """
         for other in self.groups:
             if other is not group and other.task_id == task_id and other.has_room:
                 self.groups.remove(group)
-                other.open |= group.open
-                other.attempts += 1
+                for episode_id in group.open:
+                    other.open[episode_id] = other.free_number()
                 return other
         group.task_id, group.kind, group.size = task_id, kind, self.goal.attempts
         return group
@@ -224,18 +227,17 @@ class Pool:
 
     def open(self, group: AttemptGroup, episode_id: str) -> int:
         """Open an attempt; returns its number in the group."""
-        group.open.add(episode_id)
-        group.attempts += 1
-        return group.attempts - 1
+        group.open[episode_id] = number = group.free_number()
+        return number
 
     def end(self, group: AttemptGroup, episode: Episode) -> None:
         """Add the result of an attempt."""
-        group.open.discard(episode.episode_id)
+        group.open.pop(episode.episode_id, None)
         group.ended.append(episode)
 
     def free(self, group: AttemptGroup, episode_id: str) -> None:
         """Free the place of an attempt without a result."""
-        group.open.discard(episode_id)
+        group.open.pop(episode_id, None)
         if not group.open and not group.ended and group in self.groups:
             self.groups.remove(group)
 

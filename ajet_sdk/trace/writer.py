@@ -33,6 +33,7 @@ from ajet_sdk.trace.encoding import Record, StoredCalls, encode, size_of
 from ajet_sdk.trace.journal import IDS, Journal, id_of, left_behind, records_of, trace_of
 from ajet_sdk.trace.owner import retract
 from ajet_sdk.trace.query import RESULT_BYTES, select
+from ajet_sdk.types import Call
 
 _LOG = logging.getLogger("ajet.trace")
 _QUEUE_BYTES = 256 << 20
@@ -323,9 +324,17 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         fresh = [
             record for name, record in by_id.items() if name not in set(known.column(0).to_pylist())
         ]
+        self._know_calls_of(fresh)
         self._bytes += sum(map(size_of, fresh))
         self._queue.extend([*fresh, _Order(lambda _: journal.unlink(missing_ok=True))])
         self._put += len(fresh) + 1
+
+    def _know_calls_of(self, records: Sequence[Record]) -> None:
+        """Let calls refer to earlier calls of their episodes that a killed process has written."""
+        begun = list({record.episode_id for record in records if isinstance(record, Call)})
+        sql = "SELECT episode_id, call_id FROM calls WHERE episode_id IN (SELECT unnest($1::VARCHAR[]))"
+        for row in self.query(sql, [begun]).to_pylist():
+            self._stored.know(row["episode_id"], row["call_id"])
 
     def _open(self) -> None:
         root = open_to_write(self.path, again=self._opened)

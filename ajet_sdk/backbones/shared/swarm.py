@@ -152,6 +152,7 @@ class SwarmSteps:
                     cause=ABANDONED,
                     error="the server ended during this episode",
                     infrastructure=True,
+                    client="unknown",
                     started_at=min(
                         row["started_at"] for row in orphans if row["episode_id"] == episode_id
                     ),

@@ -136,6 +136,8 @@ class TrainingRun:
         self.checkpoints = checkpoint_base(job.config) / job.run_id
         self.done = 0
         """Finished steps."""
+        self._cpu = time.process_time()
+        """Processor time of the process at the end of the last step."""
         self.saved = -1
         self.planned_updates: int | None = None
         """Updates that the resumed run was to make."""
@@ -350,6 +352,9 @@ class TrainingRun:
             metrics["train/hash"] = step_hash(episodes, self.trainer.parameters)
         metrics |= {"train/policy_version": self.trainer.updates, **self.learner.metrics()}
         metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
+        cpu = time.process_time()
+        metrics["time/cpu"] = cpu - self._cpu
+        self._cpu = cpu
         self.loggers.log(step, metrics)
         self.done = step
 
