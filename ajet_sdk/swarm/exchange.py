@@ -44,6 +44,10 @@ FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 """Bounds of the pause after a failed connection."""
 LONGEST_RETRY_AFTER = 60.0
+NOTICED_FAILURES = 3
+"""Failed connections in a row after which a log line says so."""
+NOTICE_AGAIN = 60.0
+"""Seconds between two log lines about the same wait."""
 
 WITHOUT_PLACE = frozenset(("booting", "updating", "closing", "full", "group_full", "kind_full"))
 """Codes of a server that is well and has no place for an episode now."""
@@ -91,11 +95,31 @@ Exchange = Generator[Send | Wait | ReadLine, Outcome, T]
 # Requests that are repeated
 
 
+class Notices:
+    """Tells what a client waits for, once for all of its requests that wait for the same."""
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._when = -NOTICE_AGAIN
+
+    def waiting(self, refused: SwarmError, failures: int) -> None:
+        """Log why a request waits. A server without a place is well, and a lost connection is often
+        back at once: nothing is said of them at first."""
+        now = time.monotonic()
+        is_news = refused.code != self._said or now - self._when >= NOTICE_AGAIN
+        if not is_news or refused.code in WITHOUT_PLACE or 0 < failures < NOTICED_FAILURES:
+            return
+        self._said = refused.code
+        self._when = now
+        log.warning("Waiting for the swarm's server: %s", refused)
+
+
 def exchange(
     server: str,
     send: Send,
     patience: float,
     place_wait: float | None = 0.0,
+    notices: Notices | None = None,
 ) -> Exchange[httpx.Response]:
     """Send a request until it is answered, and return the response.
 
@@ -105,7 +129,7 @@ def exchange(
     """
     started = answered = time.monotonic()
     failures = 0
-    reported = ""
+    notices = notices or Notices()
     while True:
         retry_after: float | None = None
         try:
@@ -136,14 +160,8 @@ def exchange(
         pause = _pause(failures, retry_after)
         if limit is not None and now + pause > limit:
             raise refused
-        if reported != refused.code or (failures == 3 and not refused.code):
-            reported = refused.code
-            log.log(_level(refused), "Waiting for the swarm's server: %s", refused)
+        notices.waiting(refused, failures)
         yield Wait(pause)
-
-
-def _level(refused: SwarmError) -> int:
-    return logging.INFO if refused.code in WITHOUT_PLACE else logging.WARNING
 
 
 def _pause(failures: int, retry_after: float | None) -> float:

@@ -187,6 +187,7 @@ class Worker:
 
         async def record(episode: Episode) -> None:
             finished.append(await self._report(claimed, episode))
+            self.summary.finished += finished
 
         alive = asyncio.create_task(self._keep_alive(claimed))
         try:
@@ -270,7 +271,6 @@ class Worker:
     def _note(self, finished: Finished) -> None:
         """Count an episode. Raises TrainingError if all of the newest ones failed."""
         episode = finished.episode
-        self.summary.finished.append(finished)
         if episode.cause == UnattributedCall.__name__:
             raise TrainingError(
                 "the agent's calls cannot be attributed to its episodes (episode"

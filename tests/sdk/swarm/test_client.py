@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import yaml
 
 import ajet
 from ajet_sdk.errors import (
@@ -298,7 +299,14 @@ def test_an_offline_server_is_waited_for_and_then_reported(tmp_path: Path) -> No
             pass
         owner = ajet.SwarmClient(server.url)
         owner.configure({"rollout": {"num_repeat": 3}})
-        assert "num_repeat: 3" in server.owner.configs[0]
+        file = tmp_path / "job.yaml"
+        file.write_text("ajet: {rollout: {num_repeat: 4}}  # four")
+        owner.configure(file)
+        owner.configure(ajet.Config(rollout={"num_repeat": 5}))
+        repeats = [yaml.safe_load(text)["ajet"]["rollout"] for text in server.owner.configs]
+        assert repeats == [{"num_repeat": 3}, {"num_repeat": 4}, {"num_repeat": 5}]
+        with pytest.raises(ConfigError):
+            owner.configure(tmp_path / "missing.yaml")
         assert owner.start().state == "collecting"
         assert owner.stop().state == "offline"
 
