@@ -12,9 +12,11 @@ from ajet_sdk.config.config import plain_yaml
 from ajet_sdk.errors import ConfigError, SwarmError
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.run import check_signatures, find_judge, find_workflow
-from ajet_sdk.swarm.client import PATIENCE, AsyncSwarmClient
+from ajet_sdk.swarm.client import AsyncSwarmClient
+from ajet_sdk.swarm.core import PATIENCE
 from ajet_sdk.swarm.messages import EpisodeSplit
-from ajet_sdk.swarm.work import Work, Worker, WorkSummary
+from ajet_sdk.swarm.work import Work, WorkSummary
+from ajet_sdk.swarm.worker import Worker
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Task
 

@@ -27,7 +27,7 @@ from ajet_sdk.errors import (
     SwarmOffline,
     SwarmUnavailable,
 )
-from ajet_sdk.swarm.client import AsyncEpisode, Episode
+from ajet_sdk.swarm.episodes import AsyncEpisode, Episode
 from ajet_sdk.swarm.messages import Abort, Receipt
 from ajet_sdk.swarm.routes import Keys
 from ajet_sdk.types import Task
