@@ -96,12 +96,14 @@ def exchange(
     send: Send,
     patience: float,
     place_wait: float | None = 0.0,
+    *,
+    is_claim: bool = False,
 ) -> Exchange[httpx.Response]:
     """Send a request until it is answered, and return the response.
 
     It is repeated while the server cannot be reached, restarts, or is offline, for `patience`
-    seconds since it last answered; and while it has no place for an episode, for `place_wait`
-    seconds (None: without a limit). Other refusals are raised at once, as `SwarmError`.
+    seconds since it last answered; a claim also while there is no place for an episode, for
+    `place_wait` seconds (None: without a limit). Other refusals are raised at once, as `SwarmError`.
     """
     started = answered = time.monotonic()
     failures = 0
@@ -128,7 +130,7 @@ def exchange(
                 raise refused
             failures = failures + 1 if retry_after is None else 0
         now = time.monotonic()
-        if refused.code in WITHOUT_PLACE:
+        if is_claim and refused.code in WITHOUT_PLACE:
             answered = now
             limit = None if place_wait is None else started + place_wait
         else:
@@ -138,12 +140,23 @@ def exchange(
             raise refused
         if reported != refused.code or (failures == 3 and not refused.code):
             reported = refused.code
-            log.log(_level(refused), "Waiting for the swarm's server: %s", refused)
+            _tell_once(server, refused)
         yield Wait(pause)
 
 
-def _level(refused: SwarmError) -> int:
-    return logging.INFO if refused.code in WITHOUT_PLACE else logging.WARNING
+_TOLD_AGAIN = 30.0
+"""Seconds after which the same trouble of a server is logged again."""
+_told: dict[tuple[str, str], float] = {}
+
+
+def _tell_once(server: str, refused: SwarmError) -> None:
+    """Log why clients wait: once for all threads and episodes of this process."""
+    now = time.monotonic()
+    if now - _told.get((server, refused.code), -_TOLD_AGAIN) < _TOLD_AGAIN:
+        return
+    _told[server, refused.code] = now
+    level = logging.INFO if refused.code in WITHOUT_PLACE else logging.WARNING
+    log.log(level, "Waiting for the swarm's server: %s", refused)
 
 
 def _pause(failures: int, retry_after: float | None) -> float:
