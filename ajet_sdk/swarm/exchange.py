@@ -120,12 +120,14 @@ def exchange(
     patience: float,
     place_wait: float | None = 0.0,
     notices: Notices | None = None,
+    *,
+    is_claim: bool = False,
 ) -> Exchange[httpx.Response]:
     """Send a request until it is answered, and return the response.
 
     It is repeated while the server cannot be reached, restarts, or is offline, for `patience`
-    seconds since it last answered; and while it has no place for an episode, for `place_wait`
-    seconds (None: without a limit). Other refusals are raised at once, as `SwarmError`.
+    seconds since it last answered; a claim also while there is no place for an episode, for
+    `place_wait` seconds (None: without a limit). Other refusals are raised at once, as `SwarmError`.
     """
     started = answered = time.monotonic()
     failures = 0
@@ -152,7 +154,7 @@ def exchange(
                 raise refused
             failures = failures + 1 if retry_after is None else 0
         now = time.monotonic()
-        if refused.code in WITHOUT_PLACE:
+        if is_claim and refused.code in WITHOUT_PLACE:
             answered = now
             limit = None if place_wait is None else started + place_wait
         else:
