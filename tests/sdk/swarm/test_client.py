@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -475,6 +476,21 @@ def test_events_and_status_can_be_awaited(server: ScriptedSwarm) -> None:
             assert not (await swarm.agree()).accepted
 
     asyncio.run(main())
+
+
+def test_who_looks_at_an_episode_keeps_it_open(server: ScriptedSwarm) -> None:
+    swarm = ajet.SwarmClient(server.url)
+    with swarm.episode(Task(task_id="t"), idle_timeout=1.0) as episode:
+        ask(episode)
+        began = time.monotonic()
+        while time.monotonic() < began + 2.5:
+            assert episode.receipt().state == "open"
+        episode.end(1.0)
+    with swarm.episode(Task(task_id="t"), idle_timeout=0.2) as episode:
+        ask(episode)
+        assert until(lambda: swarm.receipt(episode.id).state == "abandoned")
+        with pytest.raises(EpisodeOver):
+            episode.end(1.0)
 
 
 def test_openai_clients_use_an_episode(server: ScriptedSwarm) -> None:
