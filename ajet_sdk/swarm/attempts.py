@@ -420,15 +420,13 @@ class Attempts:
 
     async def _end_again(self, episode_id: str, request: End | Abort) -> Receipt:
         """The answer to another end of an episode that is over. Raises Refused."""
-        receipt = await self.receipt(episode_id)
+        try:
+            receipt = await self.receipt(episode_id)
+        except Refused as unknown:  # its key is genuine, but it left no call
+            raise _over_for_good(episode_id, "the server was restarted") from unknown
         over = self._over.get(episode_id)
         if receipt.state == "abandoned":
-            raise Refused(
-                410,
-                "episode_over",
-                f"episode {episode_id} was abandoned: {receipt.error}; its tokens are not trained."
-                " Claim a new one",
-            )
+            raise _over_for_good(episode_id, receipt.error or "")
         if over is not None:
             is_same = over.request == request
         elif isinstance(request, Abort):
@@ -499,3 +497,11 @@ class Attempts:
         """Abandon all open episodes."""
         self._janitor.cancel()
         await asyncio.gather(*(self.abandon(a, reason) for a in list(self.open.values())))
+
+
+def _over_for_good(episode_id: str, reason: str) -> Refused:
+    return Refused(
+        410,
+        "episode_over",
+        f"episode {episode_id} was abandoned: {reason}; its tokens are not trained. Claim a new one",
+    )
