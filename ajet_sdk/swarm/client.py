@@ -11,10 +11,12 @@ A client may be used from any number of threads. `AsyncSwarmClient` has the same
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.swarm.core import ClientCore
 from ajet_sdk.swarm.episodes import EpisodeBlock
 from ajet_sdk.swarm.exchange import AsyncConnection, Connection
@@ -174,11 +176,13 @@ class AsyncSwarmClient(_Client):
 
 
 def yaml_of(config: Config | Mapping[str, Any] | str | Path) -> str:
-    """A config as YAML. A path is read here. Raises ConfigError."""
-    from ajet_sdk.config.config import Config, load_config
-
-    if isinstance(config, Config):
-        return config.dump_yaml(only_set=True)
+    """A config as YAML, which the server checks: of a file its text, as it is. Raises
+    ConfigError."""
     if isinstance(config, Mapping):
-        return load_config(values=config).dump_yaml(only_set=True)
-    return load_config(config).dump_yaml(only_set=True)
+        return json.dumps(config if "ajet" in config else {"ajet": dict(config)})  # JSON is YAML
+    if not isinstance(config, str | Path):
+        return config.dump_yaml(only_set=True)
+    try:
+        return Path(config).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config {config} cannot be read: {error}") from error

@@ -12,6 +12,7 @@ from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import EpisodeOver, SwarmError
 from ajet_sdk.swarm.core import ClientCore, task_of
 from ajet_sdk.swarm.exchange import Exchange
+from ajet_sdk.swarm.failure import abort_of
 from ajet_sdk.swarm.messages import Abort, Claim, Claimed, End, EpisodeCalls, Receipt
 from ajet_sdk.swarm.requests import end_of, without_end
 from ajet_sdk.types import Task
@@ -118,8 +119,6 @@ class ClaimedEpisode:
                 recorded = yield from self._swarm.requests.calls(self.claimed, AT_THE_END)
             except SwarmError as lost:
                 log.debug("The calls of %r are unknown: %s", self, lost)
-        from ajet_sdk.swarm.failure import abort_of  # loads the runner, which few clients need
-
         return abort_of(error, recorded, gateway_root(self.claimed))
 
 

@@ -67,6 +67,8 @@ class Piece:
     decoding: Decoding | None = None
     members: Members | None = None
     """The attempts that a group judge compares with it."""
+    validates: int | None = None
+    """Of a validation during the training: the steps done when it was planned."""
 
 
 class Plan:
@@ -127,5 +129,11 @@ class Plan:
         self._validated = done
         for task in self._work.val_tasks:
             for number in range(self._work.config.validation_attempts):
-                self._validations.append(Piece(task, "val", number, "sampled"))
-            self._validations.append(Piece(task, "val", 0, "greedy"))
+                sampled = Piece(task, "val", number, "sampled", validates=done)
+                self._validations.append(sampled)
+            self._validations.append(Piece(task, "val", 0, "greedy", validates=done))
+
+    @property
+    def validation_size(self) -> int:
+        """Number of attempts of a validation."""
+        return len(self._work.val_tasks) * (self._work.config.validation_attempts + 1)

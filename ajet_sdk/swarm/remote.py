@@ -169,7 +169,10 @@ class RemoteEpisode(EpisodeRecorder):
         send = Send("POST", f"/episodes/{self.episode_id}/{segment}/v1/{name}", key, body)
 
         async def report() -> None:
-            await self._swarm.arun(exchange(self._swarm.url, send, self._swarm.requests.patience))
+            requests = self._swarm.requests
+            await self._swarm.arun(
+                exchange(requests.server, send, requests.patience, notices=requests.notices)
+            )
 
         # outside of any episode: it is no request of the agent
         future = Context().run(asyncio.run_coroutine_threadsafe, report(), self._loop)

@@ -144,8 +144,10 @@ class SwarmRoutes:
         key = key_of(request)
         if holder == "episode":
             episode_id = str(request.path_params["id"])
-            opens = self.host.running().attempts.episode_of(key)
+            attempts = self.host.running().attempts
+            opens = attempts.episode_of(key)
             if opens == episode_id:
+                attempts.asked_for(episode_id)  # its client is there, even if it only looks
                 return
             is_receipt = request.method == "GET" and not request.url.path.endswith("/calls")
             if is_receipt and opens is None and self.keys.holder(key) is not None:

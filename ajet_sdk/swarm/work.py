@@ -79,8 +79,10 @@ class WorkSummary:
 
     @property
     def reward(self) -> float | None:
-        """Mean reward of the episodes with one."""
-        return mean_reward(self.episodes)
+        """Mean reward of the training episodes with one; of a validation alone, of its
+        episodes."""
+        trained = [episode for episode in self.episodes if episode.split == "train"]
+        return mean_reward(trained or self.episodes)
 
     @property
     def tokens(self) -> dict[str, int]:

@@ -32,7 +32,7 @@ from ajet_sdk.swarm.episodes import AT_THE_END
 from ajet_sdk.swarm.exchange import WITHOUT_PLACE
 from ajet_sdk.swarm.failure import abort_of_episode
 from ajet_sdk.swarm.messages import Abort, Claimed
-from ajet_sdk.swarm.plan import Piece, Plan
+from ajet_sdk.swarm.plan import Decoding, Piece, Plan
 from ajet_sdk.swarm.remote import SwarmPlace
 from ajet_sdk.swarm.requests import end_of
 from ajet_sdk.swarm.work import Finished, Work, WorkSummary, mean_reward
@@ -68,6 +68,8 @@ class Worker:
         """The newest episodes in a row that failed."""
         self._step = 0
         """The newest step of which an episode was claimed."""
+        self._validations = dict[int, list[tuple[Decoding | None, Episode]]]()
+        """The attempts of validations, by the steps done when they were planned."""
         self.summary = summary
 
     @property
@@ -140,6 +142,8 @@ class Worker:
                 return
             finished = await self._run(piece, claimed)
             self._note(finished)
+            if piece.validates is not None:
+                self._note_validation(piece.validates, piece.decoding, finished.episode)
             judged = piece.members is not None and piece.members.group.judged
             if not (finished.episode.infrastructure and remaining) or judged:
                 return
@@ -187,6 +191,7 @@ class Worker:
 
         async def record(episode: Episode) -> None:
             finished.append(await self._report(claimed, episode))
+            self.summary.finished += finished
 
         alive = asyncio.create_task(self._keep_alive(claimed))
         try:
@@ -270,7 +275,6 @@ class Worker:
     def _note(self, finished: Finished) -> None:
         """Count an episode. Raises TrainingError if all of the newest ones failed."""
         episode = finished.episode
-        self.summary.finished.append(finished)
         if episode.cause == UnattributedCall.__name__:
             raise TrainingError(
                 "the agent's calls cannot be attributed to its episodes (episode"
@@ -294,6 +298,19 @@ class Worker:
             self._say(self._line_of(self._step))
         self._step = step
         self._plan.validate(step - 1)
+
+    def _note_validation(self, done: int, decoding: Decoding | None, episode: Episode) -> None:
+        """Say what a validation has measured, once its last attempt is over."""
+        made = self._validations.setdefault(done, [])
+        made.append((decoding, episode))
+        if len(made) < self._plan.validation_size:
+            return
+        parts = [f"validation after step {done}"]
+        for name in ("sampled", "greedy"):
+            reward = mean_reward([e for by, e in made if by == name])
+            if reward is not None:
+                parts.append(f"{name} reward {reward:.3f}")
+        self._say(", ".join(parts))
 
     def _line_of(self, step: int) -> str:
         of_step = [e for e in self.summary.episodes if e.step == step and e.split == "train"]

@@ -23,13 +23,16 @@ from ajet_sdk.errors import (
     SwarmKeyRefused,
     TrainingError,
 )
+from ajet_sdk.swarm.client import AsyncSwarmClient
 from ajet_sdk.swarm.routes import Keys
-from ajet_sdk.swarm.work import WorkSummary
+from ajet_sdk.swarm.work import Work, WorkSummary
+from ajet_sdk.swarm.worker import Worker
 from ajet_sdk.swarm_worker import work
 from ajet_sdk.types import Episode, Task
 from tests.sdk.swarm.faulty_proxy import FaultyProxy
 from tests.sdk.swarm.scripted_server import ScriptedSwarm
 from tests.serving import answering, serving
+from tests.waiting import until_async
 
 TASKS = [Task(main_query=f"Say {word}.", task_id=word) for word in ("yes", "no", "maybe")]
 
@@ -349,3 +352,34 @@ def test_an_attempt_is_made_again_after_a_fault_of_the_infrastructure(
     assert tried[0] == tried[1]
     states = [each.receipt.state for each in summary.finished if each.receipt is not None]
     assert states[:2] == ["aborted", "ended"]
+
+
+def test_a_cancelled_worker_aborts_its_open_episodes(server: ScriptedSwarm) -> None:
+    @ajet.workflow
+    async def sleeps(main_query: str) -> str:
+        await captured(main_query=main_query)
+        await asyncio.sleep(3600)
+        return "ok"
+
+    summary = WorkSummary()
+    swarm = AsyncSwarmClient(server.url)
+    plan = Work(config(), sleeps, is_ok, TASKS, attempts=2, concurrency=6)  # two wait for a place
+
+    async def main() -> None:
+        working = asyncio.create_task(Worker(swarm, plan, print, summary).run())
+        await until_async(lambda: _calls(server) == 4)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        await swarm.aclose()
+
+    asyncio.run(main())
+    assert server.collection.attempts.open == {}
+    assert server.recorded() == []
+    assert summary.statuses == {"aborted": 4}
+    assert set(summary.tokens) == {"failed"}
+
+
+def _calls(server: ScriptedSwarm) -> int:
+    attempts = list(server.collection.attempts.open.values())
+    return sum(len(attempt.opened.calls) for attempt in attempts)
