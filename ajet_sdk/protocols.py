@@ -358,6 +358,8 @@ class Job:
     ray: str | None = None
     """Address of the Ray cluster; `local` starts one here for the run."""
     growth: Growth | None = None
+    swarm: Any | None = None
+    """The `SwarmHost` whose clients run the episodes; None: they run here."""
 
 
 class Stop:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ajet_sdk.addresses import public
 from ajet_sdk.capture.hooks import installed
@@ -85,6 +85,7 @@ class Session:
         ray: str | None = None,
         code: tuple[Any, ...] = (),
         of_validation: bool = False,
+        gateway: Gateway | None = None,
     ) -> None:
         self.config = config
         self.backbone = backbone or config.backbone
@@ -92,6 +93,8 @@ class Session:
         self.ray = ray
         self.code = code
         """Objects whose code is sent to other machines."""
+        self._gateway = gateway
+        """A gateway that outlives the run; None: the run has its own."""
         self._of_validation = of_validation
         """Whether a run without training uses the config's validation tasks."""
         self._stack = ExitStack()
@@ -112,7 +115,11 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(exit_on_sigterm())
             joined = stack.enter_context(open_cluster(self.config, self.ray, *self.code))
-            self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
+            # clients of a gateway that outlives the run are told that their episodes are kept
+            survives: Literal["kill"] | None = None if self._gateway is None else "kill"
+            self.writer: TraceWriter = stack.enter_context(
+                TraceWriter(directory / "trace.duckdb", survives=survives)
+            )
             self.run = self._run()
             stack.enter_context(log_file(directory / "logs" / f"{self.run.run_id}.log"))
             (directory / "config.yaml").touch(mode=0o600)
@@ -120,9 +127,12 @@ class Session:
                 plain_yaml(self.config.shown()), encoding="utf-8"
             )
             self.writer.put(self.run)
-            self.gateway = stack.enter_context(
-                Gateway(self.writer, host=joined.host if joined else "127.0.0.1")
-            )
+            if self._gateway is not None:
+                self.gateway = stack.enter_context(self._gateway.recording(self.writer))
+            else:
+                self.gateway = stack.enter_context(
+                    Gateway(self.writer, host=joined.host if joined else "127.0.0.1")
+                )
             stack.enter_context(installed())
             workers = (
                 Workers

@@ -139,8 +139,11 @@ CHECKS = {
                 string_agg(DISTINCT task_id) AS tasks, string_agg(DISTINCT step) AS steps,
                 string_agg(DISTINCT split || coalesce(decoding, '')) AS splits,
                 count(DISTINCT (task_id, task::VARCHAR, step, split, decoding)) AS kinds
-            FROM episodes e JOIN runs r USING (run_id) WHERE r.trains AND NOT coalesce(superseded, false) GROUP BY ALL)
-        WHERE kinds <> 1 OR whole AND attempts <> range(size) OR learnt AND size <> n ORDER BY steps, group_id"""
+                , bool_or(client <> '') AS by_clients -- whose groups may be partial
+            FROM episodes e JOIN runs r USING (run_id)
+            WHERE r.trains AND NOT coalesce(superseded, false) AND NOT lost GROUP BY ALL)
+        WHERE kinds <> 1 OR NOT by_clients AND (whole AND attempts <> range(size) OR learnt AND size <> n)
+        ORDER BY steps, group_id"""
     ),
     "episodes": (
         """
