@@ -33,7 +33,13 @@ from ajet_tools.cli.dataset.options import (
     write_report,
 )
 from ajet_tools.dataset.curation.combine import Splitter, check_fractions, is_held_out, keys_of
-from ajet_tools.dataset.curation.descent import descent_of, has_lineage, held_out_block, marked
+from ajet_tools.dataset.curation.descent import (
+    descent_of,
+    has_lineage,
+    held_out_block,
+    marked,
+    with_same_columns,
+)
 from ajet_tools.dataset.curation.filter import field_names, unknown_field
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.segments import Shape
@@ -269,6 +275,7 @@ def split(
             for name in shares
         }
         number = 0
+        any_held_out = any(is_held_out(name, shares) for name in shares)
         for block in read_some(again(), source, bar):
             block_keys = keys[number : number + len(block)] if keys else keys_of(block, by)
             sides = splitter.sides(block, block_keys)
@@ -276,6 +283,8 @@ def split(
                 some = np.flatnonzero(sides == name)
                 if is_held_out(name, shares) and len(some):
                     writer.write_block(held_out_block(block.take(some)))
+                elif any_held_out and len(some):
+                    writer.write_block(with_same_columns(block.take(some)))
                 else:
                     writer.write_block(block, some)
             number += len(block)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
+from ajet_tools.dataset.curation.descent import marked_rows
 from ajet_tools.dataset.files.blocks import Row, json_line
 from ajet_tools.dataset.files.tables import read, tables_of
 from ajet_tools.dataset.files.writer import Writer
@@ -116,7 +117,8 @@ def save(review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
         _write_rejected(review, plan.rejected_to)
     kept: dict[int, tuple[str, Decision]] = {}
     with Writer(plan.target, tables=tables_of(review.source, review.mapping)) as writer:
-        for number, row in _rows(review):
+        named = marked_rows((row for _, row in _rows(review)), review.source, str(plan.target))
+        for number, row in enumerate(named):
             mark = review.mark_of(number)
             if mark == "accepted":
                 kept[writer.rows] = digest_of_line(json_line(row.values)), Decision("accepted")

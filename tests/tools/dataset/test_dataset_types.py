@@ -87,13 +87,13 @@ def test_both_sides_of_a_split_have_the_types(source: Path) -> None:
         "data",
     )
     sizes = [
-        check_kept(source, Path("data") / f"{name}.parquet").num_rows
+        check_kept(source, Path("data") / f"{name}.parquet", more=("provenance",)).num_rows
         for name in ("train", "validation", "test")
     ]
     assert sum(sizes) == ROWS and sizes[2] == 0
     ajet("split", "typed.parquet", "--fractions", "0.4", "--format", "directory", "-o", "hub")
     for file in Path("hub/data").iterdir():
-        check_kept(source, file)
+        check_kept(source, file, more=("provenance",))
 
 
 def test_a_hub_directory_of_a_typed_directory_keeps_both_splits(source: Path) -> None:
