@@ -70,8 +70,6 @@ def opened(open_it: Callable[[TraceApp], None], *keys: str) -> Prepare:
 
 def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
     """Each picture's name, and how to come there."""
-    sql = "SELECT step, split, decoding, count(*) AS episodes, avg(value) AS reward\n"
-    sql += "FROM episodes JOIN rewards USING (episode_id)\n"
     return {
         "runs": opened(lambda app: None),
         "run": opened(lambda app: app.open_run(run)),
@@ -81,7 +79,6 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
         "tokens": opened(lambda app: app.open_tokens(episode), "m", *["right"] * 4),
         "compare": opened(lambda app: app.open_compare(group)),
         "feedback": opened(lambda app: app.open_feedback(episode)),
-        "sql": opened(lambda app: app.open_sql(sql + "GROUP BY ALL ORDER BY ALL")),
     }
 
 
