@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from ajet_sdk.samples.timelines import Merged as Merged
     from ajet_sdk.samples.timelines import merge as merge
     from ajet_sdk.serve import serve as serve
+    from ajet_sdk.swarm.client import AsyncSwarmClient as AsyncSwarmClient
+    from ajet_sdk.swarm.client import SwarmClient as SwarmClient
+    from ajet_sdk.swarm.messages import Receipt as Receipt
     from ajet_sdk.trace.reader import open_trace as open_trace
     from ajet_sdk.types import Call as Call
     from ajet_sdk.types import Episode as Episode
@@ -95,6 +98,8 @@ _HOMES = {
     "samples.build": ("build",),
     "samples.timelines": ("Merged", "merge"),
     "serve": ("serve",),
+    "swarm.client": ("AsyncSwarmClient", "SwarmClient"),
+    "swarm.messages": ("Receipt",),
     "trace.reader": ("open_trace",),
     "types": (
         "Call", "Episode", "LedgerEntry", "Reward", "Run", "Sample", "Split", "Task", "Timeline",

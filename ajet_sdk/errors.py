@@ -26,6 +26,13 @@
     │   ├── ModelAmbiguous                   the agent names several models and none is set as the policy
     │   ├── NoCalls                          a workflow in training made no LLM call
     │   └── NoReward                         neither workflow nor judge gave a reward
+    ├── SwarmError           (RuntimeError)  a swarm's server refused a request
+    │   ├── SwarmUnavailable                 it could not be reached, or had no place, within the time limit
+    │   │   └── SwarmOffline                 it waits for a config and a start
+    │   ├── SwarmKeyRefused                  the key is unknown, or not one for this request
+    │   ├── SwarmFinished                    the training is over
+    │   ├── HeldOutTask                      a validation task was claimed for training
+    │   └── EpisodeOver                      the episode has ended, was idle for too long, or was aborted
     ├── TrainingError        (RuntimeError)  a run stops: too few sound episodes, a ledger that does not balance
     └── CheckpointError      (RuntimeError)  a checkpoint is incomplete or belongs to another config
 
@@ -247,6 +254,47 @@ class NoCalls(EpisodeError):
 
 class NoReward(EpisodeError):
     """Neither the workflow nor a judge gave a reward."""
+
+
+class SwarmError(AjetError, RuntimeError):
+    """A swarm's server refused a request.
+
+    `code` is the protocol's (`ajet_sdk.swarm.messages.Code`), `status` the HTTP status, if any.
+    """
+
+    def __init__(self, message: str, *, code: str = "", status: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = status
+
+
+class SwarmUnavailable(SwarmError):
+    """A swarm's server could not be reached, or had no place for an episode, within the time
+    limit."""
+
+    infrastructure: ClassVar[bool] = True
+
+
+class SwarmOffline(SwarmUnavailable):
+    """A swarm's server waits for a config and a start."""
+
+
+class SwarmKeyRefused(SwarmError):
+    """The key is unknown to the swarm's server, or is not one for this request."""
+
+
+class SwarmFinished(SwarmError):
+    """The training of the swarm's server is over, so that there are no further episodes."""
+
+
+class HeldOutTask(SwarmError):
+    """A validation task was claimed for training."""
+
+
+class EpisodeOver(SwarmError):
+    """An episode has ended, was idle for too long, or was aborted; its key is no longer valid."""
+
+    infrastructure: ClassVar[bool] = True
 
 
 class TrainingError(AjetError, RuntimeError):

@@ -220,7 +220,8 @@ class Sampled:
     sampled."""
 
     output_ids: Sequence[int]
-    logprobs: Sequence[float]
+    logprobs: Sequence[float] | None
+    """None if nobody measured them, as of a scripted reply."""
     finish_reason: Literal["stop", "length"]
     policy_version: int | None
     text: str | None = None
@@ -357,6 +358,8 @@ class Job:
     ray: str | None = None
     """Address of the Ray cluster; `local` starts one here for the run."""
     growth: Growth | None = None
+    swarm: Any | None = None
+    """The `SwarmHost` whose clients run the episodes; None: they run here."""
 
 
 class Stop:

@@ -25,8 +25,8 @@ from ajet_sdk.engines.open import at_endpoint, open_engine, ready
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.judges.load import load_judge, named_judge
-from ajet_sdk.learn.recipe import with_model
+from ajet_sdk.judges.load import load_judge, with_judge
+from ajet_sdk.learn.recipe import wants_recipe, with_model
 from ajet_sdk.protocols import Engine, Job
 from ajet_sdk.reporting.html import progress_in_cell
 from ajet_sdk.reporting.output import ProgressBar
@@ -36,7 +36,8 @@ from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.event_loop import call_to_end, run_to_end
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.session import Session
-from ajet_sdk.tasks.load import load_tasks, open_growth
+from ajet_sdk.swarm.host import SwarmHost
+from ajet_sdk.tasks.load import TaskSets, load_tasks, open_growth
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Task, new_id
 
@@ -69,6 +70,7 @@ def train(
     resume: bool = False,
     debug_tags: Sequence[str] = (),
     ray: str | None = None,
+    swarm: SwarmHost | None = None,
 ) -> TunedModel:
     """Train the model behind a workflow with the backbone that the config names.
 
@@ -83,6 +85,7 @@ def train(
         debug_tags: the tags of `bp` at which to stop, with `backbone: debug`.
         ray: the address of the Ray cluster, or `local` to start one here for the length of the run; None where the
             backbone needs none.
+        swarm: the server whose clients run the episodes, in place of a workflow here.
 
     Returns:
         The checkpoint and its training metrics.
@@ -96,6 +99,8 @@ def train(
     """
     check_config(config)
     backbone = _backbone(config.backbone)
+    if swarm is not None:
+        return _train_for(swarm, config, backbone, tasks, val_tasks, resume)
     sets = load_tasks(config, tasks, val_tasks)
     if (
         workflow is not None
@@ -103,10 +108,10 @@ def train(
         or sets.val
         or not config.trainer_common.algorithm.stored
     ):
-        workflow = _find_workflow(config, workflow)
+        workflow = find_workflow(config, workflow)
         check_models(config, workflow, training=config.backbone != "debug")
-    judge = _find_judge(config, judge)
-    _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
+    config, judge = find_judge(config, judge)
+    check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if config.backbone not in ("debug", "tinker"):  # which may send the model's name to a service
         config = _fetch_model(config)
     if debug_tags and config.rollout.runner == "ray":
@@ -127,6 +132,51 @@ def train(
             debug_tags=frozenset(debug_tags),
             ray=ray,
             growth=open_growth(config, session.run.run_id),
+        )
+        tuned = run_to_end(backbone(job, session.gateway, session.writer), session.record_signal)
+        session.check_ledger()
+    return tuned
+
+
+def _train_for(
+    swarm: SwarmHost,
+    config: Config,
+    backbone: Callable[[Job, Gateway, TraceWriter], Coroutine[object, None, TunedModel]],
+    tasks: GivenTasks | None,
+    val_tasks: GivenTasks | None,
+    resume: bool,
+) -> TunedModel:
+    """Train on the episodes of a server's clients; see `train`."""
+    if config.backbone not in ("local", "tinker"):
+        raise ConfigError(
+            f"backbone {config.backbone} samples its own episodes; a swarm server trains with"
+            " `local` or `tinker`"
+        )
+    if config.trainer_common.algorithm.stored:
+        raise ConfigError(
+            "trainer_common.algorithm.adv_estimator: a swarm trains on its clients' episodes, and"
+            f" {config.trainer_common.algorithm.adv_estimator} on stored ones"
+        )
+    sets = TaskSets([], [])
+    if tasks is not None or config.is_set("task_reader"):
+        sets = load_tasks(config, tasks, val_tasks)
+    workflow = judge = None
+    if wants_recipe(config):  # which measures its model with the agent
+        workflow = find_workflow(config, None)
+        config, judge = find_judge(config, None)
+    if config.backbone == "local":
+        config = _fetch_model(config)
+    with Session(config, resume=resume, gateway=swarm.gateway) as session:
+        job = Job(
+            config=config,
+            workflow=workflow,
+            judge=judge,
+            train=sets.train,
+            val=sets.val,
+            run_id=session.run.run_id,
+            directory=config.directory,
+            resume=resume,
+            swarm=swarm,
         )
         tuned = run_to_end(backbone(job, session.gateway, session.writer), session.record_signal)
         session.check_ledger()
@@ -177,7 +227,7 @@ def _backbone(
         ) from error
 
 
-def _find_workflow(config: Config, workflow: Callable[..., object] | None) -> Callable[..., object]:
+def find_workflow(config: Config, workflow: Callable[..., object] | None) -> Callable[..., object]:
     if workflow is not None:
         return workflow
     if not config.rollout.user_workflow:
@@ -188,12 +238,15 @@ def _find_workflow(config: Config, workflow: Callable[..., object] | None) -> Ca
     return loaded
 
 
-def _find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> Any:
+def find_judge(config: Config, judge: Judge | BaseJudge | str | None) -> tuple[Config, Any]:
+    """Return the judge, and the config with the section of a judge given by name: the run records
+    what judged."""
     if isinstance(judge, str):
-        return named_judge(judge, config)
+        config = with_judge(config, judge)
+        return config, load_judge(config)
     if judge is not None:
-        return judge(config) if isinstance(judge, type) else judge
-    return load_judge(config)
+        return config, judge(config) if isinstance(judge, type) else judge
+    return config, load_judge(config)
 
 
 def _fetch_model(config: Config) -> Config:
@@ -201,7 +254,7 @@ def _fetch_model(config: Config) -> Config:
         return with_fetched_model(config, bar.show)
 
 
-def _check_signatures(
+def check_signatures(
     workflow: Callable[..., object] | None, judge: object, tasks: Sequence[Task], config: Config
 ) -> None:
     """Check against a task of each shape, so that a missing key is reported before the first
@@ -355,8 +408,9 @@ def open_run(
     """
     with placeholder_keys():
         config = at_endpoint(config)
-        workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
-        _check_signatures(workflow, judge, tasks, config)
+        workflow = find_workflow(config, workflow)
+        config, judge = find_judge(config, judge)
+        check_signatures(workflow, judge, tasks, config)
         check_models(config, workflow, training=False)
         config = _fetch_model(config)
         with Session(

@@ -6,6 +6,7 @@ Workers are threads of this process, or processes of a Ray cluster (`rollout.run
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -15,13 +16,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ajet_sdk.addresses import public
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.cluster.code import package_code
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.config import plain_yaml
+from ajet_sdk.config.objects import code_of
 from ajet_sdk.errors import AjetError, ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.event_loop import TERMINATED, exit_on_sigterm
@@ -83,6 +85,7 @@ class Session:
         ray: str | None = None,
         code: tuple[Any, ...] = (),
         of_validation: bool = False,
+        gateway: Gateway | None = None,
     ) -> None:
         self.config = config
         self.backbone = backbone or config.backbone
@@ -90,6 +93,8 @@ class Session:
         self.ray = ray
         self.code = code
         """Objects whose code is sent to other machines."""
+        self._gateway = gateway
+        """A gateway that outlives the run; None: the run has its own."""
         self._of_validation = of_validation
         """Whether a run without training uses the config's validation tasks."""
         self._stack = ExitStack()
@@ -110,7 +115,11 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(exit_on_sigterm())
             joined = stack.enter_context(open_cluster(self.config, self.ray, *self.code))
-            self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
+            # clients of a gateway that outlives the run are told that their episodes are kept
+            survives: Literal["kill"] | None = None if self._gateway is None else "kill"
+            self.writer: TraceWriter = stack.enter_context(
+                TraceWriter(directory / "trace.duckdb", survives=survives)
+            )
             self.run = self._run()
             stack.enter_context(log_file(directory / "logs" / f"{self.run.run_id}.log"))
             (directory / "config.yaml").touch(mode=0o600)
@@ -118,9 +127,12 @@ class Session:
                 plain_yaml(self.config.shown()), encoding="utf-8"
             )
             self.writer.put(self.run)
-            self.gateway = stack.enter_context(
-                Gateway(self.writer, host=joined.host if joined else "127.0.0.1")
-            )
+            if self._gateway is not None:
+                self.gateway = stack.enter_context(self._gateway.recording(self.writer))
+            else:
+                self.gateway = stack.enter_context(
+                    Gateway(self.writer, host=joined.host if joined else "127.0.0.1")
+                )
             stack.enter_context(installed())
             workers = (
                 Workers
@@ -130,6 +142,11 @@ class Session:
             stack.enter_context(workers(self.config.rollout.max_env_worker))
             self._stack = stack.pop_all()
         return self
+
+    def _code(self) -> dict[str, dict[str, str]]:
+        """Which code gives the replies and the rewards: `workflow` and `judge`."""
+        named = zip(("workflow", "judge"), self.code, strict=False)
+        return {name: code for name, value in named if (code := code_of(value))}
 
     def _run(self) -> Run:
         config = self.config
@@ -141,13 +158,14 @@ class Session:
                     {"config_file": public(str(config.source))} if config.source else {}
                 ),  # paths in it are beside it
                 **({"tasks": "validation"} if self._of_validation else {}),
+                "code": self._code(),
             },
             "backbone": self.backbone,
         }
         if not self.resume:
             return Run(**fields)
         sql = (
-            "SELECT run_id, started_at FROM runs WHERE backbone = ? ORDER BY started_at DESC"
+            "SELECT run_id, started_at, config FROM runs WHERE backbone = ? ORDER BY started_at DESC"
             " LIMIT 1"
         )
         newest = self.writer.query(sql, [self.backbone]).to_pylist()
@@ -156,6 +174,15 @@ class Session:
                 f"there is nothing to resume in {config.directory}: its trace has no run of"
                 f" backbone {self.backbone}"
             )
+        before = json.loads(newest[0].pop("config") or "{}").get("code", {})
+        for name, code in self._code().items():
+            if name in before and before[name] != code:
+                log.warning(
+                    "The %s, %s, was edited since the run was started; rewards before and after it"
+                    " may not compare",
+                    name,
+                    code["name"],
+                )
         return Run(**fields, **newest[0])
 
     def check_ledger(self) -> None:

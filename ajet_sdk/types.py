@@ -26,13 +26,14 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
+    WithJsonSchema,
     model_validator,
 )
 
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
 Outcome = Literal[
-    "superseded", "evaluation", "untrainable", "cancelled", "undelivered", "failed", "stale", "unmaskable",
+    "superseded", "evaluation", "untrainable", "cancelled", "undelivered", "failed", "abandoned", "stale", "unmaskable",
     "zero_advantage", "overlong", "cut", "truncated", "trained",
 ]  # fmt: skip
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -73,9 +74,15 @@ def _read_only(dtype: type[np.generic]) -> Any:
 
 
 _as_list = PlainSerializer(lambda array: array.tolist(), when_used="json")
-Ids = Annotated[npt.NDArray[np.int32], _read_only(np.int32), _as_list]
-Floats = Annotated[npt.NDArray[np.float32], _read_only(np.float32), _as_list]
-Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list]
+
+
+def _list_of(kind: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "array", "items": {"type": kind}})
+
+
+Ids = Annotated[npt.NDArray[np.int32], _read_only(np.int32), _as_list, _list_of("integer")]
+Floats = Annotated[npt.NDArray[np.float32], _read_only(np.float32), _as_list, _list_of("number")]
+Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list, _list_of("boolean")]
 
 
 class _Frozen(BaseModel):
@@ -251,6 +258,8 @@ class Episode(_Frozen):
     decoding: Literal["sampled", "greedy"] | None = None
     """Decoding set by the run, by which means are separated. None: chosen by the agent, or
     unknown."""
+    client: str = ""
+    """The client of a swarm server that ran it; empty: the run itself."""
     _directory: Path | None = PrivateAttr(default=None)
 
     def is_traced_in(self, directory: Path) -> None:

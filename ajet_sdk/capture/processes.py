@@ -342,14 +342,14 @@ class RemoteRecorder:
     def __init__(self, url: str, api_key: str, policy_models: frozenset[str] = frozenset()) -> None:
         self._url = url
         self._api_key = api_key
-        self._policy_models = policy_models
+        self.policy_models = policy_models
 
     def hide(self, secrets: Collection[str]) -> None:
         """Does nothing: the errors of another process are not stored."""
 
     def answers(self, model: str) -> Verdict:
         """Without named models the gateway decides."""
-        return "policy" if not self._policy_models or model in self._policy_models else "other"
+        return "policy" if not self.policy_models or model in self.policy_models else "other"
 
     def is_over(self, phase: Phase) -> bool:
         """Always false: the gateway refuses the keys of an episode that is over."""
@@ -394,9 +394,7 @@ class RemoteRecorder:
 
 def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
     """The same episode for another process. It can be pickled."""
-    models: frozenset[str] = getattr(
-        getattr(active.recorder, "spec", None), "policy_models", frozenset()
-    )
+    models: frozenset[str] = getattr(active.recorder, "policy_models", frozenset())
     recorder: Recorder = RemoteRecorder(
         active.base_url if active.gateway_url else "", active.api_key, models
     )

@@ -41,6 +41,7 @@ from ajet_sdk.config.schema import (
     wrong,
 )
 from ajet_sdk.config.source import Roots, Source, read_document, read_override
+from ajet_sdk.config.swarm_schema import Swarm
 from ajet_sdk.config.task_schema import TaskJudge, TaskReader
 from ajet_sdk.config.trainer_schema import READ_BY, TrainerCommon
 from ajet_sdk.errors import ConfigError
@@ -87,6 +88,7 @@ class Config(Section):
         ContextTracker, "How calls are merged into training samples."
     )
     debug: Debug = section(Debug, "The debug backbone.")
+    swarm: Swarm = section(Swarm, "How `ajet swarm start` collects the episodes of its clients.")
     trainer_common: TrainerCommon = section(
         TrainerCommon, "Training, validation, checkpoints, logging."
     )

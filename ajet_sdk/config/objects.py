@@ -7,9 +7,11 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -199,3 +201,22 @@ def _failed(class_path: str, error: BaseException) -> ConfigError:
         f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if len(frames) > 1 else ""
     )
     return ConfigError(f"{class_path} cannot be imported: {type(error).__name__}: {error}{where}")
+
+
+def code_of(value: object) -> dict[str, str]:
+    """Return the name of a function, a class or an object of one, and a digest of its file.
+
+    Two runs whose agent or judge was edited in between have different digests. Empty for None; an
+    object without a file has no digest.
+    """
+    if value is None:
+        return {}
+    function = inspect.unwrap(value) if callable(value) else value
+    named = function if hasattr(function, "__qualname__") else type(function)
+    name = f"{getattr(named, '__module__', '?')}:{getattr(named, '__qualname__', '?')}"
+    with suppress(TypeError, OSError):
+        file = inspect.getsourcefile(named)  # type: ignore[arg-type]
+        if file is not None:
+            digest = hashlib.blake2b(Path(file).read_bytes(), digest_size=8)
+            return {"name": name, "source": digest.hexdigest()}
+    return {"name": name}

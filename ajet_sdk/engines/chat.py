@@ -232,7 +232,7 @@ class Chat:
             kept_ids = self._until(ids, len(text) - parsed.behind_first)
             ids, logprobs, tokens = (
                 ids[:kept_ids],
-                logprobs[:kept_ids],
+                logprobs and logprobs[:kept_ids],
                 tokens and tokens[:kept_ids],
             )
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.chat import Chat, Conversation
@@ -86,8 +86,11 @@ class ScriptedEngine:
     episode. A sync function runs in a new thread per request, so that a blocking one delays no
     other request. A reply is a string, an assistant message (a dict, whose tool calls are rendered
     by the template), or from a function a list of these for the `n` choices. Exceptions of the
-    function are raised as the engine's. `logprob` is the log-probability of every token, or a
-    function of the ids.
+    function are raised as the engine's.
+
+    `logprob` is the log-probability of every token, or a function of the ids. None: replies have
+    none, as nobody sampled them, and estimators that need them leave these calls out
+    (`untrainable`).
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class ScriptedEngine:
         tokenizer: Tokenizer | None = None,
         *,
         model: str = "scripted",
-        logprob: float | Callable[[Sequence[int]], Sequence[float]] = -1.0,
+        logprob: float | Callable[[Sequence[int]], Sequence[float]] | None = None,
         max_model_len: int | None = None,
         policy_version: int | None = 0,
         tool_call_parser: str = "auto",
@@ -170,10 +173,15 @@ class ScriptedEngine:
                 break
         if sampling.max_tokens is not None and len(ids) > sampling.max_tokens:
             ids, cut, finish = ids[: sampling.max_tokens], None, "length"
-        logprobs = self._logprob(ids) if callable(self._logprob) else [self._logprob] * len(ids)
-        return Sampled(
-            ids, list(logprobs), "stop" if finish == "stop" else "length", self.policy_version, cut
-        )
+        reason: Literal["stop", "length"] = "stop" if finish == "stop" else "length"
+        return Sampled(ids, self._logprobs(ids), reason, self.policy_version, cut)
+
+    def _logprobs(self, ids: Sequence[int]) -> list[float] | None:
+        if self._logprob is None:
+            return None
+        if callable(self._logprob):
+            return list(self._logprob(ids))
+        return [self._logprob] * len(ids)
 
     def _spelt(self, message: Mapping[str, object]) -> str:
         """An assistant message as the template renders it after its generation prompt."""

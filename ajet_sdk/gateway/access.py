@@ -156,6 +156,8 @@ class Access:
         self.episodes: dict[str, OpenEpisode] = {}
         self.observed: Callable[[str], Recorder] | None = None
         """Finds an episode of `ajet.trace` by its id, for reports of child processes."""
+        self.issued: Callable[[str], str | None] | None = None
+        """Finds the episode of a key that was made before a restart."""
         self._grants: dict[str, KeyGrant] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
 
@@ -201,6 +203,8 @@ class Access:
                 raise HTTPError(410, f"no episode {wanted!r} is open", "episode_finished")
             return KeyGrant(episode, "judge" if episode.judged else "rollout", False)
         ended = self._ended.get(key)
+        if ended is None and self.issued is not None:
+            ended = self.issued(key)
         if ended is not None and named in (None, ended):
             raise HTTPError(
                 410, f"episode {ended} is over; its key is no longer valid", "episode_finished"

@@ -8,15 +8,12 @@ import hashlib
 import itertools
 import json
 import secrets
-import time
 from array import array
 from collections import defaultdict
 from collections.abc import (
     AsyncIterator,
     Callable,
-    Collection,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
 )
@@ -26,27 +23,25 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from ajet_sdk.agent.activity import Activity, forked_process
+from ajet_sdk.agent.activity import Activity
 from ajet_sdk.agent.context import (
     ActiveEpisode,
     AgentIdentity,
     HostGuard,
     ObservedExchange,
-    Verdict,
     current_episode,
     open_episodes,
 )
 from ajet_sdk.agent.model import Model
 from ajet_sdk.engines.reply_schema import fault_in
-from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
+from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.gateway.open_calls import OpenCalls
+from ajet_sdk.gateway.recorder import EpisodeRecorder
 from ajet_sdk.protocols import Answer, Client, Engine, Sampling
 from ajet_sdk.types import Call, Event, Json, Phase, new_id
 
 CANCELLING = 2.0
 """Seconds that engines get to end cancelled calls."""
-ENDING = 1.0
-"""Seconds that threads and tasks get to end when their workflow has returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +123,8 @@ class EpisodeSpec:
     """Returns the reason to refuse all calls of the workflow after this one; None: continue."""
     guard: HostGuard | None = None
     """The policy for LLM traffic that no hook captures; None: let it pass."""
+    make_key: Callable[[str], str] | None = None
+    """Returns the key for `handle`, `capture` and `judge`; None: random ones."""
     keep_calls: bool = True
     """Keep finished calls in memory; False for endless episodes, whose calls are in the trace
     only."""
@@ -138,15 +135,6 @@ class EpisodeSpec:
         return next(
             (self.debug_models[name] for name in names if name in self.debug_models), self.opponent
         )
-
-
-@dataclass
-class Requests:
-    """The requests of an activity in the name of an episode."""
-
-    count: int = 0
-    among_others: bool = False
-    """Whether another episode of this process was open at one of them."""
 
 
 class InFlight(Protocol):
@@ -163,7 +151,7 @@ class InFlight(Protocol):
     def close(self) -> None: ...
 
 
-class OpenEpisode:
+class OpenEpisode(EpisodeRecorder):
     """An episode of a gateway, from `Gateway.open` to `finish`. Its public methods are
     thread-safe."""
 
@@ -177,21 +165,19 @@ class OpenEpisode:
         door: object = None,
         amend: Callable[[str, str, str], None] | None = None,
     ) -> None:
-        self.spec = spec
-        self.episode_id = spec.episode_id
-        self.url, self.door = url, door
-        """`door`: the `ProcessDoor` of the gateway."""
-        self.handle_key, key, self.judge_key = (
-            f"ajet-{secrets.token_urlsafe(24)}" for _ in range(3)
+        super().__init__(
+            spec.episode_id,
+            url,
+            uses_handle=spec.uses_handle,
+            policy_models=spec.policy_models,
         )
-        self.captured_key = key
-        self.agents: set[str] = set()
-        """Agents for which the workflow uses handles."""
-        self.errors: list[AjetError] = []
-        self.events: list[Event] = []
-        self.secrets = set[str]()
-        """Keys that the agent sent to other endpoints."""
-        self.context_overflow = False
+        self.spec = spec
+        self.door = door
+        """The `ProcessDoor` of the gateway."""
+        make_key = spec.make_key or _random_key
+        self.handle_key = make_key("handle")
+        self.captured_key = key = make_key("capture")
+        self.judge_key = make_key("judge")
         self.stopped: str | None = None
         self.in_flight: set[InFlight] = set()
         self.unconfirmed: set[InFlight] = set()
@@ -207,17 +193,11 @@ class OpenEpisode:
         """Indices of the calls."""
         self.ordinals = defaultdict[tuple[str, str], Iterator[int]](itertools.count)
         """Counters of calls by agent, and by content if seeds depend on it."""
-        self._model: dict[str, str] = {}
         self.asked: dict[int, Engine] = {id(spec.engine): spec.engine}
         """Engines used so far."""
-        self._judging = self._finished = False
         self.active = ActiveEpisode(
             spec.episode_id, self, url, key, "rollout", not spec.uses_handle, spec.guard
         )
-        self._requests = defaultdict[Activity, Requests](Requests)
-        self._children: dict[str, Activity] = {}
-        self._outliving = frozenset[Activity]()
-        """Activities that got replies and ran on after the workflow."""
         open_episodes.add(self.active)
 
     @property
@@ -234,38 +214,11 @@ class OpenEpisode:
     ) -> Model:
         """Return a handle of the policy. While judging, it is the judge's, whose calls are never
         trained."""
-        key = self.judge_key if self._judging else self.handle_key
-        segment = AgentIdentity(agent, target_tag, trainable, debug_model).segment()
-        base_url = f"{self.url}/episodes/{self.episode_id}/{segment}/v1"
-        return Model(base_url, key, self.spec.engine.model, timeout=self.spec.call_timeout)
-
-    @property
-    def judged(self) -> bool:
-        """Whether the workflow is over."""
-        return self._judging
+        key = self.judge_key if self.judged else self.handle_key
+        identity = AgentIdentity(agent, target_tag, trainable, debug_model)
+        return self.handle(key, self.spec.engine.model, identity, self.spec.call_timeout)
 
     # The interface of the hooks (`context.Recorder`)
-
-    def answers(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`; a second model name is
-        ambiguous."""
-        if self.spec.uses_handle:
-            return "other"
-        if self.spec.policy_models:
-            return "policy" if model in self.spec.policy_models else "other"
-        return "policy" if self._model.setdefault("only", model) == model else "ambiguous"
-
-    def hide(self, secrets: Collection[str]) -> None:
-        """Keep the keys of a request out of everything that is stored of the episode."""
-        self.secrets.update(secrets)
-
-    def ambiguous(self, model: str) -> ModelAmbiguous:
-        """The error for a second model name."""
-        return ModelAmbiguous(
-            f"the episode uses two models, {self._model['only']!r} and {model!r}, and it is unclear"
-            " which is the policy; name it in rollout.policy_models, or take a parameter `model`"
-            " and use it"
-        )
 
     def observed(self, exchange: ObservedExchange) -> None:
         """Record a request that passed through; no effect after the end of the episode."""
@@ -284,53 +237,13 @@ class OpenEpisode:
         if not self._finished:
             self.events.append(event)
 
-    def is_over(self, phase: Phase) -> bool:
-        """Whether the workflow, or for phase `judge` the judge, has returned."""
-        return self._finished or (self._judging and phase == "rollout")
-
-    def called_by(self, activity: Activity) -> None:
-        """Note that an activity sends an LLM request in the name of the episode."""
-        requests = self._requests[activity]
-        requests.count += 1
-        requests.among_others |= len(open_episodes) > 1
-
-    def has_child(self, child: str, activity: Activity) -> None:
-        """Note that the episode has started a child process, whose requests have the id `child`."""
-        self._children[child] = activity
-
-    def called_by_child(self, child: str) -> None:
-        """As `called_by`, for a request of a child process."""
-        activity = self._children.get(child) or forked_process(child)
-        if activity is not None:
-            self._children[child] = activity
-            self.called_by(activity)
-
-    def is_outlived_by(self, activities: Iterable[Activity]) -> bool:
-        """Whether one of these activities got replies for the episode and ran on after its
-        workflow."""
-        return not self._outliving.isdisjoint(activities)
-
     async def senders_left(self) -> list[Activity]:
-        """Activities that got replies among other open episodes and still run; called when the
-        workflow has returned.
-
-        Those that end within a moment, such as cancelled tasks, are waited for.
-        """
-        deadline = time.monotonic() + ENDING
-        left = [who for who in self._requests if who.is_running()]
-        while left and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)  # threads of users signal nothing
-            left = [who for who in left if who.is_running()]
+        """See `senders_running`."""
         unanswered = sum(call.phase == "rollout" for call in list(self.in_flight))
-        if sum(self._requests[who].count for who in left) <= unanswered:
-            return []  # their requests are cut off with the episode
-        self._outliving = frozenset(left)
-        return [who for who in left if self._requests[who].among_others]
+        return await self.senders_running(unanswered)
 
-    def takes_handle(self, agent: str) -> None:
-        """Note that the workflow uses a handle for an agent, which may get a reward without a
-        call."""
-        self.agents.add(agent)
+    async def update(self, error: BaseException | None = None) -> None:
+        """Does nothing: the gateway records in this process."""
 
     # Used by the gateway
 
@@ -351,13 +264,6 @@ class OpenEpisode:
         if self._amend is not None:
             self._amend(self.episode_id, request_id, error)
 
-    def fail(self, error: AjetError) -> None:
-        """Record an error that fails the episode."""
-        if isinstance(error, ContextOverflow):
-            self.context_overflow = True
-        else:
-            self.errors.append(error)
-
     # End
 
     @asynccontextmanager
@@ -367,7 +273,7 @@ class OpenEpisode:
 
         `async with episode.judging() as active:`; `current_episode` is `active` inside.
         """
-        self._judging = True
+        self.judged = True
         await asyncio.wrap_future(self._run(self._close(False)))
         active = ActiveEpisode(self.episode_id, self, self.url, self.judge_key, "judge")
         token = current_episode.set(active)
@@ -379,7 +285,7 @@ class OpenEpisode:
     async def finish(self) -> tuple[Call, ...]:
         """Revoke all keys (later requests get 410), cancel calls in flight (undelivered) and return
         all calls."""
-        self._judging = True
+        self.judged = True
         await asyncio.wrap_future(self._run(self._close(True)))
         self._finished = True
         return self.calls
@@ -402,6 +308,10 @@ class OpenEpisode:
         if final:
             for engine in self.asked.values():
                 engine.forget(self.episode_id)
+
+
+def _random_key(_: str) -> str:
+    return f"ajet-{secrets.token_urlsafe(24)}"
 
 
 def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Call:

@@ -8,10 +8,10 @@ import contextvars
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -22,14 +22,17 @@ from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import Access
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.http_door import HttpDoor
-from ajet_sdk.gateway.http_server import server_config
+from ajet_sdk.gateway.http_server import is_loopback, server_config
 from ajet_sdk.gateway.process_door import ProcessDoor
 from ajet_sdk.trace.live import live_routes
 from ajet_sdk.trace.owner import announce, retract
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
     from ajet_sdk.trace.writer import TraceWriter
 
+T = TypeVar("T")
 
 BACKLOG = 2048
 KEEP_ALIVE = 120
@@ -41,9 +44,17 @@ class Gateway:
     live."""
 
     def __init__(
-        self, writer: TraceWriter | None = None, *, host: str = "127.0.0.1", port: int = 0
+        self,
+        writer: TraceWriter | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        routes: Sequence[BaseRoute] = (),
     ) -> None:
+        """`routes` are served besides those of the episodes, at paths outside of `/v1` and
+        `/episodes`."""
         self.writer = writer
+        self._routes = tuple(routes)
         self.frozen = FrozenModels()
         """Models besides the policy; closed with the gateway."""
         self._access = Access()
@@ -51,6 +62,7 @@ class Gateway:
         self.port = port
         self._loop: asyncio.AbstractEventLoop | None = None
         self._door: ProcessDoor | None = None
+        self._pages = HttpDoor(self._access)
         self._thread: threading.Thread | None = None
         self._server: Any = None
 
@@ -72,12 +84,11 @@ class Gateway:
             return self
         listener = listening_socket(self.host, self.port)
         self.port = listener.getsockname()[1]
-        live = None
-        if self.writer is not None:
-            live = Starlette(routes=live_routes(self.writer, self.token))
+        self._serve_trace()
         config = server_config(
-            HttpDoor(self._access, live),
+            self._pages,
             own_name=self.host,
+            keyed=not is_loopback(listener),
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
@@ -95,6 +106,27 @@ class Gateway:
         if self.writer is not None:
             announce(self.writer.path, self.url, self.token)
         return self
+
+    def _serve_trace(self) -> None:
+        """Serve the routes of the trace, if there is one, and those that were given."""
+        live = () if self.writer is None else live_routes(self.writer, self.token)
+        routes = [*live, *self._routes]
+        self._pages.live = Starlette(routes=routes) if routes else None
+
+    @contextmanager
+    def recording(self, writer: TraceWriter) -> Iterator[Gateway]:
+        """Within the block, record to a trace, which can be queried live. Episodes end with it."""
+        self.writer = writer
+        self._serve_trace()
+        announce(writer.path, self.url, self.token)
+        try:
+            yield self
+        finally:
+            for episode in list(self._access.episodes.values()):
+                self.submit(episode._close(True)).result(timeout=10)
+            self.writer = None
+            self._serve_trace()
+            retract(writer.path)
 
     def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         async def serve() -> None:
@@ -121,8 +153,8 @@ class Gateway:
             if self.writer is not None:
                 last.callback(retract, self.writer.path)
             for episode in list(self._access.episodes.values()):
-                self._run(episode._close(True)).result(timeout=10)
-            self._run(self.frozen.aclose()).result(timeout=10)
+                self.submit(episode._close(True)).result(timeout=10)
+            self.submit(self.frozen.aclose()).result(timeout=10)
 
     def _stop(self, thread: threading.Thread) -> None:
         if self._loop is not None:
@@ -137,7 +169,9 @@ class Gateway:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, work: Coroutine[object, object, None]) -> Future[None]:
+    def submit(self, work: Coroutine[object, object, T]) -> Future[T]:
+        """Run a coroutine in the gateway's event loop, from any thread. Raises EngineUnavailable if
+        it does not run."""
         if self._loop is None or self._loop.is_closed():
             work.close()
             raise EngineUnavailable("the gateway is not running; call start() first")
@@ -158,10 +192,14 @@ class Gateway:
             (self.writer.put, self.writer.undelivered) if self.writer is not None else (None, None)
         )
         episode = OpenEpisode(
-            spec, self.url, put, self._run, self._access.end_keys, self._door, amend
+            spec, self.url, put, self.submit, self._access.end_keys, self._door, amend
         )
         self._access.add(episode)
         return episode
+
+    def recognize(self, find: Callable[[str], str | None] | None) -> None:
+        """Tell keys of earlier episodes, which `find` returns by key, from unknown ones."""
+        self._access.issued = find
 
     def observe(self, find: Callable[[str], Recorder]) -> None:
         """Take reports of other processes for episodes of `ajet.trace`, which `find` returns by

@@ -196,6 +196,9 @@ _RESULTS = (
 )
 _TRIVIAL = {
     **{f"return {result}": f"def double(*args, **named): return {result}" for result in _RESULTS},
+    "no item of an asynchronous generator": (
+        "async def double(*args, **named):\n    return\n    yield"
+    ),
     "the argument": "def double(*args, **named): return args[0] if args else None",
     "the last argument": "def double(*args, **named): return args[-1] if args else None",
     "all arguments": "def double(*args, **named): return args",

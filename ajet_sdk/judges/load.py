@@ -90,14 +90,20 @@ def judge_section(name: str) -> dict[str, Any]:
 
 def named_judge(name: str, config: Config | None = None) -> Any:
     """Opens a judge by name, with the model of `config`. Raises as `load_judge` does."""
+    return load_judge(with_judge(config, name))
+
+
+def with_judge(config: Config | None, name: str) -> Config:
+    """A config whose `task_judge` is the judge of this name, with the judges' model of `config`.
+
+    Raises ConfigError for an unknown name.
+    """
     model = config.task_judge.alien_llm_model if config is not None else None
     shared = {"alien_llm_model": model} if model is not None else {}
     own_config = load_config(values={"ajet": {"task_judge": {**shared, **judge_section(name)}}})
-    return load_judge(
-        own_config
-        if config is None
-        else config.model_copy(update={"task_judge": own_config.task_judge})
-    )
+    if config is None:
+        return own_config
+    return config.model_copy(update={"task_judge": own_config.task_judge})
 
 
 def _read_section(path: Path, name: str) -> Any:

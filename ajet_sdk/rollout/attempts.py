@@ -42,6 +42,8 @@ class Attempt:
     """Whether an attempt without a call to a model fails, as in training."""
     retry: int = 0
     """Number of earlier tries, which infrastructure faults ended."""
+    episode_id: str = ""
+    """The id that a swarm's server gave; empty: a new one."""
     check: Callable[[str], None] | None = None
     """Called with the episode's id after the workflow; raises if the output must not be judged."""
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
 from ajet_sdk.agent.agentscope import arguments as tuner_arguments
 from ajet_sdk.agent.agentscope import is_output, plain
-from ajet_sdk.agent.context import HostGuard, current_episode
+from ajet_sdk.agent.context import current_episode
 from ajet_sdk.agent.decorators import bind, collected, spec_of
 from ajet_sdk.agent.workflow import (
     AjetTuner,
@@ -33,21 +33,18 @@ from ajet_sdk.capture.unattributed import outlived
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import EpisodeTimeout, NoCalls, TrainingError, UnattributedCall
-from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.gateway.recorder import RunningEpisode
 from ajet_sdk.judges.call import workflow_task
 from ajet_sdk.judges.rewards import check_names, numbers, returned
 from ajet_sdk.protocols import Engine
-from ajet_sdk.rollout.attempts import Attempt, draw_models, draw_seats, frozen_model
+from ajet_sdk.rollout.attempts import Attempt, draw_seats
 from ajet_sdk.rollout.judging import (
     Member,
-    check_of,
     groups_of,
     judge_episode,
-    log_replies,
-    metrics_of,
     verdict_on_stopped,
-    with_rewards_of_replies,
 )
 from ajet_sdk.rollout.outcomes import (
     RETRY,
@@ -57,6 +54,7 @@ from ajet_sdk.rollout.outcomes import (
     untrained_entries,
     write_trajectory,
 )
+from ajet_sdk.rollout.place import Here, Place
 from ajet_sdk.rollout.threads import Workers, current_workers
 from ajet_sdk.secret_keys import LEAVES, without
 from ajet_sdk.trace.encoding import storable
@@ -93,23 +91,44 @@ async def run_episode(
     Raises TrainingError if more calls than `rollout.max_env_worker` were abandoned,
     EndpointMisconfigured for a wrong key, URL or model of an endpoint.
     """
-    with _workers(config) as workers:
-        running = EpisodeRunner(
-            workflow, judge, attempt, engine, gateway, config, sampling, workers, member
-        )
+
+    async def record(episode: Episode) -> None:
+        if writer is None:
+            return
+        writer.put(episode)
+        if config.trainer_common.save_trajectory_as_json_file:
+            await asyncio.to_thread(write_trajectory, writer.path.parent, episode)
+
+    place = Here(engine, gateway, config, sampling)
+    return await run_at(workflow, judge, attempt, record, place=place, config=config, member=member)
+
+
+async def run_at(
+    workflow: object,
+    judge: object,
+    attempt: Attempt,
+    record: Callable[[Episode], Awaitable[None]],
+    *,
+    place: Place,
+    config: Config,
+    member: Member | None = None,
+) -> Episode:
+    """As `run_episode`, with calls that are answered at `place`.
+
+    `record` is awaited with the finished episode, also if the attempt is cancelled.
+    """
+    with workers_of(config) as workers:
+        running = EpisodeRunner(workflow, judge, attempt, place, config, workers, member)
         try:
             await running.run()
         finally:
             await asyncio.shield(running.close())
-            if writer is not None:
-                writer.put(running.episode)
-                if config.trainer_common.save_trajectory_as_json_file:
-                    await asyncio.to_thread(write_trajectory, writer.path.parent, running.episode)
+            await record(running.episode)
         return running.episode
 
 
 @contextmanager
-def _workers(config: Config) -> Iterator[Workers]:
+def workers_of(config: Config) -> Iterator[Workers]:
     """Provides the run's workers, or temporary ones, with capture hooks installed."""
     present = current_workers.get()
     with (
@@ -129,22 +148,17 @@ class EpisodeRunner:
     workflow: object
     judge: object
     attempt: Attempt
-    engine: Engine
-    gateway: Gateway
+    place: Place
     config: Config
-    sampling: SamplingOverride | None
     workers: Workers
     member: Member | None = None
     env: GymEnv | None = None
-    opened: OpenEpisode | None = None
+    opened: RunningEpisode | None = None
 
     def __post_init__(self) -> None:
-        a, sampling = self.attempt, self.sampling
+        a = self.attempt
         self.task = a.task
-        episode_id = new_id()
-        decoding: Literal["sampled", "greedy"] | None = None
-        if sampling is not None and (sampling.temperature is not None or sampling.greedy):
-            decoding = "greedy" if sampling.greedy or sampling.temperature == 0 else "sampled"
+        episode_id = a.episode_id or new_id()
         self.episode = Episode(
             episode_id=episode_id,
             run_id=a.run_id,
@@ -152,7 +166,7 @@ class EpisodeRunner:
             attempt=a.attempt,
             step=a.step,
             split=a.split,
-            decoding=decoding,
+            decoding=self.place.decoding,
             task=a.task,
             status="aborted",
             error="the run was stopped during this episode",
@@ -174,9 +188,7 @@ class EpisodeRunner:
                 check_names(verdict.rewards, self.opened.calls, self.opened.agents)
             self.settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
             self.settle(metrics={**self.episode.metrics, **verdict.metrics})
-            self.settle(
-                **with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine)
-            )
+            self.settle(**self.place.with_rewards_of_replies(self.episode, self.opened.calls))
             if verdict.is_success is not None:
                 self.settle(is_success=verdict.is_success)
         except TrainingError:
@@ -197,11 +209,10 @@ class EpisodeRunner:
             calls = await self.opened.finish()
             self.settle(events=tuple(self.opened.events))
             self._hide(self.opened.secrets)
-            log_replies(self.episode.episode_id, calls, self.config, self.engine)
         if self.env is not None:
             limit = self.config.rollout.judge_timeout
             await self.workers.call(self.env.release, {}, timeout=limit, label="env.release")
-        metrics = {**self.episode.metrics, **metrics_of(calls)}
+        metrics = {**self.episode.metrics, **self.place.metrics(self.episode, calls)}
         self.settle(calls=calls, metrics=metrics, ended_at=now())
 
     def _hide(self, secrets: Collection[str]) -> None:
@@ -246,30 +257,8 @@ class EpisodeRunner:
         """The policy's targets in this episode, from the config or else the workflow."""
         return draw_seats(self.config.rollout, workflow_targets, self.attempt.group_seed)
 
-    def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenEpisode:
-        rollout = self.config.rollout
-        by_name, opponent = draw_models(self.config, self.attempt, self.engine, self.gateway.frozen)
-        return self.gateway.open(
-            EpisodeSpec(
-                episode_id=self.episode.episode_id,
-                engine=self.engine,
-                sampling=self.sampling,
-                policy_models=frozenset(rollout.policy_models),
-                uses_handle=uses_handle,
-                trainable_targets=None if targets is None else tuple(targets),
-                seed=self.attempt.seed,
-                seed_by_content=rollout.deterministic,
-                max_tokens=rollout.max_response_length_in_one_turn,
-                debug_models=by_name,
-                opponent=opponent,
-                open_debug_model=self._debug_model,
-                call_timeout=rollout.timeout,
-                stop_after=check_of(self.config, self.engine),
-                guard=HostGuard(
-                    rollout.on_uncaptured, tuple(rollout.llm_hosts), tuple(rollout.allowed_urls)
-                ),
-            )
-        )
+    def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> RunningEpisode:
+        return self.place.open(self.attempt, self.episode.episode_id, targets, uses_handle)
 
     async def _enter_environment(self) -> None:
         service = self.config.task_reader.env_service
@@ -290,7 +279,7 @@ class EpisodeRunner:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
     def reserved_arguments(
-        self, opened: OpenEpisode, function: object, output: object = None
+        self, opened: RunningEpisode, function: object, output: object = None
     ) -> dict[str, object]:
         """Values of the reserved parameters of a workflow or judge; `function` is None for an
         object."""
@@ -314,11 +303,12 @@ class EpisodeRunner:
 
     def attempt_task(self) -> WorkflowTask:
         """The task for `execute` and `compute_reward`."""
-        tokenizer = getattr(self.engine, "tokenizer", None)
-        return workflow_task(self.task, self.episode, tokenizer=tokenizer, gym_env=self.env)
+        return workflow_task(
+            self.task, self.episode, tokenizer=self.place.tokenizer, gym_env=self.env
+        )
 
-    def _debug_model(self, name: str) -> Engine:
-        return frozen_model(name, self.config, self.attempt, self.engine, self.gateway.frozen)
+    def _debug_model(self, name: str) -> object:
+        return self.place.open_debug_model(name, self.attempt)
 
     # During
 
@@ -340,6 +330,7 @@ class EpisodeRunner:
         finally:
             current_episode.reset(token)
         self.settle(output=await self._output(outcome.value, name))
+        await opened.update(outcome.error)
         late = isinstance(outcome.error, EpisodeTimeout)
         if not late:
             await self._check_senders(opened)
@@ -359,7 +350,7 @@ class EpisodeRunner:
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
 
-    async def _check_senders(self, opened: OpenEpisode) -> None:
+    async def _check_senders(self, opened: RunningEpisode) -> None:
         """Fails the episode if its calls may be those of other episodes, sent by a worker that they
         share."""
         left = await opened.senders_left()
@@ -474,7 +465,7 @@ async def run_batch(
                 on_episode(episode)
             return episode
 
-    with _workers(config):
+    with workers_of(config):
         return await all_of([asyncio.create_task(run_attempt(attempt)) for attempt in attempts])
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ajet_sdk.errors import AjetError, NoReward
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.recorder import RunningEpisode
 from ajet_sdk.judges.call import JudgeCall, call_group_judge, call_judge, is_group_judge
 from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.protocols import Engine
@@ -40,7 +40,7 @@ class Runner(Protocol):
     config: Config
     workers: Workers
     member: Member | None
-    opened: OpenEpisode | None
+    opened: RunningEpisode | None
     task: Task
     episode: Episode
 
@@ -51,7 +51,7 @@ class Runner(Protocol):
         """The task for `compute_reward`."""
 
     def reserved_arguments(
-        self, opened: OpenEpisode, function: object, output: object = None
+        self, opened: RunningEpisode, function: object, output: object = None
     ) -> dict[str, object]:
         """Values of the reserved parameters of a judge; `function` is None for an object."""
 
@@ -88,13 +88,14 @@ def _to_be_judged(runner: Runner) -> Episode:
     return runner.episode.model_copy(update={"status": "succeeded", "error": None, "cause": None})
 
 
-async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> object:
+async def _called(runner: Runner, opened: RunningEpisode, call: JudgeCall) -> object:
     """Call the judge and return its result. Raises EpisodeFault."""
     before = len(opened.errors)
     timeout = call.timeout or runner.config.rollout.judge_timeout
     outcome = await runner.workers.call(
         call.function, {}, timeout=timeout, label=f"judge {call.name}"
     )
+    await opened.update(outcome.error)
     if outcome.error is not None:
         fault = EpisodeFault(outcome.error, f"judge {call.name}: ")
         # If the judge's model failed, the judge's client raises its own exception.

@@ -10,16 +10,15 @@ import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic_core import to_jsonable_python
 
 from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import AjetError, EndpointMisconfigured, EpisodeTimeout, TrainingError
-from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.rollout.threads import is_library_code
 from ajet_sdk.samples.draft import ledger_entry, sampled_tokens
-from ajet_sdk.types import Episode, LedgerEntry, Outcome, Phase, Status
+from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Phase, Status
 
 log = logging.getLogger("ajet")
 
@@ -158,12 +157,13 @@ def is_infrastructure_error(error: BaseException) -> bool:
                 for frame, _ in traceback.walk_tb(origin.__traceback__)
             )
         )
-        for origin in _origins(error, set())
+        for origin in origins(error)
     )
 
 
-def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+def origins(error: BaseException, seen: set[int] | None = None) -> Iterator[BaseException]:
     """Yields the exception, members of an exception group, and their causes."""
+    seen = set() if seen is None else seen
     if id(error) in seen:
         return
     seen.add(id(error))
@@ -171,7 +171,7 @@ def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     for origin in (*getattr(error, "exceptions", ()), cause):
         if isinstance(origin, BaseException):
-            yield from _origins(origin, seen)
+            yield from origins(origin, seen)
 
 
 class UserError(Exception):
@@ -222,17 +222,27 @@ class EpisodeFault(Exception):
         self.metrics = error.metrics if isinstance(error, AjetError) else {}
         self.__cause__ = error
         self.misconfigured = next(
-            (
-                origin
-                for origin in _origins(error, set())
-                if isinstance(origin, EndpointMisconfigured)
-            ),
+            (origin for origin in origins(error) if isinstance(origin, EndpointMisconfigured)),
             None,
         )
         """The error that ends the run."""
 
 
-def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeFault | None:
+class RecordedCalls(Protocol):
+    """What a gateway, here or elsewhere, has recorded of an episode."""
+
+    @property
+    def calls(self) -> Sequence[Call]: ...
+
+    @property
+    def errors(self) -> Sequence[AjetError]:
+        """The calls that failed for a reason that fails the episode."""
+
+    @property
+    def context_overflow(self) -> bool: ...
+
+
+def fault_of_calls(opened: RecordedCalls, error: BaseException | None) -> EpisodeFault | None:
     """The fault of an episode after its workflow: of its calls if they caused it, else of its own
     code.
 
@@ -257,7 +267,7 @@ def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeF
     return EpisodeFault(error, cause="ContextOverflow" if opened.context_overflow else None)
 
 
-def is_last_call_lost(opened: OpenEpisode, phase: Phase) -> bool:
+def is_last_call_lost(opened: RecordedCalls, phase: Phase) -> bool:
     """Whether the last call of a phase to the policy failed, or the last one to other models.
 
     It is not lost if the agent repeats it, or asks another model after a failed one.

@@ -115,7 +115,7 @@ def build(
     )
     for draft in drafts:
         draft.rule_out(newest, scorable)
-    zero = _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
+    _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
     if overlong_filtering:
         for draft in drafts:
             draft.mask_overlong()
@@ -125,22 +125,17 @@ def build(
         samples = _whole_pairs(samples, drafts)
     ledger = tuple(row for draft in drafts for row in draft.ledger())
     splits = tuple(split for draft in drafts for split in draft.merged.splits)
-    return Batch(tuple(samples), ledger, splits, _metrics(drafts, samples, ledger, zero))
+    return Batch(tuple(samples), ledger, splits, _metrics(drafts, samples, ledger))
 
 
 _Values = list[tuple[Draft, list[tuple[Call, float]]]]
 """Calls of a role in each episode of a group, with their values."""
 
 
-def _advantages(
-    drafts: Sequence[Draft], estimator: Estimator, normalize_std: bool
-) -> tuple[int, int]:
-    """Sets each call's advantage or outcome `zero_advantage`. Returns the number of groups, and of
-    those without."""
-    groups: dict[str, list[Draft]] = defaultdict(list)
-    for draft in drafts:
-        groups[draft.episode.group_id or draft.episode.episode_id].append(draft)
-    compared = [drafts] if estimator == "reinforce_plus_plus" else groups.values()
+def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bool) -> None:
+    """Sets each call's advantage or outcome `zero_advantage`."""
+    batch = estimator == "reinforce_plus_plus"
+    compared = [drafts] if batch else _groups(drafts)
     for together in compared:
         for role in dict.fromkeys(role for draft in together for role in draft.candidates):
             if estimator in _UNREWARDED:
@@ -156,9 +151,13 @@ def _advantages(
                 _pair(episodes)
             else:
                 _group(episodes, callless, estimator, normalize_std)
-    return len(groups), sum(
-        not any(draft.advantages for draft in group) for group in groups.values()
-    )
+
+
+def _groups(drafts: Iterable[Draft]) -> list[list[Draft]]:
+    groups: dict[str, list[Draft]] = defaultdict(list)
+    for draft in drafts:
+        groups[draft.episode.group_id or draft.episode.episode_id].append(draft)
+    return list(groups.values())
 
 
 def _values(drafts: Sequence[Draft], role: str) -> tuple[_Values, list[float]]:
@@ -300,7 +299,6 @@ def _metrics(
     drafts: Sequence[Draft],
     samples: Sequence[Sample],
     ledger: Sequence[LedgerEntry],
-    groups: tuple[int, int],
 ) -> dict[str, float]:
     """Metrics of the step; see docs for each name."""
     drafts = [draft for draft in drafts if draft.episode.split == "train"]
@@ -310,6 +308,7 @@ def _metrics(
         counted_reward(draft.episode, draft.failure_reward) for draft in drafts if draft.counts
     ]
     rewards = [value for value in values if value is not None]
+    groups = _groups(drafts)
     calls = {call.call_id: call for draft in drafts for call in draft.episode.calls}
     tokens = sum(len(sample.timeline.token_ids) for sample in samples)
     alone = [calls[span.call_id] for sample in samples for span in sample.timeline.spans]
@@ -320,8 +319,10 @@ def _metrics(
     splits = Counter(split.cause for draft in drafts for split in draft.merged.splits)
     metrics: dict[str, float] = {
         "train/episodes": len(drafts),
-        "train/groups": groups[0],
-        "train/groups_zero_variance": groups[1],
+        "train/groups": len(groups),
+        "train/groups_zero_variance": sum(
+            not any(draft.advantages for draft in group) for group in groups
+        ),
         "train/timelines": len(samples),
         "train/merge_ratio": apart / tokens if tokens else 1.0,
         "train/tokens_in_samples": tokens,

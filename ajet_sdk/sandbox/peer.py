@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from ajet_sdk.sandbox.plain import NotPlain, decode, encode, is_plain
@@ -66,6 +66,7 @@ class Peer:
         self.remotes: dict[tuple[int, Grade], Remote] = {}
         self.read: dict[int, ItemsRead] = {}
         self.errors: dict[int, type[BaseException]] = {}
+        self.loop: Any = None
 
     def refuse(self, remote: Remote, operation: str) -> None:
         """Record that an object stands where the tests ask for plain data."""
@@ -142,7 +143,8 @@ class Peer:
 
     def raised(self, operation: str, error: object) -> BaseException:
         """The exception to raise for a request that failed."""
-        if isinstance(error, StopIteration | StopAsyncIteration) and operation != "next":
+        is_end = isinstance(error, StopIteration | StopAsyncIteration)
+        if is_end and operation not in ("next", "anext"):
             return RuntimeError(type(error).__name__)  # as it is, it would end a loop in the tests
         return error if isinstance(error, BaseException) else RuntimeError(str(error))
 
@@ -173,7 +175,11 @@ class Peer:
         if operation in OPERATIONS and (self.code is not None or operation in OF_TESTS):
             return OPERATIONS[operation](*values)
         if operation == "await":
-            return importlib.import_module("asyncio").run(values[0])
+            return self.awaited(values[0])
+        if operation == "aiter" and self.code is not None:
+            return aiter(values[0])
+        if operation == "anext" and self.code is not None:
+            return self.awaited(_next_of(values[0]))
         if operation == "load" and self.code is not None:
             exec(compile(self.code, "program.py", "exec", dont_inherit=True), vars(self.module))
             return None
@@ -189,6 +195,13 @@ class Peer:
             }
             return attribute[operation](*values)
         raise ValueError(operation)
+
+    def awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine. All of them run in one event loop, in which an asynchronous
+        generator goes on from item to item."""
+        if self.loop is None:
+            self.loop = importlib.import_module("asyncio").new_event_loop()
+        return self.loop.run_until_complete(coroutine)
 
     def may_access(self, operation: str, value: object, name: str) -> bool:
         """Whether a program may read or change an attribute of an object of the tests."""
@@ -296,6 +309,10 @@ class Peer:
             ):  # an exception can be a result, too: no method of the program comes with it
                 instance.__dict__[str(name)] = value
         return instance
+
+
+async def _next_of(iterator: AsyncIterator[Any]) -> Any:
+    return await anext(iterator)
 
 
 def restore(old: Any, new: Any) -> Any:

@@ -145,6 +145,12 @@ class Remote:
         read: ItemsRead = self._peer.read[self._number]
         return read.rest() if items._number == self._number else read.all()
 
+    def __aiter__(self) -> Any:
+        return self._peer.ask("aiter", self)
+
+    async def __anext__(self) -> Any:
+        return self._peer.ask("anext", self)
+
     def __instancecheck__(self, value: object) -> bool:
         return isinstance(value, Remote) and self._peer.ask("isinstance", value, self) is True
 

@@ -316,16 +316,21 @@ def _insert(
 
 _LATER = (
     "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT"
-    " FROM 'trial'"
+    " FROM 'trial' AND episode_id NOT IN (SELECT unnest($kept::VARCHAR[]))"
 )
 """Trials stay: a resumed run has the tasks that they selected."""
 
 
 def supersede(
-    connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    after_step: int,
+    booked: Sequence[str] = (),
+    kept: Sequence[str] = (),
 ) -> None:
     """Mark the part of a run after a step as rolled back; see TraceWriter.supersede."""
     values = {"run": run_id, "step": after_step}
+    with_kept = {**values, "kept": list(kept)}
     lost = f"""
         SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id,
             if(e.split = 'trial', 'evaluation', 'superseded'), {SAMPLED}
@@ -333,19 +338,21 @@ def supersede(
         WHERE c.trainable AND c.phase = 'rollout' AND {SAMPLED} > 0
           AND (e.run_id = $run AND (e.step > $step OR e.split = 'trial')
                OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
+          AND c.episode_id NOT IN (SELECT unnest($kept::VARCHAR[]))
           AND c.call_id NOT IN (SELECT call_id FROM ledger) AND c.call_id NOT IN (SELECT unnest($booked::VARCHAR[]))"""
     later = "run_id = $run AND step > $step"
     with _optimized(connection), transaction(connection):
         with amending(connection, "ledger", "run_id = $run", {"run": run_id}):
-            connection.execute(f"INSERT INTO ledger {lost}", {**values, "booked": list(booked)})
+            connection.execute(f"INSERT INTO ledger {lost}", {**with_kept, "booked": list(booked)})
             connection.execute(
                 f"UPDATE ledger SET outcome = 'superseded' WHERE {later} AND episode_id NOT IN "
-                "(SELECT episode_id FROM episodes WHERE run_id = $run AND split = 'trial')",
-                values,
+                "(SELECT episode_id FROM episodes WHERE run_id = $run AND split = 'trial')"
+                " AND episode_id NOT IN (SELECT unnest($kept::VARCHAR[]))",
+                with_kept,
             )
-        with amending(connection, "episodes", f"episode_id IN ({_LATER})", values):
+        with amending(connection, "episodes", f"episode_id IN ({_LATER})", with_kept):
             connection.execute(
-                f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values
+                f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", with_kept
             )
         for table in ("metrics", "trained"):
             with amending(connection, table, later, values):
@@ -360,6 +367,18 @@ def _optimized(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         yield
     finally:
         connection.execute("PRAGMA disable_optimizer")
+
+
+def move_to_step(
+    connection: duckdb.DuckDBPyConnection, episode_ids: Sequence[str], step: int
+) -> None:
+    """Set the step of episodes."""
+    chosen = "list_contains($ids, episode_id)"
+    ids = {"ids": list(episode_ids)}
+    with transaction(connection), amending(connection, "episodes", chosen, ids):
+        connection.execute(
+            f"UPDATE episodes SET step = $step WHERE {chosen}", {**ids, "step": step}
+        )
 
 
 def undeliver(

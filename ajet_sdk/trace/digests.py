@@ -30,7 +30,7 @@ def keyed_digests(table: str, rows: pa.Table | pa.RecordBatch) -> list[int]:
     """The digest of each row: of its ids and of its content."""
     ids = digests_of(table, rows.select([name for name in rows.schema.names if name in _KEYS]))
     whole = digests_of(table, rows)
-    tag = blake2b(table.encode(), digest_size=1).digest()[0] << (_ID_BITS + _CONTENT_BITS)
+    tag = tag_of(table) << (_ID_BITS + _CONTENT_BITS)
     keys = ((key & ((1 << _ID_BITS) - 1)) << _CONTENT_BITS for key in ids)
     contents = (content & ((1 << _CONTENT_BITS) - 1) for content in whole)
     return [tag | key | content for key, content in zip(keys, contents, strict=True)]
@@ -41,8 +41,13 @@ def key_of(digest: int) -> int:
     return digest >> _CONTENT_BITS
 
 
+def tag_of(table: str) -> int:
+    """The part of a digest that tells the table."""
+    return blake2b(table.encode(), digest_size=1).digest()[0]
+
+
 def table_of(digest: int) -> int:
-    """The part of a digest that all rows of a table share."""
+    """The `tag_of` the table of a row."""
     return digest >> (_CONTENT_BITS + _ID_BITS)
 
 

@@ -94,7 +94,10 @@ class StoredCalls:
         self._calls: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def add(self, call: Call) -> None:
-        self._calls[call.episode_id, call.call_id] = None
+        self.know(call.episode_id, call.call_id)
+
+    def know(self, episode_id: str, call_id: str) -> None:
+        self._calls[episode_id, call_id] = None
         if len(self._calls) > _KNOWN:
             self._calls.popitem(last=False)
 
@@ -169,6 +172,7 @@ def _episode(episode: Episode, _: StoredCalls) -> list[tuple[str, Row]]:
             else None
         ),
         "superseded": False,
+        "client": _text(episode.client) or None,
     } | ({} if episode.split else {"split": None, "step": None})
     rewards = [
         ("rewards", {**_plain(r), "episode_id": episode.episode_id}) for r in episode.rewards

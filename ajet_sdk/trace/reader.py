@@ -359,6 +359,7 @@ def _episode(row: dict[str, Any], calls: Sequence[Call], rewards: Sequence[Rewar
         plain |= {"split": "", "step": 0}
     parsed = {name: json.loads(row[name]) for name in ("task", "output", "metrics")}
     parsed["events"] = tuple(json.loads(row["events"] or "[]"))
+    parsed["client"] = row["client"] or ""
     return Episode(**{**plain, **parsed, "calls": tuple(calls), "rewards": tuple(rewards)})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (
     SELECT run_id FROM runs
@@ -27,7 +27,7 @@ COLUMNS = {
             " split VARCHAR, task_id VARCHAR, task JSON, output JSON, status VARCHAR, error"
             " VARCHAR, cause VARCHAR, infrastructure BOOLEAN, is_success BOOLEAN, metrics JSON,"
             " started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, superseded BOOLEAN, decoding VARCHAR,"
-            " events JSON"
+            " events JSON, client VARCHAR"
         ),
         "calls": (
             "call_id VARCHAR, episode_id VARCHAR, index INTEGER, agent VARCHAR, target_tag VARCHAR,"

@@ -24,6 +24,7 @@ from ajet_sdk.trace.database import (
     explain,
     insert,
     keep_private,
+    move_to_step,
     open_to_write,
     supersede,
     undeliver,
@@ -32,6 +33,7 @@ from ajet_sdk.trace.encoding import Record, StoredCalls, encode, size_of
 from ajet_sdk.trace.journal import IDS, Journal, id_of, left_behind, records_of, trace_of
 from ajet_sdk.trace.owner import retract
 from ajet_sdk.trace.query import RESULT_BYTES, select
+from ajet_sdk.types import Call
 
 _LOG = logging.getLogger("ajet.trace")
 _QUEUE_BYTES = 256 << 20
@@ -241,13 +243,20 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         """Whether `query` can read the file now."""
         return self._root is not None
 
-    def supersede(self, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
+    def supersede(
+        self,
+        run_id: str,
+        after_step: int,
+        booked: Sequence[str] = (),
+        kept: Sequence[str] = (),
+    ) -> None:
         """Roll a run back to `after_step` for a resume: tokens of later steps become `superseded`.
 
         Calls without ledger entries, left by a kill before their step ended, get them, except for
         those `booked` in another file; metrics and `trained` rows of later steps are deleted.
+        Episodes `kept` stay as they are: a later step trains them.
         """
-        order = _Order(lambda connection: supersede(connection, run_id, after_step, booked))
+        order = _Order(lambda connection: supersede(connection, run_id, after_step, booked, kept))
         with self._changed:
             self._queue.append(order)
             self._put += 1
@@ -258,6 +267,14 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
                 raise self._failure
             if not self._thread.is_alive():
                 raise TraceError(f"the trace writer of {self.path} has stopped")
+
+    def move_to_step(self, episode_ids: Sequence[str], step: int) -> None:
+        """Set the step of episodes that were put with another. Doesn't wait."""
+        order = _Order(lambda connection: move_to_step(connection, episode_ids, step))
+        with self._changed:
+            if not self._closing:
+                self._queue.append(order)
+                self._put += 1
 
     def undelivered(self, episode_id: str, request_id: str, error: str) -> None:
         """Set the error of a request's calls that were put without one. Doesn't wait."""
@@ -307,9 +324,17 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         fresh = [
             record for name, record in by_id.items() if name not in set(known.column(0).to_pylist())
         ]
+        self._know_calls_of(fresh)
         self._bytes += sum(map(size_of, fresh))
         self._queue.extend([*fresh, _Order(lambda _: journal.unlink(missing_ok=True))])
         self._put += len(fresh) + 1
+
+    def _know_calls_of(self, records: Sequence[Record]) -> None:
+        """Let calls refer to earlier calls of their episodes that a killed process has written."""
+        begun = list({record.episode_id for record in records if isinstance(record, Call)})
+        sql = "SELECT episode_id, call_id FROM calls WHERE episode_id IN (SELECT unnest($1::VARCHAR[]))"
+        for row in self.query(sql, [begun]).to_pylist():
+            self._stored.know(row["episode_id"], row["call_id"])
 
     def _open(self) -> None:
         root = open_to_write(self.path, again=self._opened)

@@ -65,6 +65,8 @@ class _Root(LazyGroup):
             "run": "run",
             "baseline": "run",
             "train": "train",
+            "swarm": "swarm",
+            "work": "work",
             "serve": "train",
         },
         "Look": {"trace": "trace", "dataset": "dataset"},
@@ -190,6 +192,7 @@ def _interrupted(ctx: Context, code: int = 128 + signal.SIGINT) -> typer.Exit:
             "records already written are kept; `ajet train … --resume` continues from the last"
             " checkpoint"
         ),
+        "work": "open episodes were aborted; the training at the server goes on",
         "dataset": "files are written whole or not at all",
     }
     _print_message(

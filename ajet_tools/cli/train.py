@@ -30,6 +30,7 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TraceError, TrainingError
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.reporting.results import TunedModel, view_command
+from ajet_sdk.swarm_worker import train_at
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.arguments import (
     AgentAndOverrides,
@@ -44,6 +45,7 @@ from ajet_tools.cli.arguments import (
 from ajet_tools.cli.dry_run import print_plan
 from ajet_tools.cli.options import explain_listen_errors
 from ajet_tools.cli.viewer import logview
+from ajet_tools.cli.work import shown_summary
 from ajet_tools.text.clean import flat_keys
 
 NO_UPDATE = 3
@@ -167,6 +169,11 @@ def _judge(counts: dict[str, int], tuned: TunedModel, directory: Path) -> None:
         raise TrainingError(f"no model was written; {look}")
 
 
+def swarm_key() -> str | None:
+    """The key for a swarm's server: the owner's, else a worker's."""
+    return os.environ.get("AJET_SWARM_OWNER_KEY") or os.environ.get("AJET_SWARM_KEY")
+
+
 def train(
     arguments: AgentAndOverrides = None,
     *,
@@ -183,6 +190,7 @@ def train(
     sweep: Annotated[list[str] | None, Option(metavar="KEY=VALUE,VALUE")] = None,
     max_cost: Annotated[float | None, key_option("tinker.max_cost")] = None,
     dry_run: Annotated[bool, Option("--dry-run")] = False,
+    swarm: Annotated[str | None, Option(metavar="URL")] = None,
     with_ray: Annotated[bool, Option("--with-ray")] = False,
     with_ray_cluster: Annotated[str | None, Option(metavar="ADDRESS")] = None,
     with_appworld: Annotated[bool, Option("--with-appworld", hidden=True)] = False,
@@ -197,6 +205,8 @@ def train(
     Args:
         sweep: Train once for each value of a config key, one after the other; repeatable: for each combination.
         dry_run: Print the episodes, tokens and cost to expect; ask no model.
+        swarm: Train at this server (`ajet swarm start`), with the agent, judge and tasks here. A server without a
+            training gets the config; otherwise this joins its training. Keys: AJET_SWARM_OWNER_KEY or AJET_SWARM_KEY.
         with_ray: Start Ray on this machine for the run, and stop it afterwards.
         with_ray_cluster: Use this Ray cluster: HOST:PORT, or `auto` for the one on this machine.
 
@@ -205,6 +215,7 @@ def train(
     ajet train --conf math.yaml --backbone debug ajet.debug.debug_first_n_tasks=1
     ajet train --conf math.yaml --dry-run
     ajet train --conf math.yaml --resume
+    ajet train --conf math.yaml --swarm http://gpu-box:10086
     ajet train --conf math.yaml --sweep lr=1e-4,3e-4 --sweep seed=0,1,2
     ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --model ./Qwen2.5-0.5B-Instruct
@@ -235,6 +246,14 @@ def train(
     if dry_run:
         print_plan(config)
         raise typer.Exit
+    if swarm is not None:
+        refused = {"--resume": resume, "--debug": debug, "--sweep": sweep, "--with-ray": ray}
+        named = ", ".join(option for option, given in refused.items() if given)
+        if named:
+            raise ConfigError(f"--swarm trains at its server; there is no {named} here")
+        with shown_summary(False) as summary:
+            train_at(config, swarm, key=swarm_key(), say=echo, summary=summary)
+        return
     if resume:
         config = newest_experiment(config, job.exp_dir)
     if sweep:

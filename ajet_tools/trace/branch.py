@@ -253,7 +253,7 @@ class BranchingEngine:
             ids = [*kept, *rest.output_ids]
             behind = engine.tokenizer.decode(rest.output_ids)[len(rest.text or "") :]
             text = None if rest.text is None else engine.tokenizer.decode(ids).removesuffix(behind)
-            both = [*logprobs, *rest.logprobs]
+            both = None if rest.logprobs is None else [*logprobs, *rest.logprobs]
             sampled.append(Sampled(ids, both, rest.finish_reason, rest.policy_version, text))
         return engine.chat.answer(conversation, sampled, engine.model)
 

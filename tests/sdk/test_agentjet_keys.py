@@ -47,7 +47,7 @@ def run(
 ) -> list[Episode]:
     async def main() -> list[Episode]:
         attempts = [Attempt(Task(main_query="q"), "run", "group", attempt=i) for i in range(n)]
-        engine = ScriptedEngine(replies)
+        engine = ScriptedEngine(replies, logprob=-1.0)
         return await run_batch(
             workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=settings
         )

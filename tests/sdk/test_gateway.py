@@ -55,7 +55,7 @@ def open_episode(gateway: Gateway) -> Opener:
     def open_one(replies: Any = "forty-two", episode_id: str = "one", **spec: Any) -> OpenEpisode:
         told = replies if callable(replies) else lambda ask: replies
         return gateway.open(
-            EpisodeSpec(episode_id, ScriptedEngine(told, max_model_len=4000), **spec)
+            EpisodeSpec(episode_id, ScriptedEngine(told, max_model_len=4000, logprob=-1.0), **spec)
         )
 
     return open_one

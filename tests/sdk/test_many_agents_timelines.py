@@ -42,7 +42,7 @@ def calls_of(gateway: Gateway, team: Any) -> tuple[tuple[Call, ...], Merged]:
         await team(model)
         return ajet.Reward(value=1.0)
 
-    engine = ScriptedEngine(lambda ask: f"reply {len(ask.body['messages'])}")
+    engine = ScriptedEngine(lambda ask: f"reply {len(ask.body['messages'])}", logprob=-1.0)
     attempts = [Attempt(Task(main_query="q"), "run", group_id="g", attempt=n) for n in range(2)]
     config = load_config(values={"rollout": {"timeout": 20}})
     first, second = asyncio.run(

@@ -61,7 +61,9 @@ def open_episode(
 
     def open_one(*replies: Any) -> OpenEpisode:
         return running.open(
-            EpisodeSpec("one", ScriptedEngine(list(replies), tokenizer, max_model_len=4000))
+            EpisodeSpec(
+                "one", ScriptedEngine(list(replies), tokenizer, max_model_len=4000, logprob=-1.0)
+            )
         )
 
     with installed(), Gateway() as running:

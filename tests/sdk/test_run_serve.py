@@ -40,7 +40,7 @@ def reply(ask):
     return f"you said {said}"
 
 key = sys.argv[1] if len(sys.argv) > 1 else None
-serve_engine(ScriptedEngine(reply, model="parrot"), port=0, trace=Path("served.duckdb"), api_key=key)
+serve_engine(ScriptedEngine(reply, model="parrot", logprob=-1.0), port=0, trace=Path("served.duckdb"), api_key=key)
 print("stopped in peace")
 """
 

@@ -118,6 +118,16 @@ def test_a_group_without_variance_is_left_out_and_said(values: tuple[float, ...]
     assert batch.metrics["train/groups_zero_variance"] == 1
 
 
+def test_a_group_whose_attempts_all_failed_is_counted_among_those_that_trained_nothing() -> None:
+    """`train/groups` is the number of groups of the step, as a trace's episodes have it."""
+    failed = [
+        episode(f"f{i}", None, group_id="lost").model_copy(update={"status": "failed"})
+        for i in range(2)
+    ]
+    batch = build([episode("a", 1.0), episode("b", 0.0), *failed])
+    assert (batch.metrics["train/groups"], batch.metrics["train/groups_zero_variance"]) == (2, 1)
+
+
 def test_episodes_without_a_group_are_not_one_group() -> None:
     batch = build([episode(str(i), float(i), group_id="") for i in range(3)])
     assert batch.samples == () and batch.metrics["train/groups"] == 3

@@ -246,7 +246,7 @@ def two_turns(client: openai.OpenAI) -> str:
 def test_an_agent_with_a_tool_is_one_timeline_and_told_once(
     gateway: Gateway, source: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ScriptedEngine([CALL, "It is 408."], tokenizer(source))
+    engine = ScriptedEngine([CALL, "It is 408."], tokenizer(source), logprob=-1.0)
     with caplog.at_level(logging.WARNING, "ajet"):
         for name in ("one", "two"):
             episode = gateway.open(EpisodeSpec(name, engine))

@@ -27,7 +27,7 @@ from ajet_sdk.config.config import load_config
 from .experiments import Experiment
 from .test_trinity_failures import books_balance, process_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("audited")]
 
 EVERY = 3
 """Steps from one checkpoint to the next; weights are handed to the sampler at every step."""

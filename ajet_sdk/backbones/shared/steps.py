@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.gateway.episode import SamplingOverride
@@ -32,10 +32,16 @@ if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
 
+WITHOUT_END = 1_000_000
+"""Steps of a run whose tasks are its clients', unless the config limits them."""
+
+
 def total_steps(config: Config, tasks: int) -> int:
     """Training steps of a run: `total_steps`, else by the number of epochs; at most
     `total_training_steps`."""
     common = config.trainer_common
+    if not tasks and not common.total_steps:
+        return common.total_training_steps or WITHOUT_END
     steps = common.total_steps or max(
         1, common.total_epochs * tasks // config.data.train_batch_size
     )
@@ -236,6 +242,30 @@ def training_sampling(config: Config) -> SamplingOverride | None:
     return SamplingOverride(
         temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k
     )
+
+
+class StepBatch(Protocol):
+    """The episodes of a step: sampled here, stored, or from clients."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration in seconds, so far or in total."""
+
+    async def episodes(self, display: Display | None, title: str) -> list[Episode]:
+        """Wait for the episodes; the display shows the number of finished ones."""
+
+    async def stop(self) -> None:
+        """Stop early."""
+
+    def overlap(self, begin: float, end: float) -> float:
+        """Seconds of running time between two `time.perf_counter` values."""
+
+
+class StepSource(Protocol):
+    """Where the episodes of a run come from."""
+
+    def begin_step(self, step: int) -> StepBatch:
+        """Begin the batch of a step (from 1)."""
 
 
 @dataclass(frozen=True)

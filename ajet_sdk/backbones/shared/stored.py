@@ -351,9 +351,9 @@ class StoredSteps:
                 display.advance()
         return tally.messages()
 
-    def begin_step(self, step: int, tokenizer: Tokenizer, writer: TraceWriter) -> StoredBatch:
-        """The conversations of a step (from 1)."""
-        return StoredBatch(self._of_step(step), self.job.run_id, step, tokenizer, writer)
+    def source(self, tokenizer: Tokenizer, writer: TraceWriter) -> StoredSource:
+        """The steps' batches, tokenized and recorded."""
+        return StoredSource(self, tokenizer, writer)
 
     def replayed(self, step: int, tokenizer: Tokenizer) -> Sequence[Sample]:
         """The conversations of a step as samples to imitate, which are not episodes of the run."""
@@ -370,6 +370,10 @@ class StoredSteps:
             for at in order_of_tasks(len(self), places, self.job.config.trainer_common.seed)
         ]
 
+    def begin_step(self, step: int, tokenizer: Tokenizer, writer: TraceWriter) -> StoredBatch:
+        """The conversations of a step (from 1)."""
+        return StoredBatch(self._of_step(step), self.job.run_id, step, tokenizer, writer)
+
     def _samples(self, loads: Iterable[Load], tokenizer: Tokenizer) -> Sequence[Sample]:
         episodes = [
             _retold(episode, new_id(), 0, self.job.run_id, 0, tokenizer)
@@ -377,6 +381,19 @@ class StoredSteps:
             for episode in of()
         ]
         return samples_of(self.job.config, episodes, tokenizer, estimator="sft").samples
+
+
+@dataclass(frozen=True)
+class StoredSource:
+    """Stored conversations as the `steps.StepSource` of a run."""
+
+    steps: StoredSteps
+    tokenizer: Tokenizer
+    writer: TraceWriter
+
+    def begin_step(self, step: int) -> StoredBatch:
+        """The conversations of a step (from 1)."""
+        return self.steps.begin_step(step, self.tokenizer, self.writer)
 
 
 class StoredBatch:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ajet_sdk.backbones.shared.garbage import freeze_gc
 from ajet_sdk.backbones.shared.steps import (
-    Rollout,
     Rollouts,
+    StepBatch,
+    StepSource,
     book_unfinished,
     samples_of,
     total_steps,
 )
-from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
+from ajet_sdk.backbones.shared.stored import StoredSteps, open_stored
+from ajet_sdk.backbones.shared.swarm import SwarmSteps
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
 from ajet_sdk.config.trainer_schema import Estimator
@@ -72,7 +74,7 @@ async def train(
 ) -> TunedModel:
     """Open the model and its teacher, train, and close them. Raises ConfigError."""
     config = job.config
-    if not job.train:
+    if not job.train and job.swarm is None:
         raise ConfigError("there is no training task; see task_reader")
     stored_steps = open_stored(job)
     stored, replay = (
@@ -124,9 +126,18 @@ class TrainingRun:
         self._thread = ThreadPoolExecutor(1, "trainer")
         self.rollouts = Rollouts(job, gateway, writer, learner.engine)
         self.validation = Validation(self.rollouts, loggers, total)
+        self.swarm: SwarmSteps | None = None
+        self.source: StepSource = self.rollouts
+        if job.swarm is not None:
+            self.swarm = SwarmSteps(job, job.swarm, writer, learner, loggers, total)
+            self.source = self.swarm
+        elif stored is not None:
+            self.source = stored.source(self.tokenizer, writer)
         self.checkpoints = checkpoint_base(job.config) / job.run_id
         self.done = 0
         """Finished steps."""
+        self._cpu = time.process_time()
+        """Processor time of the process at the end of the last step."""
         self.saved = -1
         self.planned_updates: int | None = None
         """Updates that the resumed run was to make."""
@@ -134,26 +145,27 @@ class TrainingRun:
         """Whether the newest step had samples to train on."""
         self.solved = 0
         """Number of newest steps in a row whose attempts were all solved."""
-        self.ahead: Rollout | StoredBatch | None = None
+        self.ahead: StepBatch | None = None
         """The next batch, started early."""
 
     async def run(self) -> TunedModel:
         if self.job.resume:
             await self._resume()
         self._announce()
+        if self.swarm is not None:
+            await self.swarm.open(self.done)
         try:
             if self.done == 0 and self.common.val_before_train:
-                await self._measure_loss()
-                await self.validation.run(self.done)
+                await self._validate()
             while self.done < self.total:
                 await self._grow()
                 await self._train_step(self.done + 1)
                 last = self.done == self.total or self._is_solved()
                 validates = last or due(self.done, self.common.test_freq)
-                if validates or due(self.done, self.common.algorithm.val_loss_freq):
-                    await self._measure_loss()
                 if validates:
-                    await self.validation.run(self.done)
+                    await self._validate()
+                elif due(self.done, self.common.algorithm.val_loss_freq):
+                    await self._measure_loss()
                 why = self._reason_to_stop()
                 if (
                     last
@@ -167,12 +179,18 @@ class TrainingRun:
                     break
         except asyncio.CancelledError:
             await self._abandon()
-            self._write_checkpoint()
-            book_unfinished(self.writer, self.job.run_id)
+            if self.swarm is None:
+                self._write_checkpoint()
+                book_unfinished(self.writer, self.job.run_id)
+            else:  # what has ended counts when the run is resumed
+                await self.swarm.close("the server was stopped", is_last=False)
+                self._write_checkpoint()
             self.loggers.say(f"stopped after step {self.done}; continue with --resume")
             raise
         finally:
             await self._abandon()
+        if self.swarm is not None:
+            await self.swarm.close("the training is finished", is_last=True)
         async with self.sampler.exclusive():
             path = await _complete(asyncio.to_thread(self.learner.export, self.checkpoints))
         return self.loggers.tuned(
@@ -198,7 +216,8 @@ class TrainingRun:
             self.loggers.last |= progress.metrics
             self.loggers.say(f"resuming from {newest}: {self.done} of {self.total} steps done")
             self.planned_updates = progress.total_updates
-        self.writer.supersede(self.job.run_id, self.done if newest is not None else -1)
+        kept = self.swarm.keep(self.done) if self.swarm is not None else ()
+        self.writer.supersede(self.job.run_id, self.done if newest is not None else -1, kept=kept)
         if newest is not None:
             sql = "SELECT name, step, value FROM metrics WHERE run_id = ? AND step <= ?"
             for row in self.writer.query(sql, [self.job.run_id, self.done]).to_pylist():
@@ -212,12 +231,20 @@ class TrainingRun:
         notice = self.trainer.settings.schedule_notice(self.trainer.updates, self.planned_updates)
         if notice:
             self.loggers.say(notice)
+        if self.swarm is not None:
+            return  # how long it takes, the clients decide
         steps = self.total - self.done
         validations = (
             validations_left(self.config, self.done, self.total) * self.validation.episodes
         )
         guess = self.learner.estimate(self.config, steps=steps, val_episodes=validations)
         self.loggers.say(f"{steps} {'step' if steps == 1 else 'steps'}: {guess}")
+
+    async def _validate(self) -> None:
+        """Measure the policy on held-out data. The clients of a swarm do it by themselves."""
+        await self._measure_loss()
+        if self.swarm is None:
+            await self.validation.run(self.done)
 
     async def _abandon(self) -> None:
         """Stop the batch that was started early."""
@@ -239,10 +266,11 @@ class TrainingRun:
 
     async def _train_step(self, step: int) -> None:
         started = time.perf_counter()
-        rollout, self.ahead = self.ahead or self._begin_step(step), None
+        rollout, self.ahead = self.ahead or self.source.begin_step(step), None
         episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} train")
         seconds = rollout.seconds
-        for _ in range(self.config.rollout.resample_groups if self.common.algorithm.grouped else 0):
+        resamples = self.common.algorithm.grouped and self.swarm is None
+        for _ in range(self.config.rollout.resample_groups if resamples else 0):
             if (more := self.rollouts.begin_more(step, episodes)) is None:
                 break
             episodes = [
@@ -252,13 +280,11 @@ class TrainingRun:
             seconds += more.seconds
         for line in failure_messages(episodes):
             self.loggers.say(f"step {step}: {line}")
-        check_sound(episodes, self.config.rollout.min_sound_share)
+        if self.swarm is None:  # a client's broken agent ends no server
+            check_sound(episodes, self.config.rollout.min_sound_share)
         await _complete(self._learn(step, episodes, started, seconds))
-
-    def _begin_step(self, step: int) -> Rollout | StoredBatch:
-        if self.stored is not None:
-            return self.stored.begin_step(step, self.tokenizer, self.writer)
-        return self.rollouts.begin_step(step)
+        if self.swarm is not None:
+            await self.swarm.trained(step)
 
     async def _learn(
         self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float
@@ -326,6 +352,9 @@ class TrainingRun:
             metrics["train/hash"] = step_hash(episodes, self.trainer.parameters)
         metrics |= {"train/policy_version": self.trainer.updates, **self.learner.metrics()}
         metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
+        cpu = time.process_time()
+        metrics["time/cpu"] = cpu - self._cpu
+        self._cpu = cpu
         self.loggers.log(step, metrics)
         self.done = step
 
@@ -396,7 +425,7 @@ class TrainingRun:
         `max_staleness`."""
         bound = self.config.rollout.max_staleness
         if bound and updates_left <= bound and self.ahead is None and step <= self.total:
-            self.ahead = self._begin_step(step)
+            self.ahead = self.source.begin_step(step)
 
     def _record_scores(
         self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores

@@ -26,8 +26,9 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.files.audit import Audit, audit
-from ajet_tools.trace.files.check import INVARIANTS, edited
 from ajet_tools.trace.files.check import check as check_trace
+from ajet_tools.trace.files.check import edited
+from ajet_tools.trace.files.invariants import INVARIANTS
 from ajet_tools.trace.files.prune import OnStage, RunSize, beyond_size, refuse_live, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
@@ -216,9 +217,9 @@ def check(
         for entry in violations:
             prefix = f"{where}: " if len(traces) > 1 else ""
             echo(f"{prefix}{entry.invariant}: {entry.says} ({entry.count:,})")
-            for id in entry.ids:
-                echo(f"  {one_line(id)}")
-            if entry.count > len(entry.ids):
+            for line in entry.deeds or entry.ids:
+                echo(f"  {one_line(line, 200)}")
+            if entry.count > len(entry.ids) and not entry.deeds:
                 echo(f"  and {entry.count - len(entry.ids):,} more")
         if where in audits:
             _print_audit(str(where), audits[where])
@@ -291,7 +292,7 @@ def _print_audit(where: str, audited: Audit) -> None:
         echo(f"{where}: recomputed, nothing differs ({audited.checks} checks of {calls}{forward})")
     for entry in audited.differs:
         more = f" ({entry.count:,} rows)" if entry.count > 1 else ""
-        echo(f"{entry.check} of run {entry.run[:12]}: {one_line(entry.row)}{more}")
+        echo(f"{entry.check} of run {entry.run[:12]}: {one_line(entry.says, 200)}{more}")
         echo(f"  expected {one_line(entry.expected)}")
         echo(f"  stored   {one_line(entry.stored)}")
     unchecked: dict[tuple[str, str], list[str]] = {}

@@ -26,7 +26,7 @@ from ajet_tools.trace.compare.changes import (
     measures,
     rewards,
 )
-from ajet_tools.trace.compare.setup import differing_values, request_values
+from ajet_tools.trace.compare.setup import code_changes, differing_values, request_values
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.episodes import StepEpisode, Steps, rewards_by_step, step_episodes
 
@@ -286,8 +286,9 @@ def diff_runs(
         request_values(*run, side.split, side.decoding, side.step)
         for run, side in zip((a, b), sides, strict=True)
     ]
-    setup = list(differing_values(*values))
-    config_a, config_b = (dict(flat_keys(recorded_config(*side))) for side in (a, b))
+    recorded = [recorded_config(*side) for side in (a, b)]
+    setup = [*code_changes(*recorded), *differing_values(*values)]
+    config_a, config_b = (dict(flat_keys(config)) for config in recorded)
     keys = sorted({*config_a, *config_b}.difference(_IDENTITY))
     config = [(key, config_a.get(key), config_b.get(key)) for key in keys]
     return RunDiff(

@@ -7,6 +7,7 @@ Metrics of a step are single numbers without a spread: a change counts from 20 %
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
 from ajet_tools.text.clean import counted, one_line
+from ajet_tools.text.tables import lasting
 from ajet_tools.trace.compare.changes import (
     Finding,
     apart,
@@ -91,6 +93,8 @@ class Explanation:
     unsolved: tuple[str, ...]
     tokens: int
     """Sampled tokens of the training, up to the step."""
+    cpu_seconds: float = 0.0
+    """Processor time of the training process, up to the step; 0 if none is recorded."""
 
 
 def lines_of(explanation: Explanation) -> list[str]:
@@ -124,7 +128,9 @@ def _totals(explanation: Explanation) -> Iterator[str]:
         yield ""
         yield f"up to this step {unsolved:,} of {tasks} never earned anything{listed}"
     if explanation.tokens:
-        yield f"up to this step {counted(explanation.tokens, 'token')} sampled for training"
+        cpu = explanation.cpu_seconds
+        hours = f", {lasting(cpu)} of processor time" if cpu else ""
+        yield f"up to this step {counted(explanation.tokens, 'token')} sampled for training{hours}"
 
 
 def explain(
@@ -159,7 +165,17 @@ def explain(
     judged = [row for row in totals if row["solved"] is not None]
     unsolved = tuple(row["task"] for row in judged if not row["solved"])
     tokens = sum(row["tokens"] for row in totals)
-    return Explanation(run_id, step, chosen, tuple(changes), len(judged), unsolved, tokens)
+    cpu = dict(metric_points(reader, run_id).get("time/cpu", ()))
+    return Explanation(
+        run_id,
+        step,
+        chosen,
+        tuple(changes),
+        tasks=len(judged),
+        unsolved=unsolved,
+        tokens=tokens,
+        cpu_seconds=math.fsum(value for at, value in cpu.items() if at <= step),
+    )
 
 
 def _of_kind(by_step: Steps, split: str, decoding: str | None) -> Mapping[int, float | None]:

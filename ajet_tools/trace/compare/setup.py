@@ -69,6 +69,25 @@ Values = Mapping[tuple[str, str], set[str]]
 """JSON values by agent and aspect."""
 
 
+def code_changes(earlier: Mapping[str, object], later: Mapping[str, object]) -> Iterator[Finding]:
+    """Yields a finding for the judge and the workflow if two recorded configs name others, or the
+    same of an edited file."""
+    sides = [_code(config) for config in (earlier, later)]
+    for part in ("judge", "workflow"):
+        old, new = (side.get(part, {}) for side in sides)
+        if not old or not new or old == new:
+            continue
+        if old.get("name") != new.get("name"):
+            yield Finding("setup", f"{part}: {old.get('name')} → {new.get('name')}")
+        else:
+            yield Finding("setup", f"the file of the {part} {new.get('name')} was edited")
+
+
+def _code(config: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
+    code = config.get("code")
+    return code if isinstance(code, Mapping) else {}
+
+
 def differing_values(earlier: Values, later: Values) -> Iterator[Finding]:
     """Yields a finding for each aspect of an agent's requests whose values are others; both sides
     have the agent."""

@@ -10,14 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
 from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.text.clean import counted
+from ajet_tools.trace.compare.explain import explain
 from ajet_tools.trace.compare.setup import judge_change, setup_changes
 from ajet_tools.trace.queries.base import rows
+from ajet_tools.trace.queries.episodes import rewards_by_step
 from ajet_tools.trace.queries.runs import (
     RunOverview,
     failures_in_words,
@@ -36,6 +39,8 @@ _COLLAPSED = 0.1
 _UNTRAINED = ("debug", "run", "serve", "trace")
 _FACTOR = 1.5
 """Least factor of a mentioned change of tokens or calls per episode."""
+_DROPPED = ("worse", "collapsed")
+_DECODINGS = {"validation": "sampled", "greedy validation": "greedy"}
 _SIGNS = ("train/reward", "train/answer_chars", "train/phrase_share")
 
 
@@ -167,6 +172,8 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
     history = {name: dict(points) for name, points in metric_points(reader, run["run_id"]).items()}
     by_step = ledger_by_step(reader, run["run_id"])
     texts = []
+    if verdict.word in _DROPPED:
+        texts += _cause_of_drop(reader, run["run_id"], verdict)
     if run["unsound"]:
         texts.append(
             f"{failures_in_words(run)} ({run['unsound']:,} of"
@@ -200,6 +207,24 @@ def reasons(reader: TraceReader, run: RunOverview, verdict: Verdict) -> list[str
             f" {max(history['train/lr'].values()):.3g})"
         )
     return texts
+
+
+def _cause_of_drop(reader: TraceReader, run_id: str, verdict: Verdict) -> list[str]:
+    """Return the most likely causes of the largest drop between two steps, as one line."""
+    kind = ("train" if verdict.kind == "training" else "val", _DECODINGS.get(verdict.kind))
+    rewards = {
+        step: reward
+        for (split, decoding), steps in rewards_by_step(reader, run_id).items()
+        if split == kind[0] and kind[1] in (None, decoding)
+        for step, reward in steps.items()
+        if reward is not None
+    }
+    drops = [(rewards[at] - rewards[before], at) for before, at in pairwise(sorted(rewards))]
+    if not drops or min(drops)[0] >= 0:
+        return []
+    _, step = min(drops)
+    changes = explain(reader, run_id, step).changes
+    return [f"step {step}, {change.headline}" for change in changes if change.split == kind[0]]
 
 
 def _setup_changed(reader: TraceReader, run_id: str, verdict: Verdict) -> list[str]:

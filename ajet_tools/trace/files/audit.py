@@ -49,6 +49,34 @@ class Differs:
     count: int
     """Number of different rows."""
 
+    @property
+    def says(self) -> str:
+        """What does not fit, as a sentence about the row."""
+        return _SAYS.get(self.check, "{row}: {check}").format(row=self.row, check=self.check)
+
+
+_SAYS = {
+    "copies": "two calls have one reply: {row} is a copy, or its original",
+    "log-probabilities": "call {row} has log-probabilities that cannot have been sampled",
+    "policy versions": "call {row} names a version of the weights that was not there in its step",
+    "ledger": "the ledger tells something else of call {row} than follows from the records",
+    "trained rows": "call {row} was trained without a row of it, or has a row and was not trained",
+    "advantages": "the advantages of call {row} do not follow from the rewards of its group",
+    "trainer's values": "the trainer's values of call {row} cannot be those of its tokens",
+    "metrics": "the metric {row} does not follow from the episodes",
+    "order": "call {row} is not at its place or time in its episode",
+    "groups": "the attempts of group {row} are not the attempts at one task in one step",
+    "episodes": "status, task, error and rewards of episode {row} do not fit together",
+    "replies": "the reply of call {row} is another one than was sampled",
+    "requests": "call {row} differs from the other calls of its request or agent",
+    "sampling": "call {row} was sampled with other settings than those of the run",
+    "prompts": "call {row} extends another call than its prompt begins with",
+    "texts": "the reply of call {row} is not the text of its sampled tokens",
+    "templates": "the prompt of call {row} is not what the template makes of its messages",
+    "weights": "the weights give call {row} other values than were recorded",
+}
+"""What a failed check says about its first row."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:

@@ -3,9 +3,17 @@ recomputed ones."""
 
 from __future__ import annotations
 
+from ajet_tools.trace.files.invariants import SAME_REPLY
+
 _OF_CALL = 'ORDER BY step, episode_id, "index"'
 
 CHECKS = {
+    "copies": (
+        f"""
+        SELECT c.run_id, c.call_id, 'a reply of its own', 'the reply of call ' || o.call_id
+        FROM calls c JOIN calls o ON {SAME_REPLY} AND c.run_id = o.run_id AND c.call_id > o.call_id
+        ORDER BY c.step, c.episode_id, c."index" """
+    ),
     "log-probabilities": (
         f"""
         SELECT run_id, call_id, 'finite and at most 0, ' || n || ' of them', logprobs FROM calls
@@ -131,8 +139,11 @@ CHECKS = {
                 string_agg(DISTINCT task_id) AS tasks, string_agg(DISTINCT step) AS steps,
                 string_agg(DISTINCT split || coalesce(decoding, '')) AS splits,
                 count(DISTINCT (task_id, task::VARCHAR, step, split, decoding)) AS kinds
-            FROM episodes e JOIN runs r USING (run_id) WHERE r.trains AND NOT coalesce(superseded, false) GROUP BY ALL)
-        WHERE kinds <> 1 OR whole AND attempts <> range(size) OR learnt AND size <> n ORDER BY steps, group_id"""
+                , bool_or(client <> '') AS by_clients -- whose groups may be partial
+            FROM episodes e JOIN runs r USING (run_id)
+            WHERE r.trains AND NOT coalesce(superseded, false) AND NOT lost GROUP BY ALL)
+        WHERE kinds <> 1 OR NOT by_clients AND (whole AND attempts <> range(size) OR learnt AND size <> n)
+        ORDER BY steps, group_id"""
     ),
     "episodes": (
         """

@@ -63,9 +63,14 @@ TABLES = (
           WHERE name = 'train/policy_version' GROUP BY ALL)""",
     f"""CREATE TABLE episodes AS
     SELECT e.*, epoch(e.started_at) AS started, epoch(e.ended_at) AS ended, s.before, s.after,
-        r.trains AND e.split = 'train' AND NOT coalesce(e.superseded, false) AND s.step IS NOT NULL AS learnt,
+        -- of an attempt that was lost, to the infrastructure or with its client, another one counts
+        r.trains AND e.split = 'train' AND (coalesce(e.client, '') <> '' AND (e.status = 'aborted' OR e.infrastructure)
+            OR e.infrastructure AND e.tried_again) IS TRUE AS lost,
+        r.trains AND e.split = 'train' AND NOT coalesce(e.superseded, false) AND s.step IS NOT NULL
+            AND NOT lost AS learnt,
         r.failure_reward IS NOT NULL AND {FAILED_BY_ITSELF} AS given
-    FROM s_episodes e JOIN runs r USING (run_id) LEFT JOIN steps s ON s.run_id = e.run_id AND s.step = e.step""",
+    FROM (SELECT *, max(started_at) OVER (PARTITION BY run_id, group_id, attempt) > started_at AS tried_again
+        FROM s_episodes) e JOIN runs r USING (run_id) LEFT JOIN steps s ON s.run_id = e.run_id AND s.step = e.step""",
     # calls with the number of later turns of their agents
     """CREATE TABLE calls AS
     WITH turns AS (
@@ -73,7 +78,9 @@ TABLES = (
         FROM s_calls),
     placed AS (
         SELECT *, dense_rank() OVER (PARTITION BY episode_id, agent, phase ORDER BY turn) AS place FROM turns)
-    SELECT p.*, e.run_id, e.step, e.split, e.group_id, e.learnt, e.given, e.status, e.before, e.after, e.superseded,
+    SELECT p.*, e.run_id, e.step, e.split, e.group_id, e.learnt, e.given, e.status, e.before, e.after,
+        e.superseded, e.lost,
+        e.cause, e.client,
         coalesce(p.target_tag, p.agent) AS role, len(p.output_ids) AS n,
             p.prefix_len + len(p.prompt_suffix) AS prompt,
         max(place) OVER (PARTITION BY p.episode_id, p.agent, p.phase) - place AS later
@@ -93,7 +100,9 @@ TABLES = (
     GROUP BY c.call_id""",
     """CREATE TABLE outcomes AS
     SELECT c.*, v.value, v.earned, r.unrewarded, CASE
-        WHEN c.superseded OR c.split = 'train' AND NOT c.learnt THEN 'superseded'
+        WHEN c.superseded THEN 'superseded'
+        WHEN c.lost THEN if(c.cause = 'Abandoned', 'abandoned', 'failed')
+        WHEN c.split = 'train' AND NOT c.learnt THEN if(c.client <> '', 'abandoned', 'superseded')
         WHEN NOT c.learnt THEN 'evaluation'
         WHEN NOT c.trainable OR c.error IS NULL AND (c.output_ids IS NULL OR c.prompt_suffix IS NULL
             OR c.logprobs IS NULL AND r.estimator NOT IN ('sft', 'dpo')) THEN 'untrainable'

@@ -57,6 +57,8 @@ class RunOverview(TypedDict):
     run_mean: float | None
     tokens: int | None
     """Sampled tokens."""
+    cpu_seconds: float | None
+    """Processor time of the training process; None if none is recorded."""
     causes: list[FailureCount]
     """Causes of failures, most frequent first."""
     rewards: list[float]
@@ -199,12 +201,18 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
             FROM logged GROUP BY run_id),
         booked AS (
             SELECT run_id, sum(tokens)::BIGINT AS tokens FROM ledger
-            WHERE $1::VARCHAR IS NULL OR run_id = $1 GROUP BY run_id)
+            WHERE $1::VARCHAR IS NULL OR run_id = $1 GROUP BY run_id),
+        spent AS (
+            SELECT run_id, sum(value) AS cpu_seconds FROM (
+                SELECT run_id, step, arg_max(value, "at") AS value FROM metrics
+                WHERE name = 'time/cpu' AND ($1::VARCHAR IS NULL OR run_id = $1) GROUP BY ALL)
+            GROUP BY run_id)
         SELECT run_id, name, backbone, status, started_at, ended_at, error, coalesce(episodes, 0) AS episodes,
           coalesce(unsound, 0) AS unsound, last_step,
           coalesce(curves.train[-1], means.train) AS last_train, coalesce(curves.val[-1], means.val) AS last_val,
           coalesce(curves.greedy, means.greedy) AS last_greedy, means.trial AS last_trial, means.whole AS run_mean,
-          tokens, coalesce(causes, []) AS causes, coalesce(curves.train, curves.val, own.rewards, []) AS rewards,
+          tokens, cpu_seconds, coalesce(causes, []) AS causes,
+          coalesce(curves.train, curves.val, own.rewards, []) AS rewards,
           CASE WHEN curves.train IS NOT NULL THEN 'train' WHEN curves.val IS NOT NULL THEN 'val'
             ELSE kind END AS reward_of,
           greatest(last_episode, last_metric) AS last_at,
@@ -212,6 +220,7 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[RunOverview
             THEN TRY_CAST(config->>'$.ajet.trainer_common.total_steps' AS INTEGER) END AS total_steps
         FROM runs LEFT JOIN counted USING (run_id) LEFT JOIN causes USING (run_id) LEFT JOIN curves USING (run_id)
           LEFT JOIN own USING (run_id) LEFT JOIN means USING (run_id) LEFT JOIN booked USING (run_id)
+          LEFT JOIN spent USING (run_id)
         WHERE $1::VARCHAR IS NULL OR run_id = $1 ORDER BY started_at DESC, run_id""",
         run_id,
     )

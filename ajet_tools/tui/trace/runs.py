@@ -296,13 +296,14 @@ def _describe_run(run: RunOverview, why: Sequence[str], group: Group | None) -> 
         note = ": its process died without a message"
     started = f"started {run['started_at']:%Y-%m-%d %H:%M:%S} UTC, " if run["started_at"] else ""
     size = f"{compact(run['episodes'])} episodes, {compact(run['tokens'] or 0)} tokens"
+    cpu = f", {lasting(run['cpu_seconds'])} of processor time" if run["cpu_seconds"] else ""
     rewards: list[tuple[str, float | None]] = [(name, run[name]) for name in REWARDS]  # type: ignore[literal-required]
     return fields(
         [
             ("run", f"{run['run_id']}  {one_line(run['name'], 40)}"),
             ("status", f"{run['status']}{note}; {started}backbone {run['backbone']}"),
             ("error", one_line(run["error"], 300) if run["error"] else None),
-            ("took", f"{size}, {lasting(seconds_of(run, now()))}"),
+            ("took", f"{size}, {lasting(seconds_of(run, now()))}{cpu}"),
             (
                 "reward",
                 ", ".join(

@@ -412,7 +412,9 @@ def test_a_gateway_can_stand_before_another(server: Server) -> None:
 
     async def scenario() -> None:
         with Gateway() as inner, Gateway() as outer:
-            policy = inner.open(EpisodeSpec("inner", ScriptedEngine(lambda ask: "yes")))
+            policy = inner.open(
+                EpisodeSpec("inner", ScriptedEngine(lambda ask: "yes", logprob=-1.0))
+            )
             remote = RemoteEngine(f"{inner.url}/v1", policy.handle_key, "scripted")
             episode = outer.open(EpisodeSpec("outer", remote))
             assert (await episode.model().chat(USER)).content == "yes"

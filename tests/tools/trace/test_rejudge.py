@@ -63,7 +63,7 @@ def record(
     async def go() -> list[Episode]:
         with TraceWriter(path / "trace.duckdb") as writer, Gateway(writer) as gateway:
             writer.put(Run(run_id="r", backbone="local", status="finished"))
-            engine = ScriptedEngine(replies)
+            engine = ScriptedEngine(replies, logprob=-1.0)
             return await run_batch(
                 workflow,
                 judge,

@@ -281,6 +281,18 @@ def test_a_verdict_needs_more_than_chance_and_turns_with_the_sign(
         assert words == ["no change", "no change"]
 
 
+def test_a_drop_has_its_likely_causes_as_the_first_reason(five_runs: Path) -> None:
+    with open_trace(five_runs) as reader:
+        runs = {run["name"]: run for run in overview(reader, None)}
+        known = verdicts(reader, list(runs.values()))
+        why = {
+            name: reasons(reader, runs[name], known[runs[name]["run_id"]])
+            for name in ("hot", "good")
+        }
+    assert why["hot"][0].startswith("step 1, most likely: ")
+    assert not any("most likely" in text for text in why["good"])
+
+
 def test_what_was_not_trained_or_not_finished_is_not_told_as_learned(tmp_path: Path) -> None:
     file = tmp_path / "trace.duckdb"
     with TraceWriter(file) as writer:

@@ -1,0 +1,79 @@
+"""`ajet swarm`: a training server that agents join from anywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.swarm_server import SwarmServer, config_for_server, keys_for
+from ajet_tools.cli.options import explain_listen_errors
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+NO_UPDATE = 3
+"""Exit code of a training without any update."""
+
+
+@app.callback()
+def swarm() -> None:
+    """Train on the episodes of agents that join from other processes and machines.
+
+    \b
+    ajet swarm start job.yaml
+    ajet work http://127.0.0.1:10086 agent.py:solve        # here, or on another machine
+    ajet swarm watch
+    """
+
+
+@app.command()
+def start(
+    config: Annotated[Path | None, Argument(show_default=False)] = None,
+    overrides: Annotated[list[str] | None, Argument(show_default=False)] = None,
+    model: Annotated[str | None, Option(show_default=False)] = None,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
+    ] = 10086,
+    owner_key_env: str = "AJET_SWARM_OWNER_KEY",
+    key_env: str = "AJET_SWARM_KEY",
+    resume: Annotated[
+        bool, Option("--resume", help="Continue from the newest checkpoint.")
+    ] = False,
+) -> None:
+    """Serve a model to agents anywhere, and train it on their episodes, until it is trained.
+
+    Without a config the server waits for its owner's (`ajet train CONFIG --swarm URL`). Exits with
+    3 if no update was made.
+
+    Args:
+        config: Config file of the training. Its agent and judge are not used: the clients have them.
+        overrides: Keys of the config, such as ajet.rollout.num_repeat=8.
+        model: Model to train, in place of the config's model.path.
+        owner_key_env: Environment variable with the key that may configure, start and stop.
+        key_env: Environment variable with the key with which workers join. If other machines can connect, missing keys
+            are made and printed.
+
+    \b
+    ajet swarm start job.yaml
+    ajet swarm start --model ./model
+    AJET_SWARM_KEY=... AJET_SWARM_OWNER_KEY=... ajet swarm start job.yaml --host 0.0.0.0
+    ajet swarm start job.yaml --resume
+    """
+    given, all_overrides = config_for_server(config, model, overrides or [])
+    if resume and given is None:
+        raise ConfigError("--resume needs the config of the training to continue")
+    keys = keys_for(host, os.environ.get(owner_key_env), os.environ.get(key_env))
+    with explain_listen_errors(host, port):
+        server = SwarmServer(host=host, port=port, keys=keys, overrides=all_overrides, say=echo)
+        tuned = server.serve(given, resume=resume)
+    if tuned is None:
+        return
+    echo(str(tuned))
+    if tuned.path is None:
+        raise typer.Exit(NO_UPDATE)
