@@ -373,7 +373,7 @@ class Collection:
                 self.pool.groups.append(group)
             group.ended.append(episode)
 
-    async def trained(self, step: int, ledger: Iterable[LedgerEntry]) -> None:
+    async def trained(self, step: int, ledger: Iterable[LedgerEntry] = ()) -> None:
         """Note that a step was trained, and what became of its tokens."""
         self.done = step
         self.attempts.book(ledger)
