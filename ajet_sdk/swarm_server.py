@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.reporting.results import TunedModel
 
-FAREWELL = 10.0
-"""Seconds after the training in which its clients can still learn that it is finished."""
-_LATELY = 60.0
-"""A client that was seen within so many seconds is waited for."""
+FAREWELL = 20.0
+"""Most seconds after the training in which its clients are still answered."""
+SILENCE = 2.0
+"""Seconds without a request after which they have all asked."""
 _STOPPING = 120.0
 """Seconds that a stop may take."""
 
@@ -57,7 +57,7 @@ class SwarmServer(Owner):
         """`overrides` change every config, as on the command line. Raises OSError if the port is
         taken."""
         self.keys = keys or Keys()
-        routes = SwarmRoutes(self.keys, self)
+        self._routes = routes = SwarmRoutes(self.keys, self)
         self.gateway = Gateway(
             host=host, port=port, routes=[*routes.routes(), *more_routes(routes)]
         )
@@ -113,6 +113,8 @@ class SwarmServer(Owner):
         Raises as `train`.
         """
         self._is_resumed = resume
+        if config is not None:
+            self.host.board.enter("booting")
         with exit_on_sigterm(), self.gateway:
             self._introduce()
             if config is not None:
@@ -156,11 +158,11 @@ class SwarmServer(Owner):
             self._say(f"the owner's key is {self.keys.owner}")
 
     def _bid_farewell(self) -> None:
-        """Wait a moment for the clients of the training to ask once more."""
+        """Answer the clients of the training until they are silent for a moment: they learn that it
+        is finished, and ask for their receipts."""
         finished = time.monotonic()
-
         while time.monotonic() < finished + FAREWELL:
-            if not self.host.clients.seen_between(finished - _LATELY, finished):
+            if time.monotonic() - max(self._routes.last_request, finished) > SILENCE:
                 return
             time.sleep(0.1)
 

@@ -10,11 +10,14 @@ from ajet_sdk.backbones.shared.steps import total_steps
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.config.config import plain_yaml
 from ajet_sdk.errors import ConfigError, SwarmError
+from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.run import check_signatures, find_judge, find_workflow
-from ajet_sdk.swarm.client import PATIENCE, AsyncSwarmClient
+from ajet_sdk.swarm.client import AsyncSwarmClient
+from ajet_sdk.swarm.core import PATIENCE
 from ajet_sdk.swarm.messages import EpisodeSplit
-from ajet_sdk.swarm.work import Work, Worker, WorkSummary
+from ajet_sdk.swarm.work import Work, WorkSummary
+from ajet_sdk.swarm.worker import Worker
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Task
 
@@ -48,7 +51,7 @@ def work(
     key: str | None = None,
     name: str | None = None,
     patience: float = PATIENCE,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = echo,
     summary: WorkSummary | None = None,
 ) -> WorkSummary:
     """Run an agent for the training at `url` until that is finished, or `tasks` of a validation are
@@ -94,7 +97,7 @@ def train_at(
     key: str | None = None,
     name: str | None = None,
     patience: float = PATIENCE,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = echo,
     summary: WorkSummary | None = None,
 ) -> WorkSummary:
     """Train at a swarm's server with the agent, the judge and the tasks of a config here.

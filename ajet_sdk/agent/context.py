@@ -71,6 +71,9 @@ class Recorder(Protocol):
         """Whether one of these activities got replies for the episode and ran on after its
         workflow."""
 
+    def unanswered(self, error: BaseException | None) -> None:
+        """Note that the gateway did not answer a request over a socket; None: it answered one."""
+
     def hide(self, secrets: Collection[str]) -> None:
         """Keep the keys of a request out of everything that is stored of the episode."""
 

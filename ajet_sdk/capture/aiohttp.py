@@ -89,15 +89,12 @@ def patch_aiohttp(module: ModuleType, patches: Patches, fallback: Fallback) -> N
         )
         plan = decide(active, method, url, headers, lambda: payload)
         if isinstance(plan, Reroute):
-            return await original(
-                self,
-                "POST",
-                plan.url,
-                **_arguments_to_gateway(self, plan, headers, payload, kwargs),
-            )
+            rerouted = _arguments_to_gateway(self, plan, headers, payload, kwargs)
+            with sending(active, plan):
+                return await original(self, "POST", plan.url, **rerouted)
         with sending(active, plan):
             response = await original(self, method, str_or_url, **kwargs)
-        if plan is not None:
+        if isinstance(plan, PassThrough):
             _observe_aiohttp(plan, response)
         return response
 

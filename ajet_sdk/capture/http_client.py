@@ -109,14 +109,17 @@ def patch_http_client(module: ModuleType, patches: Patches, fallback: Fallback) 
                 underway[self] = _to_gateway(plan, sent_headers, body, self.timeout)
                 return
             original(self, method, url, body, headers, encode_chunked=encode_chunked)
-        if plan is not None:
+        if isinstance(plan, PassThrough):
             underway[self] = plan
 
     def _to_gateway(
         plan: Reroute, headers: Mapping[str, str], body: object, timeout: float | None
     ) -> http.client.HTTPConnection:
         parts = urlsplit(plan.url)
-        gateway = connection(parts.hostname or "", parts.port, timeout=timeout)
+        kind = module.HTTPSConnection if parts.scheme == "https" else connection
+        gateway: http.client.HTTPConnection = kind(
+            parts.hostname or "", parts.port, timeout=timeout
+        )
         data = body.encode() if isinstance(body, str) else body
         original(
             gateway, "POST", parts.path, data, {**plan.headers(headers), "connection": "close"}
@@ -200,7 +203,7 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
                     gateway, "POST", path, body, plan.headers(sent_headers), *args, **kwargs
                 )
             response = original(self, method, url, body, headers, *args, **kwargs)
-        if plan is not None:
+        if isinstance(plan, PassThrough):
             _observe_urllib3(
                 plan, response, response.data if kwargs.get("preload_content", True) else None
             )

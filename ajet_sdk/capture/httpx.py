@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from ajet_sdk.capture.routing import (
     sending,
     tee,
 )
-from ajet_sdk.engines.http import without_certificates
+from ajet_sdk.engines.http import is_loopback, without_certificates
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.gateway.process_door import ProcessClient, ResponsePart
 
@@ -85,12 +86,13 @@ class _Httpx:
         self.response: type[httpx.Response] = module.Response
         self.send: Callable[..., httpx.Response] = module.Client.__dict__["send"]
         self.asend: Callable[..., Awaitable[httpx.Response]] = module.AsyncClient.__dict__["send"]
-        self.own: OwnClient[httpx.Client] = OwnClient(
-            lambda: self.module.Client(**self._arguments())
-        )
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._own: dict[bool, OwnClient[httpx.Client]] = {
+            is_here: OwnClient(partial(self._client, is_here)) for is_here in (True, False)
+        }
+        """Clients for gateways of this machine, and of others."""
+        self._async: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, dict[bool, httpx.AsyncClient]
+        ] = weakref.WeakKeyDictionary()
 
         class Stream(module.SyncByteStream):  # type: ignore[misc,name-defined]
             def __init__(self, chunks: Iterator[bytes], close: Callable[[], None]) -> None:
@@ -228,20 +230,24 @@ class _Httpx:
         response.elapsed = timedelta(seconds=time.perf_counter() - began)
         return response
 
-    def own_async(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if loop not in self._async:
-            self._async[loop] = self.module.AsyncClient(**self._arguments())
-        return self._async[loop]
+    def own(self, plan: Reroute) -> httpx.Client:
+        return self._own[_is_here(plan)].get()
 
-    def _arguments(self) -> dict[str, object]:
+    def own_async(self, plan: Reroute) -> httpx.AsyncClient:
+        of_loop = self._async.setdefault(asyncio.get_running_loop(), {})
+        is_here = _is_here(plan)
+        if is_here not in of_loop:
+            of_loop[is_here] = self.module.AsyncClient(**self._arguments(is_here))
+        return of_loop[is_here]
+
+    def _client(self, is_here: bool) -> httpx.Client:
+        client: httpx.Client = self.module.Client(**self._arguments(is_here))
+        return client
+
+    def _arguments(self, is_here: bool) -> dict[str, object]:
         limits = self.module.Limits(max_connections=None, max_keepalive_connections=256)
-        return {
-            "trust_env": False,
-            "verify": without_certificates(),
-            "limits": limits,
-            "timeout": None,
-        }
+        direct: dict[str, object] = {"trust_env": False, "verify": without_certificates()}
+        return {**(direct if is_here else {}), "limits": limits, "timeout": None}
 
     def decoder(self, response: httpx.Response) -> Callable[[bytes], bytes]:
         encoding = response.headers.get("content-encoding")
@@ -279,11 +285,18 @@ class _Httpx:
         return response
 
     def close(self) -> None:
-        self.own.close()
-        for loop, client in list(self._async.items()):
-            if loop.is_running():
-                asyncio.run_coroutine_threadsafe(client.aclose(), loop)
+        for own in self._own.values():
+            own.close()
+        for loop, clients in list(self._async.items()):
+            for client in clients.values():
+                if loop.is_running():
+                    asyncio.run_coroutine_threadsafe(client.aclose(), loop)
         self._async.clear()
+
+
+def _is_here(plan: Reroute) -> bool:
+    """Whether a gateway is on this machine, so that it needs no proxy and no certificates."""
+    return plan.gateway_url.startswith("http://") and is_loopback(plan.gateway_url)
 
 
 def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
@@ -309,10 +322,13 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         if isinstance(plan, Reroute):
             if plan.door is not None:
                 return hook.ask(plan, request, stream)
-            return hook.send(hook.own.get(), hook.to_gateway(request, plan), stream=stream)
+            with sending(active, plan):
+                return hook.send(hook.own(plan), hook.to_gateway(request, plan), stream=stream)
         with sending(active, plan):
             response = hook.send(self, request, stream=stream, **kwargs)
-        return response if plan is None else hook.observe(plan, response, stream, hook.tee)
+        if not isinstance(plan, PassThrough):
+            return response
+        return hook.observe(plan, response, stream, hook.tee)
 
     async def asend(
         self: httpx.AsyncClient, request: httpx.Request, *, stream: bool = False, **kwargs: object
@@ -331,10 +347,14 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         if isinstance(plan, Reroute):
             if plan.door is not None:
                 return await hook.aask(plan, request, stream)
-            return await hook.asend(hook.own_async(), hook.to_gateway(request, plan), stream=stream)
+            rerouted = hook.to_gateway(request, plan)
+            with sending(active, plan):
+                return await hook.asend(hook.own_async(plan), rerouted, stream=stream)
         with sending(active, plan):
             response = await hook.asend(self, request, stream=stream, **kwargs)
-        return response if plan is None else hook.observe(plan, response, stream, hook.atee)
+        if not isinstance(plan, PassThrough):
+            return response
+        return hook.observe(plan, response, stream, hook.atee)
 
     patches.replace(module.Client, "send", send)
     patches.replace(module.AsyncClient, "send", asend)

@@ -14,6 +14,7 @@ from ajet_sdk.capture.routing import (
     Done,
     Fallback,
     PassThrough,
+    Plan,
     Reroute,
     active_episode,
     atee,
@@ -40,7 +41,7 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
             write_timeout=request.write_timeout or self._write_timeout,
         )
 
-    def planned(active: ActiveEpisode, request: Any) -> Reroute | PassThrough | None:
+    def planned(active: ActiveEpisode, request: Any) -> Plan:
         headers = {name.lower(): value for name, value in request.headers}
         return decide(active, request.method, request.url, headers, lambda: request.body)
 
@@ -56,7 +57,7 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
             if isinstance(plan, Reroute):
                 return original(client.get(), to_gateway(self, plan, request))
             response = original(self, request)
-        if plan is not None:
+        if isinstance(plan, PassThrough):
             response._chunks = tee(response._chunks, plan.feed, ending(plan, response))
         return response
 
@@ -72,7 +73,7 @@ def patch_lm15(module: ModuleType, patches: Patches, fallback: Fallback) -> None
                     aown[loop] = atransport(trust_env=False, max_connections=256)
                 return await aoriginal(aown[loop], to_gateway(self, plan, request))
             response = await aoriginal(self, request)
-        if plan is not None:
+        if isinstance(plan, PassThrough):
             response._chunks = atee(response._chunks, plan.feed, ending(plan, response))
         return response
 

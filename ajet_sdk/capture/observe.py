@@ -151,6 +151,9 @@ class ObservedEpisode:
         """Always false: nothing is refused."""
         return False
 
+    def unanswered(self, error: BaseException | None) -> None:
+        """Does nothing: nothing is sent to a gateway."""
+
     def hide(self, secrets: Collection[str]) -> None:
         self.secrets.update(secrets)
 

@@ -347,6 +347,9 @@ class RemoteRecorder:
     def hide(self, secrets: Collection[str]) -> None:
         """Does nothing: the errors of another process are not stored."""
 
+    def unanswered(self, error: BaseException | None) -> None:
+        """Does nothing: the gateway cannot be told."""
+
     def answers(self, model: str) -> Verdict:
         """Without named models the gateway decides."""
         return "policy" if not self.policy_models or model in self.policy_models else "other"

@@ -89,6 +89,11 @@ class Reroute:
         return {"authorization": f"Bearer {self.place.key}", **passed}
 
 
+@dataclass(frozen=True, slots=True)
+class ToGateway:
+    """Send the request as it is: its URL is the gateway's."""
+
+
 class Discarded(Exception):
     """Drop the request and report success: telemetry to a vendor whose key is not set."""
 
@@ -168,6 +173,10 @@ class PassThrough:
         )
 
 
+Plan = Reroute | PassThrough | ToGateway | None
+"""What to do with a request; None: send it, and leave it alone."""
+
+
 def decide(
     active: ActiveEpisode,
     method: str,
@@ -176,7 +185,7 @@ def decide(
     read: Callable[[], object],
     *,
     in_process: bool = False,
-) -> Reroute | PassThrough | None:
+) -> Plan:
     """Decide how to handle a request of an active episode; `read` returns its body (bytes, text or
     a parsed object).
 
@@ -188,11 +197,10 @@ def decide(
     method, parts = method.upper(), urlsplit(url)
     target = endpoint(parts.path, parts.query) if method == "POST" else None
     if _is_ours(url, headers, active):
-        return (
-            _by_handle(active, url, headers)
-            if in_process and target is not None and target.dialect
-            else None
-        )
+        if target is None or target.dialect is None:
+            return None
+        around_socket = _by_handle(active, url, headers) if in_process else None
+        return around_socket or ToGateway()
     if active.pid != os.getpid():
         active = in_this_process(active)
     body, plan = None, None
@@ -371,11 +379,12 @@ def active_episode(fallback: Fallback) -> ActiveEpisode | None:
 
 
 @contextmanager
-def sending(active: ActiveEpisode, plan: Reroute | PassThrough | None) -> Iterator[None]:
+def sending(active: ActiveEpisode, plan: Plan) -> Iterator[None]:
     """Send within a hooked client, so that hooks of the libraries and sockets below ignore the
     request.
 
-    An exception is recorded as the failure of a request that passes through.
+    An exception is recorded as the failure of a request that passes through, or as a request that
+    the gateway did not answer.
     """
     token = current_episode.set(replace(active, in_client=True))
     try:
@@ -383,6 +392,11 @@ def sending(active: ActiveEpisode, plan: Reroute | PassThrough | None) -> Iterat
     except BaseException as error:
         if isinstance(plan, PassThrough):
             plan.failed(error)
+        elif plan is not None:
+            active.recorder.unanswered(error)
         raise
+    else:
+        if plan is not None and not isinstance(plan, PassThrough):
+            active.recorder.unanswered(None)
     finally:
         current_episode.reset(token)

@@ -61,6 +61,9 @@ class Unattributed:
         """Always false: there is no episode."""
         return False
 
+    def unanswered(self, error: BaseException | None) -> None:
+        """Does nothing: no request goes to a gateway."""
+
     def hide(self, secrets: Collection[str]) -> None:
         """Does nothing: nothing is stored."""
 

@@ -53,6 +53,8 @@ class EpisodeRecorder:
         self.secrets = set[str]()
         """Keys that the agent sent to other endpoints."""
         self.context_overflow = False
+        self.is_cut_off = False
+        """Whether the last request did not reach the gateway."""
         self.judged = False
         """Whether the workflow is over."""
         self._finished = False
@@ -95,6 +97,9 @@ class EpisodeRecorder:
             " which is the policy; name it in rollout.policy_models, or take a parameter `model`"
             " and use it"
         )
+
+    def unanswered(self, error: BaseException | None) -> None:
+        """Does nothing: the gateway is in this process, and knows its requests."""
 
     def is_over(self, phase: Phase) -> bool:
         """Whether the workflow, or for phase `judge` the judge, has returned."""
@@ -169,6 +174,7 @@ class RunningEpisode(Protocol):
     events: list[Event]
     secrets: set[str]
     context_overflow: bool
+    is_cut_off: bool
     stopped: str | None
     """Why the gateway refuses further calls of the workflow; None: it does not."""
     judged: bool

@@ -470,11 +470,22 @@ async def run_batch(
 
 
 async def all_of(tasks: list[asyncio.Task[T]]) -> list[T]:
-    """Awaits all tasks. The first error cancels the others and is raised when they have ended."""
+    """Awaits all tasks. The first error cancels the others and is raised when they have ended.
+
+    Each is cancelled once, also if this is cancelled: a second time would interrupt how it ends.
+    """
+    if not tasks:
+        return []
+    done: set[asyncio.Task[T]] = set()
     try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+        await asyncio.gather(*left, return_exceptions=True)
+    errors = [task.exception() for task in tasks if task in done and not task.cancelled()]
+    for error in errors:
+        if error is not None:
+            raise error
+    return [task.result() for task in tasks]

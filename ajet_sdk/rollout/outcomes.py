@@ -241,6 +241,10 @@ class RecordedCalls(Protocol):
     @property
     def context_overflow(self) -> bool: ...
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the last request did not reach the gateway."""
+
 
 def fault_of_calls(opened: RecordedCalls, error: BaseException | None) -> EpisodeFault | None:
     """The fault of an episode after its workflow: of its calls if they caused it, else of its own
@@ -279,6 +283,7 @@ def is_last_call_lost(opened: RecordedCalls, phase: Phase) -> bool:
     )
     return (
         not calls
+        or opened.is_cut_off
         or policy_error is not None
         or bool(other_error and not other_error.startswith("undelivered"))
     )

@@ -36,7 +36,7 @@ from ajet_sdk.swarm.messages import (
 from ajet_sdk.swarm.pool import AttemptGroup, Goal, Pool
 from ajet_sdk.swarm.refusals import Refused
 from ajet_sdk.tasks.lineage import same_tasks
-from ajet_sdk.types import Episode, Task, new_id
+from ajet_sdk.types import Episode, LedgerEntry, Task, new_id
 
 LONGEST_WAIT = 600.0
 """Seconds for which a claim is held at most."""
@@ -384,9 +384,10 @@ class Collection:
                 self.pool.groups.append(group)
             group.ended.append(episode)
 
-    async def trained(self, step: int) -> None:
-        """Note that a step was trained."""
+    async def trained(self, step: int, ledger: Iterable[LedgerEntry] = ()) -> None:
+        """Note that a step was trained, and what became of its tokens."""
         self.done = step
+        self.attempts.book(ledger)
         self.board.emit("trained", step=step, policy_version=self.settings.policy_version())
 
     def take_validated(self, before: int | None = None) -> dict[int, list[Episode]]:

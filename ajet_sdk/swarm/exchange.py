@@ -44,6 +44,10 @@ FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 """Bounds of the pause after a failed connection."""
 LONGEST_RETRY_AFTER = 60.0
+NOTICED_FAILURES = 3
+"""Failed connections in a row after which a log line says so."""
+NOTICE_AGAIN = 60.0
+"""Seconds between two log lines about the same wait."""
 
 WITHOUT_PLACE = frozenset(("booting", "updating", "closing", "full", "group_full", "kind_full"))
 """Codes of a server that is well and has no place for an episode now."""
@@ -91,21 +95,43 @@ Exchange = Generator[Send | Wait | ReadLine, Outcome, T]
 # Requests that are repeated
 
 
+class Notices:
+    """Tells what a client waits for, once for all of its requests that wait for the same."""
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._when = -NOTICE_AGAIN
+
+    def waiting(self, refused: SwarmError, failures: int) -> None:
+        """Log why a request waits. A server without a place is well, and a lost connection is often
+        back at once: nothing is said of them at first."""
+        now = time.monotonic()
+        is_news = refused.code != self._said or now - self._when >= NOTICE_AGAIN
+        if not is_news or refused.code in WITHOUT_PLACE or 0 < failures < NOTICED_FAILURES:
+            return
+        self._said = refused.code
+        self._when = now
+        log.warning("Waiting for the swarm's server: %s", refused)
+
+
 def exchange(
     server: str,
     send: Send,
     patience: float,
     place_wait: float | None = 0.0,
+    notices: Notices | None = None,
+    *,
+    is_claim: bool = False,
 ) -> Exchange[httpx.Response]:
     """Send a request until it is answered, and return the response.
 
     It is repeated while the server cannot be reached, restarts, or is offline, for `patience`
-    seconds since it last answered; and while it has no place for an episode, for `place_wait`
-    seconds (None: without a limit). Other refusals are raised at once, as `SwarmError`.
+    seconds since it last answered; a claim also while there is no place for an episode, for
+    `place_wait` seconds (None: without a limit). Other refusals are raised at once, as `SwarmError`.
     """
     started = answered = time.monotonic()
     failures = 0
-    reported = ""
+    notices = notices or Notices()
     while True:
         retry_after: float | None = None
         try:
@@ -128,7 +154,7 @@ def exchange(
                 raise refused
             failures = failures + 1 if retry_after is None else 0
         now = time.monotonic()
-        if refused.code in WITHOUT_PLACE:
+        if is_claim and refused.code in WITHOUT_PLACE:
             answered = now
             limit = None if place_wait is None else started + place_wait
         else:
@@ -136,14 +162,8 @@ def exchange(
         pause = _pause(failures, retry_after)
         if limit is not None and now + pause > limit:
             raise refused
-        if reported != refused.code or (failures == 3 and not refused.code):
-            reported = refused.code
-            log.log(_level(refused), "Waiting for the swarm's server: %s", refused)
+        notices.waiting(refused, failures)
         yield Wait(pause)
-
-
-def _level(refused: SwarmError) -> int:
-    return logging.INFO if refused.code in WITHOUT_PLACE else logging.WARNING
 
 
 def _pause(failures: int, retry_after: float | None) -> float:

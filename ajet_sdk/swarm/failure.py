@@ -21,6 +21,7 @@ class ServerRecord:
     calls: tuple[Call, ...] = ()
     errors: list[AjetError] = field(default_factory=list)
     context_overflow: bool = False
+    is_cut_off: bool = False
 
 
 def error_of_call(fault: CallFault) -> AjetError:
@@ -66,7 +67,9 @@ def abort_of_episode(episode: Episode) -> Abort:
 
 def lost_connection(error: BaseException, url: str) -> bool:
     """Whether an exception, or one of its causes, is a failed connection to a server."""
-    return any(_is_request_to(origin, url) for origin in origins(error))
+    return any(
+        _is_request_to(origin, url) and is_connection_error(origin) for origin in origins(error)
+    )
 
 
 def _is_request_to(error: BaseException, url: str) -> bool:
@@ -78,3 +81,12 @@ def _is_request_to(error: BaseException, url: str) -> bool:
     if request is None or getattr(error, "response", None) is not None:
         return False
     return str(getattr(request, "url", "")).startswith(url + "/")
+
+
+def is_connection_error(error: BaseException) -> bool:
+    """Whether an error of an HTTP library says that a request got no answer.
+
+    A time-out while waiting for the answer is the agent's own, and the server knows the request.
+    """
+    waited = isinstance(error, TimeoutError) or type(error).__name__ == "ReadTimeout"
+    return isinstance(error, Exception) and not waited

@@ -281,6 +281,7 @@ class Pool:
         left: list[AttemptGroup] = []
         for group in self.groups:
             if group.is_complete or (partial and group.ended):
+                group.ended.sort(key=lambda episode: episode.attempt)
                 taken.append(group)
                 if group.open:
                     left.append(group.split_open())

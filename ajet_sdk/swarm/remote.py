@@ -31,9 +31,10 @@ from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.gateway.recorder import EpisodeRecorder
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.place import guard_of
-from ajet_sdk.swarm.client import AsyncSwarmClient, gateway_root
+from ajet_sdk.swarm.client import AsyncSwarmClient
+from ajet_sdk.swarm.episodes import gateway_root
 from ajet_sdk.swarm.exchange import Send, exchange
-from ajet_sdk.swarm.failure import error_of_call, lost_connection
+from ajet_sdk.swarm.failure import error_of_call, is_connection_error, lost_connection
 from ajet_sdk.swarm.messages import Claimed
 from ajet_sdk.types import Call, Episode, Event
 
@@ -111,6 +112,8 @@ class RemoteEpisode(EpisodeRecorder):
         self._passed_through = 0
         """Requests to other models that have ended."""
         self._known_errors = 0
+        self._cut_off_by: BaseException | None = None
+        """The error of the last request, if it did not reach the server; reported once."""
         self.active = ActiveEpisode(
             claimed.episode_id,
             self,
@@ -135,6 +138,11 @@ class RemoteEpisode(EpisodeRecorder):
         return self.handle(key, self.claimed.model, identity, self._timeout)
 
     # The interface of the hooks (`context.Recorder`)
+
+    def unanswered(self, error: BaseException | None) -> None:
+        """Remember that the last request did not reach the server."""
+        self.is_cut_off = error is not None and is_connection_error(error)
+        self._cut_off_by = error
 
     def observed(self, exchange: ObservedExchange) -> None:
         """Report a request that passed through."""
@@ -161,7 +169,10 @@ class RemoteEpisode(EpisodeRecorder):
         send = Send("POST", f"/episodes/{self.episode_id}/{segment}/v1/{name}", key, body)
 
         async def report() -> None:
-            await self._swarm.arun(exchange(self._swarm.url, send, self._swarm.requests.patience))
+            requests = self._swarm.requests
+            await self._swarm.arun(
+                exchange(requests.server, send, requests.patience, notices=requests.notices)
+            )
 
         # outside of any episode: it is no request of the agent
         future = Context().run(asyncio.run_coroutine_threadsafe, report(), self._loop)
@@ -181,7 +192,11 @@ class RemoteEpisode(EpisodeRecorder):
             self.fail(error_of_call(fault))
         self._known_errors = len(reply.errors)
         if error is not None and lost_connection(error, self.url):
-            self.fail(EngineUnavailable(f"the connection to the swarm's server broke: {error}"))
+            self.unanswered(error)
+        if self.is_cut_off and self._cut_off_by is not None:
+            cause = f"{type(self._cut_off_by).__name__}: {self._cut_off_by}"
+            self.fail(EngineUnavailable(f"a call did not reach the swarm's server ({cause})"))
+            self._cut_off_by = None
 
     async def _await_reports(self) -> None:
         reports, self._reports = self._reports, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from ajet_sdk.errors import SwarmError
-from ajet_sdk.swarm.exchange import Exchange, ReadLine, Send, Wait, exchange, route
+from ajet_sdk.swarm.exchange import Exchange, Notices, ReadLine, Send, Wait, exchange, route
 from ajet_sdk.swarm.messages import (
     Abort,
     Agree,
@@ -44,6 +44,7 @@ class Requests:
     server: str
     key: str | None
     patience: float
+    notices: Notices = field(default_factory=Notices)
 
     def claim(self, claim: Claim, wait: float | None) -> Exchange[Claimed]:
         """Claim an episode. It is asked for again with the same `request_id` until there is a
@@ -51,7 +52,9 @@ class Requests:
         if wait is not None:
             claim = claim.model_copy(update={"wait": min(claim.wait, max(wait, 0.0))})
         send = self._send("POST", "episodes", claim, wait=claim.wait)
-        response = yield from exchange(self.server, send, self.patience, wait)
+        response = yield from exchange(
+            self.server, send, self.patience, wait, self.notices, is_claim=True
+        )
         claimed = self._read(response, Claimed)
         base_url = self._address(claimed.base_url)
         return claimed.model_copy(update={"base_url": base_url})
@@ -117,7 +120,7 @@ class Requests:
         self, send: Send, kind: type[ReplyModel], patience: float | None = None
     ) -> Exchange[ReplyModel]:
         limit = self.patience if patience is None else min(patience, self.patience)
-        response = yield from exchange(self.server, send, limit)
+        response = yield from exchange(self.server, send, limit, notices=self.notices)
         return self._read(response, kind)
 
     def _send(

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.outcomes import pass_at_k, solved
-from ajet_sdk.swarm.client import PATIENCE
+from ajet_sdk.swarm.core import PATIENCE
 from ajet_sdk.swarm.messages import EpisodeSplit
 from ajet_sdk.swarm.work import WorkSummary
 from ajet_sdk.swarm_worker import work as run_work

@@ -22,7 +22,7 @@ import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_tools.cli.app import app
 from ajet_tools.cli.arguments import JobOptions, split_arguments
-from ajet_tools.cli.readiness import CORE, EXTRAS
+from ajet_tools.cli.machine import EXTRAS, required
 from ajet_tools.cli.train import newest_experiment
 from tests.serving import answering, replying, serving
 
@@ -727,11 +727,11 @@ def test_doctor_asks_an_environment_service(health: Any, status: str, said: str)
 
 
 def test_doctor_knows_the_packages_of_the_project() -> None:
-    assert {"pydantic", "duckdb", "openai"} <= set(CORE) and "torch" not in CORE
+    assert {"pydantic", "duckdb", "openai"} <= set(required()) and "torch" not in required()
     assert (
-        {"torch", "peft"} <= set(EXTRAS["local"])
-        and "verl" not in EXTRAS["verl"]
-        and all(EXTRAS.values())
+        {"torch", "peft"} <= set(required("local"))
+        and "verl" not in required("verl")
+        and all(required(extra) for extra in EXTRAS)
     )
 
 

@@ -14,7 +14,7 @@ from ajet_tools.cli.lazy import LazyGroup
 class DatasetCommands(LazyGroup):
     package = "ajet_tools.cli.dataset"
     panels = {
-        "Look": {"view": "inspect", "stats": "inspect", "validate": "inspect"},
+        "Look": {"label": "label", "stats": "inspect", "validate": "inspect"},
         "Make": {"expand": "generate", "from-docs": "generate", "from-traces": "from_traces"},
         "Change": {
             "filter": "selection",

@@ -1,4 +1,4 @@
-"""`ajet dataset stats`, `validate` and `view`: summarize, check and review a dataset."""
+"""`ajet dataset stats` and `validate`: summarize and check a dataset."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
 from ajet_sdk.reporting.output import echo, style, visible
 from ajet_tools.cli.dataset.options import (
     Map,
     RowOptions,
-    SkipBad,
     Source,
     Sources,
     counted,
@@ -21,71 +20,13 @@ from ajet_tools.cli.dataset.options import (
     mapping_of,
 )
 from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.cli.viewer import check_terminal, load_viewer
-from ajet_tools.dataset.curation.filter import parse, unknown_field
+from ajet_tools.dataset.curation.filter import unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
 from ajet_tools.dataset.curation.validate import KINDS, Report
 from ajet_tools.dataset.curation.validate import validate as run_validate
 from ajet_tools.dataset.files.sources import files_of, splits_of
-from ajet_tools.dataset.review.estimate import estimate_errors
-from ajet_tools.dataset.review.review import Review
+from ajet_tools.dataset.labels import estimate_errors
 from ajet_tools.text import tables as render
-
-
-def view(
-    source: Annotated[str, Argument(metavar="FILE", show_default=False)],
-    filter: Annotated[str, Option("--filter", "-f", metavar="EXPR")] = "",
-    sample: Annotated[int | None, Option(min=1)] = None,
-    seed: Annotated[int | None, Option(show_default="that of the last sample, or 0")] = None,
-    map: Map = None,
-    skip_bad_rows: SkipBad = False,
-) -> None:
-    """Browse a dataset in the terminal: read, search, filter, edit, accept and reject rows.
-
-    Keys: a accepts, x rejects, u undoes, e edits, / filters, ctrl+f searches, enter shows a row
-    whole, ctrl+s saves, ? shows all keys. The file is not touched before it is saved; then it is
-    replaced whole, and rejected rows go to NAME.rejected.jsonl beside it (.parquet beside Parquet).
-    Until then decisions are kept in .NAME.review.jsonl and are there the next time.
-
-    With --sample the labels say how often the verifier is wrong (`ajet dataset stats FILE`): label
-    train.jsonl and rejected.jsonl. Without it they are of the rows that you chose.
-
-    In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), and
-    `validate`.
-
-    Args:
-        source: JSONL, Parquet, CSV or a Hugging Face directory (DIR:SPLIT for another split than train).
-        filter: Start with rows that match, as in `filter`.
-        sample: Only N random rows, always in the same order and with the verdict hidden, to label (a, x).
-        seed: --sample: random seed.
-
-    \b
-    ajet dataset view data/train.jsonl
-    ajet dataset view data/:validation --filter 'metadata.pass_rate<0.2'
-    ajet dataset view data/rejected.jsonl -f 'rejected.reason~"agree"'
-    ajet dataset view data/train.jsonl --sample 50
-    ajet dataset filter data/train.jsonl 'chars<500' --rejected long.jsonl -o short.jsonl
-    """
-    check_terminal(
-        "ajet dataset view",
-        "print rows with `ajet dataset filter FILE EXPR`, or count them with `ajet dataset stats"
-        " FILE`",
-    )
-
-    app_module = load_viewer("dataset.app")
-    parse(filter)
-    review = Review(
-        source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed
-    )
-    viewer = app_module.DatasetApp(review, filter)
-    viewer.run()
-    viewer.review.close()
-    if viewer.failure is not None:
-        raise viewer.failure
-    if viewer.parting:
-        echo(viewer.parting, err=True)
-    raise typer.Exit(viewer.return_code or 0)
-
 
 _BAR = 24
 

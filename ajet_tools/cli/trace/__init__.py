@@ -16,6 +16,7 @@ class TraceCommands(LazyGroup):
             "view": "view",
             "splits": "splits",
             "ledger": "show",
+            "receipts": "receipts",
             "check": "files",
             "audit": "files",
         },

@@ -42,7 +42,7 @@ CHECKS = {
         FROM (FROM booked) b FULL JOIN (FROM s_ledger WHERE tokens <> 0 AND call_id IN (SELECT call_id
             FROM outcomes o JOIN runs r
             USING (run_id) WHERE (o.trainable OR o.outcome IS DISTINCT FROM 'superseded')
-                AND (r.status = 'finished' OR o.superseded OR o.learnt OR o.split <> 'train'))) l
+                AND (r.status = 'finished' OR o.superseded OR o.lost OR o.learnt OR o.split <> 'train'))) l
             USING (call_id, outcome)
         WHERE b.tokens IS DISTINCT FROM l.tokens OR b.step IS DISTINCT FROM l.step
             OR b.run_id IS DISTINCT FROM l.run_id OR b.episode_id IS DISTINCT FROM l.episode_id

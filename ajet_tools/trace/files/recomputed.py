@@ -201,8 +201,9 @@ TABLES = (
             if(l.call_id IS NULL, NULL, 'overlong')) AS final, coalesce(k.kept, 0) AS kept
         FROM outcomes o LEFT JOIN advantages a USING (call_id) LEFT JOIN lengths k USING (call_id)
             LEFT JOIN overlong l USING (call_id) JOIN runs r USING (run_id)
-        WHERE (o.trainable OR coalesce(o.outcome, '') NOT IN ('evaluation', 'superseded'))
-            AND (r.status = 'finished' OR coalesce(o.superseded, false) OR o.outcome IS DISTINCT FROM 'superseded'))
+        WHERE (o.trainable OR coalesce(o.outcome, '') NOT IN ('evaluation', 'superseded', 'abandoned') AND NOT o.lost)
+            AND (r.status = 'finished' OR coalesce(o.superseded, false) OR o.lost
+                OR coalesce(o.outcome, '') NOT IN ('superseded', 'abandoned')))
     SELECT run_id, step, episode_id, call_id, "index", final AS outcome,
         coalesce(n, 0) + coalesce(cut_tokens, 0) AS tokens FROM final WHERE final IS NOT NULL
     UNION ALL SELECT run_id, step, episode_id, call_id, "index", 'trained', kept FROM final WHERE final IS NULL

@@ -61,7 +61,7 @@ class FaultyProxy:
                 self.send_header("content-type", "text/event-stream")
                 self.send_header("connection", "close")
                 self.end_headers()
-                with suppress(OSError):
+                with suppress(OSError, httpx.HTTPError):
                     for chunk in response.iter_raw():
                         self.wfile.write(chunk)
                         self.wfile.flush()

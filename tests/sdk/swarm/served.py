@@ -120,7 +120,7 @@ class Served:
         assert not balance(batch.ledger, [call for e in episodes for call in e.calls])
         self.writer.put(*batch.ledger)
         self.version += 1
-        self.host.submit(collection.trained(step)).result(10)
+        self.host.submit(collection.trained(step, batch.ledger)).result(10)
         tokens: dict[str, int] = {}
         for row in batch.ledger:
             tokens[row.outcome] = tokens.get(row.outcome, 0) + row.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import yaml
 
 import ajet
 from ajet_sdk.errors import (
@@ -27,7 +29,7 @@ from ajet_sdk.errors import (
     SwarmOffline,
     SwarmUnavailable,
 )
-from ajet_sdk.swarm.client import AsyncEpisode, Episode
+from ajet_sdk.swarm.episodes import AsyncEpisode, Episode
 from ajet_sdk.swarm.messages import Abort, Receipt
 from ajet_sdk.swarm.routes import Keys
 from ajet_sdk.types import Task
@@ -298,7 +300,14 @@ def test_an_offline_server_is_waited_for_and_then_reported(tmp_path: Path) -> No
             pass
         owner = ajet.SwarmClient(server.url)
         owner.configure({"rollout": {"num_repeat": 3}})
-        assert "num_repeat: 3" in server.owner.configs[0]
+        file = tmp_path / "job.yaml"
+        file.write_text("ajet: {rollout: {num_repeat: 4}}  # four")
+        owner.configure(file)
+        owner.configure(ajet.Config(rollout={"num_repeat": 5}))
+        repeats = [yaml.safe_load(text)["ajet"]["rollout"] for text in server.owner.configs]
+        assert repeats == [{"num_repeat": 3}, {"num_repeat": 4}, {"num_repeat": 5}]
+        with pytest.raises(ConfigError):
+            owner.configure(tmp_path / "missing.yaml")
         assert owner.start().state == "collecting"
         assert owner.stop().state == "offline"
 
@@ -467,6 +476,21 @@ def test_events_and_status_can_be_awaited(server: ScriptedSwarm) -> None:
             assert not (await swarm.agree()).accepted
 
     asyncio.run(main())
+
+
+def test_who_looks_at_an_episode_keeps_it_open(server: ScriptedSwarm) -> None:
+    swarm = ajet.SwarmClient(server.url)
+    with swarm.episode(Task(task_id="t"), idle_timeout=1.0) as episode:
+        ask(episode)
+        began = time.monotonic()
+        while time.monotonic() < began + 2.5:
+            assert episode.receipt().state == "open"
+        episode.end(1.0)
+    with swarm.episode(Task(task_id="t"), idle_timeout=0.2) as episode:
+        ask(episode)
+        assert until(lambda: swarm.receipt(episode.id).state == "abandoned")
+        with pytest.raises(EpisodeOver):
+            episode.end(1.0)
 
 
 def test_openai_clients_use_an_episode(server: ScriptedSwarm) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import ajet
 from ajet_sdk.config.config import Config
+from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import (
     ConfigError,
     ContextOverflow,
@@ -22,13 +23,16 @@ from ajet_sdk.errors import (
     SwarmKeyRefused,
     TrainingError,
 )
+from ajet_sdk.swarm.client import AsyncSwarmClient
 from ajet_sdk.swarm.routes import Keys
-from ajet_sdk.swarm.work import WorkSummary
+from ajet_sdk.swarm.work import Work, WorkSummary
+from ajet_sdk.swarm.worker import Worker
 from ajet_sdk.swarm_worker import work
 from ajet_sdk.types import Episode, Task
 from tests.sdk.swarm.faulty_proxy import FaultyProxy
 from tests.sdk.swarm.scripted_server import ScriptedSwarm
 from tests.serving import answering, serving
+from tests.waiting import until_async
 
 TASKS = [Task(main_query=f"Say {word}.", task_id=word) for word in ("yes", "no", "maybe")]
 
@@ -92,7 +96,7 @@ def begin(
             **options,
         )
 
-    return ThreadPoolExecutor(1).submit(run)
+    return in_thread(run, "worker")
 
 
 def work_a_step(server: ScriptedSwarm, workflow: Any, judge: Any = is_ok, **options: Any) -> Any:
@@ -119,51 +123,49 @@ def test_agents_run_here_without_a_change(workflow: Any, server: ScriptedSwarm) 
 
 def test_the_servers_tasks_are_given_out(tmp_path: Path) -> None:
     with ScriptedSwarm(tmp_path, planned=TASKS) as server:
-        episodes, summary = work_a_step(server, captured, tasks=None)
-    assert [e.task.task_id for e in episodes] == ["yes", "yes", "no", "no"]
-    assert [e.attempt for e in episodes] == [0, 1, 0, 1]
+        episodes, _ = work_a_step(server, captured, tasks=None)
+    made = sorted((e.task.task_id, e.attempt) for e in episodes)
+    assert made == [("no", 0), ("no", 1), ("yes", 0), ("yes", 1)]
 
 
-def test_a_failure_of_the_agent_counts_with_its_cause(server: ScriptedSwarm) -> None:
+def test_a_failure_of_the_agent_counts_with_its_cause(roomy: ScriptedSwarm) -> None:
     @ajet.workflow
     async def fails(main_query: str) -> str:
         await captured(main_query=main_query)
         raise LookupError("no such shelf")
 
-    working = begin(server, fails)
-    episodes = server.end_step()
     with pytest.raises(TrainingError):  # an agent that always fails does not go on for ever
-        server.next_step()
-        working.result(timeout=60)
-    for episode in episodes:
+        begin(roomy, fails).result(timeout=60)
+    assert len(roomy.recorded()) >= 16
+    for episode in roomy.recorded():
         assert (episode.status, episode.cause) == ("failed", "LookupError")
         assert not episode.infrastructure
         assert "no such shelf" in (episode.error or "")
         assert "test_work.py" in (episode.error or "")
 
 
-def test_an_agent_that_never_calls_is_no_attempt(server: ScriptedSwarm) -> None:
+def test_an_agent_that_never_calls_is_no_attempt(roomy: ScriptedSwarm) -> None:
     @ajet.workflow
     async def silent(main_query: str) -> str:
         return "ok"
 
     with pytest.raises(TrainingError):
-        begin(server, silent).result(timeout=60)
-    assert server.recorded() == []
+        begin(roomy, silent).result(timeout=60)
+    assert roomy.recorded() == []
 
 
-def test_a_judge_without_a_reward_fails_the_attempt(server: ScriptedSwarm) -> None:
+def test_a_judge_without_a_reward_fails_the_attempt(roomy: ScriptedSwarm) -> None:
     @ajet.judge
     def wordy(output: str) -> str:
         return "good"
 
     with pytest.raises(TrainingError):
-        begin(server, captured, wordy).result(timeout=60)
-    assert {e.cause for e in server.recorded()} == {"NoReward"}
-    assert {e.reward for e in server.recorded()} == {None}
+        begin(roomy, captured, wordy).result(timeout=60)
+    assert {e.cause for e in roomy.recorded()} == {"NoReward"}
+    assert {e.reward for e in roomy.recorded()} == {None}
 
 
-def test_a_slow_agent_is_timed_out(server: ScriptedSwarm) -> None:
+def test_a_slow_agent_is_timed_out(roomy: ScriptedSwarm) -> None:
     @ajet.workflow(timeout=0.2)
     async def slow(main_query: str) -> str:
         await captured(main_query=main_query)
@@ -171,15 +173,15 @@ def test_a_slow_agent_is_timed_out(server: ScriptedSwarm) -> None:
         return ""
 
     with pytest.raises(TrainingError):
-        begin(server, slow).result(timeout=60)
-    assert {(e.status, e.cause) for e in server.recorded()} == {("timeout", "EpisodeTimeout")}
+        begin(roomy, slow).result(timeout=60)
+    assert {(e.status, e.cause) for e in roomy.recorded()} == {("timeout", "EpisodeTimeout")}
 
 
 def test_a_full_context_is_the_cause(tmp_path: Path) -> None:
     def full(ask: Any) -> str:
         raise ContextOverflow("12 tokens are too many")
 
-    with ScriptedSwarm(tmp_path, full) as server:
+    with ScriptedSwarm(tmp_path, full, groups=50) as server:
         with pytest.raises(TrainingError):
             begin(server, captured).result(timeout=60)
         assert {(e.cause, e.infrastructure) for e in server.recorded()} == {
@@ -197,13 +199,13 @@ def test_a_broken_engine_is_no_failure_of_the_agent(tmp_path: Path) -> None:
     def broken(ask: Any) -> str:
         raise EngineUnavailable("the card fell out")
 
-    with ScriptedSwarm(tmp_path, broken) as server:
+    with ScriptedSwarm(tmp_path, broken, groups=50) as server:
         with pytest.raises(TrainingError):
             begin(server, swallows).result(timeout=60)
         assert server.recorded() == []
 
 
-def test_a_call_that_never_arrived_is_no_failure_of_the_agent(server: ScriptedSwarm) -> None:
+def test_a_call_that_never_arrived_is_no_failure_of_the_agent(roomy: ScriptedSwarm) -> None:
     """The agent hides that it lost the server, and its judge would give it 0."""
 
     @ajet.workflow
@@ -218,9 +220,9 @@ def test_a_call_that_never_arrived_is_no_failure_of_the_agent(server: ScriptedSw
         proxy.breaks_calls = False
         return f"{answer}, sorry".replace("ok", "")
 
-    with FaultyProxy(server.url) as proxy, pytest.raises(TrainingError):
-        begin(server, swallows, url=proxy.url, concurrency=1).result(timeout=60)
-    assert server.recorded() == []
+    with FaultyProxy(roomy.url) as proxy, pytest.raises(TrainingError):
+        begin(roomy, swallows, url=proxy.url, concurrency=1).result(timeout=60)
+    assert roomy.recorded() == []
 
 
 def test_calls_of_a_judge_are_not_trained(server: ScriptedSwarm) -> None:
@@ -350,3 +352,34 @@ def test_an_attempt_is_made_again_after_a_fault_of_the_infrastructure(
     assert tried[0] == tried[1]
     states = [each.receipt.state for each in summary.finished if each.receipt is not None]
     assert states[:2] == ["aborted", "ended"]
+
+
+def test_a_cancelled_worker_aborts_its_open_episodes(server: ScriptedSwarm) -> None:
+    @ajet.workflow
+    async def sleeps(main_query: str) -> str:
+        await captured(main_query=main_query)
+        await asyncio.sleep(3600)
+        return "ok"
+
+    summary = WorkSummary()
+    swarm = AsyncSwarmClient(server.url)
+    plan = Work(config(), sleeps, is_ok, TASKS, attempts=2, concurrency=6)  # two wait for a place
+
+    async def main() -> None:
+        working = asyncio.create_task(Worker(swarm, plan, print, summary).run())
+        await until_async(lambda: _calls(server) == 4)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        await swarm.aclose()
+
+    asyncio.run(main())
+    assert server.collection.attempts.open == {}
+    assert server.recorded() == []
+    assert summary.statuses == {"aborted": 4}
+    assert set(summary.tokens) == {"failed"}
+
+
+def _calls(server: ScriptedSwarm) -> int:
+    attempts = list(server.collection.attempts.open.values())
+    return sum(len(attempt.opened.calls) for attempt in attempts)

@@ -18,8 +18,6 @@ from typer.testing import CliRunner
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.tables import read, tables_of
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.review.review import Review
-from ajet_tools.dataset.review.save import save
 from tests.tools.dataset.typed import ROWS, check_kept, typed_table, write_typed
 
 
@@ -248,27 +246,6 @@ def test_calibration_adds_to_the_metadata_and_changes_no_type(source: Path) -> N
              for i in range(5)}  # fmt: skip
     assert inner == {"level": pa.int8(), "at": pa.timestamp("us"), "score": pa.float32(), "pass_rate": pa.float64(),
                      "difficulty": pa.float64()}  # fmt: skip
-
-
-def test_a_review_saves_the_rows_that_it_did_not_touch_as_they_were(source: Path) -> None:
-    before = typed_table()
-    pq.write_table(before, "kept.parquet")
-    review = Review("typed.parquet")
-    review.load()
-    review.mark([2, 3], "rejected")
-    review.edit(5, {**review.row(5).values, "answer": "mended", "small": 99})
-    save(review, Path("typed.parquet"))
-    made = pq.read_table("typed.parquet")
-    assert (
-        made.num_rows == ROWS - 2
-        and made["answer"][3].as_py() == "mended"
-        and made["small"][3].as_py() == 99
-    )
-    rest = made.filter(pa.compute.not_equal(made["answer"], "mended"))
-    pq.write_table(rest, "rest.parquet")
-    check_kept(Path("kept.parquet"), Path("rest.parquet"))
-    check_kept(Path("kept.parquet"), Path("typed.rejected.parquet"), more=("rejected",))
-    review.close()
 
 
 @pytest.mark.parametrize(
