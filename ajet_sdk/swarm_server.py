@@ -22,6 +22,7 @@ from ajet_sdk.errors import AjetError, ConfigError, first_line
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.event_loop import exit_on_sigterm
 from ajet_sdk.run import train
+from ajet_sdk.swarm.agentjet import agentjet_routes
 from ajet_sdk.swarm.host import SwarmHost
 from ajet_sdk.swarm.refusals import Refused
 from ajet_sdk.swarm.routes import Keys, Owner, SwarmRoutes
@@ -50,7 +51,7 @@ class SwarmServer(Owner):
         port: int = 10086,
         keys: Keys | None = None,
         overrides: Sequence[str] = (),
-        more_routes: Callable[[SwarmRoutes], Sequence[BaseRoute]] = lambda routes: (),
+        more_routes: Callable[[SwarmRoutes], Sequence[BaseRoute]] = agentjet_routes,
         say: Callable[[str], None] = print,
     ) -> None:
         """`overrides` change every config, as on the command line. Raises OSError if the port is

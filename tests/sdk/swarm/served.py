@@ -17,6 +17,7 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.build import balance
+from ajet_sdk.swarm.agentjet import agentjet_routes
 from ajet_sdk.swarm.attempts import RunSettings
 from ajet_sdk.swarm.collection import Collection
 from ajet_sdk.swarm.host import SwarmHost
@@ -165,7 +166,7 @@ def serve(
     routes = SwarmRoutes(keys or Keys(), Offline())
     with (
         TraceWriter(directory / "trace.duckdb", survives="kill") as writer,
-        Gateway(routes=routes.routes()) as gateway,
+        Gateway(routes=[*routes.routes(), *agentjet_routes(routes)]) as gateway,
         gateway.recording(writer),
     ):
         writer.put(Run(run_id=run_id, backbone="local"))
