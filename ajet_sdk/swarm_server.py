@@ -22,6 +22,7 @@ from ajet_sdk.errors import AjetError, ConfigError, first_line
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.event_loop import exit_on_sigterm
 from ajet_sdk.run import train
+from ajet_sdk.swarm.agentjet import agentjet_routes
 from ajet_sdk.swarm.host import SwarmHost
 from ajet_sdk.swarm.refusals import Refused
 from ajet_sdk.swarm.routes import Keys, Owner, SwarmRoutes
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.reporting.results import TunedModel
 
-FAREWELL = 10.0
-"""Seconds after the training in which its clients can still learn that it is finished."""
-_LATELY = 60.0
-"""A client that was seen within so many seconds is waited for."""
+FAREWELL = 20.0
+"""Most seconds after the training in which its clients are still answered."""
+SILENCE = 2.0
+"""Seconds without a request after which they have all asked."""
 _STOPPING = 120.0
 """Seconds that a stop may take."""
 
@@ -50,13 +51,13 @@ class SwarmServer(Owner):
         port: int = 10086,
         keys: Keys | None = None,
         overrides: Sequence[str] = (),
-        more_routes: Callable[[SwarmRoutes], Sequence[BaseRoute]] = lambda routes: (),
+        more_routes: Callable[[SwarmRoutes], Sequence[BaseRoute]] = agentjet_routes,
         say: Callable[[str], None] = print,
     ) -> None:
         """`overrides` change every config, as on the command line. Raises OSError if the port is
         taken."""
         self.keys = keys or Keys()
-        routes = SwarmRoutes(self.keys, self)
+        self._routes = routes = SwarmRoutes(self.keys, self)
         self.gateway = Gateway(
             host=host, port=port, routes=[*routes.routes(), *more_routes(routes)]
         )
@@ -112,6 +113,8 @@ class SwarmServer(Owner):
         Raises as `train`.
         """
         self._is_resumed = resume
+        if config is not None:
+            self.host.board.enter("booting")
         with exit_on_sigterm(), self.gateway:
             self._introduce()
             if config is not None:
@@ -155,11 +158,11 @@ class SwarmServer(Owner):
             self._say(f"the owner's key is {self.keys.owner}")
 
     def _bid_farewell(self) -> None:
-        """Wait a moment for the clients of the training to ask once more."""
+        """Answer the clients of the training until they are silent for a moment: they learn that it
+        is finished, and ask for their receipts."""
         finished = time.monotonic()
-
         while time.monotonic() < finished + FAREWELL:
-            if not self.host.clients.seen_between(finished - _LATELY, finished):
+            if time.monotonic() - max(self._routes.last_request, finished) > SILENCE:
                 return
             time.sleep(0.1)
 

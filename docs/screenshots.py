@@ -1,4 +1,4 @@
-"""Pictures of every screen of `ajet trace view`, and of `ajet dataset view`, as SVG.
+"""Pictures of every screen of `ajet trace view`, and of `ajet dataset label`, as SVG.
 
     python docs/screenshots.py TRACE OUT [ROWS]
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -20,10 +21,11 @@ os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
 from textual.pilot import Pilot
 
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.dataset.review.review import Review
+from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.labels import Labels, draw, estimate
 from ajet_tools.trace.locate import open_located
 from ajet_tools.tui.base import DARK
-from ajet_tools.tui.dataset.app import DatasetApp
+from ajet_tools.tui.label import LabelApp
 from ajet_tools.tui.trace.app import TraceApp
 
 SIZE = (110, 34)
@@ -70,8 +72,6 @@ def opened(open_it: Callable[[TraceApp], None], *keys: str) -> Prepare:
 
 def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
     """Each picture's name, and how to come there."""
-    sql = "SELECT step, split, decoding, count(*) AS episodes, avg(value) AS reward\n"
-    sql += "FROM episodes JOIN rewards USING (episode_id)\n"
     return {
         "runs": opened(lambda app: None),
         "run": opened(lambda app: app.open_run(run)),
@@ -81,7 +81,6 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
         "tokens": opened(lambda app: app.open_tokens(episode), "m", *["right"] * 4),
         "compare": opened(lambda app: app.open_compare(group)),
         "feedback": opened(lambda app: app.open_feedback(episode)),
-        "sql": opened(lambda app: app.open_sql(sql + "GROUP BY ALL ORDER BY ALL")),
     }
 
 
@@ -131,20 +130,23 @@ async def main(trace: Path, out: Path) -> None:
 
 
 async def dataset(rows: Path, out: Path) -> None:
-    """The rows of a dataset, of which some are decided on; the file stays as it is."""
+    """A sample of a dataset, of which some rows are labelled; the file and its labels stay as they are."""
     os.chdir(rows.parent)  # no path of this machine in a picture
-    review = Review(rows.name)
-    app = DatasetApp(review)
-    async with app.run_test(size=SIZE) as pilot:
-        await quiet(pilot)
-        await pilot.press("a", "a", "x", "a")
-        await quiet(pilot)
-        (out / "dataset-view.svg").write_text(
-            app.export_screenshot(title="ajet dataset view"), encoding="utf-8"
+    with tempfile.TemporaryDirectory() as folder:
+        labels = Labels(Path(folder) / "labels.jsonl")
+        app = LabelApp(
+            rows.name,
+            labels,
+            lambda: draw(read(rows.name), 50, 0),
+            lambda sample: estimate(sample, labels),
         )
-    review.journal.replace({})
-    review.close()
-    print(out / "dataset-view.svg")
+        async with app.run_test(size=SIZE) as pilot:
+            await quiet(pilot)
+            await pilot.press("a", "a", "x", "a")
+            await quiet(pilot)
+            text = app.export_screenshot(title="ajet dataset label")
+    (out / "dataset-label.svg").write_text(text, encoding="utf-8")
+    print(out / "dataset-label.svg")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ KINDS = (
     "gen_ai.span.kind",
     "traceloop.span.kind",
     "langfuse.observation.type",
+    "langsmith.span.kind",
 )
 """Attributes for a span's kind."""
 INPUTS = (
@@ -33,12 +34,14 @@ INPUTS = (
     "langfuse.observation.input",
     "traceloop.entity.input",
     "agentscope.function.input",
+    "gen_ai.prompt",  # LangSmith's
 )
 OUTPUTS = (
     "output.value",
     "langfuse.observation.output",
     "traceloop.entity.output",
     "agentscope.function.output",
+    "gen_ai.completion",
 )
 _NAMES = ("gen_ai.tool.name", "tool.name", "gen_ai.data_source.id", "traceloop.entity.name")
 _ARGUMENTS = (

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
+
+import yaml
 
 from ajet_sdk.config.source import Source
 from ajet_sdk.errors import ConfigError
 
 RENAMED = {
     "rollout.tensor_model_parallel_size": "rollout.tensor_parallel_size",
+    "rollout.vllm_tool_parser": "model.tool_call_parser",
+    "swarm_mode_sample_collection_method": "swarm.collect",
+    "lora.lora_rank": "model.lora.r",
+    "lora.lora_alpha": "model.lora.alpha",
+    "lora.target_modules": "model.lora.target_modules",
+    "trainer_common.use_kl_in_reward": "trainer_common.algorithm.use_kl_in_reward",
     "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
     "task_judge.rubrics_auto_grader.dataset_file": (
         "task_judge.rubrics_auto_grader.jsonl_dataset_file"
@@ -23,7 +32,17 @@ RENAMED = {
 }
 """ajet's names of keys and sections, by AgentJet's."""
 
+COLLECTION_METHODS = {
+    "rollout_until_finish_enough_tasks": "groups",
+    "rollout_until_finish_enough_episodes": "episodes",
+    "rollout_until_finish_enough_non_dummy_tasks": "signal",
+    "rollout_until_any_client_agree_sync_weight": "any_client",
+    "rollout_until_all_clients_agree_sync_weight": "all_clients",
+}
+"""ajet's values of `swarm.collect` by AgentJet's."""
+
 _VALUES = {
+    **{("swarm.collect", there): here for there, here in COLLECTION_METHODS.items()},
     ("task_reader.type", "dataset_file"): "jsonl_dataset_file",
     ("task_judge.rubrics_auto_grader.input_data_type", "dataset_file"): "jsonl_dataset_file",
     ("experiment_name", "read_yaml_name"): None,
@@ -43,6 +62,24 @@ WITHOUT_EFFECT = {
     "enable_experimental_interchange_server": "the gateway handles every call",
     "interchange_server": "the gateway handles every call",
     "task_runner": "rollout.runner sets where episodes run, rollout.timeout how long they may take",
+    "enable_swarm_mode": "`ajet swarm start` serves a swarm, `ajet train` does not",
+    "lora.load_format": "an adapter is loaded from the checkpoint that holds it",
+    "lora.layered_summon": "it belongs to verl's way of handing over weights",
+    "rollout.ppo_max_token_len_per_gpu": "trainer_common.micro_batch_tokens limits a micro-batch",
+    "rollout.chat_template_generate_prompt_type": (
+        "the ids of each prompt are known, so no token of it is trained"
+    ),
+    "trainer_common.kl_penalty_type": "trainer_common.kl_loss_type sets the form of the KL term",
+    "trainer_common.val_print_to_markdown_file_path": "`ajet trace` shows every episode",
+    "trainer_common.train_print_to_markdown_file_path": "`ajet trace` shows every episode",
+    "trainer_common.loss_weight_normalization_episode_level": (
+        "trainer_common.loss_aggregation sets how samples are weighted"
+    ),
+    "trainer_common.advantage_estimation_episode_level": (
+        "each episode counts once in its group's baseline"
+    ),
+    "task_reader.huggingface_dat_repo.http_proxy_address": "HTTPS_PROXY names a proxy",
+    "trainer_verl": "verl's own keys stand under `verl:`",
     "execute_test": "it controls AgentJet's own tests",
     "execute_testing_lambda": "it controls AgentJet's own tests",
 }
@@ -58,6 +95,8 @@ IGNORED_ROOTS = {
 """Ignored roots beside `ajet:`."""
 
 
+SWARM_BACKBONES = ("local", "tinker")
+TRACKERS = ("wandb", "swanlab")
 _ABSENT = object()
 
 
@@ -100,6 +139,8 @@ def with_reasons(pairs: Iterable[tuple[str, str]]) -> str:
 
 def translate(source: Source) -> Translation:
     """Rename AgentJet's keys in place. Raises ConfigError if a file has a key under both names."""
+    _set_short(source)
+    _switch_lora(source)
     for old, new in RENAMED.items():
         if (value := source.get(f"ajet.{old}", _ABSENT)) is _ABSENT:
             continue
@@ -115,17 +156,69 @@ def translate(source: Source) -> Translation:
             source.remove(f"ajet.{path}")
             if here is not None:
                 source.set(f"ajet.{path}", here, origin)
-    for path, name in _SHORT.items():
-        if isinstance(text := source.get(f"ajet.{path}"), str):
-            origin = source.origin(f"ajet.{path}") or ""
-            source.remove(f"ajet.{path}")
-            source.set(f"ajet.{path}.{name}", text, origin)
     dropped = tuple(
         path for path in WITHOUT_EFFECT if source.get(f"ajet.{path}", _ABSENT) is not _ABSENT
     )
     for path in dropped:
         source.remove(f"ajet.{path}")
+    if source.get("ajet.lora") == {}:
+        source.remove("ajet.lora")
     roots = tuple(root for root in IGNORED_ROOTS if root in source.document)
     for root in roots:
         source.remove(root)
     return Translation(dropped, roots)
+
+
+def for_swarm(text: str) -> tuple[str, list[str]]:
+    """The config that a client of AgentJet's swarm sends, for a server of ours; also what was
+    changed in it, a line each.
+
+    Its defaults name a backbone, loggers and tasks of AgentJet's own server. Clients bring agent,
+    judge and tasks. Raises ConfigError for what is no mapping.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the config is not YAML: {error}") from error
+    values = document.get("ajet") if isinstance(document, dict) else None
+    if not isinstance(values, dict):
+        raise ConfigError("the config must be a mapping with the section `ajet`")
+    changed: list[str] = []
+    if values.get("backbone") not in (None, *SWARM_BACKBONES):
+        changed.append(f"backbone {values['backbone']}: this server trains with `local`")
+        values["backbone"] = "local"
+    for name in ("task_reader", "task_judge"):
+        if values.pop(name, None) is not None:
+            changed.append(f"{name}: the clients bring it")
+    if isinstance(values.get("rollout"), dict) and values["rollout"].pop("user_workflow", None):
+        changed.append("rollout.user_workflow: the clients bring it")
+    common = values.get("trainer_common")
+    if isinstance(common, dict) and common.get("logger") is not None:
+        named = common["logger"] if isinstance(common["logger"], list) else [common["logger"]]
+        missing = [name for name in named if name in TRACKERS and find_spec(name) is None]
+        if missing:
+            changed.append(f"trainer_common.logger {', '.join(missing)}: not installed here")
+            common["logger"] = [name for name in named if name not in missing] or ["console"]
+    return yaml.safe_dump(document, sort_keys=False), changed
+
+
+def _set_short(source: Source) -> None:
+    for path, name in _SHORT.items():
+        if isinstance(text := source.get(f"ajet.{path}"), str):
+            origin = source.origin(f"ajet.{path}") or ""
+            source.remove(f"ajet.{path}")
+            source.set(f"ajet.{path}.{name}", text, origin)
+
+
+def _switch_lora(source: Source) -> None:
+    """A rank above 0 switches LoRA on there; here a key of its own does."""
+    rank = source.get("ajet.lora.lora_rank")
+    if rank is None:
+        return
+    origin = source.origin("ajet.lora.lora_rank") or ""
+    if rank:
+        source.set("ajet.model.lora.enabled", True, origin)
+        return
+    for name in ("lora_rank", "lora_alpha", "target_modules"):
+        if source.get(f"ajet.lora.{name}", _ABSENT) is not _ABSENT:
+            source.remove(f"ajet.lora.{name}")

@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -27,9 +27,15 @@ from ajet_sdk.rollout.judging import check_of, log_replies, metrics_of, with_rew
 from ajet_sdk.rollout.outcomes import fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.swarm.messages import Abort, Claim, Claimed, End, EpisodeState, Receipt
 from ajet_sdk.swarm.pool import AttemptGroup
-from ajet_sdk.swarm.receipts import ABANDONED, receipt_of, rewards_of, stored_receipt
+from ajet_sdk.swarm.receipts import (
+    ABANDONED,
+    receipt_of,
+    rewards_of,
+    stored_receipt,
+    with_outcomes,
+)
 from ajet_sdk.swarm.refusals import Refused, ended_otherwise
-from ajet_sdk.types import Call, Episode, Outcome, Reward, Task, now
+from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Reward, Task, now
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -461,6 +467,19 @@ class Attempts:
         receipt = stored.model_copy(update=known)
         self._over[episode_id] = _Over(over.state, receipt, over.request)
         return receipt
+
+    def book(self, ledger: Iterable[LedgerEntry]) -> None:
+        """Note the outcomes of a trained step in the receipts."""
+        tokens: dict[str, dict[str, dict[str, int]]] = {}
+        for row in ledger:
+            calls = tokens.setdefault(row.episode_id, {})
+            if row.tokens:
+                calls.setdefault(row.call_id, {})[row.outcome] = row.tokens
+        for episode_id, calls in tokens.items():
+            over = self._over.get(episode_id)
+            if over is not None:
+                receipt = with_outcomes(over.receipt, calls)
+                self._over[episode_id] = _Over(over.state, receipt, over.request)
 
     # Time limits
 

@@ -99,10 +99,6 @@ class Clients:
             if client.in_step and moment - client.seen < ACTIVE_CLIENT
         ]
 
-    def seen_between(self, begin: float, end: float) -> bool:
-        """Whether a client's last request was between two `time.monotonic` values."""
-        return any(begin < client.seen < end for client in list(self._clients.values()))
-
     def infos(self) -> tuple[ClientInfo, ...]:
         """What there is to say about each."""
         moment, open_by_client = time.monotonic(), self._open_by_client()

@@ -36,7 +36,7 @@ from ajet_sdk.swarm.messages import (
 from ajet_sdk.swarm.pool import AttemptGroup, Goal, Pool
 from ajet_sdk.swarm.refusals import Refused
 from ajet_sdk.tasks.lineage import same_tasks
-from ajet_sdk.types import Episode, Task, new_id
+from ajet_sdk.types import Episode, LedgerEntry, Task, new_id
 
 LONGEST_WAIT = 600.0
 """Seconds for which a claim is held at most."""
@@ -76,6 +76,8 @@ class Collection:
         self.is_collecting = False
         self._validated: dict[int, list[Episode]] = {}
         """Ended validation episodes, by the steps done at their claim."""
+        self._validation_attempts = Counter[str]()
+        """Attempts at each validation task that was only named at its end."""
         self._claims: OrderedDict[str, asyncio.Future[Claimed]] = OrderedDict()
         """Claims by `request_id`."""
         self._waiting: deque[_Waiting] = deque()
@@ -247,6 +249,8 @@ class Collection:
     def placed(self, attempt: OpenAttempt, episode: Episode, counts: bool) -> Episode:
         group = attempt.group
         if group is None:
+            if attempt.claim.task_at_end:
+                return self._placed_in_validation(episode)
             return episode
         if counts and attempt.claim.task_at_end:
             task = episode.task
@@ -257,6 +261,13 @@ class Collection:
             "step": self.step,
         }
         return episode.model_copy(update=place)
+
+    def _placed_in_validation(self, episode: Episode) -> Episode:
+        """An attempt whose task was unknown at its claim, as the next one of its task's group."""
+        group_id = f"val-{episode.step}-{episode.task.task_id}"
+        number = self._validation_attempts[group_id]
+        self._validation_attempts[group_id] += 1
+        return episode.model_copy(update={"group_id": group_id, "attempt": number})
 
     def settled(
         self, attempt: OpenAttempt, episode: Episode, state: EpisodeState, counts: bool
@@ -373,9 +384,10 @@ class Collection:
                 self.pool.groups.append(group)
             group.ended.append(episode)
 
-    async def trained(self, step: int) -> None:
-        """Note that a step was trained."""
+    async def trained(self, step: int, ledger: Iterable[LedgerEntry] = ()) -> None:
+        """Note that a step was trained, and what became of its tokens."""
         self.done = step
+        self.attempts.book(ledger)
         self.board.emit("trained", step=step, policy_version=self.settings.policy_version())
 
     def take_validated(self, before: int | None = None) -> dict[int, list[Episode]]:

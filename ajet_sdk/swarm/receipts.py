@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from ajet_sdk.errors import QueryError
 from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.swarm.messages import CallTokens, End, EpisodeState, Receipt, RewardItem
 from ajet_sdk.trace.reader import open_trace
@@ -73,6 +75,17 @@ def receipt_of(episode: Episode, state: EpisodeState, outcome: str, client_id: s
     )
 
 
+def with_outcomes(receipt: Receipt, calls: Mapping[str, Mapping[str, int]]) -> Receipt:
+    """A receipt with the tokens of its calls by outcome."""
+    total: Counter[str] = Counter()
+    known = []
+    for call in receipt.calls:
+        tokens = dict(calls.get(call.call_id, call.tokens))
+        total.update(tokens)
+        known.append(call.model_copy(update={"tokens": tokens}))
+    return receipt.model_copy(update={"tokens": dict(total), "calls": tuple(known)})
+
+
 _STORED = """
     SELECT task_id, group_id, step, split, status, cause, error, client,
         (SELECT sum(value * weight) FROM rewards r WHERE r.episode_id = e.episode_id) AS reward
@@ -86,11 +99,12 @@ _STORED_CALLS = """
 
 def stored_receipt(writer: TraceWriter, episode_id: str) -> Receipt | None:
     """The receipt of an episode that is over, from the trace; None if it has none."""
-    if not writer.is_open:  # the run is over
-        with open_trace(writer.path) as trace:
-            return _stored_in(trace, episode_id)
-    writer.flush()
-    return _stored_in(writer, episode_id)
+    with suppress(QueryError):
+        if writer.is_open:
+            writer.flush()
+            return _stored_in(writer, episode_id)
+    with open_trace(writer.path) as trace:  # the run is over
+        return _stored_in(trace, episode_id)
 
 
 class _Queried(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -86,6 +87,7 @@ class SwarmRoutes:
 
     def __init__(self, keys: Keys, owner: Owner) -> None:
         self.keys, self.owner = keys, owner
+        self.last_request = time.monotonic()
         self.host: SwarmHost
 
     def routes(self) -> list[BaseRoute]:
@@ -120,6 +122,7 @@ class SwarmRoutes:
         self, holder: Holder, handler: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
+            self.last_request = time.monotonic()
             try:
                 self.check_access(request, holder)
                 return await handler(request)

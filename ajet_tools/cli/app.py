@@ -77,7 +77,7 @@ class _Root(LazyGroup):
             "rehearse": "train",
             "trainer": "trainer",
             "env": "env",
-            "install": "doctor",
+            "install": "install",
             "doctor": "doctor",
         },
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from ajet_sdk.config.model_source import NAMED_MODELS, NamedModel
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.row_names import ANSWERS, REPLIES
-from ajet_tools.cli.readiness import gpus
+from ajet_tools.cli.machine import gpus
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.run import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
@@ -226,7 +226,7 @@ def fitting_model() -> NamedModel:
     """Returns the largest known model for which a LoRA step fits this GPU, or half of the memory
     and the cores."""
     devices = gpus()
-    memory = max((gib for _, gib, _ in devices), default=0.0) * _GIB
+    memory = max((device.memory for device in devices), default=0.0) * _GIB
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
     most = memory or half
     cores = (

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.swarm.client import SwarmClient
+from ajet_sdk.swarm.core import PATIENCE
 from ajet_sdk.swarm_server import SwarmServer, config_for_server, keys_for
-from ajet_tools.cli.options import explain_listen_errors
+from ajet_tools.cli.options import AsJson, explain_listen_errors, print_json
+from ajet_tools.cli.swarm_watch import screen
+from ajet_tools.cli.swarm_watch import watch as show
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -77,3 +82,31 @@ def start(
     echo(str(tuned))
     if tuned.path is None:
         raise typer.Exit(NO_UPDATE)
+
+
+@app.command()
+def watch(
+    url: Annotated[str | None, Argument(show_default=False)] = None,
+    interval: Annotated[float, Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, Option("--once", help="Print one look, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show who works, what the step has, and what it waits for.
+
+    Args:
+        url: The server. Default: AJET_SWARM_URL, else http://127.0.0.1:10086.
+
+    \b
+    ajet swarm watch
+    ajet swarm watch http://gpu-box:10086 --once
+    ajet swarm watch --json
+    """
+    url = url or os.environ.get("AJET_SWARM_URL") or "http://127.0.0.1:10086"
+    console = Console()
+    with SwarmClient(url, name="watch", patience=0.0 if once or as_json else PATIENCE) as client:
+        if as_json:
+            print_json(client.status().model_dump())
+        elif once:
+            console.print(screen(client.status(), console.width))
+        else:
+            show(client, interval, console)

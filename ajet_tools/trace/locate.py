@@ -35,21 +35,21 @@ def located_files(path: Path | None = None) -> list[Path]:
     return reader.files()
 
 
-def _open(path: Path | None, read_only: bool = False) -> Trace:
-    reader = open_trace(path or Path(), read_only=read_only)
+def _open(path: Path | None) -> Trace:
+    reader = open_trace(path or Path())
     for reason in reader.skipped.values():
         _LOG.warning("Left out: %s", reason)
     return reader
 
 
-def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Trace, Path]:
+def open_located(path: Path | None = None) -> tuple[Trace, Path]:
     """Open a trace file, or all traces in and below a directory (by default the current one) as a
     single trace.
 
-    Returns the reader and the path of its files. Skipped files are logged. For `read_only` see
-    `open_trace`. Raises TraceError if there are no files.
+    Returns the reader and the path of its files. Skipped files are logged. Raises TraceError if
+    there are no files.
     """
-    reader = _open(path, read_only)
+    reader = _open(path)
     files = reader.files()
     directories = {file.parent for file in files}
     if path is not None and not path.is_dir():
@@ -59,9 +59,7 @@ def open_located(path: Path | None = None, read_only: bool = False) -> tuple[Tra
     return reader, directories.pop() if len(directories) == 1 else path or Path()
 
 
-def open_named(
-    name: str | None = None, path: Path | None = None, *, read_only: bool = False
-) -> Named:
+def open_named(name: str | None = None, path: Path | None = None) -> Named:
     """Open a path, or the traces at `path` that should have a run, episode or call with this id or
     name.
 
@@ -71,15 +69,15 @@ def open_named(
     if name is None and path is not None and not path.exists():
         name, path = str(path), None
     if name is None:
-        return Named(*open_located(path, read_only), None)
+        return Named(*open_located(path), None)
     as_path = Path(name)
     if as_path.is_file() or (as_path.is_dir() and in_and_below(as_path)):
-        return Named(*open_located(as_path, read_only), None)
+        return Named(*open_located(as_path), None)
     if os.sep in name or name.endswith(".duckdb"):
         raise TraceError(
             f"there is no {'trace below' if as_path.exists() else 'file or directory'} {name}"
         )
-    return Named(*open_located(path, read_only), name)
+    return Named(*open_located(path), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_tools.cli.app import app
 from ajet_tools.cli.arguments import JobOptions, split_arguments
-from ajet_tools.cli.readiness import CORE, EXTRAS
+from ajet_tools.cli.machine import EXTRAS, required
 from ajet_tools.cli.train import newest_experiment
 from tests.serving import answering, replying, serving
 
@@ -181,7 +181,8 @@ def test_version_and_no_arguments() -> None:
     assert ajet_("--version").stdout.strip() == f"ajet {ajet.__version__}"
     assert "Usage: ajet" in ajet_().output
     assert "Did you mean 'train'?" in refused("trian")
-    assert "Did you mean 'trace audit'?" in refused("audit")
+    assert "ajet trace check FILE" in refused("trace", "audit")
+    assert "ajet dataset dedup --against" in refused("dataset", "decontaminate")
 
 
 @pytest.mark.slow
@@ -727,11 +728,11 @@ def test_doctor_asks_an_environment_service(health: Any, status: str, said: str)
 
 
 def test_doctor_knows_the_packages_of_the_project() -> None:
-    assert {"pydantic", "duckdb", "openai"} <= set(CORE) and "torch" not in CORE
+    assert {"pydantic", "duckdb", "openai"} <= set(required()) and "torch" not in required()
     assert (
-        {"torch", "peft"} <= set(EXTRAS["local"])
-        and "verl" not in EXTRAS["verl"]
-        and all(EXTRAS.values())
+        {"torch", "peft"} <= set(required("local"))
+        and "verl" not in required("verl")
+        and all(required(extra) for extra in EXTRAS)
     )
 
 
@@ -923,7 +924,6 @@ def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
     ("dataset", "filter", "rows.jsonl", "true", "--out", "file/x.jsonl"),
     ("dataset", "export", "rows.jsonl", "--out", "file/x.parquet"),
     ("dataset", "dedup", "rows.jsonl", "--out", "file/x.csv"),
-    ("dataset", "mix", "rows.jsonl", "--out", "file/x"),
     ("dataset", "split", "rows.jsonl", "--fractions", "a=0.5,b=0.5", "--out", "file/x"),
 ])  # fmt: skip
 def test_an_output_below_a_file_is_refused_in_a_line(

@@ -14,7 +14,7 @@ from tests.reference import commands, options
 COMMANDS = commands()
 SHOWN = [(name, option) for name, command in COMMANDS.items() for option in options(command)]
 
-WITHOUT_JSON = {"ajet trace view", "ajet dataset view"}
+WITHOUT_JSON = {"ajet trace view", "ajet dataset label"}
 """Two screens, and YAML."""
 
 

@@ -213,9 +213,9 @@ class SwarmSteps:
                 planned += [of_kind[at] for at in order_of_tasks(len(of_kind), places, seed)]
         return planned
 
-    async def trained(self, step: int) -> None:
+    async def trained(self, step: int, ledger: Sequence[LedgerEntry]) -> None:
         """Tell the clients that a step is trained, and log the validations before it."""
-        await asyncio.wrap_future(self.host.submit(self.collection.trained(step)))
+        await asyncio.wrap_future(self.host.submit(self.collection.trained(step, ledger)))
         await self.log_validations(before=step)
 
     async def log_validations(self, before: int | None = None) -> None:

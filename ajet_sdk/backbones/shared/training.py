@@ -43,7 +43,7 @@ from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, solved
 from ajet_sdk.samples.build import Batch, balance
 from ajet_sdk.samples.draft import sampled_tokens
-from ajet_sdk.types import Episode, Sample
+from ajet_sdk.types import Episode, LedgerEntry, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -145,6 +145,8 @@ class TrainingRun:
         """Whether the newest step had samples to train on."""
         self.solved = 0
         """Number of newest steps in a row whose attempts were all solved."""
+        self.ledger: Sequence[LedgerEntry] = ()
+        """That of the newest step."""
         self.ahead: StepBatch | None = None
         """The next batch, started early."""
 
@@ -284,7 +286,7 @@ class TrainingRun:
             check_sound(episodes, self.config.rollout.min_sound_share)
         await _complete(self._learn(step, episodes, started, seconds))
         if self.swarm is not None:
-            await self.swarm.trained(step)
+            await self.swarm.trained(step, self.ledger)
 
     async def _learn(
         self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float
@@ -454,6 +456,7 @@ class TrainingRun:
 
     def _samples(self, episodes: Sequence[Episode]) -> Batch:
         batch = self._build(episodes)
+        self.ledger = batch.ledger
         self.writer.put(*batch.ledger)
         wrong = balance(batch.ledger, [c for e in episodes for c in e.calls])
         if wrong:

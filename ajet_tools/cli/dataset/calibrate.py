@@ -16,6 +16,7 @@ from ajet_tools.cli.dataset.options import Out, RowOptions, Source, check_apart,
 from ajet_tools.cli.options import pick
 from ajet_tools.dataset.calibrate import Band, Calibration
 from ajet_tools.dataset.calibrate import calibrate as measure
+from ajet_tools.dataset.curation.descent import marked_rows
 from ajet_tools.dataset.files.tables import read
 
 _BAR = 40
@@ -65,7 +66,9 @@ def calibrate(
             "no agent given: pass --workflow agent.py:solve, or a --conf FILE that names one"
         )
     config = answering.config(workflow, more={"rollout.max_env_worker": concurrency})
-    measured = list(read(file, mapping=rows.columns, bad=rows.bad))
+    measured = list(
+        marked_rows(read(file, mapping=rows.columns, bad=rows.bad), str(file), str(out))
+    )
     if not measured:
         raise ConfigError(f"{file} has no rows to measure")
     rejected, measurements = (

@@ -21,6 +21,7 @@ from ajet_tools.cli.dataset.options import (
     to_place,
 )
 from ajet_tools.dataset.card import Facts, write_card
+from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, as_messages, converter
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
 from ajet_tools.dataset.files.segments import Shape
@@ -66,7 +67,9 @@ def export(
     with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
-            for block in passing(block for path in paths for block in rows.blocks(path)):
+            written_as = f"{out}:{name}" if _is_directory(out) else out
+            marks = (marked(rows.blocks(path), path, written_as) for path in paths)
+            for block in passing(block for blocks in marks for block in blocks):
                 if format == "tasks":
                     writer.write_block(block)
                 elif format == "messages" and isinstance(block, LineBlock):

@@ -37,8 +37,8 @@ _PATHS = (
 )
 _TO = "Rows to make: tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
 _FROM = (
-    "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio,"
-    " agent-lightning or verifiers-v1."
+    "Format of inputs that are not ajet traces: auto, openai, otlp, studio, tokens or another of"
+    " `ajet trace import`."
 )
 
 

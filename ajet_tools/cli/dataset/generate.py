@@ -59,7 +59,7 @@ from ajet_tools.dataset.generate.records import (
     strategies_of,
 )
 from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
-from ajet_tools.dataset.review.estimate import error_lines, errors_of
+from ajet_tools.dataset.labels import error_lines, errors_of
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 

@@ -1,4 +1,4 @@
-"""`ajet dataset filter` and `mix`: write selected rows of datasets to another file."""
+"""`ajet dataset filter`: writes selected rows of a dataset to another file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, NoReward
-from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
-    Map,
     Out,
     RowOptions,
     Source,
@@ -22,17 +20,14 @@ from ajet_tools.cli.dataset.options import (
     counted,
     counting,
     left_out_lines,
-    mapping_of,
     print_summary,
     to_place,
 )
-from ajet_tools.cli.options import AsJson
-from ajet_tools.dataset.curation.combine import blocks, parse_part, plan
 from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.curation.filter import parse
 from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.sql import Where, is_sql, select
-from ajet_tools.dataset.files.tables import read_blocks, tables_of
+from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.files.writer import Writer
 
 if TYPE_CHECKING:
@@ -147,49 +142,3 @@ def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:
             "the judge failed on some rows, which were left out; the first failure:"
             f" {keep.failures[0]}"
         )
-
-
-def mix(
-    sources: Annotated[
-        list[str],
-        Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1)."),
-    ],
-    out: Out = "-",
-    count: Annotated[
-        int | None, Option(min=1, help="Total rows. Default: as many as the weights allow.")
-    ] = None,
-    repeat: Annotated[
-        bool, Option("--repeat", help="Repeat rows of sources that are too small.")
-    ] = False,
-    seed: Annotated[int, Option(help="Random seed; the same seed gives the same file.")] = 0,
-    mapping: Map = None,
-    as_json: AsJson = False,
-) -> None:
-    """Mix several datasets by weight.
-
-    Rows are drawn at random and without repetition, and the sources are interleaved; within a
-    source the order stays.
-
-    \b
-    ajet dataset mix math.jsonl=0.7 code.parquet=0.3 -o mixed.jsonl
-    ajet dataset mix new.jsonl=2 old.jsonl=1 --count 3000 --repeat --seed 7 -o mixed.parquet
-    """
-    shares, columns = (
-        plan([parse_part(source) for source in sources], count, repeat=repeat),
-        mapping_of(mapping),
-    )
-    tables = [table for share in shares for table in tables_of(share.path, columns)]
-    with Writer(out, tables=tables) as writer, ProgressBar("mix rows") as bar:
-        for block in blocks(shares, seed=seed, mapping=columns, lines=writer.takes_lines):
-            writer.write_block(block)
-            bar.advance(len(block))
-    summary = {"rows": writer.rows, "sources": [vars(share) for share in shares], "path": out}
-    lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
-    for share in shares:
-        percent = 100 * share.take / max(1, writer.rows)
-        amount = (
-            f"{share.take:,} {'from' if share.take > share.rows else 'of'} its"
-            f" {counted(share.rows, 'row')}"
-        )
-        lines.append(f"  {share.path}: {amount} ({percent:.1f} %)")
-    print_summary(summary, lines, as_json=as_json, out=out)

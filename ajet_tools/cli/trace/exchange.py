@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, cast
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
@@ -158,9 +158,10 @@ def import_(
 ) -> None:
     """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.
 
-    Reads ajet's native and messages, OpenAI messages, request/response logs and batch output, OTLP
-    JSON with GenAI attributes, OpenInference (Phoenix), AgentScope Studio's database,
-    agent-lightning's spans, verifiers' traces, Tinker's Datums, TRL's rollouts, rLLM's episodes.
+    Reads ajet's native, messages and tokens, OpenAI's messages, logs of its chat completions and
+    Responses and its batch output, OpenTelemetry with GenAI or OpenInference attributes, AgentScope
+    Studio's database, and token ids of verifiers, TRL, Tinker, rLLM and agent-lightning. What is
+    not understood is reported and not imported; if that is all, the exit code is 1.
     Fields that a format lacks stay empty. Importing a file twice adds nothing.
 
     \b
@@ -182,6 +183,8 @@ def import_(
         print_json({**vars(done), "path": str(done.path)})
     else:
         _report_import(done)
+    if not done.understood:
+        raise Exit(1)
 
 
 def _report_import(done: Imported) -> None:
@@ -191,7 +194,7 @@ def _report_import(done: Imported) -> None:
     if done.already:
         echo(f"  already there: {counted(done.already, 'episode')}")
     for reason, count in sorted(done.left_out.items()):
-        echo(f"  left out: {count:,} {reason}")
+        echo(f"  left out: {count:,} {visible(reason)}")
     if done.bad_rows:
         echo(f"  skipped: {counted(done.bad_rows, 'bad row')}, the first:")
     for problem in done.problems:

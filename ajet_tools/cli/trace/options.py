@@ -40,6 +40,6 @@ Newest = Annotated[
 ]
 NoPager = Annotated[bool, Option("--no-pager", help="Print without a pager.")]
 FROM_HELP = (
-    "auto, native, openai, otlp, openinference, studio, agent-lightning, agent-lightning-v1,"
-    " langsmith, langfuse, verifiers-v1, tinker, trl or rllm."
+    "auto, native, openai, otlp, studio, tokens, verifiers, trl, tinker, tinker-capture, rllm or"
+    " agent-lightning."
 )

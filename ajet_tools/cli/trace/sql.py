@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import csv
+import io
+import json
 import shlex
 import sys
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, visible
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.reporting.output import echo, json_default, visible
 from ajet_sdk.trace.query import rows_of
+from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.tables import paged
-from ajet_tools.trace.locate import located_files
-from ajet_tools.trace.sql.console import csv_value, save_result
-from ajet_tools.trace.sql.process import SqlProcess
+from ajet_tools.trace.locate import open_located
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,30 +59,72 @@ def sql(
         raise ConfigError(
             f"the query comes before the trace; type: ajet trace sql {first} {shlex.quote(query)}"
         )
-    if path is None or path.is_dir():
-        located_files(path)  # logs which files are skipped
-    with closing(SqlProcess(path)) as process:
-        result = process.ask(sys.stdin.read() if query == "-" else query)
+    reader, _ = open_located(path)
+    with reader:
+        result = _result(reader, sys.stdin.read() if query == "-" else query)
     if out is not None:
-        echo(f"{save_result(result, out):,} rows written to {out}", err=True)
+        _save(result, out.expanduser())
+        echo(f"{len(result):,} rows written to {out}", err=True)
     elif as_json:
         print_json(list(rows_of(result)))
     elif as_csv:
-        _print_csv(result)
+        _write_csv(result, sys.stdout)
     else:
         _print_table(result, limit, no_pager)
 
 
-def _print_csv(result: pa.Table) -> None:
-    """Prints CSV, with lists and structs as JSON, and without control characters on a terminal."""
+def _result(reader: TraceReader, query: str) -> pa.Table:
+    """Run a query; repeated column names are numbered: `a, a` becomes `a, a:1`."""
+    table = reader.query(query)
+    unique: list[str] = []
+    for name in table.column_names:
+        number = 0
+        new = name
+        while new in unique:
+            number += 1
+            new = f"{name}:{number}"
+        unique.append(new)
+    return table.rename_columns(unique)
+
+
+def _save(table: pa.Table, path: Path) -> None:
+    """Write a new file: CSV, JSON lines or Parquet, by its suffix."""
+    if path.suffix not in (".csv", ".jsonl", ".parquet"):
+        raise ConfigError(f"{path}: the name must end in .csv, .jsonl or .parquet")
+    if path.exists():
+        raise ConfigError(f"{path} already exists; choose another name")
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        file = io.BytesIO()
+        pq.write_table(table, file)
+        content = file.getvalue()
+    else:
+        text = io.StringIO()
+        if path.suffix == ".csv":
+            _write_csv(table, text)
+        else:
+            for row in rows_of(table):
+                line = json.dumps(row, ensure_ascii=False, default=json_default)
+                text.write(f"{line}\n")
+        content = text.getvalue().encode("utf-8", "surrogatepass")
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise ConfigError(f"{path} could not be written: {error}") from error
+
+
+def _write_csv(table: pa.Table, file: TextIO) -> None:
+    """Write CSV; lists and structs are JSON, and a terminal gets no control characters."""
 
     def cell(value: object) -> object:
-        text = csv_value(value)
-        return visible(text) if isinstance(text, str) and sys.stdout.isatty() else text
+        if isinstance(value, list | dict):
+            value = json.dumps(value, ensure_ascii=False, default=json_default)
+        return visible(value) if isinstance(value, str) and file.isatty() else value
 
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(result.column_names)
-    for row in rows_of(result):
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(table.column_names)
+    for row in rows_of(table):
         writer.writerow(cell(value) for value in row.values())
 
 

@@ -40,23 +40,41 @@ def has_lineage(block: Block) -> bool:
 def marked(blocks: Iterable[Block], source: str, out: str) -> Iterator[Block]:
     """Marks the rows of a file whose name says that it is held out, if the name they get doesn't
     say so."""
-    if split_named(source) != HELD_OUT or split_named(out) == HELD_OUT:
-        yield from blocks
-        return
+    hides = hides_held_out(source, out)
     for block in blocks:
-        yield held_out_block(block)
+        yield held_out_block(block) if hides else block
+
+
+def marked_rows(rows: Iterable[Row], source: str, out: str) -> Iterator[Row]:
+    """As `marked`, for rows."""
+    hides = hides_held_out(source, out)
+    for row in rows:
+        yield Row(row.where, held_out_row(row.values), row.stored) if hides else row
+
+
+def hides_held_out(source: str, out: str) -> bool:
+    """Whether a file that is held out by its name gets a name that doesn't say so."""
+    return split_named(source) == HELD_OUT and split_named(out) != HELD_OUT
 
 
 def held_out_block(block: Block) -> Block:
-    """Adds `val` to `provenance.splits` of the rows of a block; a table without provenance keeps
-    its columns."""
+    """Adds `val` to `provenance.splits` of the rows of a block; a table without provenance gets
+    this column."""
     if not isinstance(block, LineBlock) and "provenance" not in block.table.fields:
-        return block
+        return block.with_columns({"provenance": {"splits": [HELD_OUT]}})
     rows = [Row(row.where, held_out_row(row.values), row.stored) for row in block.rows()]
     if isinstance(block, LineBlock):
         [changed] = blocks_of(rows, block.name)
         return changed
     return block.changed([row.values for row in rows])
+
+
+def with_same_columns(block: Block) -> Block:
+    """The training side of a split, with the columns that `held_out_block` gives the other sides:
+    loaders expect one schema of all."""
+    if isinstance(block, LineBlock) or "provenance" in block.table.fields:
+        return block
+    return block.with_columns({"provenance": {"splits": ["train"]}})
 
 
 def held_out_row(values: Mapping[str, object]) -> dict[str, object]:

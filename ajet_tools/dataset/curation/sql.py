@@ -22,6 +22,8 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.tasks.row_names import QUERY_COLUMNS, is_asking
+from ajet_tools.dataset.curation.descent import held_out_block, hides_held_out
 from ajet_tools.dataset.curation.filter import unknown_field
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
@@ -229,8 +231,15 @@ def select(query: str, path: str, out: str) -> int:
                     for array, field in zip(batch, columns.schema, strict=True)
                 ]
                 data = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
-                writer.write_block(TableBlock(path, columns, data))
+                block: Block = TableBlock(path, columns, data)
+                # A count or a mean asks nothing, and has no lineage.
+                hides = any(map(_asks, columns.schema.names)) and hides_held_out(path, out)
+                writer.write_block(held_out_block(block) if hides else block)
     return writer.rows
+
+
+def _asks(name: str) -> bool:
+    return name in QUERY_COLUMNS or is_asking(name)
 
 
 def _plain(relation: Any) -> tuple[Any, set[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,18 +17,25 @@ from typing import Any, BinaryIO, Literal, get_args
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
 from ajet_sdk.types import Episode, Run
-from ajet_tools.trace.imports import native, openai, otlp, spans, trainers, verifiers_v1
+from ajet_tools.trace.imports import native, openai, otlp, token_rows
+from ajet_tools.trace.imports.converters import CONVERTERS
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
 
 SourceFormat = Literal[
-    "native", "openai", "otlp", "openinference", "studio", "agent-lightning", "langsmith", "langfuse",
-    "verifiers-v1", "tinker", "trl", "rllm", "agent-lightning-v1",
+    "native", "openai", "otlp", "studio",
+    "tokens", "verifiers", "trl", "tinker", "tinker-capture", "rllm", "agent-lightning",
 ]  # fmt: skip
 SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
+_BY_OTLP = (
+    "its own JSON is not read: export the spans as OTLP or as lines of `span.to_json()`, as the"
+    ' guide shows under "Import from other tools"'
+)
 
 
 def format_of(name: str) -> SourceFormat | None:
     """Return a format by name; None for `auto`. Raises ConfigError."""
+    if name in ("langfuse", "langsmith"):
+        raise ConfigError(f"--from {name}: {_BY_OTLP}")
     if name != "auto" and name not in SOURCES:
         raise ConfigError(
             f"there is no import format {name!r}; formats: auto, {', '.join(SOURCES)}"
@@ -56,6 +63,11 @@ class Imported:
     """Source row of each episode, for formats with token ids."""
     guessed: int = 0
     """Rows without a mask: tokens with an advantage count as sampled."""
+
+    @property
+    def understood(self) -> bool:
+        """Whether anything was read, or nothing was there to be read."""
+        return bool(self.episodes or self.already) or not (self.bad_rows or self.left_out)
 
 
 def import_files(
@@ -127,6 +139,9 @@ def recognised(start: bytes, name: str) -> SourceFormat:
             " --all-runs` writes of each"
         )
     head = start.decode("utf-8", "replace")
+    for tool, needles in _BY_OTLP_SIGNS:
+        if all(f'"{needle}"' in head for needle in needles):
+            raise ConfigError(f"{name} is an export of {tool}; {_BY_OTLP}")
     for format, needles in _SIGNS:
         if all(f'"{needle}"' in head for needle in needles):
             return format
@@ -141,23 +156,28 @@ _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
     ("native", ("ajet_trace",)),
     ("otlp", ("resourceSpans",)),
     ("otlp", ("resource_spans",)),
-    ("agent-lightning", ("rollout_id", "span_id")),
-    ("agent-lightning-v1", ("event_type", "rollout_id", "attempt_id")),
-    ("langsmith", spans.LANGSMITH),
-    *(("langfuse", keys) for keys in spans.LANGFUSE),
-    ("openinference", ("context", "trace_id", "span_id")),
-    ("verifiers-v1", ("env", "traces")),
+    ("otlp", ("context", "trace_id", "span_id")),
+    ("agent-lightning", ("event_type", "rollout_id", "attempt_id")),
+    ("verifiers", ("env", "traces")),
     ("tinker", ("model_input", "loss_fn_inputs")),
-    ("tinker", ("prompt_tokens", "samples")),
+    ("tinker-capture", ("prompt_tokens", "samples")),
     ("rllm", ("trajectories", "steps")),
     ("trl", ("input_ids", "completion_mask")),
     ("trl", ("prompt_ids", "completion_ids")),
+    ("tokens", ("token_ids", "loss_mask")),
     ("openai", ("custom_id",)),
     ("openai", ("messages",)),
     ("openai", ("choices",)),
     ("openai", ("request", "response")),
 )
 """Formats with their keys near the beginning of a file; the first match wins."""
+
+_BY_OTLP_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("LangSmith", ("run_type", "trace_id")),
+    ("Langfuse", ("traceId", "startTime")),
+    ("Langfuse", ("trace_id", "start_time", "project_id")),
+    ("Langfuse", ("observations", "projectId")),
+)
 
 _HEAD = 1 << 16
 
@@ -221,22 +241,13 @@ def _read(
             )
         return otlp.read_studio(path, bad, left_out)
     rows: Iterator[Row] = json_rows(file, name, bad)
-    if format in _READERS:
-        return _READERS[format](rows, bad)
-    if format in ("langsmith", "langfuse"):
-        return otlp.read(rows, bad, left_out, spans.observed_spans)
-    return otlp.read(rows, bad, left_out)
-
-
-_READERS: dict[SourceFormat, Callable[[Iterable[Row], BadRows], Iterator[Parsed]]] = {
-    "native": native.read,
-    "openai": openai.read,
-    "verifiers-v1": verifiers_v1.read,
-    "tinker": trainers.read_tinker,
-    "trl": trainers.read_trl,
-    "rllm": trainers.read_rllm,
-    "agent-lightning-v1": trainers.read_lightning,
-}
+    if format == "native":
+        return native.read(rows, bad)
+    if format == "openai":
+        return openai.read(rows, bad)
+    if format == "otlp":
+        return otlp.read(rows, bad, left_out)
+    return token_rows.read(rows, bad, CONVERTERS.get(format))
 
 
 def _with_run(

@@ -1,5 +1,5 @@
-"""Imports OpenAI's JSON lines: chat messages (also exported by ajet), request/response logs, batch
-output.
+"""Imports OpenAI's JSON lines: chat messages (also exported by ajet), logs of request and response
+(chat completions and Responses), batch output.
 
 A row of messages becomes an episode with a single call, whose reply is a final assistant message;
 rows exported by ajet restore every call. A row with a response becomes an episode with a single
@@ -8,11 +8,12 @@ call. Other keys become task metadata.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime, timezone
 
 from pydantic import BaseModel, ValidationError
 
+from ajet_sdk.dialects.message_parts import request_messages
 from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, JsonView, Reward
 from ajet_tools.trace.export.conversations import about
@@ -38,23 +39,48 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
 
 
 def _problem(value: object) -> str | None:
+    """Return why a row is not understood, or None."""
     if not isinstance(value, Mapping):
         return f"is not an object (got {type(value).__name__})"
-    if _body(value, _REQUEST) is not None or _body(value, _RESPONSE) is not None:
-        return None
     messages = value.get("messages")
-    if messages is None:
-        return (
-            "has neither messages nor a request or response; it has"
-            f" {', '.join(map(str, value))[:80]}"
-        )
-    if (
-        not isinstance(messages, list)
-        or not messages
-        or not all(isinstance(m, Mapping) for m in messages)
-    ):
-        return "has messages that are not a list of objects"
+    if messages is not None:
+        if _are_messages(messages, {"role"}):
+            return None
+        return "has messages that are not a list of objects with a role"
+    request, response = _body(value, _REQUEST), _body(value, _RESPONSE)
+    if request is None and response is None:
+        names = ", ".join(map(str, value))
+        return f"has neither messages nor a request or response; it has {names[:80]}"
+    if request is not None and not _are_messages(request_messages(request)):
+        return f"has a request without messages, input or prompt: {', '.join(request)[:80]}"
+    if response and not _is_reply(response) and _error(value, response) is None:
+        return f"has a response without choices or output: {', '.join(response)[:80]}"
     return None
+
+
+def _are_messages(value: object, names: Set[str] = frozenset(("role", "type"))) -> bool:
+    """Whether a value is a list of messages, or of items of the Responses, which have a type."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(message, Mapping) and message.keys() & names for message in value)
+
+
+def _is_reply(response: Mapping[str, object]) -> bool:
+    output = response.get("output")
+    if isinstance(output, list):
+        return _are_messages(output)
+    choices = response.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return False
+    for choice in choices:
+        if not isinstance(choice, Mapping):
+            return False
+        message = choice.get("message")
+        if not isinstance(choice.get("text"), str) and not (
+            isinstance(message, Mapping) and "role" in message
+        ):
+            return False
+    return True
 
 
 def _key(value: Mapping[str, object]) -> str | None:
@@ -144,20 +170,25 @@ def _rewards(values: Sequence[Mapping[str, object]]) -> tuple[Reward, ...]:
     return tuple(Reward(value=value, agent=agent) for agent, value in by_agent.items())
 
 
-_REQUEST, _RESPONSE = ("request", "input", "body"), ("response", "output")
+_REQUEST = ("request", "input", "body")
+_RESPONSE = ("response", "output")
 """Keys of request and response in logs; the batch API has `body`, and a `response` with an HTTP
 status."""
 _TOP = (*_REQUEST, *_RESPONSE, "error", "episode_id", "choices")
 
 
 def _body(value: Mapping[str, object], names: Sequence[str]) -> Mapping[str, object] | None:
-    """Return the object under the first key, or its `body`; a bare completion is its own
-    response."""
-    outer = next((part for name in names if isinstance(part := value.get(name), Mapping)), None)
-    if outer is None and names is _RESPONSE and isinstance(value.get("choices"), list):
-        return value
-    body = outer.get("body") if outer is not None else None
-    return body if isinstance(body, Mapping) else outer
+    """Return the object under the first key, or its `body`; a bare completion or response of the
+    Responses is its own response."""
+    is_completion = isinstance(value.get("choices"), list)
+    if is_completion or value.get("object") == "response":
+        return value if names is _RESPONSE else None
+    for name in names:
+        outer = value.get(name)
+        if isinstance(outer, Mapping):
+            body = outer.get("body")
+            return body if isinstance(body, Mapping) else outer
+    return None
 
 
 def _exchange(row: Row) -> Parsed:
@@ -186,7 +217,7 @@ def _exchange(row: Row) -> Parsed:
     return Parsed(
         episode=Episode(
             episode_id=episode_id,
-            task=task_of(request.get("messages"), extra, episode_id),
+            task=task_of(request_messages(request), extra, episode_id),
             split="",
             calls=(call,),
             status="failed" if error else "succeeded",

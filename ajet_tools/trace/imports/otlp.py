@@ -1,8 +1,7 @@
-"""Imports OpenTelemetry traces: OTLP, spans of the SDK (OpenInference, Phoenix), agent-lightning,
-AgentScope Studio.
+"""Imports OpenTelemetry traces: OTLP, spans of the SDK (also Phoenix's), AgentScope Studio.
 
 A trace becomes an episode: model calls become calls, tools and retrievals events, and scores
-rewards.
+rewards. A model call whose messages aren't understood is not imported, and is reported.
 """
 
 from __future__ import annotations
@@ -10,21 +9,23 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import numpy as np
 from pydantic import ValidationError
 
 from ajet_sdk.capture.events import INPUTS, KINDS, OUTPUTS, event_of, first_of, parsed
+from ajet_sdk.dialects.message_parts import request_messages
 from ajet_sdk.errors import TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row
-from ajet_sdk.types import Call, Episode, Ids, Reward, Run, Task
+from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.trace.export.otlp import REQUEST
-from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, is_call_kind
+from ajet_tools.trace.imports.dialogue import Dialogue, NotUnderstood, dialogue_of, is_call_kind
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
-from ajet_tools.trace.imports.spans import Span, Spool, flat, otlp_span, spans_of, total_cost
+from ajet_tools.trace.imports.spans import Span, otlp_span, spans_of
+from ajet_tools.trace.imports.spool import Spool
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -38,47 +39,70 @@ _NOT_A_CALL = (
 )
 
 
-def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
-    """Convert a trace to an episode; None without a model call or an episode exported by ajet."""
-    ordered = sorted(spans, key=lambda span: (span.order, span.start or 0, span.span_id))
+@dataclass(frozen=True)
+class _Read:
+    """What was read of a trace."""
+
+    parsed: Parsed | None
+    """None without a model call that was understood."""
+    unread: Sequence[str] = ()
+    """Why calls were not understood."""
+
+
+def episode_of(trace: str, spans: Sequence[Span]) -> _Read:
+    """Convert a trace to an episode."""
+    ordered = sorted(spans, key=lambda span: (span.start or 0, span.span_id))
     root = next((span for span in ordered if "ajet.episode" in span.attributes), None)
     if root is not None:
-        return _exported(root, ordered)
-    dialogues = [(span, dialogue_of(span)) for span in ordered if _is_call(span)]
-    if not dialogues:
-        return None
+        return _Read(_exported(root, ordered))
     parents = {span.span_id: span for span in ordered}
-    episode_id = trace if ":" not in trace else stable_id("rollout", trace)
-    calls = [
-        _call(span, dialogue, episode_id, i, parents)
-        for i, (span, dialogue) in enumerate(dialogues)
-    ]
-    top = next(
-        (span for span in ordered if span.parent_id is None or span.parent_id not in parents),
-        ordered[0],
-    )
-    rewards = tuple(reward for span in ordered for reward in _rewards(span))
-    output = parsed(first_of(top.attributes, OUTPUTS))
+    calls: list[Call] = []
+    call_spans: set[str] = set()
+    unread = []
+    for span in ordered:
+        if not _is_call(span):
+            continue
+        call_spans.add(span.span_id)
+        try:
+            dialogue = dialogue_of(span)
+        except NotUnderstood as error:
+            unread.append(str(error))
+            continue
+        if dialogue is None:
+            unread.append(f"no messages, only {', '.join(sorted(span.attributes))[:200]}")
+        else:
+            calls.append(_call(span, dialogue, trace, len(calls), parents))
+    if not calls:
+        return _Read(None, unread)
+    tops = [span for span in ordered if span.parent_id not in parents]
+    top = tops[0] if tops else ordered[0]
     events = [
         event_of(s.name, s.attributes, s.error, _at(s.start), _at(s.end), (trace, s.span_id))
         for s in ordered
     ]
-    return Parsed(
-        episode=Episode(
-            episode_id=episode_id,
-            run_id=next((str(r) for s in ordered if (r := s.resource.get("ajet.run_id"))), ""),
-            task=_task(top, trace, calls, episode_id),
-            split="",
-            output=output if top not in [s for s, _ in dialogues] else None,
-            calls=tuple(calls),
-            events=tuple(event for event in events if event),
-            rewards=rewards,
-            status="failed" if top.error else "succeeded",
-            error=top.error,
-            started_at=_at(min((s.start for s in ordered if s.start is not None), default=None)),
-            ended_at=_at(max((s.end for s in ordered if s.end is not None), default=None)),
-        )
+    runs = [str(s.resource["ajet.run_id"]) for s in ordered if s.resource.get("ajet.run_id")]
+    episode = Episode(
+        episode_id=trace,
+        run_id=runs[0] if runs else "",
+        task=_task(top, calls, trace),
+        split="",
+        output=None if top.span_id in call_spans else _output(top),
+        calls=tuple(calls),
+        events=tuple(event for event in events if event),
+        rewards=tuple(reward for span in ordered for reward in _rewards(span)),
+        status="failed" if top.error else "succeeded",
+        error=top.error,
+        started_at=_at(min((s.start for s in ordered if s.start is not None), default=None)),
+        ended_at=_at(max((s.end for s in ordered if s.end is not None), default=None)),
     )
+    return _Read(Parsed(episode=episode), unread)
+
+
+def _output(span: Span) -> object:
+    value = parsed(first_of(span.attributes, OUTPUTS))
+    if isinstance(value, Mapping) and value.keys() == {"output"}:
+        return value["output"]  # LangSmith's form of a plain value
+    return value
 
 
 def _exported(root: Span, spans: Iterable[Span]) -> Parsed:
@@ -95,13 +119,10 @@ def _exported(root: Span, spans: Iterable[Span]) -> Parsed:
             if dialogue and dialogue.tools:
                 request["tools"] = dialogue.tools
             choices = response.get("choices")
-            bare = (
-                isinstance(choices, list)
-                and len(choices) == 1
-                and not {"message", "text"} & choices[0].keys()
-            )
-            if dialogue and dialogue.reply is not None and bare:
-                choices[0]["message"] = dialogue.reply
+            is_single = isinstance(choices, list) and len(choices) == 1
+            has_reply = is_single and {"message", "text"} & choices[0].keys()
+            if is_single and not has_reply and dialogue and dialogue.replies:
+                choices[0]["message"] = dialogue.replies[0]
             calls.append(
                 Call(**fields, request=request, response=response, episode_id=plain["episode_id"])
             )
@@ -111,102 +132,109 @@ def _exported(root: Span, spans: Iterable[Span]) -> Parsed:
 
 def _is_call(span: Span) -> bool:
     """Whether a span is a model call, by its kind or else by its attributes."""
-    of = span.attributes
-    operation = of.get("gen_ai.operation.name")
-    kind = first_of(of, KINDS)
+    attributes = span.attributes
+    operation = attributes.get("gen_ai.operation.name")
+    kind = first_of(attributes, KINDS)
     if operation in _NOT_A_CALL or (kind and not is_call_kind(kind)):
         return False
     if operation in ("chat", "text_completion", "generate_content") or kind:
         return True
-    known = ("gen_ai.request.model", "llm.model_name", "llm.request.type", "gen_ai.response.model")
-    return any(name in of for name in known) or dialogue_of(span) is not None
+    if operation:
+        return False
+    return any(name in _SIGNS or name.startswith("llm.input_messages.") for name in attributes)
+
+
+_SIGNS = (
+    "gen_ai.request.model",
+    "gen_ai.response.model",
+    "gen_ai.input.messages",
+    "gen_ai.output.messages",
+    "llm.model_name",
+    "llm.request.type",
+)
+
+
+_MODELS = (
+    "gen_ai.response.model",
+    "gen_ai.request.model",
+    "llm.model_name",
+    "langfuse.observation.model.name",
+)
+_SETTINGS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
 
 
 def _call(
-    span: Span, dialogue: Dialogue | None, episode_id: str, index: int, parents: Mapping[str, Span]
+    span: Span, dialogue: Dialogue, episode_id: str, index: int, parents: Mapping[str, Span]
 ) -> Call:
-    of = span.attributes
-    model = (
-        of.get("gen_ai.response.model")
-        or of.get("gen_ai.request.model")
-        or of.get("llm.model_name")
-    )
-    model = model or of.get("langfuse.observation.model.name") or ""
-    sampling = {name: of[key] for name, key in REQUEST.items() if key in of}
-    invoked = parsed(
-        first_of(of, ("llm.invocation_parameters", "langfuse.observation.model.parameters"))
-    )
-    sampling |= invoked if isinstance(invoked, dict) else {}
-    request: dict[str, object] = {"messages": dialogue.messages} if dialogue else {}
-    request |= {"tools": dialogue.tools} if dialogue and dialogue.tools else {}
-    request |= {"model": of["gen_ai.request.model"]} if "gen_ai.request.model" in of else {}
-    reasons = of.get("gen_ai.response.finish_reasons")
-    finish = dialogue.finish_reason if dialogue else None
-    finish = finish or (str(reasons[0]) if isinstance(reasons, list) and reasons else None)
-    prompt_ids, output_ids = _ids(of)
+    attributes = span.attributes
+    sampling = {name: attributes[key] for name, key in REQUEST.items() if key in attributes}
+    settings = parsed(first_of(attributes, _SETTINGS))
+    if isinstance(settings, dict):
+        sampling |= settings
+    request = dialogue.request
+    if "gen_ai.request.model" in attributes:
+        request["model"] = attributes["gen_ai.request.model"]
+    finish_reason = dialogue.finish_reason
+    reasons = attributes.get("gen_ai.response.finish_reasons")
+    if finish_reason is None and isinstance(reasons, list) and reasons:
+        finish_reason = str(reasons[0])
     return Call(
         call_id=stable_id("span", episode_id, span.span_id),
         episode_id=episode_id,
         index=index,
         agent=_agent(span, parents),
-        trainable="prompt_token_ids" in of and "response_token_ids" in of,
-        model=str(model),
+        trainable=False,
+        model=str(first_of(attributes, _MODELS) or ""),
         request=request,
-        response=_response(span, dialogue, finish),
-        finish_reason=finish,
+        response=_response(span, dialogue, finish_reason),
+        finish_reason=finish_reason,
         started_at=_at(span.start),
         ended_at=_at(span.end),
         error=span.error,
         sampling=sampling,
-        prompt_ids=prompt_ids,
-        output_ids=output_ids,
     )
 
 
-def _response(span: Span, dialogue: Dialogue | None, finish: str | None) -> dict[str, object]:
-    details = parsed(span.attributes.get("langfuse.observation.usage_details"))
-    of = {
-        **span.attributes,
-        **(flat({"langfuse.usage": details}) if isinstance(details, Mapping) else {}),
-    }
-    of["langfuse.cost"] = total_cost(parsed(of.get("langfuse.observation.cost_details")))
+_USAGE = {
+    "prompt_tokens": (
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.prompt_tokens",
+        "llm.token_count.prompt",
+    ),
+    "completion_tokens": (
+        "gen_ai.usage.output_tokens",
+        "gen_ai.usage.completion_tokens",
+        "llm.token_count.completion",
+    ),
+    "cost": ("gen_ai.usage.cost", "llm.cost.total"),
+}
+
+
+def _response(span: Span, dialogue: Dialogue, finish_reason: str | None) -> dict[str, object]:
     response: dict[str, object] = {}
-    if text_of(of.get("gen_ai.response.id")):
-        response["id"] = of["gen_ai.response.id"]
-    if dialogue and dialogue.reply is not None:
-        choice = {"index": 0, "message": dialogue.reply}
-        response["choices"] = [choice if finish is None else {**choice, "finish_reason": finish}]
-    names = (
-        (
-            "prompt_tokens",
-            "gen_ai.usage.input_tokens",
-            "gen_ai.usage.prompt_tokens",
-            "llm.token_count.prompt",
-            "langfuse.usage.input",
-        ),
-        (
-            "completion_tokens",
-            "gen_ai.usage.output_tokens",
-            "gen_ai.usage.completion_tokens",
-            "llm.token_count.completion",
-            "langfuse.usage.output",
-        ),
-        ("cost", "gen_ai.usage.cost", "llm.cost.total", "langfuse.cost"),
-    )
-    usage = {name: first_of(of, tuple(keys)) for name, *keys in names}
-    if any(value is not None for value in usage.values()):
-        response["usage"] = {name: value for name, value in usage.items() if value is not None}
-    return response
+    if text_of(span.attributes.get("gen_ai.response.id")):
+        response["id"] = span.attributes["gen_ai.response.id"]
+    response |= dialogue.response(finish_reason)
+    usage = _langfuse_usage(span)
+    for name, keys in _USAGE.items():
+        value = first_of(span.attributes, keys)
+        if value is not None:
+            usage[name] = value
+    return {**response, "usage": usage} if usage else response
 
 
-def _ids(of: Mapping[str, object]) -> tuple[Ids | None, Ids | None]:
-    """Return the token ids of prompt and output, as written by agent-lightning's engine."""
-    prompt, output = parsed(of.get("prompt_token_ids")), parsed(of.get("response_token_ids"))
-    if isinstance(output, list) and len(output) == 1 and isinstance(output[0], list):
-        output = output[0]
-    if not (isinstance(prompt, list) and isinstance(output, list)):
-        return None, None
-    return np.array(prompt, np.int32), np.array(output, np.int32)
+def _langfuse_usage(span: Span) -> dict[str, object]:
+    usage: dict[str, object] = {}
+    tokens = parsed(span.attributes.get("langfuse.observation.usage_details"))
+    if isinstance(tokens, Mapping):
+        for name, key in (("prompt_tokens", "input"), ("completion_tokens", "output")):
+            if key in tokens:
+                usage[name] = tokens[key]
+    costs = parsed(span.attributes.get("langfuse.observation.cost_details"))
+    if isinstance(costs, Mapping) and costs:
+        total = costs.get("total")
+        usage["cost"] = float(sum(costs.values()) if total is None else total)
+    return usage
 
 
 def _agent(span: Span, parents: Mapping[str, Span]) -> str:
@@ -223,40 +251,28 @@ def _agent(span: Span, parents: Mapping[str, Span]) -> str:
     return "default"
 
 
-def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task:
+def _task(top: Span, calls: Sequence[Call], episode_id: str) -> Task:
     """Make a task of the input of the outermost span, or else of the first call."""
     kind = first_of(top.attributes, KINDS)
-    asked = parsed(first_of(top.attributes, INPUTS)) if kind and not is_call_kind(kind) else None
-    rollout = {"rollout": trace} if ":" in trace else {}
-    if isinstance(asked, str):
-        return Task(main_query=asked, metadata=rollout)
-    if isinstance(asked, dict) and (
-        question := next((v for v in asked.values() if isinstance(v, str)), None)
-    ):
-        return Task(main_query=question, metadata={**asked, **rollout})
-    return task_of(calls[0].request.get("messages"), rollout, episode_id)
+    if kind and not is_call_kind(kind):
+        asked = parsed(first_of(top.attributes, INPUTS))
+        if isinstance(asked, str):
+            return Task(main_query=asked)
+        if isinstance(asked, dict):
+            texts = [value for value in asked.values() if isinstance(value, str)]
+            if texts:
+                return Task(main_query=texts[0], metadata=asked)
+    return task_of(request_messages(calls[0].request), {}, episode_id)
 
 
 def _rewards(span: Span) -> Iterable[Reward]:
-    """Yield scores: GenAI's evaluation events, agent-lightning's reward spans."""
-    for name, of in span.events:
-        value = of.get("gen_ai.evaluation.score.value")
-        if name == "gen_ai.evaluation.result" and isinstance(value, int | float):
-            named = str(of.get("gen_ai.evaluation.name") or "reward")
-            yield Reward(
-                name=named, value=value, reason=text_of(of.get("gen_ai.evaluation.explanation"))
-            )
-    of = span.attributes
-    for i in range(64):
-        value = of.get(f"agentlightning.reward.{i}.value")
-        if value is None:
-            break
-        yield Reward(
-            name=str(of.get(f"agentlightning.reward.{i}.name") or "reward"), value=float(str(value))
-        )
-    reward = of.get("reward")
-    if span.name == "agentlightning.reward" and isinstance(reward, int | float):
-        yield Reward(value=reward)
+    """Yield the scores of GenAI's evaluation events."""
+    for event, attributes in span.events:
+        value = attributes.get("gen_ai.evaluation.score.value")
+        if event == "gen_ai.evaluation.result" and isinstance(value, int | float):
+            name = str(attributes.get("gen_ai.evaluation.name") or "reward")
+            reason = text_of(attributes.get("gen_ai.evaluation.explanation"))
+            yield Reward(name=name, value=value, reason=reason)
 
 
 def _at(nanoseconds: int | None) -> datetime:
@@ -267,52 +283,61 @@ def _at(nanoseconds: int | None) -> datetime:
     )
 
 
-def read(
-    rows: Iterable[Row],
-    bad: BadRows,
-    left_out: Counter[str],
-    read_spans: Callable[[Mapping[str, object]], Iterator[Span]] = spans_of,
-) -> Iterator[Parsed]:
+def read(rows: Iterable[Row], bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
     """Read an episode per trace with model calls."""
     with Spool() as spool:
         for row in rows:
             try:
                 if not isinstance(row.value, Mapping):
                     raise TypeError("it is not an object")
-                for span in list(read_spans(row.value)):
-                    spool.add(span)
+                for span in list(spans_of(row.value)):
+                    spool.add(span.trace, json.dumps(asdict(span)))
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 bad.add(row.where, f"holds no spans: {error}")
-        yield from _parse_traces(spool.traces(), bad, left_out)
+        groups = spool.groups()
+        traces = ((trace, [_stored_span(text) for text in texts]) for trace, texts in groups)
+        yield from _read_traces(traces, bad, left_out)
 
 
-def _parse_traces(
+def _stored_span(text: str) -> Span:
+    fields = json.loads(text)
+    events = [(name, attributes) for name, attributes in fields.pop("events")]
+    return Span(**fields, events=events)
+
+
+def _read_traces(
     traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_out: Counter[str]
 ) -> Iterator[Parsed]:
+    unread: list[str] = []
     for trace, spans in traces:
         try:
             result = episode_of(trace, spans)
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
             bad.add(f"trace {trace}", f"cannot be read as an episode: {str(error).splitlines()[0]}")
             continue
-        if result is None or result.episode is None:
-            left_out["traces without a model call"] += 1
-        else:
-            others = sum(
-                {"ajet.episode", "ajet.call", "ajet.event"}.isdisjoint(span.attributes)
-                for span in spans
-            )
-            if not any("ajet.call" in span.attributes for span in spans):
-                ids = {span.span_id for span in spans}
-                tops = (span for span in spans if span.parent_id not in ids and not _is_call(span))
-                others -= (
-                    len(result.episode.calls)
-                    + len(result.episode.events)
-                    + (next(tops, None) is not None)
-                )
-            if others > 0:
-                left_out["spans that are no model calls, tools or retrievals"] += others
-            yield result
+        unread += result.unread
+        if result.parsed is None:
+            left_out["traces without a model call that was understood"] += 1
+            continue
+        others = _other_spans(spans, result.parsed)
+        if others > 0:
+            left_out["spans that are no model calls, tools or retrievals"] += others
+        yield result.parsed
+    if unread:
+        left_out[f"model calls that were not understood (the first: {unread[0]})"] = len(unread)
+
+
+def _other_spans(spans: Sequence[Span], parsed: Parsed) -> int:
+    """Count the spans that are neither calls nor events, nor the outermost one."""
+    ours = ("ajet.episode", "ajet.call", "ajet.event")
+    others = [span for span in spans if not any(name in span.attributes for name in ours)]
+    if any("ajet.call" in span.attributes for span in spans):
+        return len(others)
+    ids = {span.span_id for span in spans}
+    calls = [span for span in others if _is_call(span)]
+    has_top = any(span.parent_id not in ids and span not in calls for span in others)
+    events = parsed.episode.events if parsed.episode else ()
+    return len(others) - len(calls) - len(events) - has_top
 
 
 def read_studio(path: Path, bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
@@ -339,7 +364,7 @@ def read_studio(path: Path, bad: BadRows, left_out: Counter[str]) -> Iterator[Pa
                     Parsed(run=_studio_run(dict(row)))
                     for row in file.execute("SELECT * FROM run_table")
                 )
-            yield from _parse_traces(_studio_traces(file), bad, left_out)
+            yield from _read_traces(_studio_traces(file), bad, left_out)
         finally:
             file.close()
     except sqlite3.Error as error:

@@ -1,27 +1,14 @@
-"""Parses spans of OpenTelemetry, LangSmith and Langfuse, and groups them by trace on disk.
-
-OpenTelemetry: OTLP (`resourceSpans`, also with snake_case keys), `span.to_json()` of the Python SDK
-(also Phoenix's export of OpenInference spans), and rows of agent-lightning's store
-(`Span.model_dump()`, 0.2 and later). LangSmith: `Run.model_dump_json()` of `Client.list_runs`.
-Langfuse: observations (pages of the API, and traces with their observations) in either spelling of
-keys; its SDK sends OTLP.
-"""
+"""Parses spans of OpenTelemetry: OTLP (`resourceSpans`, also with snake_case keys), and
+`span.to_json()` of the Python SDK (also Phoenix's export of OpenInference spans)."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
-import sqlite3
-import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
-from types import TracebackType
-
-from ajet_sdk.capture.events import first_of
 
 KEPT_WHOLE = (
     "gen_ai.input.messages",
@@ -42,7 +29,6 @@ class Span:
     unknown)."""
 
     trace: str
-    """Trace id, or rollout and attempt: common to the spans of an episode."""
     span_id: str
     parent_id: str | None
     name: str
@@ -53,8 +39,6 @@ class Span:
     attributes: dict[str, object] = field(default_factory=dict)
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     resource: dict[str, object] = field(default_factory=dict)
-    order: int = 0
-    """Sequence number in the source."""
 
 
 def spans_of(value: Mapping[str, object]) -> Iterator[Span]:
@@ -65,14 +49,10 @@ def spans_of(value: Mapping[str, object]) -> Iterator[Span]:
     if isinstance(groups, list):
         for group in groups:
             yield from _otlp(_object(group, "resourceSpans"))
-    elif "rollout_id" in value and "span_id" in value:
-        trace = f"{value['rollout_id']}:{value.get('attempt_id', '')}"
-        value = {**value, "status": _object(value.get("status"), "status")}
-        yield _sdk(value, value, trace, _integer(value.get("sequence_id") or 0))
     elif isinstance(context, Mapping) and "trace_id" in context:
-        yield _sdk(value, context, _hex(context["trace_id"]))
+        yield _sdk(value, context)
     else:
-        raise ValueError("it has no resourceSpans, no context with a trace_id, no rollout_id")
+        raise ValueError("it has neither resourceSpans nor a context with a trace_id")
 
 
 def _get(value: Mapping[str, object], name: str) -> object:
@@ -179,17 +159,16 @@ def _nanos(value: object) -> int | None:
     return _integer(value) if value not in (None, "", 0, "0") else None
 
 
-def _sdk(
-    value: Mapping[str, object], ids: Mapping[str, object], trace: str, order: int = 0
-) -> Span:
-    """Parse a span of the SDK or of agent-lightning's store."""
+def _sdk(value: Mapping[str, object], context: Mapping[str, object]) -> Span:
+    """Parse a span of the SDK."""
     status = value.get("status")
     status = status if isinstance(status, Mapping) else {}
     code = status.get("status_code") or value.get("status_code")
     message = status.get("description") or value.get("status_message")
+    resource = _object(value.get("resource"), "resource")
     return Span(
-        trace=trace,
-        span_id=_hex(ids["span_id"]),
+        trace=_hex(context["trace_id"]),
+        span_id=_hex(context["span_id"]),
         parent_id=_hex(value.get("parent_id")) or None,
         name=str(value.get("name", "")),
         start=_moment(value.get("start_time")),
@@ -197,10 +176,7 @@ def _sdk(
         error=str(message or "error") if str(code).upper().endswith("ERROR") else None,
         attributes=flat(_object(value.get("attributes"), "attributes")),
         events=_events(value.get("events")),
-        resource=flat(
-            _object(_object(value.get("resource"), "resource").get("attributes"), "attributes")
-        ),
-        order=order,
+        resource=flat(_object(resource.get("attributes"), "attributes")),
     )
 
 
@@ -218,17 +194,6 @@ def _moment(value: object) -> int | None:
     return int(parsed.timestamp() * 1e6) * 1000
 
 
-def total_cost(details: object) -> float | None:
-    """Return the `total` of costs by kind, or else their sum; None without costs, or for invalid
-    numbers."""
-    if not isinstance(details, Mapping) or not details:
-        return None
-    try:
-        return float(details["total"]) if "total" in details else sum(map(float, details.values()))
-    except (TypeError, ValueError):
-        return None
-
-
 def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
     """Flatten nested attributes: objects and lists of objects by path; plain lists are kept."""
     result: dict[str, object] = {}
@@ -244,178 +209,3 @@ def flat(values: Mapping[str, object], before: str = "") -> dict[str, object]:
         else:
             result[path] = value
     return result
-
-
-LANGSMITH = ("run_type", "trace_id")
-LANGFUSE = (
-    ("traceId", "startTime"),
-    ("trace_id", "start_time", "project_id"),
-    ("observations", "projectId"),
-)
-"""Keys that identify the format of a row."""
-
-
-def observed_spans(row: Mapping[str, object]) -> Iterator[Span]:
-    """Parse the spans of a LangSmith or Langfuse row. Raises ValueError, TypeError or KeyError for
-    another format."""
-    if "run_type" in row:
-        yield _run(row)
-        for child in _objects(row.get("child_runs"), "child_runs"):
-            yield from observed_spans(child)
-    elif "data" in row:
-        for observation in _objects(row["data"], "data"):
-            yield from observed_spans(observation)
-    elif "observations" in row:
-        yield _observation(
-            {**row, "traceId": row["id"], "startTime": _get(row, "timestamp"), "type": "TRACE"}
-        )
-        for observation in _objects(row["observations"], "observations"):
-            yield _observation(observation, str(row["id"]))
-    else:
-        yield _observation(row)
-
-
-def _run(run: Mapping[str, object]) -> Span:
-    extra, asked, answered = (_mapping(run.get(name)) for name in ("extra", "inputs", "outputs"))
-    about = _mapping(extra.get("metadata"))
-    reply = _mapping(answered["output"]) if answered.keys() == {"output"} else answered
-    usage = _mapping(reply.get("usage_metadata") or reply.get("usage"))
-    cost = first_of({**usage, "of run": run.get("total_cost")}, ("of run", "total_cost", "cost"))
-    settings = {
-        name: value for name, value in asked.items() if name not in ("messages", "tools", "model")
-    }
-    settings |= _mapping(extra.get("invocation_params"))
-    is_call = run["run_type"] == "llm"
-    return Span(
-        trace=_bare_id(run["trace_id"]),
-        span_id=_bare_id(run["id"]),
-        parent_id=_bare_id(run.get("parent_run_id")) or None,
-        name=str(run.get("name", "")),
-        start=_moment(run.get("start_time")),
-        end=_moment(run.get("end_time") or run.get("start_time")),
-        error=str(run["error"]).strip() if run.get("error") else None,
-        attributes=_present(
-            {
-                "openinference.span.kind": run["run_type"],
-                "input.value": asked,
-                "output.value": (
-                    answered.get("output") if answered.keys() == {"output"} else answered
-                ),
-                "gen_ai.request.model": (
-                    asked.get("model") or about.get("ls_model_name") if is_call else None
-                ),
-                "gen_ai.response.id": answered.get("id") if is_call else None,
-                "llm.invocation_parameters": settings if is_call else None,
-                "llm.token_count.prompt": first_of(
-                    {**run, **usage}, ("input_tokens", "prompt_tokens")
-                ),
-                "llm.token_count.completion": first_of(
-                    {**run, **usage}, ("output_tokens", "completion_tokens")
-                ),
-                "llm.cost.total": total_cost({"total": cost}),
-            }
-        ),
-        events=[
-            _score(name, _mapping(of).get("avg"))
-            for name, of in _mapping(run.get("feedback_stats")).items()
-        ],
-    )
-
-
-def _observation(of: Mapping[str, object], parent: str | None = None) -> Span:
-    usage = _mapping(_get(of, "usageDetails") or of.get("usage"))
-    costs = _get(of, "totalCost"), _get(of, "calculatedTotalCost"), _get(usage, "totalCost")
-    cost = next((cost for cost in costs if cost is not None), None)
-    failed = of.get("level") == "ERROR"
-    return Span(
-        trace=_bare_id(_get(of, "traceId")),
-        span_id=_bare_id(of["id"]),
-        parent_id=_bare_id(_get(of, "parentObservationId")) or parent,
-        name=str(of.get("name") or ""),
-        start=_moment(_get(of, "startTime")),
-        end=_moment(_get(of, "endTime") or _get(of, "startTime")),
-        error=str(_get(of, "statusMessage") or "error") if failed else None,
-        attributes=_present(
-            {
-                "langfuse.observation.type": of["type"],
-                "input.value": of.get("input"),
-                "output.value": of.get("output"),
-                "gen_ai.request.model": _get(of, "model") or _get(of, "providedModelName"),
-                "llm.invocation_parameters": _get(of, "modelParameters"),
-                "llm.token_count.prompt": usage.get("input"),
-                "llm.token_count.completion": usage.get("output"),
-                "llm.cost.total": total_cost(
-                    {"total": cost} if cost is not None else _get(of, "costDetails")
-                ),
-            }
-        ),
-        events=[
-            _score(s["name"], s.get("value"), s.get("comment"))
-            for s in _objects(of.get("scores"), "scores")
-        ],
-    )
-
-
-def _score(name: object, value: object, comment: object = None) -> tuple[str, dict[str, object]]:
-    of = {"name": name, "score.value": value, "explanation": comment}
-    return "gen_ai.evaluation.result", {
-        f"gen_ai.evaluation.{key}": item for key, item in of.items()
-    }
-
-
-def _bare_id(value: object) -> str:
-    return str(value or "").replace("-", "")
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _present(values: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
-class Spool:
-    """A temporary file that groups spans by trace, in order of first appearance, as a source may
-    mix its traces."""
-
-    def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="ajet-import-")
-        self._file = sqlite3.connect(Path(self._directory.name) / "spans.sqlite")
-        self._file.executescript(
-            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
-            "CREATE TABLE traces (place INTEGER PRIMARY KEY, trace TEXT UNIQUE);"
-            "CREATE TABLE spans (place INTEGER, span TEXT);"
-        )
-
-    def add(self, span: Span) -> None:
-        self._file.execute("INSERT OR IGNORE INTO traces (trace) VALUES (?)", (span.trace,))
-        text = json.dumps(asdict(span))
-        self._file.execute(
-            "INSERT INTO spans SELECT place, ? FROM traces WHERE trace = ?", (text, span.trace)
-        )
-
-    def traces(self) -> Iterator[tuple[str, list[Span]]]:
-        self._file.execute("CREATE INDEX by_place ON spans (place)")
-        for place, trace in self._file.execute("SELECT place, trace FROM traces ORDER BY place"):
-            span_rows = self._file.execute(
-                "SELECT span FROM spans WHERE place = ? ORDER BY rowid", (place,)
-            )
-            yield trace, [_span(text) for (text,) in span_rows]
-
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._file.close()
-        self._directory.cleanup()
-
-
-def _span(text: str) -> Span:
-    plain = json.loads(text)
-    return Span(**{**plain, "events": [(name, attributes) for name, attributes in plain["events"]]})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import unquote
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
@@ -21,13 +20,8 @@ from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.trace.screen import READ_ONLY, TraceScreen, TraceViewer
-from ajet_tools.tui.trace.sql import SqlScreen
+from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.trace.tokens import TokensScreen
-
-_LONGEST = 1_500
-"""Maximum length of an address: some characters take nine bytes in a URL, and servers limit URLs to
-8,190."""
 
 
 class TraceApp(TraceViewer):
@@ -42,54 +36,13 @@ class TraceApp(TraceViewer):
     def __init__(self, reader: TraceReader, path: Path, run_id: str | None = None) -> None:
         super().__init__(reader, path)
         self.first_run = run_id
-        self.first_address: str | None = None
-        """Address of the first screen."""
-        self.set_address: Callable[[str], None] | None = None
-        """Called with the address of the current screen, to update a browser."""
-        self._address = ""  # in the browser
 
     def on_mount(self) -> None:
         self.push_screen(RunsScreen())
         if self.first_run is not None:
             self.open_run(self.first_run)
-        if self.first_address is not None:
-            self._address = self.first_address
-            self.open_address(self.first_address)
-        if self.set_address is not None:
-            self.set_interval(self.FOLLOW_SECONDS, self._tell_address)
         self.set_interval(self.FOLLOW_SECONDS, self.follow)
         self.follow()
-
-    def open_address(self, address: str) -> None:
-        """Open the screen of an address.
-
-        Addresses are an id, `RUN+RUN+`, `EPISODE.TIMELINE.TOKEN`, `compare:EPISODE+EPISODE`,
-        `episodes:RUN:FILTER` (both may be empty) or `sql:QUERY`.
-        """
-        kind, _, rest = address.partition(":")
-        prefix, *numbers = address.split(".")
-        if kind == "sql":
-            self.push_screen(SqlScreen(rest, ask=False))
-        elif kind == "episodes":
-            run_id, _, filter_text = rest.partition(":")
-            self.open_episodes(unquote(run_id) or None, filter_text)
-        elif kind == "compare":
-            self.open_compare(rest.split("+"))
-        elif "+" in address:
-            self.open_many_runs([run_id for run_id in address.split("+") if run_id])
-        elif len(numbers) == 2 and all(map(str.isdecimal, numbers)):
-            self.open_tokens(prefix, int(numbers[0]), int(numbers[1]))
-        else:
-            self.open_found(prefix)
-
-    def _tell_address(self) -> None:
-        if any(worker.group == "goto" and not worker.is_finished for worker in self.workers):
-            return  # the screen of the address in the browser is being opened
-        if isinstance(self.screen, TraceScreen) and self.set_address is not None:
-            address = self.screen.address if len(self.screen.address) <= _LONGEST else ""
-            if address != self._address:
-                self._address = address
-                self.set_address(address)
 
     def open_run(self, run_id: str) -> None:
         self.push_screen(RunScreen(run_id))
@@ -112,14 +65,8 @@ class TraceApp(TraceViewer):
     def open_explanation(self, run_id: str) -> None:
         self.push_screen(ExplanationScreen(run_id))
 
-    def open_sql(self, text: str = "") -> None:
-        self.push_screen(SqlScreen(text))
-
     def open_feedback(self, episode_id: str, call_id: str | None = None) -> None:
-        if self.read_only:
-            self.show_error(READ_ONLY)
-        else:
-            self.push_screen(FeedbackScreen(episode_id, call_id))
+        self.push_screen(FeedbackScreen(episode_id, call_id))
 
     def open_found(self, prefix: str) -> None:
         self.run_worker(self._open_found(prefix), group="goto", exclusive=True)
@@ -140,7 +87,6 @@ class TraceApp(TraceViewer):
             self.action_go,
         )
         yield SystemCommand("Runs", "Back to the list of runs", self.action_runs)
-        yield SystemCommand("SQL", "Ask the trace a question in SQL", self.open_sql)
         yield from super().palette_commands()
 
     async def action_back(self) -> None:

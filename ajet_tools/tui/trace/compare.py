@@ -71,10 +71,6 @@ class CompareScreen(TraceScreen):
         self._places: Sequence[int] = ()
         self._divergences: list[Divergence | None] = []
 
-    @property
-    def address(self) -> str:
-        return f"compare:{'+'.join(self.episode_ids)}"
-
     def compose_body(self) -> ComposeResult:
         yield Static(Text("reading …"), id="head")
         yield ColumnHeads()

@@ -93,10 +93,6 @@ class EpisodeScreen(TraceScreen):
         self._shown_new = 0
         self._search = _Search()
 
-    @property
-    def address(self) -> str:
-        return (self._call_id if self.overview is not None else None) or self.episode_id
-
     def compose(self) -> ComposeResult:
         self.set_class(self.app.size.width >= _WIDE, "wide")
         yield Static("…", id="facts")

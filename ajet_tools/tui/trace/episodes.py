@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-from urllib.parse import quote
 
 from rich.text import Text
 from textual import work
@@ -94,11 +93,6 @@ class EpisodesScreen(TraceScreen):
         self._busy = ""
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
         """Cache: rows, selection, and the number of selected episodes that are not listed."""
-
-    @property
-    def address(self) -> str:
-        text = self.filter.text if self.filter is not None else self.filter_text
-        return f"episodes:{quote(self.run_id or '', safe='')}:{text}"
 
     def compose_body(self) -> ComposeResult:
         yield ListingTable(EPISODE_COLUMNS, self._fetch_page)

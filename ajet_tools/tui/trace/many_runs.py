@@ -49,10 +49,6 @@ class ManyRunsScreen(TraceScreen):
         self.rewards: list[TaskReward] = []
         self.rows: list[TaskRow] = []
 
-    @property
-    def address(self) -> str:
-        return "".join(f"{run_id}+" for run_id in self.run_ids)
-
     def compose_body(self) -> ComposeResult:
         yield Chart(head=3)
         yield FittedTable(fixed_columns=1, zebra_stripes=False)

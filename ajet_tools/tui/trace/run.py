@@ -70,7 +70,6 @@ class RunScreen(TraceScreen):
         Binding("h", "tasks", "Tasks by steps", show=False),
         Binding("e", "episodes", "Episodes"),
         Binding("f", "failed", "Failed"),
-        Binding("s", "sql", "SQL"),
         Binding("y", "copy", "Copy id", show=False),
     ]
 
@@ -89,10 +88,6 @@ class RunScreen(TraceScreen):
         self.zoomed = False
         """Whether only one chart is shown."""
         self.title, self.sub_title = "runs › …", one_line(run_id, 12)
-
-    @property
-    def address(self) -> str:
-        return self.run_id
 
     def compose_body(self) -> ComposeResult:
         yield Static(id="head")
@@ -290,11 +285,6 @@ class RunScreen(TraceScreen):
             self.notify("no episode failed", timeout=2)
         else:
             self.app.open_episodes(self.run_id, "status!=succeeded")
-
-    def action_sql(self) -> None:
-        self.app.open_sql(
-            f"SELECT * FROM metrics WHERE run_id = '{self.run_id}' ORDER BY step, name"
-        )
 
     def action_copy(self) -> None:
         self.app.copy(self.run_id, "the run's id")

@@ -54,7 +54,6 @@ class RunsScreen(TraceScreen):
         Binding("space", "mark", "Mark to compare", show=False),
         Binding("g", "group", "One row for runs that differ by their seed", show=False),
         Binding("e", "episodes", "Episodes"),
-        Binding("s", "sql", "SQL"),
         Binding("y", "copy", "Copy id"),
     ]
 
@@ -226,9 +225,6 @@ class RunsScreen(TraceScreen):
 
     def action_episodes(self) -> None:
         self.app.open_episodes(self.chosen["run_id"] if self.chosen else None)
-
-    def action_sql(self) -> None:
-        self.app.open_sql()
 
     def action_copy(self) -> None:
         if self.chosen:

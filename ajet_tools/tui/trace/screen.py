@@ -21,7 +21,7 @@ from textual.widgets import DataTable, Static
 from textual.widgets.data_table import RowKey
 from textual.worker import Worker
 
-from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.errors import AjetError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import one_line
@@ -30,7 +30,6 @@ from ajet_tools.trace.queries.episodes import compared_with
 from ajet_tools.tui.base import ViewerApp
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 
-READ_ONLY = ConfigError("this viewer only reads: it takes no feedback and writes no file")
 MAX_COMPARED = 16
 """Maximum number of compared episodes."""
 P = ParamSpec("P")
@@ -106,13 +105,8 @@ class TraceViewer(ViewerApp):
         self.reader = reader
         self.path = path
         self.sub_title = one_line(str(path))
-        self.read_only = False
-        """Whether feedback and writing files are disabled, for users of `--tokens`."""
         self.live = False
         """Whether a process is writing the trace."""
-        self.last_sql = ""
-        """Text of the SQL console."""
-        self.queries: list[str] = []
         self.filters: list[str] = []
         self.searches: list[str] = []
         """Histories of inputs, newest last."""
@@ -215,10 +209,6 @@ class TraceViewer(ViewerApp):
         """Explain the step of a run with the largest change of reward."""
 
     @abstractmethod
-    def open_sql(self, text: str = "") -> None:
-        """Open the SQL console."""
-
-    @abstractmethod
     def open_feedback(self, episode_id: str, call_id: str | None = None) -> None:
         """Open the feedback form of an episode or a call."""
 
@@ -246,11 +236,6 @@ class TraceScreen(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._behind = self._reading = False
-
-    @property
-    def address(self) -> str:
-        """Address for `TraceApp.open_address`, or an empty text."""
-        return ""
 
     def compose(self) -> ComposeResult:
         yield TitleLine()

@@ -90,10 +90,6 @@ class TokensScreen(TraceScreen):
         self._needle = ""
         self._ranked: dict[str, list[int]] = {}
 
-    @property
-    def address(self) -> str:
-        return f"{self.episode_id}.{self.timeline}.{self.token}"
-
     def compose_body(self) -> ComposeResult:
         yield Static(Text("reading …"), id="head")
         yield Legend()

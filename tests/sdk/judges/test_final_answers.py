@@ -39,20 +39,16 @@ OTHERS = [
     "The answer is –5", r"\boxed{5 \text{ million}}", r"\boxed{5 \text{ is wrong}}",
 ]  # fmt: skip
 GIVEN = [
-    ("isn't 5, it is 7", "7"), ("The answer isn't 5, it is 7", "7"), ("the answer is not 5 but 7", "7"),
-    ("it is 7, not 5", "7"), ("The answer is 5, not 6", "5"), (r"It isn't \boxed{5}, it is \boxed{7}", "7"),
-    ("There is no doubt that the answer is 5", "5"), ("The answer is minus 5", "-5"), ("The answer is −5", "-5"),
-    ("The answer is 5, which is not prime", "5"), ("The answer is 5. It is not hard to see", "5"),
-    ("The answer is 7. The answer is not 5.", "7"), ("The answer is 2 + 3 = 5", "5"), ("**Answer:** 42", "42"),
+    (r"It isn't \boxed{5}, it is \boxed{7}", "7"), ("The answer is minus 5", "-5"), ("The answer is −5", "-5"),
+    ("The answer is 5. It is not hard to see", "5"), ("The answer is 2 + 3 = 5", "5"), ("**Answer:** 42", "42"),
     ("Answer: $42$", "42"), ("The answer is:\n\n42", "42"), ("####\n42", "42"), ("The answer is **5** apples.", "5"),
     ("The answer is $5.", "5"), ("The answer is 5!", "5"), ("The answer is 1,234,567.", "1234567"),
-    ("The answer is 3/4 of it", "0.75"), ("She has 3 boxes with 4 each, so 3*4=12", "12"), ("May 5, 2020", "2020"),
-    ("The answer is x = 12", "12"), ("I first thought 7, but no: 12", "12"), ("The answer is about 12", "12"),
-    ("3*4=<<3*4=12>>12", "12"), ("<answer>12</answer>", "12"), ("<b>12</b> apples", "12"), ("so => 12", "12"),
-    ("The answer is <b>12</b>.", "12"), ("The answer is 3.142 to 3 decimal places", "3.142"), ("x -> 12", "12"),
-    ("The answer is 12 and the remainder is 2", "12"), ("The answer is 12 (twelve).", "12"), ("\\(12\\)", "12"),
-    ("The answer is 10/2", "5"), ("The answer is 1.5 × 10^3", "1500"), ("There are 12 - 5 = 7 left", "7"),
-    ("Final answer: 12 apples and a pear", "12"), ("\\[ x = 12 \\]", "12"), ("- 3 boxes\n- 12 in all", "12"),
+    ("The answer is 3/4 of it", "0.75"), ("She has 3 boxes with 4 each, so 3*4=12", "12"),
+    ("The answer is x = 12", "12"), ("The answer is about 12", "12"), ("3*4=<<3*4=12>>12", "12"),
+    ("<answer>12</answer>", "12"), ("<b>12</b> apples", "12"), ("so => 12", "12"), ("The answer is <b>12</b>.", "12"),
+    ("x -> 12", "12"), ("The answer is 12 (twelve).", "12"), (r"\(12\)", "12"), ("The answer is 10/2", "5"),
+    ("The answer is 1.5 × 10^3", "1500"), ("There are 12 - 5 = 7 left", "7"),
+    ("Final answer: 12 apples and a pear", "12"), (r"\[ x = 12 \]", "12"), ("- 3 boxes\n- 12 in all", "12"),
     ("The answer is 15. Check: 15*2 = 30.", "15"), ("The answer is 7 because half of 10 = 5, and 5 + 2 = 7", "7"),
     ("The answer is 20 because 10 + 10 = 20, and 20 + 20 = 40", "20"), ("The answer is 12 = 5 + 7.", "12"),
     ("The answer is 5, since 10/2 = 5 and 5 + 5 = 10", "5"), ("The answer is 48 + 24 = 72 clips.", "72"),
@@ -60,13 +56,40 @@ GIVEN = [
     (r"The area is $12\text{ cm}^2$.", "12"), ("The acceleration is 9.8 m/s^2.", "9.8"), ("The answer is –5.", "-5"),
     (r"The answer is $1.2 \times 10^{3}$ m", "1200"), ("It is 1.2 × 10^3 m", "1200"), ("It is 1.2 × 10³ m", "1200"),
     ("The answer is 1.2 x 10^-3", "0.0012"), ("The answer is 10^6 m", "1000000"), (r"\boxed{\approx 3.14}", "3.14"),
-    ("It is not hard to see that the answer is 7.", "7"), ("As x cannot be negative, the answer is 7", "7"),
-    ("We cannot divide so the answer is 7", "7"), ("The answer is 0.5 or 1/2", "0.5"),
-    ("The answer is 3.5 hours or 210 minutes.", "3.5"), ("The answer is 12: 5 from her and 7 from him", "12"),
-    ("The answer is 3x as many", "3"), ("The answer is 5 m", "5"), ("The answer is 5 kg, or so I think", "5"),
-    ("The answer is 5 for 3 or more people", "5"),
-    (r"x cannot be negative so \boxed{5}", "5"), (r"\boxed{\left\{5\right.} so \boxed{5}", "5"),
+    ("As x cannot be negative, the answer is 7", "7"), ("We cannot divide so the answer is 7", "7"),
+    ("The answer is 5 m", "5"), (r"x cannot be negative so \boxed{5}", "5"),
+    (r"\boxed{\left\{5\right.} so \boxed{5}", "5"),
 ]  # fmt: skip
+MORE_GIVEN = [
+    "So, Natalia sold 5 clips altogether in April and May.",
+    "Therefore, Janet makes $5 every day at the farmers' market.", "The answer is *5*.", "<ANSWER> 5 </ANSWER>",
+    "<answer>5 apples</answer>", r"<answer>\boxed{5}</answer>", "### Final Answer\n5", "**Final Answer:** $5$",
+    "**Answer: 5**", "Answer = 5", r"The final answer is \(5\).", "Thus x=5.", "so the total is $2+3=5$ dollars.",
+    "She has 5 more apples than Tom.", "Total: 5", "#### $5", "#### 5 dollars.", "The answers are: 5",
+    "The answer is 5.00", "1. Add them.\n2. We get 5.", "The correct answer is: 5", r"\[2 + 3 = 5\]",
+    "The answer is 5 km/h.", "the answer is 5 cm^2", "It costs 5 dollars, which is the total.", "We find x ≈ 5",
+    "Answer: 5.0 kg (five kilograms)", "No. The answer is 5.", "Not 4. The answer is 5.",
+    "It is not 4, so the answer is 5.",
+]  # fmt: skip
+MORE_UNCLEAR = [
+    "The answer is 5,6", "5,5", "The answer is 5.6.7", "The answer is 5_2", "The answer is [5, ∞)",
+    "The answer is unlikely 5", "The answer is 5 and up", "The answer is x *5", "5/6/7", "The answer is far from 5",
+    "The answer is 5 | 6", "It's not true, the answer is 5 or 7", "Option 5? Not sure.", "<answer>5 or 6</answer>",
+    "<answer>not 5</answer>", "<answer>5</answer><answer>6</answer>", "#### not 5", "#### 5 or 6", "#### 5\n#### 6",
+    "Answer: 5 x", "The answer is 5 thousand", "The answer is 05:30", "The answer is 5 (wrong)",
+    "The answer is 5. No wait, the answer is 6.", "The answer cannot possibly be 5.", "Nobody would say 5.",
+    "The answer is less than or equal to 5", "5 < x", "x < 5", "x>5", "log_5", "5^{2}", r"\frac{5}{2} is the answer",
+    r"The answer is \frac{5}{2}", "The answer is (5, 6)", "The answer is -(5)", "The answer is 5 %% 3", "5 and 5.5",
+    "The answer is 5'4\"",
+]  # fmt: skip
+UNREAD = [
+    "isn't 5, it is 7", "the answer is not 5 but 7", "it is 7, not 5", "There is no doubt that the answer is 7",
+    "The answer is 7, which is not prime", "The answer is 7. The answer is not 5.", "I first thought 12, but no: 7",
+    "The answer is 7 and the remainder is 2", "It is not hard to see that the answer is 7.",
+    "The answer is 7.0 or 14/2", "The answer is 7 hours or 420 minutes.",
+    "The answer is 7: 5 from her and 2 from him", "In total, 3 boxes cost $7.", "May 5, 2007",
+]  # fmt: skip
+"""Right answers in sentences that state several numbers or deny something: they are not read."""
 EQUAL = [
     ("0.333333", "1/3"), ("1/3", "0.333333"), ("0.666667", "2/3"), ("3.14159", "3.14159265"), ("3.14159265", "3.14159"),
     ("0.30000000000000004", "0.3"), (r"6.626 \times 10^{-34}", "6.626e-34"), ("6.6260001e-34", "6.626e-34"),
@@ -88,7 +111,7 @@ FORMULAS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("output", [*DENIED, *SEVERAL, *OTHERS])
+@pytest.mark.parametrize("output", [*DENIED, *SEVERAL, *OTHERS, *MORE_UNCLEAR])
 def test_a_number_that_the_text_does_not_give_as_its_answer_is_wrong(output: str) -> None:
     assert math(output, "5") is False
 
@@ -96,6 +119,21 @@ def test_a_number_that_the_text_does_not_give_as_its_answer_is_wrong(output: str
 @pytest.mark.parametrize(("output", "answer"), GIVEN)
 def test_the_number_that_the_text_gives_is_right(output: str, answer: str) -> None:
     assert math(output, answer) is True
+
+
+@pytest.mark.parametrize("output", MORE_GIVEN)
+def test_a_sentence_of_one_number_gives_it(output: str) -> None:
+    assert math(output, "5") is True
+
+
+@pytest.mark.parametrize("output", UNREAD)
+def test_a_sentence_that_has_to_be_understood_is_not_read(output: str) -> None:
+    """Neither number earns; a box, a tag, `####` or a line of its own states the answer."""
+    assert math(output, "7") is False
+    assert math(output, "5") is False
+    assert math(rf"{output} So \boxed{{7}}", "7") is True
+    assert math(f"{output}\n#### 7", "7") is True
+    assert math(f"{output} <answer>7</answer>", "7") is True
 
 
 @pytest.mark.parametrize(("output", "answer"), EQUAL)

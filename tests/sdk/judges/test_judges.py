@@ -45,7 +45,7 @@ RIGHT = [
     ("The answer is 1,234.", "1234"),
     ("The final answer is: **42**.", "42"),
     ("It is 7.\n#### 42", "3 * 14 = 42\n#### 42"),
-    ("I get 7 then 12", "12"),
+    ("I get 12", "12"),
     ("the answer is 5 because 2+3=5", "5"),
     (r"\boxed{50\%}", "50"),
     ("50%", "0.5"),
@@ -153,7 +153,7 @@ def test_math_without_its_library_says_how_to_install_it(monkeypatch: pytest.Mon
 def test_final_answers() -> None:
     assert final_answer(r"a \boxed{\frac{1}{2}} b") == r"\frac{1}{2}"
     assert final_answer("so it is 5 or 6", numeric=True) == ""
-    assert final_answer("so it is 5, no, 6", numeric=True) == "6"
+    assert final_answer("so it is 5, no, 6", numeric=True) == ""
     assert final_answer("so it is 5 or 6") == "so it is 5 or 6"
 
 

@@ -17,6 +17,7 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.build import balance
+from ajet_sdk.swarm.agentjet import agentjet_routes
 from ajet_sdk.swarm.attempts import RunSettings
 from ajet_sdk.swarm.collection import Collection
 from ajet_sdk.swarm.host import SwarmHost
@@ -119,7 +120,7 @@ class Served:
         assert not balance(batch.ledger, [call for e in episodes for call in e.calls])
         self.writer.put(*batch.ledger)
         self.version += 1
-        self.host.submit(collection.trained(step)).result(10)
+        self.host.submit(collection.trained(step, batch.ledger)).result(10)
         tokens: dict[str, int] = {}
         for row in batch.ledger:
             tokens[row.outcome] = tokens.get(row.outcome, 0) + row.tokens
@@ -165,7 +166,7 @@ def serve(
     routes = SwarmRoutes(keys or Keys(), Offline())
     with (
         TraceWriter(directory / "trace.duckdb", survives="kill") as writer,
-        Gateway(routes=routes.routes()) as gateway,
+        Gateway(routes=[*routes.routes(), *agentjet_routes(routes)]) as gateway,
         gateway.recording(writer),
     ):
         writer.put(Run(run_id=run_id, backbone="local"))

@@ -1,4 +1,4 @@
-"""How often verdicts are wrong, from the rows that a person marked in `ajet dataset view`."""
+"""How often verdicts are wrong, from the rows that a person labelled in `ajet dataset label`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import wilson
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.review.estimate import ErrorEstimate, estimate_errors
-from ajet_tools.dataset.review.review import Review
-from ajet_tools.dataset.review.save import save
+from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.labels import (
+    ErrorEstimate,
+    Label,
+    Labels,
+    draw,
+    estimate_errors,
+    labels_beside,
+)
 
 
 def written(path: Path, count: int, ok: bool = True) -> Path:
@@ -31,12 +38,17 @@ def written(path: Path, count: int, ok: bool = True) -> Path:
     return path
 
 
-def marked(path: Path, right: range, wrong: range) -> Review:
-    review = Review(str(path))
-    review.load()
-    review.mark(right, "accepted")
-    review.mark(wrong, "rejected")
-    return review
+def label(path: Path, right: range = range(0), wrong: range = range(0), **more: Label) -> Labels:
+    """Label rows by their numbers."""
+    labels = Labels(labels_beside(path))
+    rows = list(read(path))
+    for number in right:
+        labels.set(rows[number].values, "accepted")
+    for number in wrong:
+        labels.set(rows[number].values, "rejected")
+    for number, other in more.items():
+        labels.set(rows[int(number.removeprefix("row"))].values, other)
+    return labels
 
 
 def test_the_interval_is_wilsons() -> None:
@@ -60,109 +72,74 @@ def test_more_labels_never_make_it_wider_and_the_number_named_is_enough(
         assert b - a <= (high - low) / 2 + 1e-9
 
 
-def test_marks_on_accepted_and_on_refused_rows_say_how_often_a_verdict_is_wrong(
+def test_labels_of_accepted_and_of_refused_rows_say_how_often_a_verdict_is_wrong(
     tmp_path: Path,
 ) -> None:
-    train, rejected = (
-        written(tmp_path / "train.jsonl", 200),
-        written(tmp_path / "rejected.jsonl", 40, ok=False),
-    )
+    train = written(tmp_path / "train.jsonl", 200)
+    rejected = written(tmp_path / "rejected.jsonl", 40, ok=False)
     assert estimate_errors(train) is None
-    marked(train, range(28), range(28, 30)).close()
-    marked(rejected, range(5), range(5, 20)).close()
+    label(train, range(28), range(28, 30), row30="skipped")
+    label(rejected, range(5), range(5, 20))
     passed, refused = estimate_errors(train), estimate_errors(rejected)
-    assert passed is not None and (passed.rows, passed.labelled, passed.wrong) == (200, 30, 2)
-    said = (
-        "6.7% of the accepted rows have a wrong answer (1.8% to 21.3% at 95 %), by 30 labels of 200"
-        " rows; "
-    )
-    assert (
-        passed.as_text().startswith(said)
-        and " labels make that half as wide. These rows were chosen, not drawn" in passed.as_text()
-    )
-    assert refused is not None and (refused.labelled, refused.wrong) == (20, 5)
-    assert refused.as_text().startswith("25.0% of the refused rows have a right answer")
-    done = CliRunner().invoke(app, ["dataset", "stats", str(train)])
-    assert "6.7% of the accepted rows have a wrong answer" in done.output
-    assert (
-        json.loads(CliRunner().invoke(app, ["dataset", "stats", str(train), "--json"]).stdout)[
-            "errors"
-        ]["wrong"]
-        == 2
-    )
+    assert passed == ErrorEstimate(True, 200, 30, 2, 1)
+    assert refused == ErrorEstimate(False, 40, 20, 5)
+    done = CliRunner().invoke(app, ["dataset", "check", str(train)])
+    assert "6.7% of the accepted rows have a wrong answer (1.8% to 21.3% at 95 %)" in done.output
+    done = CliRunner().invoke(app, ["dataset", "check", str(train), "--json"])
+    assert json.loads(done.stdout)["stats"][str(train)]["errors"]["wrong"] == 2
 
 
-def test_rows_that_were_saved_away_still_count(tmp_path: Path) -> None:
-    train = written(tmp_path / "train.jsonl", 50)
-    review = marked(train, range(9), range(9, 10))
-    save(review, train)
-    review.close()
-    estimate = estimate_errors(train)
-    assert estimate is not None and (estimate.rows, estimate.labelled, estimate.wrong) == (
-        50,
-        10,
-        1,
-    )
+def test_rows_without_a_verdict_are_right_or_wrong_themselves(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps({"main_query": f"{n}?"}) + "\n" for n in range(10)))
+    label(path, range(3), range(3, 4))
+    found = estimate_errors(path)
+    assert found == ErrorEstimate(None, 10, 4, 1) and found.as_json()["of"] == "all"
     every = ErrorEstimate(True, 50, 50, 5)
     assert every.interval == (0.1, 0.1) and "half as wide" not in every.as_text()
 
 
-def drawn(path: Path, count: int, seed: int | None = None) -> Review:
-    review = Review(str(path), sample=count, seed=seed)
-    review.load()
-    return review
-
-
-def questions(review: Review) -> list[str]:
-    assert review.sampled is not None
-    return [row.values["main_query"] for row in review.rows(review.sampled)]
+def drawn(path: Path, size: int, seed: int = 0) -> list[str]:
+    return [row.values["main_query"] for row in draw(read(path), size, seed)]
 
 
 def test_a_sample_is_of_the_rows_and_the_seed_alone(tmp_path: Path) -> None:
     """Not of their order in the file; a larger one begins with it, and every row comes into
     some."""
     train = written(tmp_path / "train.jsonl", 60)
-    first = questions(drawn(train, 10))
-    assert (
-        first == questions(drawn(train, 10)) == questions(drawn(train, 30))[:10]
-        and len(set(first)) == 10
-    )
+    first = drawn(train, 10)
+    assert first == drawn(train, 10) == drawn(train, 30)[:10] and len(set(first)) == 10
     assert first != sorted(first, key=lambda text: int(text.split()[2]))
     lines = train.read_text().splitlines(keepends=True)
     train.write_text("".join(reversed(lines)))
-    assert questions(drawn(train, 10)) == first
-    every = [questions(drawn(train, 10, seed)) for seed in range(60)]
-    assert {text for one in every for text in one} == set(questions(drawn(train, 1000))) and len(
-        set(map(str, every))
-    ) == 60
+    assert drawn(train, 10) == first
+    every = [drawn(train, 10, seed) for seed in range(60)]
+    assert {text for one in every for text in one} == set(drawn(train, 1000))
+    assert len(set(map(str, every))) == 60
 
 
-def test_only_the_labels_of_the_random_sample_are_counted_and_so_they_are_once_saved(
-    tmp_path: Path,
-) -> None:
-    train = written(tmp_path / "train.jsonl", 100)
-    marked(train, range(0), range(50)).close()
-    chosen = estimate_errors(train)
-    assert chosen is not None and not chosen.at_random and chosen.as_json()["sample"] == "chosen"
-    review = drawn(train, 20)
-    assert review.sampled is not None
-    for number in review.sampled:
-        if review.mark_of(number) == "rejected":
-            review.mark([number], "rejected")
-    assert not any(map(review.mark_of, review.sampled))
-    review.mark(review.sampled[:1], "rejected")
-    review.mark([review.sampled[1], *review.sampled[4:16]], "accepted")
-    review.close()
-    estimate = estimate_errors(train)
-    assert estimate is not None and (estimate.labelled, estimate.wrong, estimate.skipped) == (
-        14,
-        1,
-        2,
-    )
-    assert estimate.at_random and "by 14 random labels of 100 rows" in estimate.as_text()
-    assert estimate.as_text().endswith("2 rows of the sample were skipped: label them too")
-    review = drawn(train, 20)
-    assert review.sampled is not None
-    save(review, train)
-    review.close()
-    assert estimate_errors(train) == estimate
+def test_labels_outlive_a_kill_and_another_order_and_are_taken_back(tmp_path: Path) -> None:
+    train = written(tmp_path / "train.jsonl", 10)
+    values = [row.values for row in read(train)]
+    labels = label(train, range(2), range(2, 3))
+    labels.path.write_bytes(labels.path.read_bytes() + b'{"row": "cut')
+    train.write_text("".join(reversed(train.read_text().splitlines(keepends=True))))
+    again = Labels(labels.path)
+    assert [again.of(row) for row in values[:4]] == ["accepted", "accepted", "rejected", None]
+    again.set(values[0], None)
+    again.set(values[3], "skipped")
+    again = Labels(labels.path)
+    assert [again.of(row) for row in values[:4]] == [None, "accepted", "rejected", "skipped"]
+    labels.path.write_text("something else\n")
+    with pytest.raises(ConfigError):
+        Labels(labels.path)
+
+
+def test_a_label_that_cannot_be_stored_is_an_error_and_no_label(tmp_path: Path) -> None:
+    train = written(tmp_path / "train.jsonl", 1)
+    labels = Labels(labels_beside(train))
+    labels.path.mkdir()
+    [row] = read(train)
+    with pytest.raises(ConfigError):
+        labels.set(row.values, "accepted")
+    assert labels.of(row.values) is None

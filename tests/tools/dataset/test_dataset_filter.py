@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Row, as_table, blocks_of
 from ajet_tools.dataset.files.tables import read_blocks
-from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.verify import open_verifier
 from ajet_tools.text.grammar import FilterError
 
@@ -265,9 +263,5 @@ def test_a_class_label_is_known_by_its_name(
         "".join(row.values["question"] for row in block.rows(np.flatnonzero(wanted.mask(block))))
         == questions
     )
-    review = Review(str(tmp_path / "rows.parquet"))
-    review.load()
-    kept = review.fitting(wanted, stop=threading.Event())
-    assert "".join("abcde"[number] for number in kept or ()) == questions
     with pytest.raises(ConfigError, match=r"'dgo' is not one of: cat, dog, 1"):
         parse("label=dgo").mask(block)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
@@ -20,8 +21,11 @@ from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
+from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.run import Kind
 from ajet_tools.dataset.generate.records import STRATEGIES
+from ajet_tools.dataset.review.review import Review
+from ajet_tools.dataset.review.save import save
 from ajet_tools.trace.export import TRAINING
 
 HELD_OUT = (
@@ -456,3 +460,89 @@ def test_tasks_of_one_template_and_mazes_of_one_query_are_tasks_of_their_own(
     made = ask("Anything else at all", provenance={"splits": ["val"], "seeds": ["elsewhere"]})
     load_tasks(job([*train, made], val))
     assert "1 training tasks were made of validation tasks of an earlier run" in caplog.text
+
+
+OTHER_NAME = {
+    "filter": ["filter", "{}", "2"],
+    "an expression in SQL": ["filter", "{}", "question LIKE '%2%'"],
+    "a query in SQL": ["filter", "{}", "--sql", "SELECT * FROM rows"],
+    "some columns": ["filter", "{}", "--sql", "SELECT question, answer FROM rows"],
+    "export": ["export", "{}"],
+    "messages": ["export", "{}", "--format", "messages"],
+    "prompts": ["export", "{}", "--format", "trl-prompt"],
+    "dedup": ["dedup", "{}"],
+}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize("command", OTHER_NAME)
+def test_a_held_out_file_is_held_out_under_another_name(
+    tmp_path: Path, command: str, suffix: str
+) -> None:
+    rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(3)]
+    source, out = held_out_file(tmp_path, rows, suffix), tmp_path / f"tasks.{suffix}"
+    done = CliRunner().invoke(
+        app, ["dataset", *(part.format(source) for part in OTHER_NAME[command]), "-o", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    written = rows_of(out)
+    assert len(written) == 3
+    assert all(row["provenance"]["splits"] == ["val"] for row in written)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_count_of_held_out_rows_has_no_lineage(tmp_path: Path, suffix: str) -> None:
+    source = held_out_file(tmp_path, [{"question": "1 + 1?", "answer": "2"}], suffix)
+    out = tmp_path / "counts.jsonl"
+    query = ["--sql", "SELECT answer, count(*) AS n FROM rows GROUP BY answer"]
+    done = CliRunner().invoke(app, ["dataset", "filter", str(source), *query, "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text()) == {"answer": "2", "n": 1}
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_measured_and_a_reviewed_copy_of_a_held_out_file_are_held_out(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = held_out_file(tmp_path, [{"question": "1 + 1?", "answer": "2"}], suffix)
+    (tmp_path / "agent.py").write_text(AGENT)
+    monkeypatch.chdir(tmp_path)
+    options = ["--workflow", "agent.py:solve", "--judge", "exact", "--scripted", "agent.py:reply"]
+    measured = tmp_path / f"measured.{suffix}"
+    done = CliRunner().invoke(
+        app, ["dataset", "calibrate", str(source), *options, "-k", "1", "--out", str(measured)]
+    )
+    assert done.exit_code == 0, done.output
+    review = Review(str(source))
+    review.load()
+    review.mark([0], "accepted")
+    reviewed = tmp_path / f"good.{suffix}"
+    save(review, reviewed)
+    for file in (measured, reviewed):
+        [row] = rows_of(file)
+        assert row["provenance"]["splits"] == ["val"], file
+
+
+AGENT = """
+import ajet
+
+@ajet.workflow
+async def solve(question: str, model: ajet.Model) -> str:
+    return (await model.chat([{"role": "user", "content": question}]))["content"]
+
+def reply(ask):
+    return "2"
+"""
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [row.values for row in read(file)]
+
+
+def held_out_file(folder: Path, rows: Sequence[dict[str, Any]], suffix: str) -> Path:
+    file = folder / f"test.{suffix}"
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), file)
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.types import Episode, Run
+from ajet_tools.cli.app import app
 from ajet_tools.cli.trace.options import FROM_HELP
 from ajet_tools.trace.files.check import check
-from ajet_tools.trace.imports import SOURCES, SourceFormat, import_files, recognised
+from ajet_tools.trace.imports import SOURCES, SourceFormat, format_of, import_files, recognised
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME
 
 ASKED = [
@@ -118,20 +120,6 @@ CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] 
             "gen_ai.system_instructions": json.dumps(_TEXT_PARTS[0]["parts"]),
             "gen_ai.input.messages": json.dumps(_TEXT_PARTS[1:]),
             "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [_CALL_PART]}]),
-        },
-        [],
-    ),
-    "OpenLLMetry": (
-        {
-            "llm.request.type": "chat",
-            "gen_ai.prompt.0.role": "system",
-            "gen_ai.prompt.0.content": ASKED[0]["content"],
-            "gen_ai.prompt.1.role": "user",
-            "gen_ai.prompt.1.content": ASKED[1]["content"],
-            "gen_ai.completion.0.role": "assistant",
-            "gen_ai.completion.0.tool_calls.0.id": "t1",
-            "gen_ai.completion.0.tool_calls.0.name": "calc",
-            "gen_ai.completion.0.tool_calls.0.arguments": '{"e": "2+2"}',
         },
         [],
     ),
@@ -272,27 +260,6 @@ def test_openinference_as_phoenix_writes_it(tmp_path: Path) -> None:
     assert episode.calls[0].response["usage"] == {"prompt_tokens": 10, "completion_tokens": 2}
 
 
-def test_agent_lightning_with_token_ids_and_rewards(tmp_path: Path) -> None:
-    base = {"rollout_id": "ro-1", "attempt_id": "at-1", "trace_id": TRACE, "status": {"status_code": "OK"},
-            "events": [], "links": [], "resource": {"attributes": {}, "schema_url": ""}}  # fmt: skip
-    attributes = {
-        **CONVENTIONS["OpenLLMetry"][0],
-        "prompt_token_ids": [1, 2],
-        "response_token_ids": [3],
-    }
-    call = {**base, "sequence_id": 1, "span_id": SPAN, "parent_id": None, "name": "openai.chat.completion",
-            "attributes": attributes, "start_time": 1767268800.0, "end_time": 1767268801.5}  # fmt: skip
-    scored = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.75}
-    reward = {**base, "sequence_id": 2, "span_id": ROOT, "parent_id": None, "name": "agentlightning.annotation",
-              "attributes": scored, "start_time": 1767268802.0, "end_time": 1767268802.0}  # fmt: skip
-    (episode,) = _import(tmp_path, _lines(tmp_path / "agl.jsonl", call, reward))
-    (only,) = episode.calls
-    assert only.prompt_ids is not None and only.prompt_ids.tolist() == [1, 2] and only.trainable
-    assert [(r.name, r.value) for r in episode.rewards] == [("primary", 0.75)]
-    assert episode.task.metadata == {"rollout": "ro-1:at-1"}
-    assert (episode.ended_at - episode.started_at).total_seconds() == 2
-
-
 @pytest.mark.slow
 def test_openai_messages_logs_and_batch_output(tmp_path: Path) -> None:
     answer = {"id": "chatcmpl-1", "created": 1767268800, "model": "gpt-4o",
@@ -413,7 +380,7 @@ def test_a_database_that_is_not_studios(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "format", ["openai", "otlp", "verifiers-v1", "agent-lightning", "openinference", "native"]
+    "format", ["openai", "otlp", "verifiers", "agent-lightning", "tokens", "native"]
 )
 def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: SourceFormat) -> None:
     source = tmp_path / "odd.jsonl"
@@ -441,11 +408,6 @@ def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: Sour
             "otlp",
             {"resourceSpans": [{"scopeSpans": [{"spans": [{"status": "OK"}]}]}]},
             "status is not an",
-        ),
-        (
-            "agent-lightning",
-            {"rollout_id": "r", "span_id": "5", "attributes": "x"},
-            "attributes is not an object",
         ),
         (
             "openai",
@@ -503,18 +465,14 @@ def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
 
 
 FOREIGN = Path(__file__).parent / "foreign"
-"""Written by the packages themselves, in the versions of the names: what LangSmith's client sent
-for an agent with `traceable` and `wrap_openai`, as its `Run`s; what Langfuse's sent over OTLP, and
-the same as a page of its API."""
+"""Written by the packages themselves, in the versions of the names: spans of an agent with
+LangSmith's `traceable` and OTEL mode, as the guide exports them; what Langfuse's client sent over
+OTLP."""
 
 
-@pytest.mark.parametrize(
-    "name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"]
-)
-def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(
-    tmp_path: Path, name: str
-) -> None:
-    episode, *others = sorted(_import(tmp_path, FOREIGN / name), key=lambda e: e.started_at)
+@pytest.mark.parametrize("name", ["langsmith-0.15.1-spans.jsonl", "langfuse-5.0.4-otlp.json"])
+def test_what_langsmith_and_langfuse_send_by_opentelemetry(tmp_path: Path, name: str) -> None:
+    [episode] = _import(tmp_path, FOREIGN / name)
     assert episode.task.main_query == "What is 30+94?" and episode.status == "succeeded"
     assert str(episode.output) == "124" and episode.ended_at > episode.started_at
     first, last = episode.calls
@@ -522,138 +480,179 @@ def test_what_langsmith_and_langfuse_write_is_calls_tools_retrievals_and_errors(
     assert first.request["messages"] == [
         {"role": "system", "content": "Calculate."}, {"role": "user", "content": "What is 30+94?"},
     ]  # fmt: skip
-    assert first.sampling["temperature"] == 0.5
     assert first.response["usage"] == {"prompt_tokens": 20, "completion_tokens": 5}
-    called = {
-        "id": "c1",
-        "type": "function",
-        "function": {"name": "add", "arguments": '{"a": 30, "b": 94}'},
-    }
+    function = {"name": "add", "arguments": '{"a": 30, "b": 94}'}
+    called = {"id": "c1", "type": "function", "function": function}
     assert first.response["choices"][0]["message"]["tool_calls"] == [called]
     assert last.request["messages"][-1] == {"role": "tool", "content": "124", "tool_call_id": "c1"}
     assert last.response["choices"][0]["message"]["content"] == "124"
     events = {event.name: event for event in episode.events}
-    assert {name: event.kind for name, event in events.items()} == {
-        "search": "retrieval", "add": "tool", "broken": "tool",
-    }  # fmt: skip
-    assert events["add"].arguments == {"a": 30, "b": 94} and str(events["add"].result) == "124"
-    assert "no such number" in (events["broken"].error or "") and "30+94 is a sum" in str(
-        events["search"].result
-    )
-    assert [(e.status, e.error, len(e.calls)) for e in others] == (
-        [("failed", "RuntimeError('gave up')", 1)] if "langsmith" in name else []
-    )
+    assert (events["search"].kind, events["add"].kind) == ("retrieval", "tool")
+    assert events["add"].arguments == {"a": 30, "b": 94} and "124" in str(events["add"].result)
+    assert "30+94 is a sum" in str(events["search"].result)
 
 
-@pytest.mark.parametrize("name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json"])
-def test_the_installed_packages_write_what_is_stored(tmp_path: Path, name: str) -> None:
-    """Read and written again by the package that is installed, a stored file is imported as the
-    same episodes."""
-    text = (FOREIGN / name).read_text()
-    if "langsmith" in name:
-        runs = pytest.importorskip("langsmith.schemas").Run
-        written = "\n".join(
-            runs.model_validate_json(line).model_dump_json() for line in text.splitlines()
-        )
-    else:
-        pages = pytest.importorskip("langfuse.api.observations.types").ObservationsV2Response
-        parse = pytest.importorskip("langfuse.api.core.pydantic_utilities").parse_obj_as
-        written = parse(pages, json.loads(text)).json()
-    (tmp_path / name).write_text(written)
-    (tmp_path / "stored").mkdir()
-    stored = {
-        episode.episode_id: episode for episode in _import(tmp_path / "stored", FOREIGN / name)
-    }
-    for episode in _import(tmp_path, tmp_path / name):
-        before = stored.pop(episode.episode_id)
-        assert episode.model_copy(update={"run_id": before.run_id}) == before
-    assert not stored
+def test_costs_that_langfuse_sends(tmp_path: Path) -> None:
+    costs = iter(({"total": 0.00125}, {"input": 0.0004, "output": 0.0001}, {}))
 
+    def with_costs(found: re.Match[str]) -> str:
+        named = {"langfuse.observation.cost_details": json.dumps(next(costs))}
+        return json.dumps(_pairs(named)[0]) + ", "
 
-def test_rows_of_langfuse_and_langchain_in_all_their_spellings(tmp_path: Path) -> None:
-    human = {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", "HumanMessage"],
-             "kwargs": {"content": "Hi", "type": "human"}}  # fmt: skip
-    said = {"type": "ai", "content": "", "tool_calls": [{"name": "f", "args": {"x": 1}, "id": "t"}]}
-    run = {"id": "a-1", "trace_id": "a-1", "name": "ChatOpenAI", "run_type": "llm", "start_time": "2026-01-01T00:00:00",
-           "inputs": {"messages": [[human]]}, "outputs": {"generations": [[{"message": {"kwargs": said}}]]},
-           "feedback_stats": {"right": {"n": 2, "avg": 0.5}}}  # fmt: skip
-    observation = {"id": "o", "trace_id": "t", "project_id": "p", "type": "GENERATION", "name": "g", "level": "ERROR",
-                   "start_time": "2026-01-02T00:00:00Z", "status_message": "429", "input": "Hi",
-                   "output": "Hello"}  # fmt: skip
-    traced = {"id": "t2", "timestamp": "2026-01-03T00:00:00Z", "projectId": "p", "name": "chat", "input": {"q": "Hi"},
-              "output": "Hello", "scores": [{"name": "good", "value": 1, "comment": "yes"}],
-              "observations": [{**observation, "level": "DEFAULT", "trace_id": "t2"}]}  # fmt: skip
-    found = []
-    for name, row in {"run": run, "observation": observation, "traced": traced}.items():
-        (tmp_path / name).mkdir()
-        found += _import(tmp_path / name, _lines(tmp_path / f"{name}.jsonl", row))
-    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
-    assert [e.calls[0].request["messages"] for e in found] == [
-        [{"role": "user", "content": "Hi"}]
-    ] * 3
-    assert found[0].calls[0].response["choices"][0]["message"]["tool_calls"] == [call]
-    assert (
-        found[1].calls[0].error == "429"
-        and found[1].calls[0].response["choices"][0]["message"]["content"] == "Hello"
-    )
-    assert (
-        found[2].task.main_query == "Hi"
-        and found[2].output == "Hello"
-        and found[2].ended_at.day == 3
-    )
-    assert [[(r.name, r.value, r.reason) for r in e.rewards] for e in found] == [
-        [("right", 0.5, None)], [], [("good", 1.0, "yes")],
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", ["langsmith-0.15.1.jsonl", "langfuse-5.0.4.json", "langfuse-5.0.4-otlp.json"]
-)
-def test_costs_are_those_that_langsmith_and_langfuse_computed(tmp_path: Path, name: str) -> None:
-    """`Run.total_cost` (a decimal, so a string), `costDetails` and `totalCost`, and what Langfuse's
-    SDK sends."""
-    text = (FOREIGN / name).read_text()
-    if "langsmith" in name:
-        rows = [json.loads(line) for line in text.splitlines()]
-        calls = [row for row in rows if row["run_type"] == "llm"]
-        calls[0] |= {"total_cost": "0.00125", "prompt_cost": "0.001", "completion_cost": "0.00025"}
-        calls[1]["outputs"]["usage_metadata"] |= {"total_cost": 0.0005}
-        text = "\n".join(map(json.dumps, rows))
-    elif "otlp" in name:
-        costs = iter(({"total": 0.00125}, {"input": 0.0004, "output": 0.0001}, {}))
-        text = re.sub(
-            r'(?=\{"key": "langfuse.observation.usage_details")',
-            lambda _: (
-                json.dumps(
-                    _pairs({"langfuse.observation.cost_details": json.dumps(next(costs))})[0]
-                )
-                + ", "
-            ),
-            text,
-        )
-    else:
-        page = json.loads(text)
-        first, second, *_ = (of for of in page["data"] if of["type"] == "GENERATION")
-        first["costDetails"], second["totalCost"] = {"input": 0.001, "output": 0.00025}, 0.0005
-        text = json.dumps(page)
-    (tmp_path / name).write_text(text)
-    episode, *_ = sorted(_import(tmp_path, tmp_path / name), key=lambda e: e.started_at)
+    text = (FOREIGN / "langfuse-5.0.4-otlp.json").read_text()
+    text = re.sub(r'(?=\{"key": "langfuse.observation.usage_details")', with_costs, text)
+    (tmp_path / "spans.json").write_text(text)
+    [episode] = _import(tmp_path, tmp_path / "spans.json")
     assert [call.response["usage"]["cost"] for call in episode.calls] == [0.00125, 0.0005]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_usage_as_openai_gives_it_in_a_run_of_langsmith(tmp_path: Path, wrapped: bool) -> None:
-    reply = {"choices": [{"message": {"role": "assistant", "content": "Hello"}}],
-             "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cost": 0.25}}  # fmt: skip
-    run = {"id": "a", "trace_id": "a", "name": "call", "run_type": "llm", "start_time": "2026-01-01T00:00:00",
-           "inputs": {"messages": [{"role": "user", "content": "Hi"}]},
-           "outputs": {"output": reply} if wrapped else reply}  # fmt: skip
-    [episode] = _import(tmp_path, _lines(tmp_path / "run.jsonl", run))
-    assert episode.calls[0].response["usage"] == {
-        "prompt_tokens": 3,
-        "completion_tokens": 2,
-        "cost": 0.25,
+def _value_span(asked: object, answered: object, **more: Any) -> dict[str, Any]:
+    """A model call as LangSmith's client sends it."""
+    attributes = {"langsmith.span.kind": "llm", **more}
+    for name, value in (("gen_ai.prompt", asked), ("gen_ai.completion", answered)):
+        if value is not None:
+            attributes[name] = value if isinstance(value, str) else json.dumps(value)
+    return _otlp(attributes)
+
+
+_CALL = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+_HUMAN = {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", "HumanMessage"],
+          "kwargs": {"content": "Hi"}}  # fmt: skip
+_USER = {"role": "user", "content": "Hi"}
+_ITEM = {"type": "function_call", "call_id": "t", "name": "f", "arguments": '{"x": 1}'}
+_LANGCHAIN_REPLY = {"type": "ai", "content": "",
+                    "tool_calls": [{"name": "f", "args": {"x": 1}, "id": "t"}]}  # fmt: skip
+UNDERSTOOD: dict[str, tuple[Any, Any, list[Any]]] = {
+    "text": ("Hi", "yes", [{"role": "assistant", "content": "yes"}]),
+    "a function that Langfuse observes": (
+        {"args": [[_USER]], "kwargs": {}},
+        {"role": "assistant", "content": "yes"},
+        [{"role": "assistant", "content": "yes"}],
+    ),
+    "LangChain": (
+        {"messages": [[_HUMAN]]},
+        {"generations": [[{"text": "", "message": {"kwargs": _LANGCHAIN_REPLY}}]]},
+        [{"role": "assistant", "content": "", "tool_calls": [_CALL]}],
+    ),
+    "LangChain's older calls": (
+        [_USER],
+        {"type": "ai", "content": "", "additional_kwargs": {"tool_calls": [_CALL]}},
+        [{"role": "assistant", "content": "", "tool_calls": [_CALL]}],
+    ),
+    "two choices": (
+        {"messages": [_USER]},
+        {"choices": [{"message": {"role": "assistant", "content": text}} for text in "ab"]},
+        [{"role": "assistant", "content": text} for text in "ab"],
+    ),
+    "Responses": (
+        {"input": "Hi"},
+        {"object": "response", "output": [{"type": "message", "role": "assistant",
+         "content": [{"type": "output_text", "text": "so"}]}, _ITEM]},
+        [{"role": "assistant", "content": [{"type": "output_text", "text": "so"}]}, _ITEM],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_input_and_output_as_values_keep_every_message_and_call(tmp_path: Path, name: str) -> None:
+    asked, answered, replies = UNDERSTOOD[name]
+    source = _lines(tmp_path / "spans.jsonl", _value_span(asked, answered))
+    [episode] = _import(tmp_path, source)
+    [call] = episode.calls
+    assert call.request["messages"] == [_USER]
+    if "output" in call.response:
+        assert call.response["output"] == replies
+    else:
+        assert [choice["message"] for choice in call.response["choices"]] == replies
+
+
+NOT_UNDERSTOOD: dict[str, dict[str, Any]] = {
+    "nothing": _otlp({"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}),
+    "OpenLLMetry": _otlp({"llm.request.type": "chat", "gen_ai.prompt.0.content": "Hi"}),
+    "Gemini": _value_span({"contents": [{"role": "user", "parts": [{"text": "Hi"}]}]}, "yes"),
+    "a number": _otlp({"langsmith.span.kind": "llm", "gen_ai.prompt": 3}),
+    "a batch": _value_span({"messages": [[_USER], [_USER]]}, "yes"),
+    "JSON that was cut": _value_span('{"messages": [{"role": "us', "yes"),
+    "an unknown role": _value_span([{"type": "constructor", "content": "Hi"}], "yes"),
+    "a list of texts and numbers": _value_span(["Hi", 3], "yes"),
+    "a cut list": _otlp({"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"role": '}),
+    "no part": _otlp({"gen_ai.operation.name": "chat", "gen_ai.input.messages": "[3]"}),
+}
+
+
+@pytest.mark.parametrize("name", NOT_UNDERSTOOD)
+def test_a_model_call_that_is_not_understood_is_reported_and_not_counted(
+    tmp_path: Path, name: str
+) -> None:
+    source = _lines(tmp_path / "spans.jsonl", NOT_UNDERSTOOD[name])
+    done = import_files([source], tmp_path / "out.duckdb")
+    assert (done.episodes, done.calls, done.understood) == (0, 0, False)
+    assert any("model calls that were not understood" in reason for reason in done.left_out)
+    arguments = ["trace", "import", str(source), "-o", str(tmp_path / "out.duckdb")]
+    assert CliRunner().invoke(app, arguments).exit_code == 1
+
+
+def test_beside_calls_that_are_understood_the_others_are_counted(tmp_path: Path) -> None:
+    attributes, _ = CONVENTIONS["1.38"]
+    whole = _otlp(attributes)
+    spans = whole["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    other = _otlp({"gen_ai.operation.name": "chat"})["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    spans.append({**other[0], "spanId": "c" * 16})
+    source = _lines(tmp_path / "spans.jsonl", whole)
+    done = import_files([source], tmp_path / "out.duckdb")
+    assert (done.episodes, done.calls, done.understood) == (1, 1, True)
+    assert [n for reason, n in done.left_out.items() if "not understood" in reason] == [1]
+
+
+_NO_LOGS = [
+    {"choices": [1, 2, 3]},
+    {"choices": []},
+    {"choices": [{"label": "a"}], "question": "Which?"},
+    {"input": {"a": 30}, "output": {"b": 1}},
+    {"request": {"messages": [_USER]}, "response": {"value": 3}},
+    {"request": {"model": "m"}, "response": {"choices": [{"message": _USER}]}},
+    {"messages": [{"type": "human", "content": "Hi"}]},
+]
+
+
+@pytest.mark.parametrize("row", _NO_LOGS)
+def test_a_row_that_only_looks_like_a_log_is_not_imported(tmp_path: Path, row: Any) -> None:
+    source = _lines(tmp_path / "log.jsonl", row)
+    done = import_files([source], tmp_path / "out.duckdb", "openai", skip_bad_rows=True)
+    assert (done.episodes, done.bad_rows, done.understood) == (0, 1, False)
+
+
+def test_logs_of_openais_responses(tmp_path: Path) -> None:
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "4"}],
     }
+    answer = {"id": "r", "object": "response", "created_at": 1767268800, "model": "gpt-5",
+              "output": [{"type": "reasoning", "summary": []}, _ITEM, said]}  # fmt: skip
+    request = {"model": "gpt-5", "instructions": "Be brief.", "input": "2+2?"}
+    source = _lines(tmp_path / "log.jsonl", {"request": request, "response": answer}, answer)
+    whole, bare = sorted(_import(tmp_path, source), key=lambda e: -len(e.task.main_query))
+    assert whole.calls[0].request == request and whole.calls[0].response == answer
+    assert whole.task.main_query == "2+2?" and bare.calls[0].response == answer
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"id": "a", "trace_id": "a", "run_type": "llm", "inputs": {"messages": []}},
+        {"id": "o", "traceId": "t", "startTime": "2026-01-02", "input": {"messages": [_USER]}},
+        {"id": "t", "projectId": "p", "observations": []},
+    ],
+)
+def test_exports_of_langsmith_and_langfuse_are_refused_with_the_way(
+    tmp_path: Path, row: Any
+) -> None:
+    source = _lines(tmp_path / "export.jsonl", row)
+    with pytest.raises(ConfigError, match="OTLP"):
+        import_files([source], tmp_path / "out.duckdb")
+    with pytest.raises(ConfigError, match="OTLP"):
+        format_of("langfuse")
 
 
 def test_the_help_names_every_format() -> None:

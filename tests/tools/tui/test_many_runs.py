@@ -163,34 +163,6 @@ async def test_tasks_by_steps_of_one_run(sweep: Path, viewing: Any, until: Any) 
 
 
 @pytest.mark.slow
-async def test_addresses_open_their_screens(sweep: Path, viewing: Any, until: Any) -> None:
-    async with viewing(sweep) as pilot:
-        lists = (
-            "episodes::",
-            "episodes:1abc:",
-            'episodes:1abc:reward<0.5 task~"a+b: 50%/c?"',
-            "episodes::step=4",
-        )
-        queries = ("sql:SELECT 'a/b?c#d' AS x, 100 % 7\nFROM runs -- é:+", "sql:SELECT 1")
-        for address in (
-            "3abc+1abc+",
-            "3abc",
-            "0-4-1-2.0.0",
-            "0-4-1-2",
-            *lists,
-            *queries,
-            "compare:0-4-1-2+0-4-1-3",
-            "",
-        ):
-            if address:
-                pilot.app.open_address(address)
-            else:
-                pilot.app.action_runs()
-            await until(pilot, lambda address=address: pilot.app.screen.address == address)
-        assert isinstance(pilot.app.screen, RunsScreen)
-
-
-@pytest.mark.slow
 def test_ls_lists_groups_over_seeds(sweep: Path) -> None:
     said = CliRunner().invoke(app, ["trace", "ls", str(sweep)], env={"COLUMNS": "120"}).output
     assert "over seeds" in said

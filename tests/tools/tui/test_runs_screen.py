@@ -20,7 +20,6 @@ from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.trace.sql import SqlScreen
 from ajet_tools.tui.widgets.chart import Chart
 from tests.waiting import settled
 
@@ -108,7 +107,6 @@ async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any) 
             ("w", TextScreen),
             ("o", RunScreen),
             ("e", EpisodesScreen),
-            ("s", SqlScreen),
         ):
             await pilot.press(key)
             await until(pilot, lambda screen=screen: isinstance(pilot.app.screen, screen))
@@ -283,15 +281,10 @@ async def test_a_metric_that_grows_is_shown_whole(
 
 
 @pytest.mark.slow
-async def test_a_run_leads_to_its_episodes_and_to_sql(
-    training_trace: Path, viewing: Any, until: Any
-) -> None:
+async def test_a_run_leads_to_its_episodes(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
-        await pilot.press("s")
-        await until(pilot, lambda: isinstance(pilot.app.screen, SqlScreen))
-        await until(pilot, lambda: "126 rows" in shown(pilot.app))
-        await pilot.press("escape", "f")
+        await pilot.press("f")
         await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
         await until(pilot, lambda: "of 3" in shown(pilot.app))
 

@@ -16,7 +16,6 @@ from ajet_tools.tui.base import GoScreen, HelpScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.trace.sql import SqlScreen
 from ajet_tools.tui.widgets.lines import TitleLine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
@@ -41,7 +40,6 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
         places = {
             "runs": (lambda: None, ("Open run", "Episodes", "Quit", "Light or dark")),
             "run": (lambda: pilot.app.open_run("aaaa0001"), ("Zoom", "Next curves", "Keys")),
-            "sql": (lambda: pilot.app.open_sql(), ("Run", "Tables", "Export", "Keys")),
             "episodes": (lambda: pilot.app.open_episodes("aaaa0001"), ("Keys",)),
             "episode": (lambda: pilot.app.open_episode("aae0001"), ("Keys",)),
             "tokens": (lambda: pilot.app.open_tokens("aae0001"), ("Keys",)),
@@ -112,14 +110,12 @@ async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, 
         commands = {
             command.title: command for command in pilot.app.get_system_commands(pilot.app.screen)
         }
-        assert {"Go to an id", "SQL", "Runs", "Theme", "Open run", "Episodes", "Copy id"} <= set(
-            commands
-        )
+        assert {"Go to an id", "Runs", "Theme", "Open run", "Episodes", "Copy id"} <= set(commands)
         assert "Cursor up" not in commands
         titles = [command.title for command in pilot.app.get_system_commands(pilot.app.screen)]
         assert sorted(titles) == sorted(set(titles)), "what has two keys is there once"
-        await pilot.press("ctrl+p", *"sql", "enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, SqlScreen))
+        pilot.app.open_run("aaaa0001")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         commands["Runs"].callback()
         await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
         commands["Copy id"].callback()

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Static
 
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.trace.sql import SqlScreen
 
 pytestmark = pytest.mark.usefixtures("own_home")
 SIZES = [(80, 24), (120, 40)]
@@ -33,10 +31,6 @@ def look(
             await pilot.press(key)
             await pilot.pause(0.1)
             await until(pilot, lambda: _settled(pilot))
-        if isinstance(pilot.app.screen, SqlScreen):
-            pilot.app.screen.query_one("#message", Static).update(
-                "126 rows, 5 columns"
-            )  # without the time it took
         await pilot.pause(0.2)
 
     with open_trace(trace) as reader:
@@ -46,8 +40,6 @@ def look(
 
 def _settled(pilot: Pilot[None]) -> bool:
     screen = pilot.app.screen
-    if isinstance(screen, SqlScreen):
-        return "row" in str(screen.query_one("#message", Static).render())
     return bool(getattr(screen, "panels", True) and getattr(screen, "runs", True))
 
 
@@ -62,24 +54,6 @@ def test_run(
     snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], view: str
 ) -> None:
     assert look(snap_compare, training_trace, until, size, view, run_id="aaaa0001")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_sql(
-    snap_compare: Any,
-    training_trace: Path,
-    until: Any,
-    size: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shown = (
-        training_trace.parent / "launcher_record" / "math"
-    )  # where the viewer says that it reads
-    shown.mkdir(parents=True)
-    (shown / training_trace.name).symlink_to(training_trace)
-    monkeypatch.chdir(training_trace.parent)
-    assert look(snap_compare, training_trace, until, size, "s", "tab", "down", run_id="aaaa0001")
 
 
 @pytest.mark.slow

@@ -1,0 +1,90 @@
+"""`ajet trace receipts`: what became of the tokens of each client of a swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+from typer import Argument
+
+from ajet_sdk.errors import QueryError
+from ajet_sdk.protocols import TraceReader
+from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.trace.options import NoPager, OfRun, Where
+from ajet_tools.text import tables as render
+from ajet_tools.text.tables import paged
+from ajet_tools.trace import queries
+from ajet_tools.trace.locate import open_named
+from ajet_tools.trace.queries.receipts import TokenReceipt, by_call, by_client, by_episode
+
+
+def receipts(
+    of: Annotated[
+        str | None,
+        Argument(metavar="CLIENT|EPISODE", show_default=False, help="Default: all clients."),
+    ] = None,
+    path: Where = None,
+    run: OfRun = None,
+    no_pager: NoPager = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what became of each client's tokens: trained, stale, abandoned, or why else not.
+
+    The sums over the clients are the run's ledger. `pending`: the step is not trained yet.
+
+    \b
+    ajet trace receipts
+    ajet trace receipts "laptop of Ada"
+    ajet trace receipts 3f2a91 --json
+    """
+    reader, _, named = open_named(run, path)
+    with reader:
+        run_id = queries.find_run(reader, named)
+        clients = by_client(reader, run_id)
+        shown = clients
+        if of is not None and of in {client.name for client in clients}:
+            shown = by_episode(reader, run_id, of)
+        elif of is not None:
+            shown = by_call(reader, run_id, _episode(reader, of, clients))
+    if as_json:
+        print_json({"run_id": run_id, "receipts": [asdict(receipt) for receipt in shown]})
+        return
+    with paged(no_pager) as out:
+        rows = _rows(shown, by_clients=shown is clients)
+        out.print(render.table(rows, out.width) if rows else "no tokens were sampled")
+
+
+def _episode(reader: TraceReader, of: str, clients: Sequence[TokenReceipt]) -> str:
+    try:
+        return queries.find(reader, of, "episode").id
+    except QueryError as error:
+        names = ", ".join(client.name for client in clients) or "none"
+        raise QueryError(f"{of!r} is neither a client ({names}) nor an episode") from error
+
+
+def _rows(receipts: Sequence[TokenReceipt], *, by_clients: bool) -> list[dict[str, object]]:
+    """A row for each receipt, and one for their sum."""
+    outcomes = list(dict.fromkeys(name for receipt in receipts for name in receipt.tokens))
+    rows = []
+    for receipt in receipts:
+        row: dict[str, object] = {"client": receipt.name, "episodes": receipt.episodes}
+        if not by_clients:
+            row = {
+                "id": receipt.name[:12],
+                "step": receipt.step,
+                "status": receipt.status,
+                "task": receipt.task_id,
+                "version": receipt.policy_version,
+            }
+        counts = {outcome: receipt.tokens.get(outcome, 0) for outcome in outcomes}
+        rows.append({**row, **counts, "tokens": receipt.total})
+    if len(receipts) > 1:
+        name, number = ("client", "episodes") if by_clients else ("id", "step")
+        total: dict[str, object] = {name: "sum"}
+        if by_clients:
+            total[number] = sum(receipt.episodes for receipt in receipts)
+        for outcome in outcomes:
+            total[outcome] = sum(receipt.tokens.get(outcome, 0) for receipt in receipts)
+        rows.append({**total, "tokens": sum(receipt.total for receipt in receipts)})
+    return rows

@@ -1,1 +1,0 @@
-"""Manual review of a dataset."""

@@ -1,1 +1,0 @@
-"""SQL queries of users: a process with limits, and the console."""
