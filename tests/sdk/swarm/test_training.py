@@ -151,6 +151,8 @@ def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> N
     assert [(r["split"], r["step"], r["decoding"]) for r in rows] == [
         ("val", 2, "greedy"),
         ("val", 2, "sampled"),
+        ("val", 4, "greedy"),
+        ("val", 4, "sampled"),
     ]
 
 
