@@ -14,9 +14,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -24,12 +23,27 @@ from starlette.routing import BaseRoute, Route
 from ajet_sdk.config.agentjet import COLLECTION_METHODS, for_swarm
 from ajet_sdk.errors import AjetError, ConfigError, TraceError
 from ajet_sdk.samples.build import has_signal
+from ajet_sdk.swarm.agentjet_messages import (
+    STATES,
+    ActiveClient,
+    AgreeSyncWeightRequest,
+    CanContinueEpisodeRequest,
+    ClaimEpisodeRequest,
+    ClaimEpisodeResponse,
+    CurrentBatchRolloutPoolInformation,
+    EndEpisodeRequest,
+    EpisodeBufferResponse,
+    EpisodeStatus,
+    SwarmClientInstruction,
+    SyncTrainConfigRequest,
+    VerboseLog,
+)
 from ajet_sdk.swarm.attempts import OpenAttempt
 from ajet_sdk.swarm.clients import ACTIVE_CLIENT
 from ajet_sdk.swarm.collection import Collection
 from ajet_sdk.swarm.messages import Abort, Claim, End, ServerState
 from ajet_sdk.swarm.refusals import Refused
-from ajet_sdk.swarm.routes import SwarmRoutes, reached_at, read
+from ajet_sdk.swarm.routes import SwarmRoutes, reached_at, read, reply
 from ajet_sdk.types import Task, new_id
 
 log = logging.getLogger("ajet")
@@ -41,15 +55,6 @@ LOG_SECONDS = 30.0
 """Lines of clients that `/get_verbose_logs` returns, and their age."""
 LONGEST_LINE = 2000
 
-STATES: dict[ServerState, str] = {
-    "offline": "ENGINE.OFFLINE",
-    "booting": "ENGINE.BOOTING",
-    "collecting": "ENGINE.ROLLING",
-    "closing": "ENGINE.ROLLING_POST",
-    "updating": "ENGINE.WEIGHT_SYNCING",
-    "saving": "ENGINE.WEIGHT_EXPORTING",
-    "finished": "ENGINE.OFFLINE",
-}
 _PLEASE: dict[str, str] = {
     "offline": "Please start the engine first (sync_train_config, start_engine).",
     "booting": "Please wait until the engine is fully booted.",
@@ -59,55 +64,6 @@ _PLEASE: dict[str, str] = {
     "finished": "The training is finished.",
 }
 """What a refused claim says by the code of its refusal; clients look for parts of these texts."""
-
-
-class _Sent(BaseModel):
-    """What a client sends; newer ones send more than is known here."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
-
-
-class ThrottlePolicy(_Sent):
-    current_task_id: str = ""
-
-
-class ClaimEpisode(_Sent):
-    client_uuid: str
-    episode_type: str = "train"
-    discard_episode_timeout: float = 240.0
-    throttle_policy: ThrottlePolicy | None = None
-
-
-class WorkflowResult(_Sent):
-    reward: Any = None
-    is_success: bool | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    log_metrics: dict[str, Any] = Field(default_factory=dict)
-
-
-class EndEpisode(_Sent):
-    client_uuid: str
-    episode_uuid: str
-    workflow_output: WorkflowResult = WorkflowResult()
-    task_id: str = ""
-
-
-class EpisodeOfClient(_Sent):
-    client_uuid: str
-    episode_uuid: str
-
-
-class OneClient(_Sent):
-    client_uuid: str
-
-
-class TrainConfig(_Sent):
-    yaml_as_string: str
-
-
-class VerboseLog(_Sent):
-    tag: str = ""
-    message: str = ""
 
 
 class _Denied(Exception):
@@ -203,7 +159,7 @@ class AgentJetFace:
         return JSONResponse({"status": "ok"})
 
     async def sync_train_config(self, request: Request) -> Response:
-        sent = await read(request, TrainConfig)
+        sent = await read(request, SyncTrainConfigRequest)
         self._check_offline()
         text, changed = for_swarm(sent.yaml_as_string)
         await self._routes.owner.configure(text)
@@ -258,7 +214,7 @@ class AgentJetFace:
         return JSONResponse({"server_experiment_dir": directory})
 
     async def agree_sync_weight(self, request: Request) -> Response:
-        sent = await read(request, OneClient)
+        sent = await read(request, AgreeSyncWeightRequest)
         self._routes.host.clients.seen(sent.client_uuid)
         accepted, reason = self._collection("agree").agree(sent.client_uuid)
         return JSONResponse({"success": accepted, "failure_reason": reason})
@@ -266,7 +222,7 @@ class AgentJetFace:
     # Episodes
 
     async def claim_episode(self, request: Request) -> Response:
-        sent = await read(request, ClaimEpisode)
+        sent = await read(request, ClaimEpisodeRequest)
         if sent.episode_type not in ("train", "eval"):
             raise _Denied(400, f"Unknown episode_type: {sent.episode_type}")
         host = self._routes.host
@@ -274,14 +230,15 @@ class AgentJetFace:
         try:
             claimed, _ = await host.claim(_claim_of(sent), address, request.is_disconnected)
         except Refused as error:
-            return JSONResponse(_claim_reply(sent, fail_cause=self._fail_cause(error)))
+            cause = self._fail_cause(error)
+            return reply(ClaimEpisodeResponse(client_uuid=sent.client_uuid, fail_cause=cause))
         base_url = claimed.base_url.replace(
             host.gateway.url, reached_at(request, host.gateway.url), 1
         )
-        return JSONResponse(
-            _claim_reply(
-                sent,
+        return reply(
+            ClaimEpisodeResponse(
                 success=True,
+                client_uuid=sent.client_uuid,
                 episode_uuid=_uuid_of(host.running(), claimed.episode_id),
                 openai_base_url=base_url,
                 openai_api_key=claimed.api_key,
@@ -297,7 +254,7 @@ class AgentJetFace:
         return f"Engine not ready. Current status: [{STATES[self._state]}]. {please} ({error})"
 
     async def end_episode(self, request: Request) -> Response:
-        sent = await read(request, EndEpisode)
+        sent = await read(request, EndEpisodeRequest)
         collection = self._collection("end episode")
         episode_id = self._episode_of(collection, sent.episode_uuid)
         attempt = collection.attempts.open.get(episode_id)
@@ -325,7 +282,7 @@ class AgentJetFace:
         return f"{error}. {status}"
 
     async def abort_episode(self, request: Request) -> Response:
-        sent = await read(request, EndEpisode)
+        sent = await read(request, EndEpisodeRequest)
         collection = self._routes.host.collection
         episode_id = "" if collection is None else _id_of(collection, sent.episode_uuid)
         attempt = None if collection is None else collection.attempts.open.get(episode_id)
@@ -337,7 +294,7 @@ class AgentJetFace:
         return JSONResponse({"success": True})
 
     async def can_continue_episode(self, request: Request) -> Response:
-        sent = await read(request, EpisodeOfClient)
+        sent = await read(request, CanContinueEpisodeRequest)
         collection = self._routes.host.collection
         attempt = None
         if collection is not None and self._state in ("collecting", "closing"):
@@ -361,30 +318,29 @@ class AgentJetFace:
     async def get_episode_buffer(self, request: Request) -> Response:
         collection = self._routes.host.collection
         open_ones = [] if collection is None else collection.attempts.open.values()
-        return JSONResponse({"buffer": [_episode_status(attempt) for attempt in open_ones]})
+        return reply(EpisodeBufferResponse(buffer=list(map(_episode_status, open_ones))))
 
     async def get_pool_information(self, request: Request) -> Response:
         host = self._routes.host
-        information: dict[str, Any] = {
-            "engine_status": STATES[host.state],
-            "swarm_client_instruction": {"active_clients": self._active_clients()},
-        }
+        information = CurrentBatchRolloutPoolInformation()
         if host.collection is not None:
-            information |= _pool_information(host.collection)
-        return JSONResponse(information)
+            information = _pool_information(host.collection)
+        told = {"engine_status": STATES[host.state], "swarm_client_instruction": self._clients()}
+        return reply(information.model_copy(update=told))
 
-    def _active_clients(self) -> list[dict[str, Any]]:
+    def _clients(self) -> SwarmClientInstruction:
         host = self._routes.host
         agreed = set() if host.collection is None else host.collection.pool.agreed
-        return [
-            {
-                "client_uuid": info.client_id,
-                "last_activity_at": time.time() - info.last_seen,
-                "allowed_sync_weight": info.client_id in agreed,
-            }
+        active = [
+            ActiveClient(
+                client_uuid=info.client_id,
+                last_activity_at=time.time() - info.last_seen,
+                allowed_sync_weight=info.client_id in agreed,
+            )
             for info in host.clients.infos()
             if info.last_seen < ACTIVE_CLIENT
         ]
+        return SwarmClientInstruction(active_clients=active)
 
     async def push_verbose_log(self, request: Request) -> Response:
         sent = await read(request, VerboseLog)
@@ -406,7 +362,7 @@ def _detail(status: int, text: str) -> Response:
     return JSONResponse({"detail": text}, status)
 
 
-def _claim_of(sent: ClaimEpisode) -> Claim:
+def _claim_of(sent: ClaimEpisodeRequest) -> Claim:
     """Our claim. Raises Refused for values that no claim may have."""
     timeout = sent.discard_episode_timeout
     if not (math.isfinite(timeout) and timeout > 0):
@@ -432,18 +388,6 @@ def _claim_of(sent: ClaimEpisode) -> Claim:
         ) from error
 
 
-def _claim_reply(sent: ClaimEpisode, **fields: Any) -> dict[str, Any]:
-    return {
-        "success": False,
-        "client_uuid": sent.client_uuid,
-        "episode_uuid": "",
-        "openai_base_url": "",
-        "openai_api_key": "",
-        "fail_cause": "",
-        **fields,
-    }
-
-
 def _uuid_of(collection: Collection, episode_id: str) -> str:
     """The signed name of an episode, which only its claim returns."""
     return collection.attempts.key_of("uuid", episode_id)
@@ -458,7 +402,7 @@ def _id_of(collection: Collection, episode_uuid: str) -> str:
     return episode_id if hmac.compare_digest(known, given) else ""
 
 
-def _end_of(sent: EndEpisode) -> End:
+def _end_of(sent: EndEpisodeRequest) -> End:
     """Our end, which always names its task. Raises _Denied."""
     output = sent.workflow_output
     if not sent.task_id or output.metadata.get("task_id", sent.task_id) != sent.task_id:
@@ -485,26 +429,21 @@ def _end_of(sent: EndEpisode) -> End:
         ) from error
 
 
-def _episode_status(attempt: OpenAttempt) -> dict[str, Any]:
+def _episode_status(attempt: OpenAttempt) -> EpisodeStatus:
     task = attempt.claim.task
-    return {
-        "episode_uuid": attempt.episode_id,
-        "episode_status": "claimed",
-        "episode_type": "train" if attempt.claim.split == "train" else "eval",
-        "openai_base_url": "",
-        "openai_api_key": "",
-        "client_uuid": attempt.claim.client_id,
-        "zmq_listen_result_addr": "",
-        "latest_activity_timestamp": time.time() - attempt.idle(),
-        "discard_episode_timeout": attempt.claim.idle_timeout,
-        "llm_call_count": len(attempt.opened.calls),
-        "debug_log": [],
-        "optional_task_id": "" if task is None else task.task_id,
-    }
+    return EpisodeStatus(
+        episode_uuid=attempt.episode_id,
+        episode_status="claimed",
+        episode_type="train" if attempt.claim.split == "train" else "eval",
+        client_uuid=attempt.claim.client_id,
+        latest_activity_timestamp=time.time() - attempt.idle(),
+        discard_episode_timeout=attempt.claim.idle_timeout,
+        llm_call_count=len(attempt.opened.calls),
+        optional_task_id="" if task is None else task.task_id,
+    )
 
 
-def _pool_information(collection: Collection) -> dict[str, Any]:
-    """The step's episodes by task, against its target."""
+def _pool_information(collection: Collection) -> CurrentBatchRolloutPoolInformation:
     pool, goal = collection.pool, collection.pool.goal
     methods = {here: there for there, here in COLLECTION_METHODS.items()}
     episodes: dict[str, list[str]] = {}
@@ -513,31 +452,35 @@ def _pool_information(collection: Collection) -> dict[str, Any]:
         for episode in group.ended:
             episodes.setdefault(group.task_id, []).append(episode.episode_id)
             clients.setdefault(group.task_id, []).append(episode.client)
-    running = {
-        attempt.episode_id: {
-            "episode_status": "claimed",
-            "time_since_last_activity": f"{attempt.idle():.1f}s",
-            "discard_episode_timeout": f"{attempt.claim.idle_timeout:.1f}s",
-            "llm_call_count": str(len(attempt.opened.calls)),
-            "client_uuid": attempt.claim.client_id,
-            "optional_task_id": "" if attempt.claim.task is None else attempt.claim.task.task_id,
-        }
-        for attempt in collection.attempts.open.values()
-    }
     complete = pool.complete
-    return {
-        "sample_collection_method": methods[goal.rule],
-        "completed_episodes": sum(map(len, episodes.values())),
-        "completed_episode_target": goal.groups * goal.attempts,
-        "completed_tasks": len(complete),
-        "completed_task_target": goal.groups,
-        "completed_non_dummy_tasks": sum(has_signal(group.ended) for group in complete),
-        "completed_non_dummy_task_target": goal.groups,
-        "task_expected_num_repeat": goal.attempts,
-        "completed_tasks_details": episodes,
-        "completed_tasks_client_uuids": clients,
-        "running_episode_details": running or None,
-        "global_step": collection.done,
-        "booting_start_time": None,
-        "training_model_path": str(collection.settings.config.model.path or ""),
-    }
+    return CurrentBatchRolloutPoolInformation(
+        sample_collection_method=methods[goal.rule],
+        completed_episodes=sum(map(len, episodes.values())),
+        completed_episode_target=goal.groups * goal.attempts,
+        completed_tasks=len(complete),
+        completed_task_target=goal.groups,
+        completed_non_dummy_tasks=sum(has_signal(group.ended) for group in complete),
+        completed_non_dummy_task_target=goal.groups,
+        task_expected_num_repeat=goal.attempts,
+        completed_tasks_details=episodes,
+        completed_tasks_client_uuids=clients,
+        running_episode_details=_running(collection) or None,
+        global_step=collection.done,
+        training_model_path=str(collection.settings.config.model.path or ""),
+    )
+
+
+def _running(collection: Collection) -> dict[str, dict[str, str]]:
+    """The open episodes, with texts as AgentJet's screens show them."""
+    listed: dict[str, dict[str, str]] = {}
+    for attempt in collection.attempts.open.values():
+        status = _episode_status(attempt)
+        listed[attempt.episode_id] = {
+            "episode_status": status.episode_status,
+            "time_since_last_activity": f"{attempt.idle():.1f}s",
+            "discard_episode_timeout": f"{status.discard_episode_timeout:.1f}s",
+            "llm_call_count": str(status.llm_call_count),
+            "client_uuid": status.client_uuid,
+            "optional_task_id": status.optional_task_id,
+        }
+    return listed

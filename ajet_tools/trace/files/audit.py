@@ -198,6 +198,8 @@ _UNCHECKED = """
     UNION ALL SELECT 'advantages', run_id, 'opd takes them from a teacher' FROM runs WHERE trains AND estimator = 'opd'
     UNION ALL SELECT 'entropy and gap', run_id, 'only known for the first mini-batch' FROM runs WHERE trains
         AND updates > 1
+    UNION ALL SELECT 'metrics', run_id, 'those of step ' || step
+        || ' were lost with a process that was killed' FROM steps WHERE unlogged
     UNION ALL SELECT 'unmaskable', run_id, 'assumed correct for ' || count(*) || ' calls' FROM s_ledger
         WHERE outcome = 'unmaskable' GROUP BY run_id
     UNION ALL SELECT 'truncated', run_id, 'assumed correct for ' || count(*)

@@ -90,7 +90,8 @@ CHECKS = {
             WHERE r.trains AND (name IN (SELECT name FROM followed) OR name ~ 'train/tokens_(superseded|untrainable|'
                 'cancelled|undelivered|failed|stale|unmaskable|zero_advantage|overlong|cut|truncated)' AND value <> 0))
             m USING (run_id, step, name)
-        WHERE f.value IS DISTINCT FROM m.value AND NOT (f.value IS NULL AND name LIKE 'train/tokens%' AND m.value = 0)
+        WHERE (run_id, step) NOT IN (SELECT (run_id, step) FROM steps WHERE unlogged)
+            AND f.value IS DISTINCT FROM m.value AND NOT (f.value IS NULL AND name LIKE 'train/tokens%' AND m.value = 0)
             AND coalesce(abs(f.value - m.value) > 1e-6 * (1 + abs(f.value)), true)
         UNION ALL SELECT run_id, name || ' in step ' || step, 'one finite value', string_agg(value, ', ')
         FROM s_metrics WHERE name ~ '(train|val)/.*' GROUP BY run_id, step, name HAVING count(*) > 1

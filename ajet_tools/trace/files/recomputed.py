@@ -56,11 +56,21 @@ TABLES = (
         backbone = 'local' OR run_id IN (SELECT run_id FROM s_trained) AS stores
     FROM s_runs""",
     # policy version before and after each step with an update
+    # (unlogged: it was trained, and the process that logs was killed before it logged that)
     """CREATE TABLE steps AS
-    SELECT run_id, step, value AS whole, try_cast(value AS INTEGER) AS after,
-        coalesce(lag(after) OVER (PARTITION BY run_id ORDER BY step), 0) AS before
-    FROM (SELECT run_id, step, arg_max(value, "at") AS value FROM s_metrics
-          WHERE name = 'train/policy_version' GROUP BY ALL)""",
+    WITH logged AS (
+        SELECT run_id, step, arg_max(value, "at") AS value, false AS unlogged FROM s_metrics
+        WHERE name = 'train/policy_version' GROUP BY ALL),
+    others AS (
+        SELECT DISTINCT run_id, step, NULL::DOUBLE AS value, true AS unlogged FROM s_ledger
+        JOIN (SELECT run_id, max(step) AS newest FROM logged GROUP BY run_id) USING (run_id)
+        WHERE outcome = 'trained' AND step < newest AND (run_id, step) NOT IN (SELECT (run_id, step) FROM logged)),
+    filled AS (
+        SELECT run_id, step, unlogged, coalesce(value, 1 + coalesce(last_value(value IGNORE NULLS) OVER (
+            PARTITION BY run_id ORDER BY step ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)) AS value
+        FROM (FROM logged UNION ALL FROM others))
+    SELECT run_id, step, unlogged, value AS whole, try_cast(value AS INTEGER) AS after,
+        coalesce(lag(after) OVER (PARTITION BY run_id ORDER BY step), 0) AS before FROM filled""",
     f"""CREATE TABLE episodes AS
     SELECT e.*, epoch(e.started_at) AS started, epoch(e.ended_at) AS ended, s.before, s.after,
         -- of an attempt that was lost, to the infrastructure or with its client, another one counts
