@@ -138,6 +138,7 @@ class SwarmSteps:
         Those that had ended and were not trained count in the next step; those that were open are
         abandoned.
         """
+        self.writer.flush()  # what the last process left in a journal
         run_id = self.job.run_id
         version = self.learner.trainer.updates
         ended = self.writer.query(_ENDED, [run_id, version]).to_pylist()

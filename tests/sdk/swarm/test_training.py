@@ -1,159 +1,182 @@
-"""Trainings over a swarm with a real model: the same as a run that samples by itself, mixtures,
-staleness, and the end of a server."""
+"""A real training at a server, with workers in processes of their own."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.errors import SwarmFinished
-from ajet_sdk.run import train
-from ajet_sdk.swarm.client import SwarmClient
-from ajet_sdk.swarm_server import SwarmServer
-from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.types import Task
+import ajet
+from ajet_sdk.swarm.messages import SwarmStatus
+from ajet_sdk.trace.reader import ledger_balance, open_trace
 from tests.tiny_models import save_tiny
+from tests.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("audited")]
+AGENT = """
+import ajet
+import openai
 
-WORDS = ("yes", "no", "maybe")
+
+@ajet.workflow
+async def solve(question: str) -> str:
+    client = openai.AsyncOpenAI()
+    messages = [{"role": "user", "content": question}]
+    reply = await client.chat.completions.create(model="gpt-4o", messages=messages, max_tokens=8)
+    return reply.choices[0].message.content or ""
 
 
-def config_of(place: Path, name: str, *more: str) -> Config:
-    model = place / "model"
-    if not model.exists():
-        save_tiny(model)
-    rows = [
-        f'{{"main_query": "Say {w}.", "answer": "{w}", "kind": "{"odd" if i else "even"}"}}'
-        for i, w in enumerate(WORDS)
+@ajet.judge
+def length(output: str) -> float:
+    return len(output) / 10
+"""
+CONFIG = """
+ajet:
+  backbone: local
+  experiment_name: swarm
+  experiment_dir: {directory}/run
+  model: {{path: {directory}/model}}
+  data: {{train_batch_size: 2}}
+  rollout: {{user_workflow: agent.py->solve, num_repeat: 2, max_response_length_in_one_turn: 8}}
+  task_judge: {{judge_type: customized_protocol, judge_protocol: agent.py->length}}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file:
+      training: {{file_path: tasks.jsonl}}
+      validation: {{file_path: val.jsonl}}
+  trainer_common: {{total_steps: {steps}, test_freq: 2, val_pass_n: 1, logger: []}}
+"""
+
+
+class Program:
+    """A running `ajet ...`, with its output so far."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ajet", *arguments],
+            cwd=directory,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def url(self) -> str:
+        """The URL that a server has printed."""
+        found = until(lambda: re.search(r"swarm server at (http\S+)", self.output))
+        return str(found[1])
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=240)
+        self._reader.join()
+        return code
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Callable[..., Program]]:
+    """Starts programs, and kills those that are left."""
+    started: list[Program] = []
+
+    def start(*arguments: str) -> Program:
+        started.append(Program(directory, *arguments))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for program in started:
+            program.process.kill()
+            program.process.wait()
+
+
+def prepare(directory: Path, steps: int) -> None:
+    save_tiny(directory / "model")
+    (directory / "agent.py").write_text(AGENT)
+    for name, count in (("tasks", 6), ("val", 2)):
+        rows = [{"question": f"Say {name} {n}.", "task_id": f"{name}{n}"} for n in range(count)]
+        (directory / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (directory / "job.yaml").write_text(CONFIG.format(directory=directory, steps=steps))
+
+
+def status_of(url: str) -> SwarmStatus | None:
+    try:
+        return ajet.SwarmClient(url, patience=0).status()
+    except Exception:  # noqa: BLE001  # not there yet
+        return None
+
+
+@pytest.mark.slow
+def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=6)
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "--port", "0")
+        url = server.url()
+        owner = start("train", "--conf", "job.yaml", "--swarm", url)
+        until(lambda: (status := status_of(url)) and status.state == "collecting")
+        joined = start("train", "--conf", "job.yaml", "--swarm", url)
+        assert owner.wait() == 0, owner.output
+        assert joined.wait() == 0, joined.output
+        assert "validation after step 2" in owner.output + joined.output
+        status = status_of(url)
+        assert status is not None and status.policy_version == 6
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 130
+    with open_trace(tmp_path / "launcher_record/swarm") as trace:
+        [row] = trace.query("SELECT run_id, config FROM runs").to_pylist()
+        assert ledger_balance(trace, row["run_id"]) == []
+        rows = trace.query(
+            "SELECT DISTINCT split, step, decoding FROM episodes WHERE status = 'succeeded'"
+            " AND split = 'val' ORDER BY ALL"
+        ).to_pylist()
+    assert [(r["split"], r["step"], r["decoding"]) for r in rows] == [
+        ("val", 2, "greedy"),
+        ("val", 2, "sampled"),
+        ("val", 4, "greedy"),
+        ("val", 4, "sampled"),
     ]
-    tasks = place / "tasks.jsonl"
-    tasks.write_text("\n".join(rows) + "\n")
-    return load_config(
-        overrides=[
-            f"ajet.experiment_name={name}",
-            f"ajet.experiment_dir={place / name}",
-            f"ajet.model.path={model}",
-            "ajet.task_reader.type=jsonl_dataset_file",
-            f"ajet.task_reader.jsonl_dataset_file.training.file_path={tasks}",
-            "ajet.data.train_batch_size=2",
-            "ajet.rollout.num_repeat=4",
-            "ajet.rollout.max_model_len=128",
-            "ajet.rollout.max_response_length_in_one_turn=8",
-            "ajet.trainer_common.total_steps=3",
-            "ajet.trainer_common.optim.lr=0.01",
-            "ajet.trainer_common.val_before_train=false",
-            "ajet.trainer_common.test_freq=-1",
-            "ajet.trainer_common.logger=[]",
-            *more,
-        ]
-    )
 
 
-def score(answer: str, task: Task) -> float:
-    """A reward that differs among random replies."""
-    return len(set(answer) & set(str(task.metadata["answer"]))) / 8
-
-
-def ask(base_url: str, api_key: str, model: str, text: str) -> str:
-    answer = httpx.post(
-        f"{base_url}/chat/completions",
-        json={"model": model, "messages": [{"role": "user", "content": text}]},
-        headers={"authorization": f"Bearer {api_key}"},
-        timeout=60.0,
-        trust_env=False,
-    )
-    answer.raise_for_status()
-    content: str = answer.json()["choices"][0]["message"]["content"] or ""
-    return content
-
-
-def serve(config: Config, workers: int = 4, task: Any = None) -> list[str]:
-    """Train at a server in this process, with threads as its clients; returns its lines."""
-    said: list[str] = []
-    server = SwarmServer(port=0, say=said.append)
-
-    def work() -> None:
-        with SwarmClient(server.gateway.url) as swarm:
-            while True:
-                try:
-                    with swarm.episode(task() if task else None) as episode:
-                        question = episode.task.main_query
-                        text = ask(episode.base_url, episode.api_key, episode.model, question)
-                        episode.end(score(text, episode.task))
-                except SwarmFinished:
-                    return
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
-    server.gateway.start()
-    for thread in threads:
-        thread.start()
-    server.serve(config)
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return said
-
-
-def metrics_of(directory: Path, *names: str) -> dict[tuple[str, int], float]:
-    with open_trace(directory) as trace:
-        rows = trace.query("SELECT name, step, value FROM metrics").to_pylist()
-    return {(r["name"], r["step"]): r["value"] for r in rows if r["name"] in names}
-
-
-def test_a_swarm_trains_what_a_run_by_itself_samples(tmp_path: Path) -> None:
-    import ajet
-
-    @ajet.workflow
-    def agent(task: Task, model: ajet.Model) -> str:
-        return ask(model.base_url, model.api_key, model.name, task.main_query)
-
-    @ajet.judge
-    def judge(output: str, task: Task) -> float:
-        return score(output, task)
-
-    train(config_of(tmp_path, "alone"), workflow=agent, judge=judge)
-    serve(config_of(tmp_path, "swarm"))
-    names = ("train/reward", "train/loss", "train/tokens_sampled", "train/entropy")
-    alone, swarm = (metrics_of(tmp_path / name, *names) for name in ("alone", "swarm"))
-    assert len(alone) == 12
-    assert swarm == pytest.approx(alone, rel=1e-4, abs=1e-6)
-
-
-def test_an_update_runs_beside_the_next_step(tmp_path: Path) -> None:
-    serve(config_of(tmp_path, "ahead", "ajet.rollout.max_staleness=1"))
-    ages = metrics_of(tmp_path / "ahead", "train/staleness_max", "train/policy_version")
-    assert max(v for (name, _), v in ages.items() if name == "train/staleness_max") <= 1
-    assert ages["train/policy_version", 3] == 3
-
-
-def test_shares_of_kinds(tmp_path: Path) -> None:
-    shares = "ajet.swarm.shares={odd: 1, even: 1}"
-    serve(config_of(tmp_path, "mixed", shares))
-    counts = metrics_of(tmp_path / "mixed", "train/episodes/odd", "train/episodes/even")
-    assert set(counts.values()) == {4.0} and len(counts) == 6
-
-
-def test_a_program_without_torch_joins(tmp_path: Path) -> None:
-    """What a client imports: no torch, no DuckDB."""
-    code = (
-        "import sys, ajet\n"
-        "ajet.SwarmClient('http://127.0.0.1:9')\n"
-        "print([name for name in ('torch', 'duckdb', 'ray', 'transformers') if name in sys.modules])"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    assert shown.stdout.strip() == "[]"
+@pytest.mark.slow
+def test_a_worker_goes_on_when_its_server_was_killed(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=6)
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "job.yaml", "--port", "0")
+        url = server.url()
+        port = str(httpx.URL(url).port)
+        worker = start(
+            *("work", url, "agent.py:solve", "--judge", "agent.py:length"),
+            *("--tasks", "tasks.jsonl", "--json"),
+        )
+        until(lambda: (status := status_of(url)) and status.policy_version >= 2)
+        server.process.kill()
+        server.process.wait()
+        again = start("swarm", "start", "job.yaml", "--port", port, "--resume")
+        assert worker.wait() == 0, worker.output
+        assert again.wait() == 0, again.output
+    with open_trace(tmp_path / "run") as trace:
+        [row] = trace.query("SELECT run_id FROM runs WHERE status = 'finished'").to_pylist()
+        assert ledger_balance(trace, row["run_id"]) == []
+        [steps] = trace.query(
+            "SELECT count(DISTINCT step) AS n FROM ledger WHERE outcome = 'trained'"
+        ).to_pylist()
+    assert steps["n"] >= 1
