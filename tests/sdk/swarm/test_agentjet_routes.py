@@ -16,6 +16,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.swarm.routes import Keys
 from ajet_sdk.types import Task
 from tests.sdk.swarm.served import Served, serve
+from tests.waiting import until
 
 FOREVER = "No available episodes to claim."
 
@@ -238,8 +239,7 @@ def test_what_idles_out_is_told_with_the_remedy_and_never_trained(tmp_path: Path
         server.begin()
         claimed = client.claim(discard_episode_timeout=0.2)
         client.call(claimed)
-        while client.post("/get_episode_buffer").json()["buffer"]:
-            pass
+        until(lambda: not client.post("/get_episode_buffer").json()["buffer"])
         late = client.end(claimed)
         assert late.status_code == 400 and "discard_episode_timeout" in late.json()["detail"]
         assert client.call(claimed).status_code == 410
