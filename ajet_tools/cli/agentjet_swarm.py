@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.output import echo
 from ajet_tools.cli import app
 
 READY = "Interchange server is running in blocking mode"
@@ -33,14 +34,14 @@ def translated(arguments: Sequence[str]) -> list[str]:
         options.append(str(given.conf))
     if given.exp_dir is not None:
         options += _directory(given.conf, given.exp_dir)
-    print(READY, flush=True)
+    echo(READY)
     return [*options, "--port", str(given.swarm_port)]
 
 
 def _directory(conf: Path | None, exp_dir: Path) -> list[str]:
     """The override that puts the experiment below a directory."""
     if conf is None:
-        print("--exp-dir has no effect without --conf: the client's config names the directory")
+        echo("--exp-dir has no effect without --conf: the client's config names the directory")
         return []
     try:
         name = load_config(conf).experiment_name

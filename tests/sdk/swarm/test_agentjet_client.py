@@ -37,7 +37,7 @@ from ajet.utils.thread_executors import (
     TaskCountLimitedThreadPoolExecutor,
 )
 from ajet_sdk.errors import ConfigError, SwarmError
-from ajet_sdk.swarm import agentjet_threads
+from ajet_sdk.swarm.agentjet import threads as agentjet_threads
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.agentjet_swarm import READY, translated
 from tests.sdk.swarm.served import Served, serve

@@ -128,7 +128,7 @@ async def _enter(server: Served, state: Any) -> None:
 def test_a_claim_that_finds_no_place_says_why_in_the_words_of_agentjet(
     tmp_path: Path, state: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_sdk.swarm.agentjet.WAIT", 0.05)
+    monkeypatch.setattr("ajet_sdk.swarm.agentjet.routes.WAIT", 0.05)
     with serve(tmp_path) as server:
         client = Client(server)
         server.host.submit(_enter(server, state)).result(5)
@@ -140,7 +140,7 @@ def test_a_claim_that_finds_no_place_says_why_in_the_words_of_agentjet(
 def test_a_full_step_says_that_there_is_no_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_sdk.swarm.agentjet.WAIT", 0.05)
+    monkeypatch.setattr("ajet_sdk.swarm.agentjet.routes.WAIT", 0.05)
     with serve(tmp_path, "ajet.swarm.max_open=1") as server:
         client = Client(server)
         server.begin()

@@ -32,13 +32,13 @@ from ajet_sdk.errors import (
     SwarmOffline,
 )
 from ajet_sdk.swarm import client as swarm_client
-from ajet_sdk.swarm.agentjet_messages import (
+from ajet_sdk.swarm.agentjet.messages import (
     CurrentBatchRolloutPoolInformation,
     EpisodeBufferResponse,
     EpisodeStatus,
     SwarmThrottlePolicy,
 )
-from ajet_sdk.swarm.agentjet_threads import PeriodicDrainThreadPoolExecutor, run_all
+from ajet_sdk.swarm.agentjet.threads import PeriodicDrainThreadPoolExecutor, run_all
 from ajet_sdk.swarm.episodes import Episode
 from ajet_sdk.types import Task
 
