@@ -92,8 +92,8 @@ def filter_(
         if expression and (source == "-" or rows.map or rows.skip_bad_rows):
             # the types of all columns are needed before the first row
             folder = stack.enter_context(TemporaryDirectory(prefix="ajet-filter-"))
-            path = str(Path(folder) / "rows.jsonl")
-            with Writer(path) as copy:
+            path = str(Path(folder) / ("rows.parquet" if tables else "rows.jsonl"))
+            with Writer(path, tables=tables) as copy:
                 for block in blocks:
                     copy.write_block(block)
             blocks = read_blocks(path)
