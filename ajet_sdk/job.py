@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.config.agentjet import JOB_ARGUMENTS
 from ajet_sdk.config.config import default_name, load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
@@ -44,34 +47,53 @@ class AjetJob:
 
     Args:
         model: a directory in the format of transformers, or a name on the hub.
-        algorithm: estimator of advantages (`trainer_common.algorithm.adv_estimator`).
-        backbone: `local`, `trinity`, `verl` or `debug`.
+        algorithm: estimator of advantages (`trainer_common.algorithm.adv_estimator`); None: that of the file, else
+            `grpo`.
+        backbone: `local`, `trinity`, `verl` or `debug`; None: that of the file, else `local`.
         n_gpu: number of GPUs per node.
         n_gpu_for_infer: number of engines for sampling (`rollout.n_vllm_engine`).
         experiment_name: the directory under `launcher_record`; None: a new name.
+        base_yaml_config: a config file to begin with; the other arguments override it.
+        ensure_new_experiment: add the time to `experiment_name`.
+        settings: the other arguments of AgentJet's job, such as `batch_size`, `num_repeat`, `lora_rank` (a table in
+            the guide).
     """
 
     def __init__(
         self,
         model: str | None = None,
-        algorithm: str = "grpo",
-        backbone: str = "local",
+        algorithm: str | None = None,
+        backbone: str | None = None,
         n_gpu: int | None = None,
         n_gpu_for_infer: int | None = None,
         experiment_name: str | None = None,
+        *,
+        base_yaml_config: str | Path | None = None,
+        ensure_new_experiment: bool = False,
+        **settings: Any,
     ) -> None:
+        _check_arguments(settings)
+        self._built: Config | None = None
         self._values: dict[str, Any] = {}
         self._file: Path | None = None
         self._workflow: Callable[..., object] | None = None
         self._judge: Judge | BaseJudge | None = None
-        self.set("experiment_name", experiment_name or default_name(None))
-        self.set("backbone", backbone)
-        self.set("trainer_common.algorithm.adv_estimator", algorithm)
+        if base_yaml_config is not None:
+            self.load_job_from_yaml(base_yaml_config)
+        if experiment_name and ensure_new_experiment:
+            experiment_name += f"_{datetime.now():%Y%m%d-%H%M%S}"
+        if experiment_name or base_yaml_config is None:
+            self.set("experiment_name", experiment_name or default_name(None))
+        if base_yaml_config is None:
+            backbone, algorithm = backbone or "local", algorithm or "grpo"
         self._set_given({
             "model.path": None if model is None else str(model),
             "trainer_common.n_gpus_per_node": n_gpu,
             "rollout.n_vllm_engine": n_gpu_for_infer,
+            "backbone": backbone,
+            "trainer_common.algorithm.adv_estimator": algorithm,
         })  # fmt: skip
+        self._set_given({JOB_ARGUMENTS[name]: value for name, value in settings.items()})
 
     def _set_given(self, values: Mapping[str, object]) -> None:
         for key, value in values.items():
@@ -85,7 +107,17 @@ class AjetJob:
         for name in sections:
             into = into.setdefault(name, {})
         into[last] = value
+        self._built = None
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        """An argument of AgentJet's job; None if it was not given."""
+        if name not in JOB_ARGUMENTS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value: Any = self._values
+        for step in JOB_ARGUMENTS[name].split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
 
     def set_workflow(self, workflow: Callable[..., object] | str) -> AjetJob:
         """Set the agent: a decorated function, a `Workflow` class, or a class path."""
@@ -150,8 +182,18 @@ class AjetJob:
 
     @property
     def config(self) -> Config:
-        """The validated config so far. Raises ConfigError."""
-        return load_config(self._file, values={"ajet": self._values})
+        """The validated config so far. Keys are set by `set`, or as AgentJet's programs do:
+        `job.config.ajet.rollout.num_repeat = 8`. Raises ConfigError."""
+        return self._build().model_copy().of_job(self.set)
+
+    def _build(self) -> Config:
+        if self._built is None:
+            self._built = load_config(self._file, values={"ajet": self._values})
+        return self._built
+
+    def build_job_from_yaml(self, yaml_path: str | Path) -> dict[str, Any]:
+        """Load a config file, and return its document."""
+        return self.load_job_from_yaml(yaml_path).config.to_dict()
 
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the job as a config file: `ajet --conf FILE` then does what `tune` does.
@@ -170,13 +212,14 @@ class AjetJob:
                 )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.config.dump_yaml(only_set=True))
+        path.write_text(self._build().dump_yaml(only_set=True))
         return path
 
     def load_job_from_yaml(self, path: str | Path) -> AjetJob:
         """Load a config file; keys set afterwards override it."""
         config = load_config(path)
         self._file, self._values = Path(path), {"experiment_name": config.experiment_name}
+        self._built = None
         if config.rollout.user_workflow:
             self._workflow = None
         if (
@@ -198,7 +241,7 @@ class AjetJob:
         """Train, and return the model's path and metrics. The arguments and what is raised are as
         in `ajet.train`."""
         return train(
-            self.config,
+            self._build(),
             workflow=self._workflow,
             judge=self._judge,
             tasks=tasks,
@@ -207,6 +250,15 @@ class AjetJob:
             debug_tags=debug_tags,
             ray=ray,
         )
+
+
+def _check_arguments(settings: Mapping[str, object]) -> None:
+    """Raise TypeError for an unknown argument, with the nearest known one."""
+    for name in settings:
+        if name not in JOB_ARGUMENTS:
+            near = difflib.get_close_matches(name, JOB_ARGUMENTS, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"AjetJob has no argument {name!r}{hint}")
 
 
 AgentJetJob = AjetJob

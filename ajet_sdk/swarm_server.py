@@ -23,7 +23,7 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.event_loop import exit_on_sigterm
 from ajet_sdk.run import train
-from ajet_sdk.swarm.agentjet import agentjet_routes
+from ajet_sdk.swarm.agentjet.routes import agentjet_routes
 from ajet_sdk.swarm.host import SwarmHost
 from ajet_sdk.swarm.refusals import Refused
 from ajet_sdk.swarm.routes import Keys, Owner, SwarmRoutes

@@ -80,4 +80,4 @@ def audited(tmp_path: Path) -> Generator[None]:
 
     for file in sorted(tmp_path.rglob("trace.duckdb")):
         assert audit(file.parent).differs == (), file
-        assert not check(file), file
+        assert not check(file.parent), file

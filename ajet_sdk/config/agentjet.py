@@ -8,11 +8,13 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from ajet_sdk.config.source import Source
 from ajet_sdk.errors import ConfigError
@@ -167,6 +169,62 @@ def translate(source: Source) -> Translation:
     for root in roots:
         source.remove(root)
     return Translation(dropped, roots)
+
+
+JOB_ARGUMENTS = {
+    "experiment_dir": "experiment_dir",
+    "project_name": "project_name",
+    "logging": "trainer_common.logger",
+    "num_repeat": "rollout.num_repeat",
+    "batch_size": "data.train_batch_size",
+    "swarm_mode": "enable_swarm_mode",
+    "swarm_mode_sample_collection_method": "swarm_mode_sample_collection_method",
+    "max_env_worker": "rollout.max_env_worker",
+    "max_num_seqs": "rollout.max_num_seqs",
+    "max_prompt_length": "data.max_prompt_length",
+    "max_response_length": "data.max_response_length",
+    "max_response_length_in_one_turn": "rollout.max_response_length_in_one_turn",
+    "max_model_len": "rollout.max_model_len",
+    "compute_madness_checklist": "rollout.compute_madness_checklist",
+    "tensor_model_parallel_size": "rollout.tensor_model_parallel_size",
+    "gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "ppo_max_token_len_per_gpu": "rollout.ppo_max_token_len_per_gpu",
+    "ulysses_sequence_parallel_size": "trainer_common.ulysses_sequence_parallel_size",
+    "nnodes": "trainer_common.nnodes",
+    "mini_batch_num": "trainer_common.mini_batch_num",
+    "lr": "trainer_common.optim.lr",
+    "lora_rank": "lora.lora_rank",
+    "lora_alpha": "lora.lora_alpha",
+    "lora_target_modules": "lora.target_modules",
+    "lora_load_format": "lora.load_format",
+    "timeline_compare_level": "context_tracker.timeline_merging_policy.timeline_compare_level",
+    "val_print_to_markdown_file_path": "trainer_common.val_print_to_markdown_file_path",
+    "train_print_to_markdown_file_path": "trainer_common.train_print_to_markdown_file_path",
+}
+"""Keys that further arguments of AgentJet's `AgentJetJob` set."""
+
+
+class SettableSection:
+    """A section of a job's config that programs read and set by attributes."""
+
+    def __init__(
+        self, section: object, set_key: Callable[[str, object], object], path: str = ""
+    ) -> None:
+        vars(self).update(_section=section, _set_key=set_key, _path=path)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            value = getattr(self._section, name)
+        except AttributeError:
+            value = None  # a key of AgentJet's, which can be set
+        if value is None or isinstance(value, BaseModel):
+            if value is None and name in getattr(type(self._section), "model_fields", {}):
+                return None
+            return SettableSection(value, self._set_key, f"{self._path}{name}.")
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._set_key(f"{self._path}{name}", value)
 
 
 def for_swarm(text: str) -> tuple[str, list[str]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import logging
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError, model_validator
 
-from ajet_sdk.config.agentjet import Translation, translate, with_reasons
+from ajet_sdk.config.agentjet import SettableSection, Translation, translate, with_reasons
 from ajet_sdk.config.mistakes import explain
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.config.rollout_schema import Rollout
@@ -97,6 +97,8 @@ class Config(Section):
     _source: Path | None = PrivateAttr(default=None)
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _translated: Translation = PrivateAttr(default_factory=Translation)
+    _set: Callable[[str, object], object] | None = PrivateAttr(default=None)
+    """Sets a key of the job that the config is of."""
 
     def __init__(self, **values: object) -> None:
         source = Source({}, {})
@@ -128,9 +130,20 @@ class Config(Section):
             log.warning("%s", notice)
 
     @property
-    def ajet(self) -> Config:
-        """Itself, as programs for AgentJet read `config.ajet.rollout`."""
+    def ajet(self) -> Any:
+        """Itself, as programs for AgentJet read `config.ajet.rollout`; of a job's config, a view
+        that sets keys of the job: `job.config.ajet.rollout.num_repeat = 8`."""
+        return self if self._set is None else SettableSection(self, self._set)
+
+    def of_job(self, set_key: Callable[[str, object], object]) -> Config:
+        """The config of a job whose keys `set_key` sets."""
+        self._set = set_key
         return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values that were set, and the roots, as a document."""
+        values = self.model_dump(mode="json", exclude_unset=True)
+        return {"ajet": values, **self._roots.plain()}
 
     @property
     def roots(self) -> Roots:

@@ -17,7 +17,7 @@ from ajet_sdk.reporting.output import echo, style, visible
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import Map, Sources, counted, counting, mapping_of
 from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.dataset.curation.filter import unknown_field
+from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
 from ajet_tools.dataset.curation.validate import KINDS, Report, validate
 from ajet_tools.dataset.files.sources import files_of, splits_of

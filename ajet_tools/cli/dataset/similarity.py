@@ -39,7 +39,7 @@ from ajet_tools.dataset.curation.descent import (
     marked,
     with_same_columns,
 )
-from ajet_tools.dataset.curation.filter import field_names, unknown_field
+from ajet_tools.dataset.curation.fields import field_names, unknown_field
 from ajet_tools.dataset.curation.splitter import Splitter, check_fractions, is_held_out, keys_of
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.segments import Shape

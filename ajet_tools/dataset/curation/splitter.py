@@ -14,7 +14,7 @@ import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.questions import text_of
-from ajet_tools.dataset.curation.filter import has_dotted_key
+from ajet_tools.dataset.curation.fields import has_dotted_key
 from ajet_tools.dataset.files.blocks import Block, LineBlock, encodable
 from ajet_tools.dataset.files.lines import json_at
 from ajet_tools.dataset.files.values import value_at

@@ -140,7 +140,7 @@ CHECKS = {
                 string_agg(DISTINCT task_id) AS tasks, string_agg(DISTINCT step) AS steps,
                 string_agg(DISTINCT split || coalesce(decoding, '')) AS splits,
                 count(DISTINCT (task_id, task::VARCHAR, step, split, decoding)) AS kinds
-                , bool_or(client <> '') AS by_clients -- whose groups may be partial
+                , bool_or(coalesce(client, '') <> '') AS by_clients -- whose groups may be partial
             FROM episodes e JOIN runs r USING (run_id)
             WHERE r.trains AND NOT coalesce(superseded, false) AND NOT lost GROUP BY ALL)
         WHERE kinds <> 1 OR NOT by_clients AND (whole AND attempts <> range(size) OR learnt AND size <> n)

@@ -17,7 +17,7 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.samples.build import balance
-from ajet_sdk.swarm.agentjet import agentjet_routes
+from ajet_sdk.swarm.agentjet.routes import agentjet_routes
 from ajet_sdk.swarm.attempts import RunSettings
 from ajet_sdk.swarm.collection import Collection
 from ajet_sdk.swarm.host import SwarmHost

@@ -16,6 +16,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.swarm.routes import Keys
 from ajet_sdk.types import Task
 from tests.sdk.swarm.served import Served, serve
+from tests.waiting import until
 
 FOREVER = "No available episodes to claim."
 
@@ -127,7 +128,7 @@ async def _enter(server: Served, state: Any) -> None:
 def test_a_claim_that_finds_no_place_says_why_in_the_words_of_agentjet(
     tmp_path: Path, state: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_sdk.swarm.agentjet.WAIT", 0.05)
+    monkeypatch.setattr("ajet_sdk.swarm.agentjet.routes.WAIT", 0.05)
     with serve(tmp_path) as server:
         client = Client(server)
         server.host.submit(_enter(server, state)).result(5)
@@ -139,7 +140,7 @@ def test_a_claim_that_finds_no_place_says_why_in_the_words_of_agentjet(
 def test_a_full_step_says_that_there_is_no_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ajet_sdk.swarm.agentjet.WAIT", 0.05)
+    monkeypatch.setattr("ajet_sdk.swarm.agentjet.routes.WAIT", 0.05)
     with serve(tmp_path, "ajet.swarm.max_open=1") as server:
         client = Client(server)
         server.begin()
@@ -238,8 +239,7 @@ def test_what_idles_out_is_told_with_the_remedy_and_never_trained(tmp_path: Path
         server.begin()
         claimed = client.claim(discard_episode_timeout=0.2)
         client.call(claimed)
-        while client.post("/get_episode_buffer").json()["buffer"]:
-            pass
+        until(lambda: not client.post("/get_episode_buffer").json()["buffer"])
         late = client.end(claimed)
         assert late.status_code == 400 and "discard_episode_timeout" in late.json()["detail"]
         assert client.call(claimed).status_code == 410

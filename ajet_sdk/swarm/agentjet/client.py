@@ -32,13 +32,13 @@ from ajet_sdk.errors import (
     SwarmOffline,
 )
 from ajet_sdk.swarm import client as swarm_client
-from ajet_sdk.swarm.agentjet_messages import (
+from ajet_sdk.swarm.agentjet.messages import (
     CurrentBatchRolloutPoolInformation,
     EpisodeBufferResponse,
     EpisodeStatus,
     SwarmThrottlePolicy,
 )
-from ajet_sdk.swarm.agentjet_threads import PeriodicDrainThreadPoolExecutor, run_all
+from ajet_sdk.swarm.agentjet.threads import PeriodicDrainThreadPoolExecutor, run_all
 from ajet_sdk.swarm.episodes import Episode
 from ajet_sdk.types import Task
 
@@ -209,13 +209,12 @@ class SwarmClient:
             log.warning("Episode %s could not be aborted: %s", episode_uuid, error)
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Whether the episode is open."""
-        episode = self._episodes.get(episode_uuid)
-        if episode is None:
+        """Whether the episode is open. A question about it does not keep it open."""
+        if episode_uuid not in self._episodes:
             return False
         try:
-            return not episode.receipt().is_over
-        except SwarmError:
+            return any(status.episode_uuid == episode_uuid for status in self.get_episode_buffer())
+        except (httpx.HTTPError, SwarmError):
             return False
 
     def _open(self, episode_uuid: str) -> Episode | None:

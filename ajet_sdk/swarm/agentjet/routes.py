@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Route
 from ajet_sdk.config.agentjet import COLLECTION_METHODS, for_swarm
 from ajet_sdk.errors import AjetError, ConfigError, TraceError
 from ajet_sdk.samples.build import has_signal
-from ajet_sdk.swarm.agentjet_messages import (
+from ajet_sdk.swarm.agentjet.messages import (
     STATES,
     ActiveClient,
     AgreeSyncWeightRequest,

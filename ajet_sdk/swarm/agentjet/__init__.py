@@ -1,0 +1,1 @@
+"""AgentJet's swarm as a face of ours: its routes, its client, and what its programs import."""
