@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 RECENTLY = 60.0
-"""Seconds since its last request for which a client is taken to be at work: one of them validates."""
+"""Seconds since its last request for which a client is taken to be at work."""
 CONCURRENCY = 8
 """Attempts at once, unless the config or an option says otherwise."""
 
@@ -66,7 +66,7 @@ def work(
         workflow, judge: replace those of the config.
         tasks: attempts are made at these; None: at the server's.
         split: `val`: the attempts are a validation at the server's step, one pass over the tasks.
-        attempts: attempts at each task; None: the server's `rollout.num_repeat`, for a validation 1.
+        attempts: attempts at each task; None: the server's `rollout.num_repeat`; of `val` 1.
         concurrency: attempts at once; None: `rollout.max_env_worker` if it is set, else 8.
         key, name, patience: of `SwarmClient`.
         say: is called with lines of progress.

@@ -54,13 +54,13 @@ class _Client(ClientCore):
         Args:
             task: a `Task`, or a dict with its fields; None: the server's next task.
             split: `val`: the episode is part of a validation and is not trained.
-            idle_timeout: seconds without a call or another request, after which the server gives the episode up.
-            wait: seconds to wait for a place, while the server updates its model or has enough episodes; None: without
-                a limit.
+            idle_timeout: seconds without a call or another request until the episode is given up.
+            wait: seconds to wait for a place, while the model is updated or the step has enough;
+                None: without a limit.
             attempt: the number of the attempt at its task, for `val`.
             decoding: how the model samples, for `val`; None: as the server's config says.
             task_at_end: the task is only known at the end, and is passed to `episode.end`.
-            trainable_targets: the target tags to train, unless the server's config names some; None: all.
+            trainable_targets: the target tags to train, unless the server's config names some.
 
         Raises, at the start of the block:
             SwarmKeyRefused, SwarmFinished, HeldOutTask: as their names say.

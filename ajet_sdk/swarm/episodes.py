@@ -136,7 +136,7 @@ class Episode(ClaimedEpisode):
         """Report the result. It is on the server's disk when this returns.
 
         Args:
-            reward: a number or bool, a list of numbers, a dict by agent, an `ajet.Reward` or a list of them.
+            reward: a number or bool, several numbers, a dict by agent, or `ajet.Reward`s.
             is_success: whether the task is solved; None: by the reward.
             metrics: numbers that the server averages.
             output: the agent's answer, for people.
@@ -146,7 +146,7 @@ class Episode(ClaimedEpisode):
             The receipt as it is now; tokens are `pending` until their step has trained.
 
         Raises:
-            SwarmError: what is wrong with the reward (`bad_reward`), or `no_calls`; the episode stays open.
+            SwarmError: `bad_reward` or `no_calls`; the episode stays open.
             EpisodeOver: it was idle for too long, or was aborted.
         """
         return self._swarm.run(

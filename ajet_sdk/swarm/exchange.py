@@ -127,7 +127,7 @@ def exchange(
 
     It is repeated while the server cannot be reached, restarts, or is offline, for `patience`
     seconds since it last answered; a claim also while there is no place for an episode, for
-    `place_wait` seconds (None: without a limit). Other refusals are raised at once, as `SwarmError`.
+    `place_wait` seconds (None: without a limit). Other refusals are raised at once.
     """
     started = answered = time.monotonic()
     failures = 0

@@ -43,8 +43,8 @@ class Work:
             )
         if is_group_judge(self.judge) and self.tasks is None:
             raise ConfigError(
-                "a group judge compares all attempts at a task, and the server gives the attempts at"
-                " its tasks to any worker: give the tasks here (--tasks), or use a judge of single"
+                "a group judge compares all attempts at a task, and the server gives those at its"
+                " tasks to any worker: give the tasks here (--tasks), or use a judge of single"
                 " attempts"
             )
 

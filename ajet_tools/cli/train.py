@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -215,12 +216,15 @@ def train(
     ajet train --conf math.yaml --backbone debug ajet.debug.debug_first_n_tasks=1
     ajet train --conf math.yaml --dry-run
     ajet train --conf math.yaml --resume
-    ajet train --conf math.yaml --swarm http://gpu-box:10086
+    ajet train math.yaml --swarm http://gpu-box:10086
     ajet train --conf math.yaml --sweep lr=1e-4,3e-4 --sweep seed=0,1,2
     ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --model ./Qwen2.5-0.5B-Instruct
     """
-    agent, overrides = split_arguments(arguments or [])
+    arguments = list(arguments or [])
+    if job.conf is None and arguments and arguments[0].endswith((".yaml", ".yml")):
+        job = replace(job, conf=Path(arguments.pop(0)))
+    agent, overrides = split_arguments(arguments)
     if job.conf is None and agent is None:
         raise ConfigError(
             "nothing to train: pass a config file (--conf FILE) or an agent (agent.py:solve)"

@@ -133,7 +133,7 @@ def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> N
         url = server.url()
         owner = start("train", "--conf", "job.yaml", "--swarm", url)
         until(lambda: (status := status_of(url)) and status.state == "collecting")
-        joined = start("train", "--conf", "job.yaml", "--swarm", url)
+        joined = start("train", "job.yaml", "--swarm", url)
         assert owner.wait() == 0, owner.output
         assert joined.wait() == 0, joined.output
         assert "validation after step 2" in owner.output + joined.output
