@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet")
 
-REMEMBERED = 100_000
+REMEMBERED = 20_000
 """Episodes that are over and whose receipts are in memory; others are looked up in the trace."""
 _SOONEST, _LATEST = 0.02, 1.0
 """Bounds of the seconds between two looks for episodes over their time."""

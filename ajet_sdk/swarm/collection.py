@@ -40,6 +40,8 @@ from ajet_sdk.types import Episode, LedgerEntry, Task, new_id
 
 LONGEST_WAIT = 600.0
 """Seconds for which a claim is held at most."""
+MOST_WAITING = 10_000
+"""Claims that wait for a place at once."""
 IsGone = Callable[[], Awaitable[bool]]
 """Whether the client of a request has left."""
 
@@ -109,11 +111,21 @@ class Collection:
         return attempt.claimed, True
 
     async def _await_place(self, claim: Claim, is_gone: IsGone | None) -> OpenAttempt:
+        is_training = claim.split == "train"
+        if is_training and claim.task is not None and self.is_held_out(claim.task):
+            raise Refused(
+                409,
+                "held_out",
+                f"task {claim.task.task_id} is a validation task of this training, or asks the same"
+                " question; claim it with split `val`",
+            )
         refusal = self._refusal(claim)
         if refusal is None:
             return self._open(claim)
         if refusal.retry_after is None or not claim.wait:
             raise refusal
+        if len(self._waiting) >= MOST_WAITING:
+            raise Refused(503, "full", f"{MOST_WAITING:,} claims are waiting for a place", 10.0)
         waiting = _Waiting(claim, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
@@ -131,14 +143,22 @@ class Collection:
 
     def serve_claims(self) -> None:
         """Give places to waiting claims, first come first served."""
+        is_full = self._is_full()
         for waiting in list(self._waiting):
-            if waiting.turn.done():
+            if waiting.turn.done() or (is_full and waiting.claim.split == "train"):
                 continue
             refusal = self._refusal(waiting.claim)
             if refusal is None:
                 waiting.turn.set_result(self._open(waiting.claim))
+                is_full = self._is_full()
             elif refusal.retry_after is None:
                 waiting.turn.set_exception(refusal)
+
+    def _is_full(self) -> bool:
+        """Whether no claim for training finds a place now; spares looking at each of many."""
+        if self.board.state == "finished":
+            return False  # they are told
+        return not self.is_collecting or self.pool.is_full
 
     def _refusal(self, claim: Claim) -> Refused | None:
         """Why a claim gets no place now."""
@@ -150,13 +170,6 @@ class Collection:
             return Refused(503, "full", message, 2.0)
         if claim.split == "val":
             return self._refusal_of_validation(claim)
-        if claim.task is not None and self.is_held_out(claim.task):
-            return Refused(
-                409,
-                "held_out",
-                f"task {claim.task.task_id} is a validation task of this training, or asks the same"
-                " question; claim it with split `val`",
-            )
         if not self.is_collecting:
             code: Code = "closing" if self.board.state == "closing" else "updating"
             return Refused(503, code, f"step {self.step} is being trained", 1.0)
