@@ -20,7 +20,6 @@
     ├── EpisodeError         (RuntimeError)  an episode ended without a usable outcome
     │   ├── EpisodeTimeout   (TimeoutError)
     │   ├── ProgramFailed                    an agent that is a program did not start, or ended with an error
-    │   ├── WorkerLost                       the process or the machine that the agent's code ran in died
     │   ├── UncapturedTraffic                the agent sends requests to a model host that are not recorded
     │   ├── UnattributedCall                 an LLM request came from outside of the episode that it is for
     │   ├── ModelAmbiguous                   the agent names several models and none is set as the policy
@@ -223,12 +222,6 @@ class ProgramFailed(EpisodeError):
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
         self.result = result
-
-
-class WorkerLost(EpisodeError):
-    """The process or the machine that the agent's code ran in died."""
-
-    infrastructure: ClassVar[bool] = True
 
 
 class UncapturedTraffic(EpisodeError):

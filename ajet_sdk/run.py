@@ -114,12 +114,7 @@ def train(
     check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if config.backbone not in ("debug", "tinker"):  # which may send the model's name to a service
         config = _fetch_model(config)
-    if debug_tags and config.rollout.runner == "ray":
-        log.warning("With breakpoints the agent runs in this process; rollout.runner is ignored")
-        config = config.model_copy(
-            update={"rollout": config.rollout.model_copy(update={"runner": "thread"})}
-        )
-    with Session(config, resume=resume, ray=ray, code=(workflow, judge)) as session:
+    with Session(config, resume=resume, code=(workflow, judge)) as session:
         job = Job(
             config=config,
             workflow=workflow,
@@ -276,7 +271,6 @@ def run(
     tasks: GivenTasks | None = None,
     k: int = 1,
     on_episode: Callable[[Episode], None] | None = None,
-    ray: str | None = None,
 ) -> Report:
     """Run a workflow k times on every task and score it, without training.
 
@@ -290,7 +284,6 @@ def run(
             None: the config's validation tasks, or else its training tasks.
         k: number of attempts at each task.
         on_episode: called with each episode when it has ended.
-        ray: the Ray cluster on which episodes run, as in `train`.
 
     Returns:
         The score, by task and overall.
@@ -311,7 +304,6 @@ def run(
         k=k,
         of_validation=bool(sets.val),
         on_episode=on_episode,
-        ray=ray,
     )
 
 
@@ -324,7 +316,6 @@ def score_tasks(
     k: int = 1,
     of_validation: bool = False,
     on_episode: Callable[[Episode], None] | None = None,
-    ray: str | None = None,
     wrap: Callable[[Engine], Engine] | None = None,
     check: Callable[[str], None] | None = None,
 ) -> Report:
@@ -339,7 +330,7 @@ def score_tasks(
             f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0"
         )
     on_episode = on_episode or progress_in_cell(len(tasks) * k)
-    with open_run(config, workflow, judge, tasks, ray=ray, of_validation=of_validation) as opened:
+    with open_run(config, workflow, judge, tasks, of_validation=of_validation) as opened:
         opened.wrap = wrap or opened.wrap
         attempts = [replace(attempt, check=check) for attempt in _attempts(config, tasks, k)]
 
@@ -394,7 +385,6 @@ def open_run(
     judge: Judge | BaseJudge | str | None = None,
     tasks: Sequence[Task] = (),
     *,
-    ray: str | None = None,
     of_validation: bool = False,
 ) -> Iterator[OpenRun]:
     """Open a run for attempts on demand, at tasks that need not be known in advance.
@@ -414,7 +404,7 @@ def open_run(
         check_models(config, workflow, training=False)
         config = _fetch_model(config)
         with Session(
-            config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation
+            config, backbone="run", code=(workflow, judge), of_validation=of_validation
         ) as session:
             yield OpenRun(session, workflow, judge, tasks)
             session.check_ledger()

@@ -1,27 +1,20 @@
-"""An open run: directory, log file, trace, gateway, capture, and the workers that run users' code.
-
-Workers are threads of this process, or processes of a Ray cluster (`rollout.runner`).
-"""
+"""An open run: directory, log file, trace, gateway, capture, and the threads that run users'
+code."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ajet_sdk.addresses import public
 from ajet_sdk.capture.hooks import installed
-from ajet_sdk.cluster.code import package_code
-from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.config import plain_yaml
 from ajet_sdk.config.objects import code_of
 from ajet_sdk.errors import AjetError, ConfigError, TrainingError
@@ -38,41 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 
-@contextmanager
-def open_cluster(config: Config, ray: str | None, *objects: Any) -> Iterator[RayCluster | None]:
-    """The cluster that runs workflow and judge (`objects`); None if threads do.
-
-    `ray` is as in `Job`; by default RAY_ADDRESS, which Ray's job launcher sets, else a new local
-    Ray. Raises as `cluster`.
-    """
-    if config.rollout.runner != "ray" or config.backbone not in ("debug", "local"):
-        yield None  # other backbones distribute the agents themselves
-        return
-    address = ray or os.environ.get("RAY_ADDRESS") or LOCAL
-    if ray is None and address == LOCAL:
-        log.warning(
-            "rollout.runner: ray without --with-ray-cluster: starting a Ray on this machine, for"
-            " this run"
-        )
-    beside = [config.source.parent] if config.source is not None else []
-    package = package_code(*objects, beside=beside, leave_out=[config.directory])
-    with cluster(address, package=package) as joined:
-        nodes = [node for node in joined.nodes() if node.alive]
-        cpus = sum(node.cpus for node in nodes)
-        log.info(
-            "Ray at %s: %d CPUs on %d node%s",
-            joined.address,
-            cpus,
-            len(nodes),
-            "s" if len(nodes) > 1 else "",
-        )
-        yield joined
-
-
-_PROCESSES = "ajet_sdk.rollout.processes"
-"""Loaded only if Ray runs the agents, since it imports Ray."""
-
-
 class Session:
     """One run, open; its status is recorded at the end."""
 
@@ -82,7 +40,6 @@ class Session:
         *,
         resume: bool = False,
         backbone: str | None = None,
-        ray: str | None = None,
         code: tuple[Any, ...] = (),
         of_validation: bool = False,
         gateway: Gateway | None = None,
@@ -90,9 +47,8 @@ class Session:
         self.config = config
         self.backbone = backbone or config.backbone
         self.resume = resume
-        self.ray = ray
         self.code = code
-        """Objects whose code is sent to other machines."""
+        """Workflow and judge, whose code is named in the trace."""
         self._gateway = gateway
         """A gateway that outlives the run; None: the run has its own."""
         self._of_validation = of_validation
@@ -114,7 +70,6 @@ class Session:
             ) from error
         with ExitStack() as stack:
             stack.enter_context(exit_on_sigterm())
-            joined = stack.enter_context(open_cluster(self.config, self.ray, *self.code))
             # clients of a gateway that outlives the run are told that their episodes are kept
             survives: Literal["kill"] | None = None if self._gateway is None else "kill"
             self.writer: TraceWriter = stack.enter_context(
@@ -130,16 +85,9 @@ class Session:
             if self._gateway is not None:
                 self.gateway = stack.enter_context(self._gateway.recording(self.writer))
             else:
-                self.gateway = stack.enter_context(
-                    Gateway(self.writer, host=joined.host if joined else "127.0.0.1")
-                )
+                self.gateway = stack.enter_context(Gateway(self.writer))
             stack.enter_context(installed())
-            workers = (
-                Workers
-                if joined is None
-                else partial(import_module(_PROCESSES).RayWorkers, cluster=joined)
-            )
-            stack.enter_context(workers(self.config.rollout.max_env_worker))
+            stack.enter_context(Workers(self.config.rollout.max_env_worker))
             self._stack = stack.pop_all()
         return self
 

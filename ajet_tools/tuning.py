@@ -235,8 +235,6 @@ def tune(
         import gepa
     except ImportError as error:
         raise MissingExtra("gepa", "prompts") from error
-    if config.rollout.runner != "thread":
-        raise ConfigError("prompts are tuned in this process: set rollout.runner: thread")
     agent = config.load(config.rollout.user_workflow or "")
     prompts, sets = prompts_of(agent, names), load_tasks(config)
     if len(sets.train) < 2 or not sets.val:

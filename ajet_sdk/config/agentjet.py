@@ -63,7 +63,7 @@ WITHOUT_EFFECT = {
     "context_tracker.alien_llm_response_length": "only judges call another model",
     "enable_experimental_interchange_server": "the gateway handles every call",
     "interchange_server": "the gateway handles every call",
-    "task_runner": "rollout.runner sets where episodes run, rollout.timeout how long they may take",
+    "task_runner": "`ajet work` sets where episodes run, rollout.timeout how long they may take",
     "enable_swarm_mode": "`ajet swarm start` serves a swarm, `ajet train` does not",
     "lora.load_format": "an adapter is loaded from the checkpoint that holds it",
     "lora.layered_summon": "it belongs to verl's way of handing over weights",

@@ -3,6 +3,7 @@ other agents."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import field_validator, model_validator
@@ -176,11 +177,6 @@ class Rollout(Section):
         "Inference engine: vllm (a server started by ajet) or transformers (in this process); auto:"
         " vllm if it is installed and there is a GPU. Clusters always use vllm.",
     )
-    runner: Literal["thread", "ray"] = key(
-        "thread",
-        "Where the agent's code runs: in threads of this process, or in Ray worker processes, where"
-        " it may block, fork, leak memory or crash.",
-    )
     num_repeat: int = key(4, "Attempts per task (group size).", ge=1)
     resample_groups: int = key(
         0,
@@ -251,6 +247,20 @@ class Rollout(Section):
     @classmethod
     def _no_checklist(cls, value: object) -> object:
         return [] if value in (None, "None") else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_runner(cls, data: object) -> object:
+        """Refuse `runner: ray` of earlier versions, and drop `runner: thread`."""
+        if not isinstance(data, Mapping) or "runner" not in data:
+            return data
+        if data["runner"] != "thread":
+            raise wrong(
+                "runner",
+                f"{data['runner']!r} is not supported any more: to run agents in other processes"
+                " or on other machines, run `ajet swarm start` here and `ajet work URL` there",
+            )
+        return {name: value for name, value in data.items() if name != "runner"}
 
     @model_validator(mode="after")
     def _seats(self) -> Rollout:

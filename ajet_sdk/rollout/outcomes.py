@@ -174,24 +174,12 @@ def origins(error: BaseException, seen: set[int] | None = None) -> Iterator[Base
             yield from origins(origin, seen)
 
 
-class UserError(Exception):
-    """An exception from another process. Its class has the name of the original."""
-
-    def __init__(self, message: str, description: str, infrastructure: bool) -> None:
-        super().__init__(message)
-        self.description = description
-        """Description from the process that raised it."""
-        self.infrastructure = infrastructure
-
-
 def describe_error(error: BaseException) -> str:
     """Describes an error: its message, the frames of the user's code, then the causes.
 
     Characters outside of UTF-8, such as a sampled lone surrogate, become `?`, since episodes are
     sent as JSON.
     """
-    if isinstance(error, UserError):
-        return error.description
     first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST]
     if isinstance(error, AjetError):
         return first

@@ -258,10 +258,8 @@ class WorkerBlocked(EpisodeTimeout):
 class Workers:
     """Runs users' functions with a time limit. A run has one, as a context manager."""
 
-    def __init__(self, limit: int, *, patience: float = 1.0, alone: bool = False) -> None:
+    def __init__(self, limit: int, *, patience: float = 1.0) -> None:
         self.limit = limit
-        self.alone = alone
-        """Whether calls run one at a time, so that a blocking one delays no other."""
         self.patience = patience
         """Seconds for which the shared loop may be blocked."""
         self.abandoned = 0
@@ -367,7 +365,7 @@ class Workers:
             os.chdir(self._directory)
 
     def _warn_if_blocked(self, work: _Work) -> None:
-        if work.loop is None or work.loop.blocker() is None or self._warned or self.alone:
+        if work.loop is None or work.loop.blocker() is None or self._warned:
             return
         self._warned = True
         log.warning(

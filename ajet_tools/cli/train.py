@@ -285,11 +285,10 @@ def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None
             "--with-appworld is not implemented; start the environment service yourself and give"
             " its URL"
         )
-    if ray and config.backbone in ("debug", "local", "tinker") and config.rollout.runner != "ray":
-        echo(
-            f"Note: backbone {config.backbone} needs no Ray; to run the agent on it, set"
-            " ajet.rollout.runner=ray.",
-            err=True,
+    if ray and config.backbone in ("debug", "local", "tinker"):
+        raise ConfigError(
+            f"backbone {config.backbone} runs in this process, without Ray. To run agents in other"
+            " processes or on other machines, run `ajet swarm start` here and `ajet work URL` there"
         )
     if prefix:
         echo("Note: --prefix has no effect.", err=True)

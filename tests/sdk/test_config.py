@@ -357,6 +357,14 @@ def test_an_empty_section_is_its_defaults(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "ajet:\n  rollout:\n  data:\n")).rollout.num_repeat == 4
 
 
+def test_a_runner_on_ray_is_refused_and_one_in_threads_is_what_there_is() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(values={"rollout": {"runner": "ray"}})
+    assert "rollout.runner" in str(refused.value)
+    threads = load_config(values={"rollout": {"runner": "thread", "num_repeat": 3}})
+    assert threads.rollout == load_config(values={"rollout": {"num_repeat": 3}}).rollout
+
+
 def test_errors_are_value_errors_of_ours() -> None:
     with pytest.raises(AjetError):
         load_config(values={"rollout": {"num_repeat": 1}})

@@ -395,5 +395,4 @@ def check(config: Config) -> None:
 _WITHOUT_EFFECT = {
     "model.gradient_checkpointing": "verl always recomputes activations",
     "model.device": "Trinity places models by trainer_common.nnodes and n_gpus_per_node",
-    "rollout.runner": "Trinity's own runners are already processes on the cluster",
 }
