@@ -260,11 +260,11 @@ class Collection:
     # Ends (the interface of `attempts.Listener`)
 
     def placed(self, attempt: OpenAttempt, episode: Episode, counts: bool) -> Episode:
-        group = attempt.group
-        if group is None:
+        if attempt.group is None:
             if attempt.claim.task_at_end:
                 return self._placed_in_validation(episode)
             return episode
+        group = attempt.group = self.pool.group_of(episode.episode_id)
         if counts and attempt.claim.task_at_end:
             task = episode.task
             group = attempt.group = self.pool.adopt(group, task.task_id, self.kind_of(task))

@@ -237,6 +237,10 @@ class Pool:
         group.open[episode_id] = number = group.free_number()
         return number
 
+    def group_of(self, episode_id: str) -> AttemptGroup:
+        """The group of an open attempt, which may have changed since it began."""
+        return next(group for group in self.groups if episode_id in group.open)
+
     def end(self, group: AttemptGroup, episode: Episode) -> None:
         """Add the result of an attempt."""
         group.open.pop(episode.episode_id, None)
