@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ajet_sdk.errors import AjetError
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.samples.prefixes import is_trained
@@ -149,7 +150,10 @@ class Collection:
                 continue
             refusal = self._refusal(waiting.claim)
             if refusal is None:
-                waiting.turn.set_result(self._open(waiting.claim))
+                try:
+                    waiting.turn.set_result(self._open(waiting.claim))
+                except AjetError as error:  # that of one claim; others go on
+                    waiting.turn.set_exception(error)
                 is_full = self._is_full()
             elif refusal.retry_after is None:
                 waiting.turn.set_exception(refusal)
@@ -242,9 +246,14 @@ class Collection:
             number, step = self.pool.open(group, episode_id), self.step
         else:
             number, step = claim.attempt or 0, self.done
-        attempt = self.attempts.begin(
-            claim, task, episode_id=episode_id, group=group, number=number, step=step
-        )
+        try:
+            attempt = self.attempts.begin(
+                claim, task, episode_id=episode_id, group=group, number=number, step=step
+            )
+        except BaseException:  # such as an opponent that is missing
+            if group is not None:
+                self.pool.free(group, episode_id)
+            raise
         self._tell("claimed", attempt, step=step, split=claim.split)
         return attempt
 
