@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from ajet_sdk.swarm.client import AsyncSwarmClient as AsyncSwarmClient
     from ajet_sdk.swarm.client import SwarmClient as SwarmClient
     from ajet_sdk.swarm.messages import Receipt as Receipt
+    from ajet_sdk.swarm.several import episodes as episodes
     from ajet_sdk.trace.reader import open_trace as open_trace
     from ajet_sdk.types import Call as Call
     from ajet_sdk.types import Episode as Episode
@@ -99,6 +100,7 @@ _HOMES = {
     "samples.timelines": ("Merged", "merge"),
     "serve": ("serve",),
     "swarm.client": ("AsyncSwarmClient", "SwarmClient"),
+    "swarm.several": ("episodes",),
     "swarm.messages": ("Receipt",),
     "trace.reader": ("open_trace",),
     "types": (

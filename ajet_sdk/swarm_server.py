@@ -20,6 +20,7 @@ import yaml
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import AjetError, ConfigError, first_line
 from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.event_loop import exit_on_sigterm
 from ajet_sdk.run import train
 from ajet_sdk.swarm.agentjet.routes import agentjet_routes
@@ -52,7 +53,7 @@ class SwarmServer(Owner):
         keys: Keys | None = None,
         overrides: Sequence[str] = (),
         more_routes: Callable[[SwarmRoutes], Sequence[BaseRoute]] = agentjet_routes,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = echo,
     ) -> None:
         """`overrides` change every config, as on the command line. Raises OSError if the port is
         taken."""

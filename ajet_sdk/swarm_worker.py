@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.steps import total_steps
@@ -24,6 +25,8 @@ from ajet_sdk.types import Task
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
+RECENTLY = 60.0
+"""Seconds since its last request for which a client is taken to be at work: one of them validates."""
 CONCURRENCY = 8
 """Attempts at once, unless the config or an option says otherwise."""
 
@@ -87,7 +90,11 @@ def work(
         attempts=attempts,
         concurrency=_concurrency(config, concurrency),
     )
-    return _run(swarm, plan, say, summary)
+
+    async def begin() -> Work:
+        return plan
+
+    return _run(swarm, begin, say, summary)
 
 
 def train_at(
@@ -119,11 +126,12 @@ def train_at(
         val_tasks=sets.val,
     )
 
-    async def begin() -> None:
+    async def begin() -> Work:
         status = await swarm.status()
         if status.state != "offline":
             say(f"joining the training {status.name or 'that runs'} at {swarm.url}, by its config")
-            return
+            others = any(client.last_seen < RECENTLY for client in status.clients)
+            return replace(plan, val_tasks=()) if others else plan
         await swarm.arun(swarm.requests.configure(config_for_server(config, len(sets.train))))
         try:
             await swarm.start()
@@ -131,8 +139,9 @@ def train_at(
             if error.code != "not_offline":  # another client was faster: join it
                 raise
         say(f"started the training at {swarm.url}")
+        return plan
 
-    return _run(swarm, plan, say, summary, begin)
+    return _run(swarm, begin, say, summary)
 
 
 def config_for_server(config: Config, tasks: int) -> str:
@@ -159,17 +168,15 @@ def _concurrency(config: Config, asked: int | None) -> int:
 
 def _run(
     swarm: AsyncSwarmClient,
-    plan: Work,
+    begin: Callable[[], Awaitable[Work]],
     say: Callable[[str], None],
     summary: WorkSummary | None,
-    begin: Callable[[], Any] | None = None,
 ) -> WorkSummary:
-    worker = Worker(swarm, plan, say, summary or WorkSummary())
+    summary = WorkSummary() if summary is None else summary
 
     async def run() -> None:
         try:
-            if begin is not None:
-                await begin()
+            worker = Worker(swarm, await begin(), say, summary)
             await worker.run()
             await worker.refresh()
         finally:
@@ -177,4 +184,4 @@ def _run(
 
     with placeholder_keys():
         run_to_end(run())
-    return worker.summary
+    return summary

@@ -32,6 +32,7 @@ NEEDS_A_RUN = (
     'Path("launcher_record',
     "open_trace(",
     "tinker.ServiceClient()",
+    "ajet.SwarmClient(",
     "checkpoint/RUN/adapter",
 )
 """Blocks that train, serve, or read a file that the page shows: other tests run those programs."""

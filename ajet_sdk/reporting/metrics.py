@@ -167,7 +167,7 @@ def _fall(earlier: Mapping[int, float], mean: float, attempts: int) -> str:
         return ""
     best = max(steps, key=lambda step: earlier[step])
     compared = (
-        "`ajet trace diff` of the two steps shows whether tasks, judge or replies are other ones"
+        "`ajet trace compare` of the two steps shows whether tasks, judge or replies are other ones"
     )
     enough = len(usual) == STEPS and attempts >= _ATTEMPTS
     if (

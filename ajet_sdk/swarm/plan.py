@@ -88,9 +88,11 @@ class Plan:
 
     def next_piece(self) -> Piece | None:
         """The next attempt; None: there are no more."""
-        if self._validations:
-            return self._validations.popleft()
-        return next(self._pieces, None)
+        return self.next_validation() or next(self._pieces, None)
+
+    def next_validation(self) -> Piece | None:
+        """The next attempt of a validation that is due, if any is left."""
+        return self._validations.popleft() if self._validations else None
 
     def _all(self) -> Iterator[Piece]:
         work = self._work
@@ -119,19 +121,21 @@ class Plan:
         for number in range(self._attempts):
             yield Piece(task, work.split, number, members=members)
 
-    def validate(self, done: int) -> None:
-        """Add the attempts of a validation after `done` steps, if one is due."""
+    def validate(self, done: int) -> bool:
+        """Add the attempts of a validation after `done` steps, if one is due; returns whether it
+        is."""
         common = self._work.config.trainer_common
         frequency = common.test_freq
         due = common.val_before_train if done == 0 else frequency > 0 and done % frequency == 0
         if not self._work.val_tasks or not due or self._validated >= done:
-            return
+            return False
         self._validated = done
         for task in self._work.val_tasks:
             for number in range(self._work.config.validation_attempts):
                 sampled = Piece(task, "val", number, "sampled", validates=done)
                 self._validations.append(sampled)
             self._validations.append(Piece(task, "val", 0, "greedy", validates=done))
+        return True
 
     @property
     def validation_size(self) -> int:

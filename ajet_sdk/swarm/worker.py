@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ajet_sdk.errors import (
     EpisodeOver,
@@ -70,6 +71,9 @@ class Worker:
         """The newest step of which an episode was claimed."""
         self._validations = dict[int, list[tuple[Decoding | None, Episode]]]()
         """The attempts of validations, by the steps done when they were planned."""
+        self._validated = asyncio.Event()
+        """Set unless a validation is under way."""
+        self._validated.set()
         self.summary = summary
 
     @property
@@ -126,6 +130,7 @@ class Worker:
                 if not self._is_finished:
                     log.info("%s", finished)
                 self._is_finished = True
+                self._validated.set()
                 return
             finally:
                 if piece.members is not None:
@@ -142,12 +147,25 @@ class Worker:
                 return
             finished = await self._run(piece, claimed)
             self._note(finished)
-            if piece.validates is not None:
-                self._note_validation(piece.validates, piece.decoding, finished.episode)
             judged = piece.members is not None and piece.members.group.judged
             if not (finished.episode.infrastructure and remaining) or judged:
-                return
+                break
             remaining -= 1
+        if piece.validates is not None:
+            self._note_validation(piece.validates, piece.decoding, finished.episode)
+
+    async def _validate_first(self, claimed: Claimed) -> None:
+        """Make the attempts of a validation that is due, before the claimed attempt: the policy
+        would change while they are made."""
+        try:
+            while (piece := self._plan.next_validation()) is not None:
+                await self._make(piece)
+            await self._validated.wait()
+        except BaseException:
+            abort = Abort(reason="the worker ended before this attempt began")
+            with suppress(SwarmError):
+                await self._swarm.arun(self._swarm.requests.abort(claimed, abort, AT_THE_END))
+            raise
 
     async def _claim(self, piece: Piece) -> Claimed | None:
         """Claim an episode; None if the others of the group shall not wait for it."""
@@ -195,6 +213,8 @@ class Worker:
 
         alive = asyncio.create_task(self._keep_alive(claimed))
         try:
+            if piece.split == "train":
+                await self._validate_first(claimed)
             await run_at(
                 work.workflow,
                 work.judge,
@@ -297,7 +317,8 @@ class Worker:
         if self._step:
             self._say(self._line_of(self._step))
         self._step = step
-        self._plan.validate(step - 1)
+        if self._plan.validate(step - 1):
+            self._validated.clear()
 
     def _note_validation(self, done: int, decoding: Decoding | None, episode: Episode) -> None:
         """Say what a validation has measured, once its last attempt is over."""
@@ -305,6 +326,7 @@ class Worker:
         made.append((decoding, episode))
         if len(made) < self._plan.validation_size:
             return
+        self._validated.set()
         parts = [f"validation after step {done}"]
         for name in ("sampled", "greedy"):
             reward = mean_reward([e for by, e in made if by == name])

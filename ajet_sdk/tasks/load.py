@@ -279,7 +279,7 @@ def _warn_of_near_copies(train: list[tuple[Task, str]], val: list[tuple[Task, st
         [(index, val_index), *_] = pairs
         log.warning(
             "%d of %d training tasks nearly repeat a validation task, the first: %s and %s. "
-            "`ajet dataset decontaminate` shows and removes them",
+            "`ajet dataset dedup --against` shows and removes them",
             *(len(pairs), len(train), train[index][1], val[val_index][1]),
         )
 

@@ -9,17 +9,26 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from pydantic import ValidationError
 
 from ajet_sdk.trace.encoding import Record, scrub
-from ajet_sdk.types import Call, Episode, Run, new_id
+from ajet_sdk.types import Call, Feedback, LedgerEntry, Metric, Run, Trained, new_id
 
-IDS = {"runs": "run_id", "episodes": "episode_id", "calls": "call_id"}
-"""Tables of the records in a journal, with their key columns."""
+IDS = {
+    "runs": "run_id",
+    "episodes": "episode_id",
+    "calls": "call_id",
+    "ledger": "concat_ws('/', run_id, step, call_id, outcome)",
+    "trained": "concat_ws('/', 'trained', run_id, step, call_id)",
+    "metrics": "concat_ws('/', 'metric', run_id, step, name)",
+    "feedback": "feedback_id",
+}
+"""Tables of the records in a journal, with the SQL of their ids (`id_of`)."""
 
-_KINDS = {kind.__name__: kind for kind in (Run, Episode, Call)}
+_KINDS = {kind.__name__: kind for kind in get_args(Record)}
 
 
 class Journal:
@@ -99,18 +108,26 @@ def trace_of(journal: Path) -> Path:
     return journal.with_suffix("").with_suffix("")
 
 
-Kept = Run | Episode | Call
-
-
-def id_of(record: Kept) -> str:
+def id_of(record: Record) -> str:
+    """What tells a record from all others of a trace."""
     if isinstance(record, Run):
         return record.run_id
-    return record.call_id if isinstance(record, Call) else record.episode_id
+    if isinstance(record, Call):
+        return record.call_id
+    if isinstance(record, LedgerEntry):
+        return f"{record.run_id}/{record.step}/{record.call_id}/{record.outcome}"
+    if isinstance(record, Trained):
+        return f"trained/{record.run_id}/{record.step}/{record.call_id}"
+    if isinstance(record, Metric):
+        return f"metric/{record.run_id}/{record.step}/{record.name}"
+    if isinstance(record, Feedback):
+        return record.feedback_id
+    return record.episode_id
 
 
-def records_of(journal: Path) -> list[Kept]:
+def records_of(journal: Path) -> list[Record]:
     """Reads the records of a journal, except for one that was cut off by a kill or a full disk."""
-    records: list[Kept] = []
+    records: list[Record] = []
     for line in journal.read_bytes().split(b"\n"):
         try:
             records += [

@@ -51,6 +51,8 @@ _PATIENCE = 5.0
 """Seconds to wait for threads after a command ended."""
 READER_LEFT = 141
 """Exit code if the reader of stdout closed it early, as after SIGPIPE."""
+_OF_A_JOB = ("train", "run", "baseline", "rehearse", "work")
+"""Commands whose first argument may be the config file."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 
@@ -83,7 +85,8 @@ class _Root(LazyGroup):
     }
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """`ajet --conf FILE …` means `ajet train --conf FILE …`; `--traceback` is allowed anywhere.
+        """`ajet --conf FILE …` means `ajet train --conf FILE …`, and so does `ajet train FILE.yaml`;
+        `--traceback` is allowed anywhere.
 
         `--with-ray-cluster` without an address means the cluster of this machine.
         """
@@ -95,6 +98,8 @@ class _Root(LazyGroup):
                 args.insert(place + 1, "auto")
         if args and args[0].startswith("-") and args[0] not in ROOT_OPTIONS:
             args = ["train", *args]
+        if len(args) > 1 and args[0] in _OF_A_JOB and args[1].endswith((".yaml", ".yml")):
+            args.insert(1, "--conf")
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Context) -> object:

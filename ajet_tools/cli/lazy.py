@@ -38,6 +38,8 @@ class LazyGroup(TyperGroup):
     has a function of that name (with a trailing underscore if the name is taken), or for a group
     `app`.
     """
+    moved: ClassVar[Mapping[str, str]] = {}
+    """What replaces a name that is gone, after the name of the program."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -86,6 +88,8 @@ class LazyGroup(TyperGroup):
         name, *remaining = args
         if name in self.modules:
             return name, self.commands[name], remaining
+        if name in self.moved:
+            ctx.fail(f"No such command {name!r}: use `ajet {self.moved[name]}`")
         if not ctx.resilient_parsing:  # not during shell completion
             groups = [group for group in self.modules if self._source(group).is_dir()]
             near = [

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError
@@ -18,6 +17,7 @@ from ajet_sdk.swarm_server import SwarmServer, config_for_server, keys_for
 from ajet_tools.cli.options import AsJson, explain_listen_errors, print_json
 from ajet_tools.cli.swarm_watch import screen
 from ajet_tools.cli.swarm_watch import watch as show
+from ajet_tools.text.tables import console
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -102,11 +102,11 @@ def watch(
     ajet swarm watch --json
     """
     url = url or os.environ.get("AJET_SWARM_URL") or "http://127.0.0.1:10086"
-    console = Console()
+    out = console()
     with SwarmClient(url, name="watch", patience=0.0 if once or as_json else PATIENCE) as client:
         if as_json:
             print_json(client.status().model_dump())
         elif once:
-            console.print(screen(client.status(), console.width))
+            out.print(screen(client.status(), out.width))
         else:
-            show(client, interval, console)
+            show(client, interval, out)

@@ -59,9 +59,10 @@ def screen(status: SwarmStatus, width: int) -> RenderableType:
         ("open episodes", _open(status)),
         ("clients", _clients(status)),
     ):
+        if not rows:
+            continue
         parts.append(Text(f"\n{name} ({len(rows)})", style="italic"))
-        if rows:
-            parts.append(table(rows[:_MOST_ROWS], width))
+        parts.append(table(rows[:_MOST_ROWS], width))
         if len(rows) > _MOST_ROWS:
             parts.append(Text(f"and {len(rows) - _MOST_ROWS} more (--json has all)", style="dim"))
     return Group(*parts)

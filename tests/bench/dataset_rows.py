@@ -33,15 +33,13 @@ COMMANDS = {
     "filter by SQL": (
         "filter {f}.jsonl \"metadata.level IN (2, 3) AND main_query LIKE '%train%'\" -o {out}.jsonl"
     ),
-    "mix": "mix {f}.jsonl=1 {g}.jsonl=1 --count 1000000 -o {out}.jsonl",
     "split": "split {f}.jsonl -o {out}",
     "split stratified": "split {f}.jsonl --stratify metadata.level -o {out}",
-    "stats": "stats {f}.jsonl --by metadata.level --json",
+    "check": "check {f}.jsonl --by metadata.level --json",
     "export": "export {f}.jsonl -o {out}.jsonl",
     "export messages": "export {f}.jsonl --format messages -o {out}.jsonl",
     "export directory": "export {f}.jsonl --no-card -o {out}",
     "export parquet": "export {f}.jsonl -o {out}.parquet",
-    "validate": "validate {f}.jsonl",
 }
 _SCAN = (
     "import polars as pl; r = pl.scan_ndjson('{f}.jsonl', infer_schema_length=None); q ="
@@ -61,11 +59,6 @@ POLARS = {
         + "pl.SQLContext(rows=r).execute('SELECT * FROM rows WHERE metadata.level IN (2, 3) AND "
         "main_query LIKE $$%train%$$'.replace('$$', chr(39))).sink_ndjson('{out}')"
     ),
-    "mix": (
-        _SCAN
-        + "g = pl.scan_ndjson('{g}.jsonl', infer_schema_length=None); pl.concat([r.head(500000),"
-        " g.head(500000)]).collect().sample(fraction=1, shuffle=True).write_ndjson('{out}')"
-    ),
     "split": (
         _SCAN + "d = r.with_columns(h=q.hash() % 10).collect(); d.filter(pl.col('h') >"
         " 0).write_ndjson('{out}'); d.filter(pl.col('h') == 0).write_ndjson('{out}2')"
@@ -75,7 +68,7 @@ POLARS = {
         " r.with_columns(h=n % 10).collect(); d.filter(pl.col('h') > 0).write_ndjson('{out}');"
         " d.filter(pl.col('h') == 0).write_ndjson('{out}2')"
     ),
-    "stats": (
+    "check": (
         _SCAN + "d = r.unnest('metadata'); k = q.str.len_chars(); "
         "print(d.select(rows=pl.len(), distinct=q.n_unique(), mean=k.mean(), p95=k.quantile(.95), "
         "words=q.str.count_matches(r'\\S+').mean(), levels=pl.col('level').n_unique(), "
@@ -91,11 +84,6 @@ POLARS = {
     ),
     "export directory": _SCAN + "r.sink_parquet('{out}')",
     "export parquet": _SCAN + "r.sink_parquet('{out}')",
-    "validate": (
-        _SCAN + "print(r.select(q.n_unique().alias('d'), q.is_duplicated().sum().alias('e'),"
-        " pl.all().null_count().name.prefix('n'), q.str.contains('answer"
-        " is').sum().alias('c')).collect())"
-    ),
 }
 _READ = "read_json('{f}.jsonl', format='newline_delimited', sample_size=-1)"
 DUCKDB = {
@@ -108,7 +96,7 @@ DUCKDB = {
         "TO '{out}' (FORMAT parquet, CODEC zstd)"
     ),
     "export directory": f"COPY (SELECT * FROM {_READ}) TO '{{out}}' (FORMAT parquet, CODEC zstd)",
-    "stats": f"SELECT count(*), count(DISTINCT main_query), avg(length(main_query)) FROM {_READ}",
+    "check": f"SELECT count(*), count(DISTINCT main_query), avg(length(main_query)) FROM {_READ}",
 }
 
 

@@ -122,7 +122,7 @@ def test_rejudge(demo: Path) -> None:
 @pytest.mark.slow
 def test_diff_of_runs(demo: Path) -> None:
     a, b = run_of(WHERE), run_of("launcher_record/second")
-    said = ajet("trace", "diff", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
+    said = ajet("trace", "compare", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
     assert "B - A by task: +0.25 over 8 tasks (2 better, 0 worse, 6 equal)." in said
     assert (
         "p = 0.5 (sign-flip permutation test of the mean, paired by task, all sign combinations)"
@@ -130,16 +130,16 @@ def test_diff_of_runs(demo: Path) -> None:
     )
     assert "ajet.model.scripted" in said and "sure.py" in said
     found = json.loads(
-        ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json")
+        ajet("trace", "compare", a, b, WHERE, "--path-b", "launcher_record/second", "--json")
     )
     assert (
         found["test"]["p"] == 0.5 and found["test"]["mean"] == 0.25 and found["a"]["solved"] == 0.75
     )
     assert [row["change"] for row in found["tasks"]].count(1.0) == 2
     assert [row["key"] for row in found["config"]] == ["ajet.model.scripted"]
-    assert "to compare" in ajet("trace", "diff", a, a, WHERE, "--split", "train", code=2)
+    assert "to compare" in ajet("trace", "compare", a, a, WHERE, "--split", "train", code=2)
     episode = first_episode(WHERE)
-    assert "two episodes or two runs" in ajet("trace", "diff", a, episode, WHERE, code=2)
+    assert "two episodes or two runs" in ajet("trace", "compare", a, episode, WHERE, code=2)
 
 
 def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
                 failed: dict[str, Any] = {"status": "failed", "cause": "KeyError", "error": "x"}
                 given = failed if reward is None else {"rewards": (Reward(value=reward),)}
                 writer.put(Episode(run_id=run_id, task=Task(task_id=f"t{i}"), **given))
-    said = ajet("trace", "diff", "one", "two", str(tmp_path))
+    said = ajet("trace", "compare", "one", "two", str(tmp_path))
     assert "Not conclusive: at least 6 tasks are needed (smallest possible p here: 0.25)." in said
     assert (
         "0 tasks only in A, 1 only in B" in said
@@ -162,15 +162,15 @@ def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_diff_of_episodes(demo: Path) -> None:
     a, b = first_episode(WHERE), first_episode("launcher_record/second")
-    same = ajet("trace", "diff", a, a, WHERE)
+    same = ajet("trace", "compare", a, a, WHERE)
     assert "Identical messages: all 3." in same
     listed = json.loads(ajet("trace", "ls", WHERE, "--json"))["episodes"]
     other = max(listed, key=lambda e: str(e["task_id"]))["episode_id"]
-    said = ajet("trace", "diff", a, other, WHERE)
+    said = ajet("trace", "compare", a, other, WHERE)
     assert "First difference of the messages after 1 message:\nuser\n-  What is" in said
     assert "1 more message in A and 1 more message in B replaced by each other" in said
     found = json.loads(
-        ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json")
+        ajet("trace", "compare", a, b, WHERE, "--path-b", "launcher_record/second", "--json")
     )
     assert (
         found["a"]["task_id"] == found["b"]["task_id"] and found["rewards"][0]["reward"] == "exact"
@@ -196,20 +196,20 @@ def test_diff_of_agents_that_talk_at_once_and_of_hostile_text(tmp_path: Path) ->
             writer.put(call(episode, "wolf", ["hi", "ho", "go on"], last))
             writer.put(Episode(episode_id=episode, run_id="r"))
         writer.put(Call(episode_id="cc", request={"input": EVIL}, response={"output": EVIL}))
-    said = ajet("trace", "diff", "aa", "bb", str(tmp_path))
+    said = ajet("trace", "compare", "aa", "bb", str(tmp_path))
     assert "First difference of the messages after 5 messages:\nassistant (wolf)\n-  same\n" in said
     assert (
         "+  [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said
         and "\x1b" not in said
         and "\x07" not in said
     )
-    said = ajet("trace", "diff", "aa", "cc", str(tmp_path))
+    said = ajet("trace", "compare", "aa", "cc", str(tmp_path))
     assert (
         "+   [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said
         and "\x1b" not in said
         and "\x07" not in said
     )
-    cut = json.loads(ajet("trace", "diff", "aa", "cc", str(tmp_path), "--json"))
+    cut = json.loads(ajet("trace", "compare", "aa", "cc", str(tmp_path), "--json"))
     assert cut["b"]["cause"] is None and cut["shared_tokens"] is None and cut["same_messages"] == 0
 
 
@@ -223,8 +223,10 @@ def test_diff_of_episodes_names_what_is_no_message(tmp_path: Path) -> None:
             request = {"messages": messages, "tools": tools, "temperature": 1.0}
             writer.put(Call(episode_id=episode, model="policy", request=request, response=response))
             writer.put(Episode(episode_id=episode, run_id="r"))
-    assert "The first requests differ in tools." in ajet("trace", "diff", "aa", "bb", str(tmp_path))
-    found = json.loads(ajet("trace", "diff", "aa", "bb", str(tmp_path), "--json"))
+    assert "The first requests differ in tools." in ajet(
+        "trace", "compare", "aa", "bb", str(tmp_path)
+    )
+    found = json.loads(ajet("trace", "compare", "aa", "bb", str(tmp_path), "--json"))
     assert found["other_settings"] == ["tools"] and found["same_messages"] == 2
 
 
@@ -237,7 +239,7 @@ def test_a_difference_deep_in_a_long_message_is_shown(tmp_path: Path) -> None:
             messages = [{"role": "user", "content": "say"}]
             writer.put(Call(episode_id=episode, request={"messages": messages}, response=message))
             writer.put(Episode(episode_id=episode, run_id="r"))
-    found = ajet("trace", "diff", "aa", "bb", str(tmp_path))
+    found = ajet("trace", "compare", "aa", "bb", str(tmp_path))
     assert "-  here aa\n+  here bb\n" in found and len(found) < 5_000
 
 
@@ -253,4 +255,4 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     assert "has no finished episode" in ajet(
         "trace", "rejudge", str(tmp_path), "--judge", "exact", code=2
     )
-    assert "no finished episode" in ajet("trace", "diff", "r", "r", str(tmp_path), code=2)
+    assert "no finished episode" in ajet("trace", "compare", "r", "r", str(tmp_path), code=2)

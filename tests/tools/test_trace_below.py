@@ -98,7 +98,7 @@ def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     whole = trace("export", "--run", named, "--include-validation", "--include-failures")
     exported = [json.loads(line) for line in whole.stdout.splitlines()]
     assert {row["run_id"] for row in exported} == {"0cafe"}
-    found = json.loads(trace("diff", named, "launcher_record/two", "--json").stdout)
+    found = json.loads(trace("compare", named, "launcher_record/two", "--json").stdout)
     assert (found["a"]["run_id"], found["b"]["run_id"], len(found["tasks"])) == (
         "0cafe",
         "1cafe",
@@ -107,7 +107,7 @@ def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ls"], ["show"], ["diff", "one"], ["ledger", "--run"], ["sql", "FROM runs"]]
+    "arguments", [["ls"], ["show"], ["compare", "one"], ["ledger", "--run"], ["sql", "FROM runs"]]
 )
 def test_a_mistyped_path_is_named(record: Path, arguments: list[str]) -> None:
     done = trace(*arguments, "launcher_rekord/one")

@@ -237,13 +237,12 @@ def test_ledger_says_whether_it_balances(experiment: Path, tmp_path: Path) -> No
 
 
 def test_splits(experiment: Path) -> None:
-    found = json.loads(ajet("splits", str(experiment), "--json"))
+    found = json.loads(ajet("ledger", "--splits", str(experiment), "--json"))
     assert [(s["call_id"], s["parent_call_id"], s["at_token"]) for s in found["splits"]] == [
         ("cafe02", "cafe01", 2)
     ]
     assert found["timelines"] == 3 and found["causes"][0]["splits"] == 1
-    one = ajet("splits", str(experiment), "--episode", "abcd")
-    assert "cafe02" in one and "1 episode, 2 timelines, 3 sampled tokens, 1 split\n" in one
+    assert "cafe02" in ajet("ledger", "--splits", str(experiment))
 
 
 def reformatted(directory: Path, model: dict[str, Any]) -> dict[str, Any]:
@@ -275,7 +274,7 @@ def reformatted(directory: Path, model: dict[str, Any]) -> dict[str, Any]:
                 )
             )
         writer.put(Episode(episode_id="e", run_id="r"))
-    result = CliRunner().invoke(app, ["trace", "splits", str(directory), "--json"])
+    result = CliRunner().invoke(app, ["trace", "ledger", "--splits", str(directory), "--json"])
     assert result.exit_code == 0, result.output
     return {"stderr": result.stderr, **json.loads(result.stdout)}
 

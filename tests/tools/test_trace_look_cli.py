@@ -204,7 +204,10 @@ def test_ledger_and_splits_over_a_filter(trace: Path) -> None:
     ]
     assert "of episodes that match step<4" in ajet("ledger", str(trace), "-f", "step<4")
     assert "no tokens in the ledger" in ajet("ledger", str(trace), "-f", "step<0")
-    assert json.loads(ajet("splits", str(trace), "-f", "step<4", "--json"))["episodes"] == 4
+    assert (
+        json.loads(ajet("ledger", "--splits", str(trace), "-f", "step<4", "--json"))["episodes"]
+        == 4
+    )
 
 
 def at_a_terminal(command: list[str], pager: str, **environment: str) -> str:
@@ -276,11 +279,11 @@ def test_whoever_looks_at_a_part_says_so(tmp_path: Path) -> None:
             writer.put(
                 Episode(episode_id=f"e{i}", run_id="run", ended_at=BEGAN + timedelta(seconds=i))
             )
-    whole = json.loads(ajet("splits", str(file), "--json"))
+    whole = json.loads(ajet("ledger", "--splits", str(file), "--json"))
     assert (whole["episodes"], whole["of"], len(whole["splits"])) == (1203, 1203, 2)
-    part = json.loads(ajet("splits", str(file), "-n", "1000", "--json"))
+    part = json.loads(ajet("ledger", "--splits", str(file), "-n", "1000", "--json"))
     assert (part["episodes"], part["of"], len(part["splits"])) == (1000, 1203, 0)
-    assert "newest 1,000 of 1,203 episodes" in ajet("splits", str(file), "-n", "1000")
+    assert "newest 1,000 of 1,203 episodes" in ajet("ledger", "--splits", str(file), "-n", "1000")
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def _doubts(path: Path) -> str:
 def _leak(where: str, how: str, task_id: str) -> TaskError:
     return TaskError(
         f"{where} {how} validation task {task_id}; validation would measure memorization: remove"
-        " such rows with `ajet dataset decontaminate`, or validate on other tasks"
+        " such rows with `ajet dataset dedup --against`, or validate on other tasks"
     )
 
 

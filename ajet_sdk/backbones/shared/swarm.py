@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from ajet_sdk.swarm.attempts import RunSettings
 from ajet_sdk.swarm.collection import Collection
 from ajet_sdk.swarm.host import SwarmHost
 from ajet_sdk.swarm.receipts import ABANDONED
+from ajet_sdk.trace.counted import counted_rewards
 from ajet_sdk.trace.reader import episodes as read_episodes
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.schema import SAMPLED
@@ -136,6 +138,7 @@ class SwarmSteps:
         Those that had ended and were not trained count in the next step; those that were open are
         abandoned.
         """
+        self.writer.flush()  # what the last process left in a journal
         run_id = self.job.run_id
         version = self.learner.trainer.updates
         ended = self.writer.query(_ENDED, [run_id, version]).to_pylist()
@@ -212,6 +215,21 @@ class SwarmSteps:
                 places = range((step - 1) * size, (step + 1) * size)
                 planned += [of_kind[at] for at in order_of_tasks(len(of_kind), places, seed)]
         return planned
+
+    def metrics_by_kind(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """With a mixture of tasks: the mean reward and the number of episodes of each kind."""
+        if not self.job.config.swarm.shares:
+            return {}
+        by_kind: dict[str, list[Episode]] = defaultdict(list)
+        for episode in episodes:
+            by_kind[self.collection.kind_of(episode.task)].append(episode)
+        metrics: dict[str, float] = {}
+        for kind, of_kind in by_kind.items():
+            metrics[f"train/episodes/{kind}"] = len(of_kind)
+            rewards = counted_rewards(of_kind, self.job.config.rollout.failure_reward)
+            if rewards:
+                metrics[f"train/reward/{kind}"] = sum(rewards) / len(rewards)
+        return metrics
 
     async def trained(self, step: int, ledger: Sequence[LedgerEntry]) -> None:
         """Tell the clients that a step is trained, and log the validations before it."""

@@ -304,6 +304,8 @@ class TrainingRun:
             | kl
         )
         metrics |= staleness(episodes, self.trainer.updates)
+        if self.swarm is not None:
+            metrics |= self.swarm.metrics_by_kind(episodes)
         samples: Sequence[Sample] = (
             in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
         )

@@ -14,17 +14,22 @@ from ajet_tools.cli.lazy import LazyGroup
 class DatasetCommands(LazyGroup):
     package = "ajet_tools.cli.dataset"
     panels = {
-        "Look": {"label": "label", "stats": "inspect", "validate": "inspect"},
+        "Look": {"label": "label", "check": "inspect"},
         "Make": {"expand": "generate", "from-docs": "generate", "from-traces": "from_traces"},
         "Change": {
             "filter": "selection",
             "calibrate": "calibrate",
             "dedup": "similarity",
-            "decontaminate": "decontaminate",
             "split": "similarity",
-            "mix": "selection",
         },
         "Exchange": {"export": "export"},
+    }
+    moved = {
+        "view": "dataset label FILE",
+        "mix": "dataset filter",
+        "stats": "dataset check",
+        "validate": "dataset check",
+        "decontaminate": "dataset dedup --against EVAL",
     }
 
 
@@ -40,7 +45,7 @@ def dataset(ctx: typer.Context) -> None:
     ajet dataset from-docs handbook.pdf --out data/
     ajet dataset from-traces launcher_record/prod --feedback down --out tasks.jsonl
     ajet dataset dedup tasks.jsonl --out clean.jsonl
-    ajet dataset stats clean.jsonl
+    ajet dataset check clean.jsonl
 
     Each command reads JSONL, Parquet, CSV or a Hugging Face directory, and writes whole files or
     none.

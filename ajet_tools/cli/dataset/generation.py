@@ -109,7 +109,7 @@ class OutputOptions:
         CallSettings.min_new_forms
     )
     embeddings: Embeddings = None
-    meaning: Meaning = 0.9
+    meaning: Meaning = None
     validation: Annotated[float | None, Option(metavar="SHARE")] = CallSettings.validation
     per_call: Annotated[int, Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
     shots: Annotated[int, Option(min=1, help="Examples per prompt.")] = CallSettings.shots
@@ -145,7 +145,7 @@ class OutputOptions:
         ConfigError."""
         if self.embeddings is None:
             return None
-        return MeaningIndex.by(self.embeddings, self.meaning, writer, cache)
+        return MeaningIndex.by(self.embeddings, self.meaning or 0.9, writer, cache)
 
     def directory(self) -> Directory:
         """Returns the output directory. Raises ConfigError if it is missing or has files of another

@@ -1,73 +1,117 @@
-"""`ajet dataset stats` and `validate`: summarize and check a dataset."""
+"""`ajet dataset check`: what is in a dataset, and what is wrong with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 from typer import Option
 
 from ajet_sdk.reporting.output import echo, style, visible
-from ajet_tools.cli.dataset.options import (
-    Map,
-    RowOptions,
-    Source,
-    Sources,
-    counted,
-    counting,
-    mapping_of,
-)
+from ajet_sdk.tasks.json_rows import BadRows
+from ajet_tools.cli.dataset.options import Map, Sources, counted, counting, mapping_of
 from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.dataset.curation.filter import unknown_field
+from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
-from ajet_tools.dataset.curation.validate import KINDS, Report
-from ajet_tools.dataset.curation.validate import validate as run_validate
+from ajet_tools.dataset.curation.validate import KINDS, Report, validate
 from ajet_tools.dataset.files.sources import files_of, splits_of
-from ajet_tools.dataset.labels import estimate_errors
+from ajet_tools.dataset.files.tables import read_blocks
+from ajet_tools.dataset.labels import ErrorEstimate, estimate_errors
 from ajet_tools.text import tables as render
 
 _BAR = 24
 
 
-def stats(
-    source: Source,
-    *,
+def check(
+    sources: Sources,
     by: Annotated[
         str | None, Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")
     ] = None,
     exact: Annotated[
         bool, Option("--exact", help="Examine every row, also of more than 10,000 rows.")
     ] = False,
-    rows: RowOptions,
+    similarity: Annotated[
+        float | None,
+        Option(
+            min=0.5,
+            max=1,
+            help="Also find near duplicates across files, from this similarity, such as 0.8.",
+        ),
+    ] = None,
+    strict: Annotated[bool, Option("--strict", help="Treat warnings as errors.")] = False,
+    map: Map = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
+    """Say what is in a dataset, and find its errors before a run does. Exits with 1 if there are
+    any.
 
-    Lengths are of what a row asks. Duplicates are the same but for case and blanks. Fields,
-    languages, forms and answers of more than 10,000 rows are estimated from the first 10,000 and
-    every 101st of the others (the output says so); --exact looks at all, which takes ten times as
-    long.
+    What is in it: rows, duplicates, lengths of what a row asks, languages, fields and their values.
+    Duplicates are the same but for case and blanks. Fields, languages, forms and answers of more
+    than 10,000 rows are estimated from the first 10,000 and every 101st of the others (the output
+    says so); --exact looks at all, which takes ten times as long.
+
+    Errors: a row that is not readable or not a task, two tasks with one task_id, a question with
+    two answers, a task in two of the files (or splits of a directory). Warnings: duplicates, rows
+    of several shapes, answers that are missing here and there.
 
     \b
-    ajet dataset stats tasks.jsonl
-    ajet dataset stats data/:validation --by metadata.level
-    zcat big.jsonl.gz | ajet dataset stats - --json | jq .chars.p95
+    ajet dataset check tasks.jsonl
+    ajet dataset check data/:validation --by metadata.level
+    ajet dataset check train.jsonl val.jsonl --similarity 0.8
+    zcat big.jsonl.gz | ajet dataset check - --json | jq '.stats[].chars.p95'
     """
-    with counting("stats") as passing:
-        result = gather(passing(rows.blocks(source)), by=by, exact=exact)
-    if by and by not in result.fields and result.groups.keys() == {"null"}:
-        raise unknown_field(by, result.fields)
-    errors = estimate_errors(Path(source)) if not rows.map else None
-    if rows.as_json:
-        labels = {"errors": errors.as_json()} if errors is not None else {}
-        print_json({**result.as_json(), **labels, "bad_rows": rows.bad.count})
-        return
-    _print_stats(result)
-    if errors is not None:
-        echo(f"\n{errors.as_text()}")
-    for line in rows.bad_row_lines():
-        echo(line, err=True)
+    mapping = mapping_of(map)
+    found: dict[str, Stats] = {}
+    errors: dict[str, ErrorEstimate] = {}
+    with _named_sources(sources) as named:
+        for name, path in named.items():
+            with counting("check") as passing:
+                rows = read_blocks(path, mapping=mapping, bad=BadRows(skip=True))
+                found[name] = gather(passing(rows), by=by, exact=exact)
+            if by and by not in found[name].fields and found[name].groups.keys() == {"null"}:
+                raise unknown_field(by, found[name].fields)
+            estimate = estimate_errors(Path(path)) if not mapping else None
+            if estimate is not None:
+                errors[name] = estimate
+        report = validate(named, mapping=mapping, near=similarity)
+    if as_json:
+        _print_json(report, found, errors)
+    else:
+        for name, stats in found.items():
+            if len(found) > 1:
+                echo(style(name, bold=True))
+            _print_stats(stats)
+            if name in errors:
+                echo(f"\n{errors[name].as_text()}")
+            echo()
+        _print_report(report)
+    raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
+
+
+def _print_json(
+    report: Report, found: Mapping[str, Stats], errors: Mapping[str, ErrorEstimate]
+) -> None:
+    stats = {}
+    for name, of_file in found.items():
+        labels = {"errors": errors[name].as_json()} if name in errors else {}
+        stats[name] = {**of_file.as_json(), **labels}
+    problems = [pick(problem, "kind", "level", "where", "message") for problem in report.problems]
+    print_json(
+        {
+            "rows": report.rows,
+            "errors": report.errors,
+            "warnings": report.warnings,
+            "counts": dict(report.counts),
+            "problems": problems,
+            "stats": stats,
+        }
+    )
 
 
 def _print_stats(result: Stats) -> None:
@@ -143,47 +187,18 @@ def _field_rows(result: Stats) -> list[dict[str, str]]:
     return rows
 
 
-def validate(
-    sources: Sources,
-    similarity: Annotated[
-        float | None,
-        Option(
-            min=0.5,
-            max=1,
-            help="Also find near duplicates across files, from this similarity, such as 0.8.",
-        ),
-    ] = None,
-    strict: Annotated[bool, Option("--strict", help="Treat warnings as errors.")] = False,
-    mapping: Map = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find errors in datasets before a run does. Exits with 1 if there are any.
-
-    Errors: a row that is not readable or not a task, two tasks with one task_id, a question with
-    two answers, a task in two of the files (or splits of a directory). Warnings: duplicates, rows
-    of several shapes, answers that are missing here and there.
-
-    \b
-    ajet dataset validate tasks.jsonl
-    ajet dataset validate train.jsonl val.jsonl --similarity 0.8
-    ajet dataset validate data/ --strict --json
-    """
-    report = run_validate(_name_sources(sources), mapping=mapping_of(mapping), near=similarity)
-    if as_json:
-        problems = [
-            pick(problem, "kind", "level", "where", "message") for problem in report.problems
-        ]
-        counts = dict(report.counts)
-        summary = {
-            "rows": report.rows,
-            "errors": report.errors,
-            "warnings": report.warnings,
-            "counts": counts,
-        }
-        print_json({**summary, "problems": problems})
-    else:
-        _print_report(report)
-    raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
+@contextmanager
+def _named_sources(sources: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Maps names to paths; stdin, which is read twice, is copied to a file."""
+    if "-" not in sources:
+        yield _name_sources(sources)
+        return
+    with TemporaryDirectory(prefix="ajet-check-") as folder:
+        copy = Path(folder) / "stdin.jsonl"
+        with copy.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        rest = _name_sources([source for source in sources if source != "-"])
+        yield {"stdin": str(copy), **rest}
 
 
 def _name_sources(sources: Sequence[str]) -> dict[str, str]:

@@ -62,11 +62,12 @@ Embeddings = Annotated[
 ]
 
 Meaning = Annotated[
-    float,
+    float | None,
     Option(
         min=0.0,
         max=1.0,
-        help="With --embeddings: cosine similarity from which rows are duplicates.",
+        help="With --embeddings: cosine similarity from which rows are alike. Default: 0.9, with --against 0.8.",
+        show_default=False,
     ),
 ]
 SizedItem = TypeVar("SizedItem", bound=Sized)

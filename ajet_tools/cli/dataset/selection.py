@@ -1,20 +1,17 @@
-"""`ajet dataset filter` and `mix`: write selected rows of datasets to another file."""
+"""`ajet dataset filter`: writes selected rows of a dataset to another file."""
 
 from __future__ import annotations
 
 import importlib
-from contextlib import nullcontext
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, NoReward
-from ajet_sdk.reporting.output import ProgressBar
-from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
-    Map,
     Out,
     RowOptions,
     Source,
@@ -22,17 +19,13 @@ from ajet_tools.cli.dataset.options import (
     counted,
     counting,
     left_out_lines,
-    mapping_of,
     print_summary,
     to_place,
 )
-from ajet_tools.cli.options import AsJson
-from ajet_tools.dataset.curation.combine import blocks, parse_part, plan
 from ajet_tools.dataset.curation.descent import marked
-from ajet_tools.dataset.curation.filter import parse
 from ajet_tools.dataset.curation.keep import Keep
-from ajet_tools.dataset.curation.sql import Where, is_sql, select
-from ajet_tools.dataset.files.tables import read_blocks, tables_of
+from ajet_tools.dataset.curation.sql import Where, select
+from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.files.writer import Writer
 
 if TYPE_CHECKING:
@@ -57,37 +50,31 @@ def filter_(
 ) -> None:
     """Keep rows that match an expression, a language or a judge.
 
-    An expression compares fields: columns (main_query), paths (metadata.answer,
-    messages.0.content), their length (main_query.chars, metadata.tags.count), or text, chars,
-    words, language, task_id of what the row asks. Operators: = != < <= > >= and ~ !~ for contains;
-    and, or, not, parentheses; several values after = mean any of them. A word alone is looked for
-    in the text. `none` is what is not there; ~ "regex:PATTERN" is a regular expression. The
-    language is told by script and common words.
-
-    An expression may also be what SQL has after WHERE: LIKE, IN, BETWEEN, IS NULL, functions. text,
-    chars, words and language are columns there, and functions of a column. --sql takes a whole
-    SELECT.
+    An expression is what SQL has after WHERE (DuckDB's): columns (main_query), fields of objects
+    (metadata.answer), items of lists (messages[1].content), functions. text, chars, words and
+    language are of what the row asks, and functions of a column; the language is told by script and
+    common words. has('train') looks for a text in what the row asks, and so does an expression
+    without any operator. --sql takes a whole SELECT.
 
     Rows that a judge fails on are left out, and the exit code is 1.
 
     Args:
-        expression: Expression, such as 'metadata.level>=3'.
+        expression: Expression, such as 'metadata.level >= 3'.
         language: Only this language: en, zh, de, ...; und: unknown. Repeatable.
         sql: Write the result of this SELECT over the table `rows` instead.
         judge: Only rows whose own answer gets full marks from this judge.
 
     \b
-    ajet dataset filter tasks.jsonl 'metadata.level>=3 not text~"train"' -o hard.jsonl
-    ajet dataset filter tasks.parquet 'chars>=20 chars<=2000 language=en' -o en.jsonl
-    ajet dataset filter tasks.jsonl 'metadata.answer~"regex:^[0-9]+$"' -o - | wc -l
-    ajet dataset filter tasks.jsonl "metadata.level IN (1, 2) AND chars(main_query) < 500" -o short.jsonl
+    ajet dataset filter tasks.jsonl "metadata.level >= 3 and not has('train')" -o hard.jsonl
+    ajet dataset filter tasks.parquet "chars between 20 and 2000 and language = 'en'" -o en.jsonl
+    ajet dataset filter tasks.jsonl "regexp_matches(metadata.answer, '^[0-9]+$')" -o - | wc -l
+    ajet dataset filter tasks.jsonl train -o trains.jsonl
     ajet dataset filter tasks.parquet --sql "SELECT label, count(*) AS n FROM rows GROUP BY label"
     ajet dataset filter tasks.jsonl --judge agent.py:exact --rejected bad.jsonl -o good.jsonl
     """
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
-    in_sql = expression is not None and is_sql(expression)
-    if (in_sql or sql is not None) and (source == "-" or rows.map):
+    if sql is not None and (source == "-" or rows.map):
         raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
     if sql is not None:
         if expression or judge or rejected or language:
@@ -99,24 +86,31 @@ def filter_(
         print_summary({"rows": count, "path": out}, lines, as_json=rows.as_json, out=out)
         return
     check_apart(out=out, rejected=rejected)
-    keep = Keep(
-        filter=parse(expression) if expression and not in_sql else None,
-        where=Where(expression, source) if expression and in_sql else None,
-        languages=tuple(language or ()),
-        judge=_judge(judge) if judge else None,
-        reward=min_reward,
-    )
     tables = rows.tables(source)
-    again = partial(read_blocks, source, mapping=rows.columns, bad=BadRows(True))
-    others = Writer(rejected, tables=tables) if rejected else nullcontext()
-    with Writer(out, tables=tables) as writer, others as aside, counting("filter") as passing:
-        if aside is not None:
-            keep.on_left_out = lambda row, reason: aside.write(
+    with ExitStack() as stack:
+        path, blocks = source, rows.blocks(source)
+        if expression and (source == "-" or rows.map or rows.skip_bad_rows):
+            # the types of all columns are needed before the first row
+            folder = stack.enter_context(TemporaryDirectory(prefix="ajet-filter-"))
+            path = str(Path(folder) / ("rows.parquet" if tables else "rows.jsonl"))
+            with Writer(path, tables=tables) as copy:
+                for block in blocks:
+                    copy.write_block(block)
+            blocks = read_blocks(path)
+        keep = Keep(
+            where=Where(expression, path) if expression else None,
+            languages=tuple(language or ()),
+            judge=_judge(judge) if judge else None,
+            reward=min_reward,
+        )
+        writer = stack.enter_context(Writer(out, tables=tables))
+        if rejected:
+            others = stack.enter_context(Writer(rejected, tables=tables))
+            keep.on_left_out = lambda row, reason: others.write(
                 {**row.values, "left_out": reason}, row.stored
             )
-        for block, indices in keep.of(
-            passing(marked(rows.blocks(source), source, out)), None if source == "-" else again
-        ):
+        passing = stack.enter_context(counting("filter"))
+        for block, indices in keep.of(passing(marked(blocks, source, out))):
             writer.write_block(block, indices)
     _report_filter(keep, writer.rows, rows, out)
 
@@ -147,49 +141,3 @@ def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:
             "the judge failed on some rows, which were left out; the first failure:"
             f" {keep.failures[0]}"
         )
-
-
-def mix(
-    sources: Annotated[
-        list[str],
-        Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1)."),
-    ],
-    out: Out = "-",
-    count: Annotated[
-        int | None, Option(min=1, help="Total rows. Default: as many as the weights allow.")
-    ] = None,
-    repeat: Annotated[
-        bool, Option("--repeat", help="Repeat rows of sources that are too small.")
-    ] = False,
-    seed: Annotated[int, Option(help="Random seed; the same seed gives the same file.")] = 0,
-    mapping: Map = None,
-    as_json: AsJson = False,
-) -> None:
-    """Mix several datasets by weight.
-
-    Rows are drawn at random and without repetition, and the sources are interleaved; within a
-    source the order stays.
-
-    \b
-    ajet dataset mix math.jsonl=0.7 code.parquet=0.3 -o mixed.jsonl
-    ajet dataset mix new.jsonl=2 old.jsonl=1 --count 3000 --repeat --seed 7 -o mixed.parquet
-    """
-    shares, columns = (
-        plan([parse_part(source) for source in sources], count, repeat=repeat),
-        mapping_of(mapping),
-    )
-    tables = [table for share in shares for table in tables_of(share.path, columns)]
-    with Writer(out, tables=tables) as writer, ProgressBar("mix rows") as bar:
-        for block in blocks(shares, seed=seed, mapping=columns, lines=writer.takes_lines):
-            writer.write_block(block)
-            bar.advance(len(block))
-    summary = {"rows": writer.rows, "sources": [vars(share) for share in shares], "path": out}
-    lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
-    for share in shares:
-        percent = 100 * share.take / max(1, writer.rows)
-        amount = (
-            f"{share.take:,} {'from' if share.take > share.rows else 'of'} its"
-            f" {counted(share.rows, 'row')}"
-        )
-        lines.append(f"  {share.path}: {amount} ({percent:.1f} %)")
-    print_summary(summary, lines, as_json=as_json, out=out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.lineage import Descent, families
 from ajet_sdk.tasks.questions import readable
 from ajet_sdk.tasks.task_rows import SPLITS
+from ajet_tools.cli.dataset.leaks import embedded, remove_leaks
 from ajet_tools.cli.dataset.options import (
     Embeddings,
     Meaning,
@@ -32,7 +32,6 @@ from ajet_tools.cli.dataset.options import (
     write_kept,
     write_report,
 )
-from ajet_tools.dataset.curation.combine import Splitter, check_fractions, is_held_out, keys_of
 from ajet_tools.dataset.curation.descent import (
     descent_of,
     has_lineage,
@@ -40,17 +39,18 @@ from ajet_tools.dataset.curation.descent import (
     marked,
     with_same_columns,
 )
-from ajet_tools.dataset.curation.filter import field_names, unknown_field
+from ajet_tools.dataset.curation.fields import field_names, unknown_field
+from ajet_tools.dataset.curation.splitter import Splitter, check_fractions, is_held_out, keys_of
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.segments import Shape
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.dedup import Found, RowFacts
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
-from ajet_tools.dataset.similarity.near import OnProgress, together, together_by
+from ajet_tools.dataset.similarity.near import together, together_by
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.near import Vectors
+    pass
 from ajet_tools.text.clean import one_line
 
 log = logging.getLogger("ajet.dataset")
@@ -88,12 +88,14 @@ def dedup(
     keep: str = "first",
     ignore_numbers: IgnoreNumbers = False,
     embeddings: Embeddings = None,
-    meaning: Meaning = 0.9,
+    meaning: Meaning = None,
+    against: Annotated[list[str] | None, Option(metavar="FILE")] = None,
+    ngram: Annotated[int, Option(min=6)] = 13,
     report: Report = None,
     seed: Seed = 0,
     rows: RowOptions,
 ) -> None:
-    """Remove exact and near duplicates.
+    """Remove exact and near duplicates, or with --against, rows that leak an evaluation set.
 
     Rows are compared by what they ask. Alike are texts of which at least --similarity of the
     characters are the same, by edit distance; texts under 100 characters must be closer, and other
@@ -101,7 +103,16 @@ def dedup(
     characters edited over 99 % are found, with 20 % 97 %. Rows that are alike by way of a third are
     one cluster. The report names for each row the one that stays.
 
+    With --against, a row is removed if its question equals or nearly equals that of an evaluation
+    row, or if any of its texts shares a run of --ngram words with one (for a short row all its
+    words: 6 or more, or 3 or more with a number). Runs that more than a twentieth of the evaluation
+    rows share are instructions and don't count. Or if it has most of the words of one in the same
+    order and the same numbers (a quotation with every sixth word changed); with --embeddings, the
+    same meaning.
+
     Args:
+        against: Evaluation rows: remove the rows that leak them; repeatable.
+        ngram: --against: consecutive shared words that count as a leak.
         keep: Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD.
 
     \b
@@ -109,9 +120,27 @@ def dedup(
     ajet dataset dedup tasks.parquet --similarity 0.9 --keep answered -o clean.parquet
     ajet dataset dedup tasks.jsonl --keep max:metadata.votes -o - | wc -l
     ajet dataset dedup tasks.jsonl --embeddings http://127.0.0.1:8000/v1 bge-small -o clean.jsonl
+    ajet dataset dedup tasks.jsonl --against test.jsonl --report leaks.jsonl -o clean.jsonl
     """
     if exact and embeddings:
         raise ConfigError("--exact finds exact copies only; remove --embeddings or --exact")
+    if against:
+        if exact or keep != "first":
+            raise ConfigError("--against removes every leak; remove --exact and --keep")
+        remove_leaks(
+            source,
+            against,
+            out=out,
+            similarity=similarity,
+            ngram=ngram,
+            ignore_numbers=ignore_numbers,
+            embeddings=embeddings,
+            meaning=meaning or 0.8,
+            report=report,
+            seed=seed,
+            rows=rows,
+        )
+        return
     check_apart(out=out, report=report)
     with ProgressBar("reading") as bar:
         again = rows.rereadable(source)
@@ -134,7 +163,7 @@ def dedup(
             near=not exact,
             keep=keep,
             vectors=vectors,
-            meaning=meaning,
+            meaning=meaning or 0.9,
             on_progress=bar.show,
         )
     gone = {duplicate.index for duplicate in result.duplicates}
@@ -142,20 +171,6 @@ def dedup(
     if report:
         write_report(report, _duplicate_rows(facts, result))
     _report_dedup(facts, result, rows, out, report)
-
-
-async def embedded(
-    texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress
-) -> Vectors:
-    meaning = importlib.import_module(
-        "ajet_tools.dataset.similarity.meaning"
-    )  # imports an HTTP client
-    endpoint = meaning.open_embedder(*embeddings)
-    try:
-        vectors: Vectors = await meaning.embed(endpoint, texts, on_progress=on_progress)
-        return vectors
-    finally:
-        await endpoint.aclose()
 
 
 def _duplicate_rows(rows: Sequence[RowFacts], result: Found) -> Iterator[dict[str, object]]:

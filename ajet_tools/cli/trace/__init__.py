@@ -14,15 +14,12 @@ class TraceCommands(LazyGroup):
             "ls": "show",
             "show": "show",
             "view": "view",
-            "splits": "splits",
-            "ledger": "show",
+            "ledger": "ledger",
             "receipts": "receipts",
             "check": "files",
-            "audit": "files",
         },
         "Ask": {
             "explain": "compare",
-            "diff": "diff",
             "compare": "compare",
             "sql": "sql",
             "rejudge": "rejudge",
@@ -30,6 +27,11 @@ class TraceCommands(LazyGroup):
         },
         "Change": {"prune": "files"},
         "Exchange": {"export": "exchange", "import": "exchange"},
+    }
+    moved = {
+        "diff": "trace compare A B",
+        "audit": "trace check FILE",
+        "splits": "trace ledger --splits",
     }
 
 

@@ -194,4 +194,4 @@ def _print(point: BranchPoint, report: Report, forks: Sequence[Fork], where: Pat
     if shown:
         a, b = original.episode_id[:_ID], shown[0].episode.episode_id[:_ID]
         to = report.directory
-        echo(f"Forks are stored in {to}: ajet trace diff {a} {b} {where} --path-b {to}")
+        echo(f"Forks are stored in {to}: ajet trace compare {a} {b} {where} --path-b {to}")

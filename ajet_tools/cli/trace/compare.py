@@ -1,4 +1,4 @@
-"""`ajet trace compare`: compares runs by their configs and results, also task by task.
+"""`ajet trace compare`: compares runs by their configs and results, also task by task, or two.
 
 `ajet trace explain`: explains what changed at a step of a run.
 """
@@ -12,9 +12,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ajet_sdk.errors import QueryError
+from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.trace.diff import Decoding, Split, compare_two
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
@@ -38,30 +39,55 @@ _RUNS = 30
 
 
 def compare(
-    path: Where = None,
+    targets: Annotated[
+        list[str] | None, Argument(metavar="[A B] [PATH]", show_default=False)
+    ] = None,
     limit: Annotated[int | None, Option("--limit", "-n", min=2, show_default=False)] = None,
     tasks: Annotated[
         bool, Option("--by-task", help="Tasks by runs: the mean rewards of the last step.")
     ] = False,
     task: Annotated[str | None, Option(metavar="TASK")] = None,
+    path_b: Annotated[
+        Path | None, Option(metavar="PATH", help="The trace of B, if it is another one.")
+    ] = None,
+    split: Annotated[Split | None, Option()] = None,
+    decoding: Annotated[Decoding | None, Option()] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the runs in and below a directory: what differs in their configs, and how they did.
+    Or compare two: two episodes message by message, two runs or steps by their rewards.
 
-    Runs that differ by their seed only are one group, with the mean of their last rewards and its
-    95 % interval; below six runs, the least and the greatest. Tasks are compared by validations,
-    else by training.
+    Of many runs: those that differ by their seed only are one group, with the mean of their last
+    rewards and its 95 % interval; below six runs, the least and the greatest. Tasks are compared by
+    validations, else by training.
+
+    Two runs are compared by a sign-flip permutation test of the mean difference, paired by task;
+    below six tasks no p-value is given.
 
     Args:
+        targets: A directory of runs; or two episodes or runs, by id, name or path (RUN@STEP too), and their trace.
         limit: Only the newest N runs. Default: 30, with --task all.
         task: One task, by id or a part of its text: who solves it best, and runs by steps.
+        split: Of two runs: the split to compare. Default: the last validation of both.
+        decoding: Of two runs: the decoding to compare. Default: sampled attempts, if both have any.
 
     \b
     ajet trace compare launcher_record/lr-sweep
     ajet trace compare launcher_record --by-task
     ajet trace compare launcher_record --task "30+94"
+    ajet trace compare 3f2a91 77ab03
+    ajet trace compare 9d1c 41e0 launcher_record/math --json
+    ajet trace compare launcher_record/math@0 launcher_record/math@40
     """
+    if targets is not None and len(targets) > 1:
+        if len(targets) > 3:
+            raise ConfigError("name two episodes or runs, and at most one trace after them")
+        a, b, *rest = targets
+        path = Path(rest[0]) if rest else None
+        compare_two(a, b, path, path_b, split, decoding, as_json)
+        return
+    path = Path(targets[0]) if targets else None
     reader, where, _ = open_named(None, path)
     with reader:
         runs = queries.overview(reader)[: limit or (_RUNS if task is None else None)]

@@ -1,4 +1,4 @@
-"""`ajet trace diff`: compares two episodes or two runs."""
+"""`ajet trace compare A B`: compares two episodes or two runs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
-
-from typer import Argument, Option
+from typing import Literal
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.reporting.paired import Paired
 from ajet_sdk.types import Episode
-from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.cli.trace.options import Where
+from ajet_tools.cli.options import pick, print_json
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import diff_text
@@ -36,38 +33,23 @@ from ajet_tools.trace.compare.diff import (
 )
 from ajet_tools.trace.locate import open_named
 
+Split = Literal["train", "val", "trial"]
+Decoding = Literal["sampled", "greedy"]
 _MESSAGES = 3
 _LINES = 24
 
 
-def diff(
-    a: Annotated[str, Argument(metavar="A")],
-    b: Annotated[str, Argument(metavar="B", help="Another episode, run or step.")],
-    path: Where = None,
-    path_b: Annotated[
-        Path | None, Option(metavar="PATH", help="The trace of B, if it is another one.")
-    ] = None,
-    split: Literal["train", "val", "trial"] | None = None,
-    decoding: Literal["sampled", "greedy"] | None = None,
-    as_json: AsJson = False,
+def compare_two(
+    a: str,
+    b: str,
+    path: Path | None,
+    path_b: Path | None,
+    split: Split | None,
+    decoding: Decoding | None,
+    as_json: bool,
 ) -> None:
-    """Compare two episodes message by message, or two runs or steps by their rewards on shared
-    tasks.
-
-    Runs are compared by a sign-flip permutation test of the mean difference, paired by task; below
-    six tasks no p-value is given.
-
-    Args:
-        a: An episode or a run, by its id, name or path; RUN@STEP or RUN@last: a step.
-        split: For runs: the split to compare. Default: the last validation of both.
-        decoding: For runs: the decoding to compare. Default: sampled attempts, if both have any.
-
-    \b
-    ajet trace diff 3f2a91 77ab03
-    ajet trace diff 9d1c 41e0 launcher_record/math --json
-    ajet trace diff launcher_record/math@0 launcher_record/math@40
-    ajet trace diff 9d1c 41e0 launcher_record/math --path-b launcher_record/math2
-    """
+    """Compares two episodes message by message, or two runs or steps by their rewards on shared
+    tasks."""
     with ExitStack() as stack:
         (a, step_a), (b, step_b) = _step_of(a), _step_of(b)
         named = open_named(a or None, path), open_named(b or None, path_b or path)

@@ -1,4 +1,4 @@
-"""`ajet trace prune`, `check` and `audit`: maintain trace files."""
+"""`ajet trace prune` and `check`: maintain trace files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ajet_sdk.trace.limits import age, bytes_of, size
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.trace.options import FROM_HELP, Where
+from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace import queries
@@ -157,9 +157,11 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
 
 
 def check(
-    path: Where = None,
+    paths: Annotated[list[Path] | None, Argument(metavar="PATH...", show_default=False)] = None,
     deep: Annotated[bool, Option("--deep")] = False,
     weights: Annotated[bool, Option("--weights")] = False,
+    source: Annotated[str, Option("--from", metavar="FORMAT")] = "auto",
+    tokenizer: Annotated[Path | None, Option(metavar="DIR")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check a trace for consistency and list violations with their ids. Exits with 1 if there are
@@ -176,17 +178,41 @@ def check(
     each version with theirs (within 0.001, in 16 bits within 0.25), and the gradient norm of the
     step that began with it. It fails where there are no weights to compare with.
 
+    A file that another trainer wrote of its rollouts, with token ids, is checked for whether it
+    trains what was sampled (the formats of `ajet trace import`). Lengths of ids, masks,
+    log-probabilities and spans must agree; log-probabilities be finite and at most 0; only sampled
+    tokens be trained; no attempt have a lower advantage than one of its group with a lower reward.
+    With --tokenizer, sampled ids must be the text of the reply, prompts what the chat template
+    renders. Prompts that do not extend an earlier call are listed.
+
     Args:
+        paths: A trace file or a directory; or other trainers' files. Default: the current directory.
         deep: Also recompute prompts, texts, advantages, ledger and metrics of each training.
         weights: --deep, and log-probabilities by the run's model and checkpoints (needs torch).
+        source: Other trainers' files: their format, as in `ajet trace import`.
+        tokenizer: Other trainers' files: compare ids with the text.
 
     \b
     ajet trace check
     ajet trace check launcher_record/math --json
     ajet trace check launcher_record/math --deep
+    ajet trace check outputs/gsm8k/traces.jsonl --tokenizer ~/models/Qwen3-0.6B
+    ajet trace check datums.jsonl --from tinker --json
     """
+    paths = paths or []
+    dumps = [path for path in paths if path.is_file() and not _is_trace(path)]
+    if dumps or source != "auto" or tokenizer is not None:
+        if deep or weights or len(dumps) < len(paths) or not dumps:
+            raise ConfigError(
+                "check traces (with --deep, --weights) or other trainers' files (with --from,"
+                " --tokenizer), not both in one command"
+            )
+        _check_dumps(dumps, source, tokenizer, as_json)
+        return
     deep = deep or weights
-    traces = _traces(path)
+    traces = {} if paths else _traces(None)
+    for path in paths:
+        traces |= _traces(path)
     broken, audits = {}, {}
     with _progress() as report:
         for where, files in traces.items():
@@ -231,30 +257,17 @@ def check(
         raise typer.Exit(1)
 
 
-def audit_(
-    files: Annotated[
-        list[Path], Argument(metavar="FILE...", help="What a trainer wrote of its rollouts.")
-    ],
-    source: Annotated[str, Option("--from", metavar="FORMAT", help=FROM_HELP)] = "auto",
-    tokenizer: Annotated[
-        Path | None, Option(metavar="DIR", help="Tokenizer: compare ids with the text.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Audit another trainer's rollouts with token ids: does it train what was sampled? Exits with 1
-    if not.
+def _is_trace(path: Path) -> bool:
+    if path.suffix == ".duckdb":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(12)[8:] == b"DUCK"
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
 
-    Reads verifiers' traces.jsonl, Tinker's Datums and the cookbook's capture, TRL's rollouts,
-    rLLM's episodes, agent-lightning's spans and events. Lengths of ids, masks, log-probabilities
-    and spans must agree; log-probabilities be finite and at most 0; only sampled tokens be trained;
-    no attempt have a lower advantage than one of its group with a lower reward. With a tokenizer,
-    sampled ids must be the text of the reply, prompts what the chat template renders. Prompts that
-    do not extend an earlier call are listed.
 
-    \b
-    ajet trace audit outputs/gsm8k/traces.jsonl --tokenizer ~/models/Qwen3-0.6B
-    ajet trace audit datums.jsonl --from tinker --json
-    """
+def _check_dumps(files: list[Path], source: str, tokenizer: Path | None, as_json: bool) -> None:
     dump = audit_dump(files, format_of(source), tokenizer)
     if as_json:
         print_json({"sound": dump.sound, **asdict(dump)})

@@ -1,4 +1,4 @@
-"""`ajet trace ls`, `show` and `ledger`: inspect a trace."""
+"""`ajet trace ls` and `show`: inspect a trace."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
@@ -15,7 +14,6 @@ from typer import Argument, Option
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar, visible
-from ajet_sdk.trace.reader import ledger_balance
 from ajet_sdk.types import Call
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.pandas_import import leave_pandas_out
@@ -39,11 +37,10 @@ from ajet_tools.trace.queries.experiments import Group, differing, seed_groups
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
 from ajet_tools.trace.queries.records import records_of
-from ajet_tools.trace.queries.runs import REWARDS, LedgerTotal, RunOverview
+from ajet_tools.trace.queries.runs import REWARDS, RunOverview
 
 _CHUNK = 1000
 _RUNS = 20
-_UNBOOKED = 20
 _FIRST, _LAST = 10, 30
 """Calls of a long conversation to show, at its start and end."""
 _SPOKEN = ("messages", "input", "prompt", "system", "instructions")
@@ -391,83 +388,3 @@ def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> N
         )
     )
     _print_blocks(out, call_blocks(read_overview(reader, call.episode_id), call_id), full)
-
-
-def ledger(
-    path: WhereOrRun = None,
-    run: OfRun = None,
-    filter: Fitting = None,
-    by_step: Annotated[bool, Option("--by-step", help="One row per step and outcome.")] = False,
-    no_pager: NoPager = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show what became of every sampled token of a run, and whether the ledger balances.
-
-    Exits with 1 if a finished run's ledger does not balance.
-
-    \b
-    ajet trace ledger
-    ajet trace ledger launcher_record/math --by-step
-    ajet trace ledger -f 'step>10 agent=werewolf'
-    """
-    fits = parse(filter) if filter else None
-    reader, _, run = open_named(run, path)
-    with reader:
-        run_id = queries.find_run(reader, run)
-        status = _run_row(reader, run_id)["status"]
-        totals = queries.ledger_totals(reader, run_id, fits, by_step=by_step)
-        wrong = ledger_balance(reader, run_id)
-    if as_json:
-        print_json(
-            {
-                "run_id": run_id,
-                "status": status,
-                "balanced": not wrong,
-                "wrong": wrong,
-                "outcomes": totals,
-            }
-        )
-    else:
-        _print_ledger(totals, _verdict(run_id, status, wrong), wrong, filter, no_pager)
-    if wrong and status == "finished":
-        raise typer.Exit(1)
-
-
-def _print_ledger(
-    totals: Sequence[LedgerTotal],
-    verdict: str,
-    wrong: Sequence[str],
-    filter: str | None,
-    no_pager: bool,
-) -> None:
-    tokens = sum(row["tokens"] for row in totals) or 1
-    rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
-    with paged(no_pager) as out:
-        if filter:
-            out.print(
-                f"of episodes that match {one_line(filter)}; the verdict is for the whole run",
-                style="dim",
-            )
-        out.print(
-            render.table(rows, out.width, right=["share"]) if rows else "no tokens in the ledger"
-        )
-        out.print(verdict, soft_wrap=True)
-        for line in wrong[:_UNBOOKED]:
-            out.print(f"  {visible(line)}", soft_wrap=True)
-        if len(wrong) > _UNBOOKED:
-            out.print(f"  and {len(wrong) - _UNBOOKED:,} more; --json lists all", style="dim")
-
-
-def _verdict(run_id: str, status: str, wrong: Sequence[str]) -> str:
-    if not wrong:
-        return f"run {run_id} ({status}): the ledger balances"
-    if status == "finished":
-        return (
-            f"run {run_id} ({status}): the ledger does not balance for"
-            f" {counted(len(wrong), 'call')}"
-        )
-    are = "is" if len(wrong) == 1 else "are"
-    return (
-        f"run {run_id} ({status}): {counted(len(wrong), 'call')} {are} missing in the ledger, at"
-        " least in part"
-    )

@@ -28,7 +28,7 @@ from ajet_sdk.tasks.questions import messages_of_reply, question_of, reply_of, t
 from ajet_sdk.tasks.row_names import is_reply
 from ajet_sdk.tasks.row_texts import chat_of
 from ajet_sdk.tasks.task_rows import FIELDS
-from ajet_tools.dataset.curation.filter import task_id_of
+from ajet_tools.dataset.curation.fields import task_id_of
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
 from ajet_tools.dataset.files.lines import (
     Structure,

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.curation.filter import Filter
 from ajet_tools.dataset.curation.language import LANGUAGES, language_of
 from ajet_tools.dataset.curation.sql import Where
 from ajet_tools.dataset.files.blocks import Block, Row
@@ -28,7 +27,6 @@ _AT_ONCE = 64
 class Keep:
     """The conditions on rows, combined by AND, and counts of rejections."""
 
-    filter: Filter | None = None
     where: Where | None = None
     languages: Sequence[str] = ()
     judge: Verifier | None = None
@@ -49,22 +47,10 @@ class Keep:
                     f"--language {language} is unknown; languages: {', '.join(LANGUAGES)}, und"
                 )
 
-    def of(
-        self, blocks: Iterable[Block], reread: Callable[[], Iterable[Block]] | None = None
-    ) -> Iterator[Kept]:
-        """Yields each block with the indices of its accepted rows, in order.
-
-        Raises ConfigError at the end for a field that no row had; `reread` returns the blocks
-        again, to search them for it.
-        """
+    def of(self, blocks: Iterable[Block]) -> Iterator[Kept]:
+        """Yields each block with the indices of its accepted rows, in order."""
         for block in blocks:
             yield block, self._kept(block)
-            if self.filter and reread is None:
-                self.filter.note(block)
-        if self.filter:
-            for block in reread() if reread and self.filter.is_unmet else ():
-                self.filter.note(block)
-            self.filter.check()
 
     def _kept(self, block: Block) -> npt.NDArray[np.integer[Any]]:
         left = np.ones(len(block), bool)
@@ -90,8 +76,6 @@ class Keep:
             )
         if self.where:
             yield self.where.mask(block), "not matching the expression"
-        if self.filter:
-            yield self.filter.mask(block), "not matching the expression"
 
     def _reject(self, block: Block, index: int, reason: str) -> bool:
         self.left_out[reason] += 1

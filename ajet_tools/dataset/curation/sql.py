@@ -1,8 +1,9 @@
 """SQL over the rows of a dataset (DuckDB): a WHERE condition, or any SELECT.
 
-The derived fields of the filter language are functions of a column: `chars(main_query) < 500`,
-`language(metadata.answer) = 'en'`. In a WHERE they are columns too (`text`, `chars`, `words`,
-`language`).
+What is derived from a text is a function: `chars(main_query) < 500`,
+`language(metadata.answer) = 'en'`. In a WHERE, what is derived from the row's question is a column
+too (`text`, `chars`, `words`, `language`), and `has('text')` searches it; a text without any
+operator is searched for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pyarrow as pa
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.row_names import QUERY_COLUMNS, is_asking
 from ajet_tools.dataset.curation.descent import held_out_block, hides_held_out
-from ajet_tools.dataset.curation.filter import unknown_field
+from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
 from ajet_tools.dataset.files.frames import column, read, types_of
@@ -32,13 +33,10 @@ from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.sources import files_of
 from ajet_tools.dataset.files.tables import tables_of
 from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.text.conditions import condition, literal
 
 _ROWS = 8192
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
-_SIGNS = re.compile(
-    r"\b(?:i?like|between)\s|\bin\s*\(|\bis\s+(?:not\s+)?null\b|\bcase\s+when\b|<>|\|\||\w\(|\s[+*/%-]\s",
-    re.I,
-)
 _DERIVED = ("text", "chars", "words", "language")
 _MACROS = {
     "text": "CAST(x AS VARCHAR)",
@@ -53,11 +51,6 @@ _NESTS = re.compile(r"\b(?:join|union|except|intersect)\b|\(\s*select\b", re.I)
 _MISSING = re.compile(
     r'Referenced (?:column|table) "([^"]+)" not found|Could not find key "([^"]+)" in struct'
 )
-
-
-def is_sql(text: str) -> bool:
-    """Whether an expression needs SQL: LIKE, IN (...), IS NULL, BETWEEN, functions, arithmetic."""
-    return bool(_SIGNS.search(_QUOTED.sub("''", text)))
 
 
 def _connect(path: Path | None = None) -> Any:
@@ -78,6 +71,10 @@ def _connect(path: Path | None = None) -> Any:
     return connection
 
 
+def _has(needle: str) -> str:
+    return f"contains(lower(text), lower({literal(needle)}))"
+
+
 class Where:
     """A SQL condition on the columns of a dataset."""
 
@@ -86,17 +83,19 @@ class Where:
         condition."""
         self.text = text
         schema = types_of(path)
+        columns = {name.casefold() for name in schema} | {*_DERIVED}
+        self._sql = condition(text, {"has": _has}, columns)
         self._names = [*_paths(schema), *_DERIVED]
-        self._wanted = _named(pl.Struct(schema), text.casefold()) or pl.Struct(
+        self._wanted = _named(pl.Struct(schema), self._sql.casefold()) or pl.Struct(
             {"task_id": pl.String}
         )
-        self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", text, re.I) is not None
+        self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", self._sql, re.I) is not None
         self._connection = _connect()
         empty = pl.Schema({field.name: field.dtype for field in self._wanted.fields}).to_frame(
             eager=True
         )
         with _explain(text, self._names):
-            [kind] = self._rows(empty, pl.Series([], dtype=pl.String)).project(f"({text}\n)").types
+            [kind] = self._rows(empty, pl.Series([], dtype=pl.String)).project(self._sql).types
         if str(kind) not in ("BOOLEAN", '"NULL"'):
             raise ConfigError(
                 f"{text!r} is not a condition: its result is {kind}, not true or false"
@@ -116,9 +115,7 @@ class Where:
             )
         fits = np.zeros(len(block), bool)
         with _explain(self.text, self._names):
-            rows = self._rows(frame, block.texts if self._asks_text else None).filter(
-                f"({self.text}\n)"
-            )
+            rows = self._rows(frame, block.texts if self._asks_text else None).filter(self._sql)
             fits[rows.project(f'"{_ROW}"').to_arrow_table().column(0).to_numpy()] = True
         return fits
 
@@ -190,8 +187,7 @@ def _explain(text: str, names: Sequence[str]) -> Iterator[None]:
         message = str(error).partition("\n")[0]
         if missing := _MISSING.search(message):
             name = missing[1] or missing[2]
-            inner = {known_name.rpartition(".")[2] for known_name in names} - {*names}
-            raise unknown_field(name, [*names, *inner]) from error
+            raise unknown_field(name, names) from error
         raise ConfigError(
             f"cannot evaluate {text!r}: {message.partition(': ')[2] or message}"
         ) from error

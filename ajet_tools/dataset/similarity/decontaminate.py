@@ -59,7 +59,7 @@ class Leak:
     """The leaked evaluation row and the evidence."""
 
     evaluation: int
-    kind: Literal["exact", "near", "words", "altered", "meaning", "paraphrase"]
+    kind: Literal["exact", "near", "words", "altered", "meaning"]
     similarity: float
     """For `words` and `altered`, the share of the evaluation row's words."""
     evidence: str
@@ -96,7 +96,7 @@ class Leaks:
                 " everywhere"
             )
         if not known:
-            raise ConfigError("there are no evaluation rows: the files of --eval are empty")
+            raise ConfigError("there are no evaluation rows: their files are empty")
         self.known = list(
             zip(
                 (where for where, _ in known),

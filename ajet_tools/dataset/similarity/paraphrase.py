@@ -3,27 +3,22 @@ similar words."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.model import JudgeModel, object_schema
 from ajet_sdk.tasks.questions import readable, text_of
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.similarity.decontaminate import Leak, words
-from ajet_tools.dataset.similarity.near import OnProgress, Vectors
+from ajet_tools.dataset.similarity.decontaminate import words
 from ajet_tools.dataset.verify.verdict import RowVerdict, required
 
 IN_EVALUATION = "in the evaluation set"
 SHOWN = 5
 """Evaluation rows shown to the model per row."""
-_AT_ONCE = 256
 _STEM = 5
 """Length of a word stem, so that `divides` matches `divisible`."""
 _SCHEMA = object_schema(same={"type": "integer"}, reason={"type": "string"})
@@ -105,56 +100,6 @@ class Paraphrases:
             "prompt": prompt.label,
         }
         return RowVerdict(False, IN_EVALUATION, details)
-
-
-async def find_paraphrases(
-    texts: Sequence[str],
-    known: Sequence[tuple[str, str]],
-    leaks: Mapping[int, Leak],
-    endpoint: ModelClient,
-    *,
-    vectors: tuple[Vectors, Vectors] | None = None,
-    on_progress: OnProgress,
-) -> dict[int, Leak]:
-    """Adds the paraphrases that a model finds to the leaks, and closes the endpoint.
-
-    The model sees the evaluation rows that share the most words or, with `vectors` of the rows and
-    the evaluation rows, those nearest in meaning. Raises the endpoint's errors, NoReward for an
-    unreadable reply.
-    """
-    checks, done = Paraphrases(known), [0]
-    numbers = {where: number for number, (where, _) in enumerate(known)}
-    others = [index for index in range(len(texts)) if index not in leaks]
-
-    async def check(index: int) -> tuple[int, Leak] | None:
-        if vectors is None:
-            near = checks.nearest(texts[index])
-        else:
-            near = np.argsort(-(vectors[1] @ vectors[0][index]), kind="stable")[:SHOWN].tolist()
-        verdict = await checks.compare(texts[index], near, endpoint)
-        done[0] += 1
-        on_progress("asking the model", done[0], len(others))
-        if verdict.failed:
-            raise NoReward(f"{texts[index][:80]!r}: {verdict.details['error']}")
-        if verdict.ok:
-            return None
-        where, reason = verdict.details["evaluation"], verdict.details["grade"]
-        return index, Leak(numbers[where], "paraphrase", 1.0, reason)
-
-    try:
-        results = [
-            leak
-            for start in range(0, len(others), _AT_ONCE)
-            for leak in await asyncio.gather(*map(check, others[start : start + _AT_ONCE]))
-        ]
-    finally:
-        await endpoint.aclose()
-    return dict(
-        sorted(
-            [*leaks.items(), *(leak for leak in results if leak is not None)],
-            key=lambda leak: leak[0],
-        )
-    )
 
 
 def _stems(text: str) -> set[str]:

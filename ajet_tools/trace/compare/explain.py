@@ -198,7 +198,7 @@ def _largest_change(run_id: str, by_step: Steps) -> tuple[int, str]:
             kind = "training" if split == "train" else f"{decoding or ''} validation".strip()
             return at, f"largest change of the mean reward in {kind}: {a:.3g} → {b:.3g}"
     raise QueryError(
-        f"run {run_id} has no two steps with rewards to compare; `ajet trace diff` compares it with"
+        f"run {run_id} has no two steps with rewards to compare; `ajet trace compare` compares it with"
         " another run"
     )
 

@@ -373,3 +373,48 @@ def test_a_file_that_a_checkpoint_made_shorter_is_whole(
     with open_trace(path) as reader:
         assert reader.query("SELECT count(*) AS n FROM episodes")["n"][0].as_py() == 600
     TraceWriter(path).close()
+
+
+RECORDS = """
+import os, sys
+from pathlib import Path
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Run, Trained
+
+def records(step):
+    names = {"run_id": "r", "step": step, "episode_id": f"e{step}", "call_id": f"c{step}"}
+    return [
+        Run(run_id="r"),
+        Call(call_id=f"c{step}", episode_id=f"e{step}", output_ids=[1, 2]),
+        Episode(episode_id=f"e{step}", run_id="r", step=step),
+        LedgerEntry(**names, outcome="trained", tokens=1),
+        LedgerEntry(**names, outcome="cut", tokens=1),
+        Trained(**names, advantages=[1.0, float("nan")], logprobs=[0.0, 0.0], entropy=[0.0, 0.0]),
+        Metric(run_id="r", step=step, name="train/reward", value=1.0),
+        Feedback(feedback_id=f"f{step}", episode_id=f"e{step}", score=1.0),
+    ]
+
+writer = TraceWriter(Path(sys.argv[1]), survives="kill")
+writer.put(*records(1))
+if sys.argv[2] == "flushed":
+    writer.flush()
+writer.put(*records(2))
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first_step", ["flushed", "queued"])
+def test_records_of_every_kind_survive_a_kill_once(tmp_path: Path, first_step: str) -> None:
+    path = tmp_path / "trace.duckdb"
+    with process(RECORDS, str(path), first_step) as child:
+        assert child.wait() == -signal.SIGKILL
+    TraceWriter(path).close()
+    with open_trace(path) as trace:
+        counts = {
+            table: trace.query(f"SELECT count(*) AS n FROM {table}").to_pylist()[0]["n"]
+            for table in ("runs", "calls", "episodes", "ledger", "trained", "metrics", "feedback")
+        }
+    assert counts.pop("ledger") == 4
+    assert counts.pop("runs") == 1
+    assert set(counts.values()) == {2}, counts

@@ -1,4 +1,4 @@
-"""`ajet dataset decontaminate`, as a user calls it."""
+"""`ajet dataset dedup --against`, as a user calls it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_kind_of_leak_goes_with_its_evidence(tmp_path: Path) -> None:
     evals = write(tmp_path / "test.jsonl", {"question": CLIPS}, {"question": RIVER})
     out, report = tmp_path / "out.jsonl", tmp_path / "report.jsonl"
     result = ajet(
-        "decontaminate", source, "--eval", evals, "-o", str(out), "--report", str(report), "--json"
+        "dedup", source, "--against", evals, "-o", str(out), "--report", str(report), "--json"
     )
     assert [row["main_query"] for row in read(out)] == ["Fine"]
     summary = json.loads(result.stdout)
@@ -86,24 +86,10 @@ def test_other_numbers_and_shared_instructions_are_no_leak(tmp_path: Path) -> No
     evals = write(tmp_path / "e.jsonl", *(f"{told} {a} plus {a + 1}" for a in range(20)))
     source = write(tmp_path / "t.jsonl", f"{told} 77 plus 99", CLIPS.replace("48", "52"))
     other = write(tmp_path / "e2.jsonl", CLIPS)
-    ajet("decontaminate", source, "--eval", evals, "-o", str(tmp_path / "o.jsonl"))
+    ajet("dedup", source, "--against", evals, "-o", str(tmp_path / "o.jsonl"))
     assert len(read(tmp_path / "o.jsonl")) == 2
-    ajet("decontaminate", source, "--eval", other, "--ngram", "30", "-o", str(tmp_path / "o.jsonl"))
+    ajet("dedup", source, "--against", other, "--ngram", "30", "-o", str(tmp_path / "o.jsonl"))
     assert len(read(tmp_path / "o.jsonl")) == 2
-
-
-def test_share_asks_for_more_than_a_run(tmp_path: Path) -> None:
-    start = " ".join(CLIPS.split()[:14])
-    source = write(
-        tmp_path / "t.jsonl",
-        f"{start} while Bob flew to the moon on a bicycle and never came back again",
-    )
-    evals = write(tmp_path / "e.jsonl", CLIPS)
-    out = tmp_path / "o.jsonl"
-    ajet("decontaminate", source, "--eval", evals, "-o", str(out))
-    assert read(out) == []
-    ajet("decontaminate", source, "--eval", evals, "--share", "0.6", "-o", str(out))
-    assert len(read(out)) == 1
 
 
 def test_chinese_is_read_sign_by_sign() -> None:
@@ -134,8 +120,6 @@ def test_a_quoted_evaluation_row_is_always_found(
 def test_bad_evaluation_files(tmp_path: Path, evals: str, said: str) -> None:
     (tmp_path / "e.jsonl").write_text(evals)
     source, out = write(tmp_path / "t.jsonl", CLIPS), tmp_path / "o.jsonl"
-    result = ajet(
-        "decontaminate", source, "--eval", str(tmp_path / "e.jsonl"), "-o", str(out), code=2
-    )
+    result = ajet("dedup", source, "--against", str(tmp_path / "e.jsonl"), "-o", str(out), code=2)
     assert said in result.stderr
     assert not out.exists()

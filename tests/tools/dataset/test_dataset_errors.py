@@ -83,10 +83,10 @@ def test_labels_of_accepted_and_of_refused_rows_say_how_often_a_verdict_is_wrong
     passed, refused = estimate_errors(train), estimate_errors(rejected)
     assert passed == ErrorEstimate(True, 200, 30, 2, 1)
     assert refused == ErrorEstimate(False, 40, 20, 5)
-    done = CliRunner().invoke(app, ["dataset", "stats", str(train)])
+    done = CliRunner().invoke(app, ["dataset", "check", str(train)])
     assert "6.7% of the accepted rows have a wrong answer (1.8% to 21.3% at 95 %)" in done.output
-    done = CliRunner().invoke(app, ["dataset", "stats", str(train), "--json"])
-    assert json.loads(done.stdout)["errors"]["wrong"] == 2
+    done = CliRunner().invoke(app, ["dataset", "check", str(train), "--json"])
+    assert json.loads(done.stdout)["stats"][str(train)]["errors"]["wrong"] == 2
 
 
 def test_rows_without_a_verdict_are_right_or_wrong_themselves(tmp_path: Path) -> None:

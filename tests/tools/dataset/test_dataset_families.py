@@ -180,8 +180,7 @@ def test_a_renamed_held_out_file_gives_no_training_data(name: str) -> None:
     [
         ("filter", "test.jsonl", "chars>1", "-o", "other.jsonl"),
         ("dedup", "test.jsonl", "-o", "other.jsonl"),
-        ("decontaminate", "test.jsonl", "--eval", "eval.jsonl", "-o", "other.jsonl"),
-        ("mix", "test.jsonl", "-o", "other.jsonl"),
+        ("dedup", "test.jsonl", "--against", "eval.jsonl", "-o", "other.jsonl"),
     ],
 )
 def test_a_held_out_file_stays_one_under_another_name(command: tuple[str, ...]) -> None:

@@ -81,11 +81,12 @@ def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> N
     card = Path("data/README.md").read_text()
     assert "Without their numbers and names the questions of 500 rows have 9 forms." in card
     assert "> 500 rows are 9 sentences" in card
-    stats = CliRunner().invoke(app, ["dataset", "stats", "data/train.jsonl"]).output
+    stats = CliRunner().invoke(app, ["dataset", "check", "data/train.jsonl"]).output
     assert "9 forms" in stats and "rows are 9 sentences" in " ".join(stats.split())
     found = json.loads(
-        CliRunner().invoke(app, ["dataset", "stats", "data/train.jsonl", "--json"]).stdout
+        CliRunner().invoke(app, ["dataset", "check", "data/train.jsonl", "--json"]).stdout
     )
+    found = found["stats"]["data/train.jsonl"]
     assert found["diversity"]["forms"] == 9 and found["diversity"]["commonest"] >= 500 / 9
 
 
@@ -124,7 +125,7 @@ def test_a_question_that_says_its_answer_is_refused(place: Path) -> None:
     Path("bad.jsonl").write_text(
         json.dumps({key: away[0][key] for key in ("main_query", "metadata")}) + "\n"
     )
-    found = CliRunner().invoke(app, ["dataset", "validate", "bad.jsonl"]).output
+    found = CliRunner().invoke(app, ["dataset", "check", "bad.jsonl"]).output
     assert "a question contains its answer (1)" in found
 
 
@@ -147,7 +148,7 @@ def test_rows_of_other_sentences_are_not_called_alike(place: Path) -> None:
         for b in words
     ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    stats = CliRunner().invoke(app, ["dataset", "stats", "rows.jsonl"]).output
+    stats = CliRunner().invoke(app, ["dataset", "check", "rows.jsonl"]).output
     assert "100 forms" in stats and "other numbers and names" not in stats
 
 

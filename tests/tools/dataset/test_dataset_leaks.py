@@ -7,20 +7,17 @@ written by hand.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ajet_sdk.engines.client import ModelClient
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.decontaminate import Leaks
-from ajet_tools.dataset.similarity.paraphrase import Paraphrases, find_paraphrases
+from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 
 ROWS = [
     json.loads(line) for line in (Path(__file__).parent / "leaks.jsonl").read_text().splitlines()
@@ -108,71 +105,6 @@ def says(body: dict[str, Any], number: int) -> str:
     return json.dumps(
         {"same": same, "reason": "the same facts, the same question" if same else "another task"}
     )
-
-
-def test_decontaminate_asks_a_model_for_paraphrases(tmp_path: Path, model_server: Any) -> None:
-    server = model_server(says)
-    rows, evals = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
-    asked = [*(row["paraphrase"] for row in ROWS[:8]), *(row["other"] for row in ROWS[:8])]
-    rows.write_text("".join(json.dumps({"main_query": text}) + "\n" for text in asked))
-    evals.write_text("".join(json.dumps({"main_query": row["question"]}) + "\n" for row in ROWS))
-    out, report = tmp_path / "clean.jsonl", tmp_path / "leaks.jsonl"
-    given = [
-        "decontaminate",
-        str(rows),
-        "--eval",
-        str(evals),
-        "-o",
-        str(out),
-        "--report",
-        str(report),
-        "--json",
-    ]
-    given += [
-        "--check-model",
-        f"m@{server.url}",
-        "--check-price",
-        "10000,20000",
-        "--cache",
-        str(tmp_path / "replies"),
-    ]
-    first, done = (CliRunner().invoke(app, ["dataset", *given]) for _ in range(2))
-    assert first.exit_code == done.exit_code == 0, done.output
-    assert json.loads(first.stdout)["check"] == {
-        "calls": 15,
-        "cached": 0,
-        "tokens": 15 * 150,
-        "cost": 30.0,
-    }
-    summary = json.loads(done.stdout)
-    assert summary.pop("check") == {"calls": 0, "cached": 15, "tokens": 0, "cost": 0.0}
-    assert (summary["paraphrase"], summary["words"], summary["kept"]) == (8, 1, 7)
-    assert len(server.requests) == 15, "a row that was found already is not asked for"
-    leak = json.loads(report.read_text().splitlines()[0])
-    assert (
-        leak["kind"] == "paraphrase"
-        and leak["eval_text"] == ROWS[0]["question"]
-        and "same facts" in leak["evidence"]
-    )
-
-
-def test_a_model_is_shown_what_is_nearest_by_meaning_where_there_are_vectors(
-    model_server: Any,
-) -> None:
-    server = model_server(lambda body, number: json.dumps({"same": 1, "reason": "it counts"}))
-    known = [("eval line 1", "Say five."), ("eval line 2", "Count all sheep.")]
-    meanings = np.eye(2, dtype=np.float32)
-    found = asyncio.run(
-        find_paraphrases(
-            ["How large is the flock?"],
-            known,
-            {},
-            ModelClient(server.url, "m"),
-            vectors=(meanings[1:], meanings),
-            on_progress=lambda *_: None,
-        )
-    )
-    assert [(leak.evaluation, leak.kind) for leak in found.values()] == [(1, "paraphrase")]
 
 
 WRITER = """

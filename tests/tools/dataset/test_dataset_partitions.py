@@ -41,7 +41,7 @@ def test_directories_of_partitions_are_columns(tmp_path: Path, suffix: str) -> N
     ]
     out = tmp_path / "out.parquet"
     for arguments in (
-        ["label=dog"],
+        ["label = 'dog'"],
         ["label IN ('dog')"],
         ["--sql", "SELECT * FROM rows WHERE level = 2"],
     ):

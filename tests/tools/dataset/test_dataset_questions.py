@@ -145,9 +145,9 @@ def test_leaks_are_found_and_nothing_else_is_dropped(shape: str, tmp_path: Path)
     train = write(tmp_path / "train.jsonl", *(SHAPES[shape](number) for number in range(130, 190)))
     arguments = [
         "dataset",
-        "decontaminate",
+        "dedup",
         train,
-        "--eval",
+        "--against",
         evals,
         "-o",
         str(tmp_path / "clean.jsonl"),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.curation.combine import Splitter, keys_of
+from ajet_tools.dataset.curation.splitter import Splitter, keys_of
 from ajet_tools.dataset.files.blocks import Row, blocks_of
 
 THREE = {"train": 0.7, "validation": 0.2, "test": 0.1}

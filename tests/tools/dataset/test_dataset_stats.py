@@ -100,13 +100,12 @@ def test_the_command_estimates_above_ten_thousand_rows_and_says_so(tmp_path: Pat
             "".join(f'{{"main_query": "Question {n}?", "level": {n % 2}}}\n' for n in range(count))
         )
         shown, found = (
-            CliRunner().invoke(app, ["dataset", "stats", str(file), *options, *more])
+            CliRunner().invoke(app, ["dataset", "check", str(file), *options, *more])
             for more in ([], ["--json"])
         )
         assert shown.exit_code == found.exit_code == 0, shown.output + found.output
-        return " ".join(shown.output.split()), json.loads(
-            found.stdout
-        )  # a terminal of 80 columns wraps
+        stats = json.loads(found.stdout)["stats"][str(file)]
+        return " ".join(shown.output.split()), stats  # a terminal of 80 columns wraps
 
     note = "are estimated from 10,050 rows (--exact: all)"
     text, found = stats_of(15_000)

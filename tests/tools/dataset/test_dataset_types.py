@@ -40,8 +40,7 @@ def ajet(*arguments: str, code: int = 0) -> str:
         ("filter", "typed.parquet", "metadata.level>=3"),
         ("dedup", "typed.parquet"),
         ("dedup", "typed.parquet", "--ignore-numbers", "--keep", "last"),
-        ("mix", "typed.parquet", "--count", "15", "--seed", "4"),
-        ("decontaminate", "typed.parquet", "--eval", "eval.jsonl"),
+        ("dedup", "typed.parquet", "--against", "eval.jsonl"),
         ("export", "typed.parquet"),
     ],
     ids=lambda arguments: " ".join(arguments),
@@ -69,7 +68,7 @@ def test_a_table_without_rows_keeps_its_columns(source: Path) -> None:
     Path("eval.jsonl").write_text(
         "".join(json.dumps({"q": one}) + "\n" for one in typed_table()["question"].to_pylist())
     )
-    ajet("decontaminate", "typed.parquet", "--eval", "eval.jsonl", "-o", "none.parquet")
+    ajet("dedup", "typed.parquet", "--against", "eval.jsonl", "-o", "none.parquet")
     assert check_kept(source, Path("none.parquet")).num_rows == 0
 
 
@@ -101,87 +100,6 @@ def test_a_hub_directory_of_a_typed_directory_keeps_both_splits(source: Path) ->
     ajet("export", "in", "-o", "hub")
     check_kept(source, Path("hub/data/train-00000-of-00001.parquet"))
     check_kept(source, Path("hub/data/validation-00000-of-00001.parquet"))
-
-
-def test_sources_of_one_type_mix(source: Path) -> None:
-    write_typed(Path("more.parquet"), 10, first=100)
-    pq.write_table(pa.concat_tables([typed_table(), typed_table(10, first=100)]), "both.parquet")
-    ajet("mix", "typed.parquet", "more.parquet", "-o", "out.parquet")
-    check_kept(Path("both.parquet"), Path("out.parquet"))
-
-
-def test_rows_of_text_take_the_types_of_the_table_that_they_are_mixed_with(source: Path) -> None:
-    row = {"question": "new?", "answer": "1", "small": 7, "big": 2**64 - 1, "blob": "AP8=", "price": "2.50",
-           "seen": "2024-01-01 00:00:00+00:00", "metadata": {"level": 3}, "kind": "odd"}  # fmt: skip
-    Path("new.jsonl").write_text(json.dumps(row) + "\n")
-    ajet("mix", "typed.parquet=40", "new.jsonl=1", "-o", "out.parquet")
-    made = pq.read_table("out.parquet")
-    assert made.schema.equals(pq.read_schema(source))
-    [new] = (
-        made.filter(pa.compute.equal(made["question"], "new?")).drop_columns(["seen"]).to_pylist()
-    )
-    assert (new["blob"], str(new["price"]), new["kind"]) == (b"\x00\xff", "2.50", "odd")
-    assert new["metadata"] == {"level": 3, "at": None, "score": None}
-
-
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [
-        ({"small": 300}, "small is int8 in typed.parquet, and 300 does not fit"),
-        (
-            {"blob": "no base64"},
-            "blob is large_binary in typed.parquet, and 'no base64' does not fit",
-        ),
-        (
-            {"metadata": {"level": "high"}},
-            "metadata.level is int8 in typed.parquet, and 'high' does not fit",
-        ),
-        ({"metadata": "text"}, "metadata is struct"),
-        ({"seen": "yesterday"}, "seen is timestamp"),
-    ],
-)
-def test_a_value_that_no_type_holds_is_refused_and_nothing_is_written(
-    source: Path, row: dict[str, Any], told: str
-) -> None:
-    Path("new.jsonl").write_text(json.dumps({"question": "new?", **row}) + "\n")
-    Path("out.parquet").write_bytes(b"before")
-    assert told in ajet("mix", "typed.parquet=40", "new.jsonl=1", "-o", "out.parquet", code=2)
-    assert Path("out.parquet").read_bytes() == b"before"
-    assert sorted(file.name for file in Path().iterdir()) == [
-        "new.jsonl",
-        "out.parquet",
-        "typed.parquet",
-    ]
-
-
-def test_tables_whose_types_or_labels_differ_are_not_mixed(source: Path) -> None:
-    other = typed_table().set_column(5, "weight", pa.nulls(ROWS, pa.date32()))
-    pq.write_table(other, "other.parquet")
-    mixed = ("mix", "typed.parquet", "other.parquet", "-o", "out.parquet")
-    assert "weight is float in typed.parquet and date32[day] in other.parquet" in ajet(
-        *mixed, code=2
-    )
-    metadata = typed_table().schema.metadata
-    turned = metadata[b"huggingface"].replace(b'["easy", "hard"]', b'["hard", "easy"]')
-    assert turned != metadata[b"huggingface"]
-    pq.write_table(
-        typed_table().replace_schema_metadata({**metadata, b"huggingface": turned}), "other.parquet"
-    )
-    assert "label is a class label of ['easy', 'hard'] in typed.parquet" in ajet(*mixed, code=2)
-    assert not Path("out.parquet").exists()
-
-
-def test_a_narrow_and_a_wide_number_are_wide(tmp_path: Path) -> None:
-    pq.write_table(
-        pa.table({"question": ["a"], "n": pa.array([1], pa.int8())}), tmp_path / "a.parquet"
-    )
-    pq.write_table(
-        pa.table({"question": ["b"], "n": pa.array([2**40], pa.int64())}), tmp_path / "b.parquet"
-    )
-    out = tmp_path / "out.parquet"
-    ajet("mix", str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"), "-o", str(out))
-    assert pq.read_schema(out).field("n").type == pa.int64()
-    assert sorted(pq.read_table(out)["n"].to_pylist()) == [1, 2**40]
 
 
 def test_a_renamed_column_keeps_its_type(source: Path) -> None:
@@ -268,24 +186,9 @@ def test_text_that_cannot_hold_a_type_says_so(source: Path, arguments: tuple[str
 
 def test_commands_that_only_look_take_every_type(source: Path) -> None:
     whole = source.read_bytes()
-    assert f"{ROWS} rows" in ajet("stats", "typed.parquet")
-    ajet("validate", "typed.parquet")
+    assert f"{ROWS} rows" in ajet("check", "typed.parquet")
+    ajet("check", "typed.parquet")
     assert source.read_bytes() == whole
-
-
-def test_a_row_that_is_no_class_label_does_not_go_into_its_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    seeds = [
-        {"question": f"Is {i} even or odd?", "answer": str(i % 2), "level": i % 2} for i in range(6)
-    ]
-    noted = {"level": {"names": ["even", "odd"], "_type": "ClassLabel"}}
-    metadata = {"huggingface": json.dumps({"info": {"features": noted}})}
-    pq.write_table(pa.Table.from_pylist(seeds).replace_schema_metadata(metadata), "seeds.parquet")
-    Path("more.jsonl").write_text(json.dumps({**seeds[0], "level": 7}) + "\n")
-    said = ajet("mix", "seeds.parquet", "more.jsonl", "-o", "mixed.parquet", code=2)
-    assert "level is a class label of ['even', 'odd'] in seeds.parquet, and 7 does not fit" in said
 
 
 def test_seeds_with_images_are_refused_with_what_to_do(

@@ -1,4 +1,4 @@
-"""`ajet trace audit`: rollouts of other trainers pass; each way in which one trains what was not
+"""`ajet trace check FILE`: rollouts of other trainers pass; each way in which one trains what was not
 sampled is named.
 
 `dumps/verifiers-0.4.0.jsonl` was written by its Trace, its graph and its trace_store (its configs
@@ -162,7 +162,7 @@ def test_of_refused_rows_it_is_not_said_that_nothing_differs(tmp_path: Path) -> 
     rows[0]["completion_mask"] = [0]
     file = tmp_path / "dump.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    told = CliRunner().invoke(app, ["trace", "audit", str(file)])
+    told = CliRunner().invoke(app, ["trace", "check", str(file)])
     assert told.exit_code == 1
     assert "mask for 1 of 6 tokens" in told.output and "the other rows: recomputed" in told.output
 
@@ -174,7 +174,7 @@ def test_an_attempt_with_a_reward_and_no_request_is_counted(tmp_path: Path) -> N
     file.write_text(
         "".join(f"{json.dumps(row)}\n" for row in [{**reward, "attempt_id": "silent"}, *rows])
     )
-    said = CliRunner().invoke(app, ["trace", "audit", str(file)])
+    said = CliRunner().invoke(app, ["trace", "check", str(file)])
     assert said.exit_code == 0, said.output
     assert (
         "3 episodes with" in said.output
@@ -238,7 +238,7 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path: Path, case: int) -> None:
 def test_with_a_tokenizer_ids_must_be_the_text_of_the_reply(tmp_path: Path) -> None:
     tokenizer = save_tiny(tmp_path / "model")
     file, run = DUMPS / "verifiers-0.4.0.jsonl", CliRunner()
-    passed = run.invoke(app, ["trace", "audit", str(file), "--tokenizer", str(tokenizer)])
+    passed = run.invoke(app, ["trace", "check", str(file), "--tokenizer", str(tokenizer)])
     assert passed.exit_code == 0 and "recomputed, nothing differs" in passed.output, passed.output
     rows = stored(file.name)
     rows[1]["traces"][0]["nodes"][4]["token_ids"][2] = rows[1]["traces"][0]["nodes"][2][
@@ -246,10 +246,10 @@ def test_with_a_tokenizer_ids_must_be_the_text_of_the_reply(tmp_path: Path) -> N
     ][2]
     wrong = tmp_path / "traces.jsonl"
     wrong.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert run.invoke(app, ["trace", "audit", str(wrong)]).exit_code == 0, (
+    assert run.invoke(app, ["trace", "check", str(wrong)]).exit_code == 0, (
         "no text is compared without a tokenizer"
     )
-    told = run.invoke(app, ["trace", "audit", str(wrong), "--tokenizer", str(tokenizer), "--json"])
+    told = run.invoke(app, ["trace", "check", str(wrong), "--tokenizer", str(tokenizer), "--json"])
     [differs] = json.loads(told.output)["audit"]["differs"]
     assert told.exit_code == 1 and (differs["check"], differs["row"]) == (
         "texts",
@@ -266,7 +266,7 @@ def test_a_tokenizer_that_is_named_and_missing_is_an_error(tmp_path: Path) -> No
     ):
         arguments = [
             "trace",
-            "audit",
+            "check",
             str(DUMPS / "verifiers-0.4.0.jsonl"),
             "--tokenizer",
             str(tmp_path / place),
@@ -295,7 +295,7 @@ def test_a_datum_that_does_not_say_what_was_sampled_is_not_checked(tmp_path: Pat
         == "1 row has neither mask, weights nor spans: tokens with an advantage are taken as the"
         " sampled ones"
     )
-    told = CliRunner().invoke(app, ["trace", "audit", str(tmp_path / "dump.jsonl")])
+    told = CliRunner().invoke(app, ["trace", "check", str(tmp_path / "dump.jsonl")])
     assert told.exit_code == 0 and "what is trained: 1 row has neither" in told.output
     whole = audited(tmp_path, [datum(0.5)])
     assert not [entry for entry in whole.audit.unchecked if entry.check == "what is trained"]
@@ -305,6 +305,6 @@ def test_where_every_row_is_refused_nothing_was_checked(tmp_path: Path) -> None:
     rows = [datum(0.5)]
     rows[0]["loss_fn_inputs"]["logprobs"].pop()
     (tmp_path / "dump.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    told = CliRunner().invoke(app, ["trace", "audit", str(tmp_path / "dump.jsonl")])
+    told = CliRunner().invoke(app, ["trace", "check", str(tmp_path / "dump.jsonl")])
     assert told.exit_code == 1 and "logprobs for 4 of 5 targets" in told.output
     assert "nothing was checked" in told.output and "differs" not in told.output

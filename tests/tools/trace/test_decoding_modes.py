@@ -69,13 +69,13 @@ def test_each_mean_is_of_one_kind(runs: Path) -> None:
 def test_runs_are_compared_by_one_kind(runs: Path) -> None:
     for options, decoding, mean in (([], "sampled", 0.5), (["--decoding", "greedy"], "greedy", 1.0),
                                     (["--split", "train"], "sampled", 0.25)):  # fmt: skip
-        found = trace("diff", "one", "two", str(runs), *options)
+        found = trace("compare", "one", "two", str(runs), *options)
         assert [found[side][name] for side in "ab" for name in ("decoding", "reward", "episodes")] == [
             decoding, mean, 6, decoding, mean, 6,
         ]  # fmt: skip
-    shown = CliRunner().invoke(app, ["trace", "diff", "one", "two", str(runs)]).stdout
+    shown = CliRunner().invoke(app, ["trace", "compare", "one", "two", str(runs)]).stdout
     assert "mean reward (val sampled)" in shown
-    assert trace("diff", "one@3", "two@last", str(runs))["b"]["decoding"] == "sampled"
+    assert trace("compare", "one@3", "two@last", str(runs))["b"]["decoding"] == "sampled"
 
 
 @pytest.mark.slow

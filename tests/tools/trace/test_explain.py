@@ -630,7 +630,7 @@ def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:
         tmp_path / "trace.duckdb",
         [varied, varied, lambda t, a: Attempt(0.0, f"Answer {t} .", finish="length")],
     )
-    done = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@last", str(path), "--json"])
+    done = CliRunner().invoke(app, ["trace", "compare", "run@1", "run@last", str(path), "--json"])
     found = json.loads(done.stdout)
     assert (found["a"]["step"], found["b"]["step"], found["a"]["reward"], found["b"]["reward"]) == (
         1,
@@ -640,14 +640,14 @@ def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:
     )
     assert found["test"]["mean"] == -0.5 and found["config"] == []
     assert {change["kind"] for change in found["changes"]} == {"task", "cut"}
-    shown = CliRunner().invoke(app, ["trace", "diff", "@1", "@3", str(path)]).stdout
+    shown = CliRunner().invoke(app, ["trace", "compare", "@1", "@3", str(path)]).stdout
     assert "train1-0-1 (reward 1, step 1) and train3-0-0 (reward 0, step 3) part at token" in shown
     assert "replies per episode that end at the maximum length: 0 → 1" in shown
     listed = CliRunner().invoke(
         app, ["trace", "ls", str(path), "-f", "step=last reward=0", "--json"]
     )
     assert json.loads(listed.stdout)["count"] == 32
-    wrong = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@7", str(path)])
+    wrong = CliRunner().invoke(app, ["trace", "compare", "run@1", "run@7", str(path)])
     assert (
         wrong.exit_code == 2
         and "no finished episode at step 7 to compare; it has steps 1, 2, 3" in wrong.stderr
@@ -672,7 +672,9 @@ def test_steps_of_different_kinds_are_refused_with_what_each_kind_has(tmp_path: 
                 for step in (1, 3)
             )
         )
-    done = CliRunner().invoke(app, ["trace", "diff", "run@1", "run@2", str(path), "--split", "val"])
+    done = CliRunner().invoke(
+        app, ["trace", "compare", "run@1", "run@2", str(path), "--split", "val"]
+    )
     assert done.exit_code == 2 and done.stderr.strip().endswith(
         "nothing of one kind on both sides: run run has train sampled at steps 1, 2; val greedy at"
         " steps 1, 3; val sampled at steps 1"

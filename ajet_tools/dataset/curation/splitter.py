@@ -1,19 +1,11 @@
-"""Mixes several datasets in shares, and splits a dataset.
-
-A mix draws rows without repetition and interleaves the sources at random; within a source the order
-stays. Each file is read once to count it and once per round to write it, so memory use is constant.
-
-A split assigns a row by a hash of its content, so the row keeps its side when the file grows.
-"""
+"""Splits a dataset: a row is assigned by a hash of its content, so it keeps its side when the file
+grows."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,153 +14,11 @@ import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.questions import text_of
-from ajet_tools.dataset.curation.descent import marked
-from ajet_tools.dataset.curation.filter import has_dotted_key
-from ajet_tools.dataset.files.blocks import Block, LineBlock, encodable, join
+from ajet_tools.dataset.curation.fields import has_dotted_key
+from ajet_tools.dataset.files.blocks import Block, LineBlock, encodable
 from ajet_tools.dataset.files.lines import json_at
-from ajet_tools.dataset.files.tables import count_rows, read_blocks
 from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.text import normal, normals
-
-
-@dataclass(frozen=True)
-class MixPart:
-    """A source and its share."""
-
-    path: str
-    weight: float
-
-
-@dataclass(frozen=True)
-class Share:
-    """A source's share of a mix: `take` of its `rows`; more than `rows` if it is repeated."""
-
-    path: str
-    rows: int
-    take: int
-
-
-def parse_part(text: str) -> MixPart:
-    """Parses `FILE=WEIGHT` or `FILE` (weight 1). Raises ConfigError."""
-    path, equals, weight = text.rpartition("=")
-    if (
-        not equals or Path(text).expanduser().exists()
-    ):  # `data/level=2` may be a partition directory
-        return MixPart(text, 1.0)
-    try:
-        value = float(weight)
-    except ValueError:
-        return MixPart(text, 1.0)
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{text}: a weight must be a number above 0 (got {weight})")
-    return MixPart(path, value)
-
-
-def plan(
-    parts: Sequence[MixPart], total: int | None = None, *, repeat: bool = False
-) -> list[Share]:
-    """Computes the rows to take of each source, to the nearest row.
-
-    Without `total`, the mix is as large as the weights allow without repeating a row. Raises
-    ConfigError if `total` needs more rows than a source has, unless `repeat`; TaskError for a
-    source without rows.
-    """
-    if any(part.path == "-" for part in parts):
-        raise ConfigError(
-            "a mix reads its sources twice, which is impossible with stdin; pass files"
-        )
-    sizes = [count_rows(part.path) for part in parts]
-    for part, size in zip(parts, sizes, strict=True):
-        if not size:
-            raise TaskError(f"{part.path} has no rows")
-    whole = sum(part.weight for part in parts)
-    most = math.floor(
-        min(size * whole / part.weight for part, size in zip(parts, sizes, strict=True)) + 1e-9
-    )
-    rows = most if total is None else total
-    exact = [rows * part.weight / whole for part in parts]
-    takes = [math.floor(share + 1e-9) for share in exact]
-    order = sorted(range(len(parts)), key=lambda i: (takes[i] - exact[i], i))
-    for i in order[
-        : rows - sum(takes)
-    ]:  # the rows lost by rounding down go to the largest remainders
-        takes[i] += 1
-    shares = [
-        Share(part.path, size, take) for part, size, take in zip(parts, sizes, takes, strict=True)
-    ]
-    for share in shares:
-        if share.take > share.rows and not repeat:
-            raise ConfigError(
-                f"{share.path} has {share.rows:,} rows, the mix needs {share.take:,}: ask for"
-                f" {most} (-n), lower its weight, or use --repeat"
-            )
-    return shares
-
-
-_WINDOW = 8192
-
-
-def blocks(
-    shares: Sequence[Share],
-    *,
-    seed: int = 0,
-    mapping: Mapping[str, str] | None = None,
-    lines: bool = True,
-) -> Iterator[Block]:
-    """Yields the rows of a mix in blocks, of lines or of a table.
-
-    Reproducible for the same seed and files. Raises TaskError if the sources do not fit into one
-    table.
-    """
-    counts = [share.take for share in shares]
-    order = _chance(seed, 0).permutation(np.repeat(np.arange(len(shares), dtype=np.int16), counts))
-    sources = [_Drawn(share, _chance(seed, i + 1), mapping) for i, share in enumerate(shares)]
-    for start in range(0, len(order), _WINDOW):
-        window = order[start : start + _WINDOW]
-        drawn = [source.take(int((window == i).sum())) for i, source in enumerate(sources)]
-        places = np.empty(len(window), np.int64)
-        places[np.argsort(window, kind="stable")] = np.arange(len(window))
-        yield join([block for some in drawn for block in some], lines=lines).take(places)
-
-
-def _chance(seed: int, number: int) -> np.random.Generator:
-    return np.random.default_rng([abs(seed), int(seed < 0), number])
-
-
-class _Drawn:
-    """The rows that a mix takes of a source, in order: all rows in full rounds, then a random
-    part."""
-
-    def __init__(
-        self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None
-    ) -> None:
-        self._blocks = self._rounds(share, chance, mapping)
-        self._left: Block | None = None
-
-    def _rounds(
-        self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None
-    ) -> Iterator[Block]:
-        rounds, rest = divmod(share.take, share.rows)
-        for _ in range(rounds):
-            yield from marked(read_blocks(share.path, mapping=mapping), share.path, "")
-        chosen, number = np.sort(chance.choice(share.rows, rest, replace=False)), 0
-        for block in (
-            marked(read_blocks(share.path, mapping=mapping), share.path, "") if rest else ()
-        ):
-            start, end = np.searchsorted(chosen, [number, number + len(block)])
-            yield block.take(chosen[start:end] - number)
-            number += len(block)
-
-    def take(self, count: int) -> list[Block]:
-        taken: list[Block] = []
-        while count:
-            block = self._left if self._left is not None else next(self._blocks)
-            some = min(count, len(block))
-            taken.append(block.take(np.arange(some)))
-            self._left = block.take(np.arange(some, len(block))) if some < len(block) else None
-            count -= some
-        return taken
-
 
 _TRAINING = ("train", "training")
 _GOLDEN = 0.6180339887498949

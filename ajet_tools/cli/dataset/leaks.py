@@ -1,0 +1,141 @@
+"""`ajet dataset dedup --against`: removes rows that leak an evaluation set."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ajet_sdk.reporting.output import ProgressBar
+from ajet_sdk.tasks.questions import readable
+from ajet_sdk.tasks.row_texts import strings_of
+from ajet_tools.cli.dataset.options import (
+    RowOptions,
+    check_apart,
+    counted,
+    read_some,
+    report_kept,
+    write_kept,
+    write_report,
+)
+from ajet_tools.dataset.curation.descent import marked
+from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
+from ajet_tools.dataset.similarity.near import OnProgress
+from ajet_tools.text.clean import one_line
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.similarity.near import Vectors
+
+_SHOWN = 3
+_KINDS = {
+    "exact": "the same as an evaluation row",
+    "near": "nearly the same",
+    "words": "with a run of its words",
+    "altered": "with most of its words in their order",
+    "meaning": "with the same meaning, by embeddings",
+}
+
+
+def remove_leaks(
+    source: str,
+    evaluation: Sequence[str],
+    *,
+    out: str,
+    similarity: float,
+    ngram: int,
+    ignore_numbers: bool,
+    embeddings: tuple[str, str] | None,
+    meaning: float,
+    report: str | None,
+    seed: int,
+    rows: RowOptions,
+) -> None:
+    """Removes rows that leak an evaluation set, with the evidence for each."""
+    for path in evaluation:
+        check_apart(against=path, out=out, report=report)
+    kept_out = Leaks.of(
+        evaluation,
+        skip_bad=rows.skip_bad_rows,
+        threshold=similarity,
+        ngram=ngram,
+        seed=seed,
+        numbers=not ignore_numbers,
+    )
+    known = kept_out.known
+    with ProgressBar("reading") as bar:
+        again = rows.rereadable(source)
+        texts = [
+            (block.where(index), text)
+            for block in read_some(again(), source, bar)
+            for index, text in enumerate(block.texts)
+        ]
+        asked = [text for _, text in texts]
+        vectors = None
+        if embeddings:
+            both = asyncio.run(
+                embedded([*asked, *(text for _, text in known)], embeddings, bar.show)
+            )
+            vectors = both[: len(asked)], both[len(asked) :]
+        everything = (strings_of(row.values) for block in again() for row in block.rows())
+        leaks = kept_out.find(
+            asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
+        )
+    write_kept(marked(again(), source, out), set(leaks), len(texts), out, rows.tables(source))
+    if report:
+        write_report(report, (_leak_row(*leak, texts, known) for leak in leaks.items()))
+    _report_leaks(leaks, texts, known, rows, out, report)
+
+
+def _leak_row(
+    index: int, leak: Leak, texts: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]]
+) -> dict[str, object]:
+    return {
+        "row": texts[index][0],
+        "eval": known[leak.evaluation][0],
+        "kind": leak.kind,
+        "similarity": round(leak.similarity, 4),
+        "evidence": leak.evidence,
+        "text": readable(texts[index][1]),
+        "eval_text": readable(known[leak.evaluation][1]),
+    }
+
+
+def _report_leaks(
+    leaks: Mapping[int, Leak],
+    texts: Sequence[tuple[str, str]],
+    known: Sequence[tuple[str, str]],
+    rows: RowOptions,
+    out: str,
+    report: str | None,
+) -> None:
+    kinds = {kind: sum(leak.kind == kind for leak in leaks.values()) for kind in _KINDS}
+    more: dict[str, object] = {
+        "eval_rows": len(known),
+        "eval_rows_found": len({leak.evaluation for leak in leaks.values()}),
+    }
+    lines = [
+        f"  dropped: {counted(kinds[kind], 'row')} {name}"
+        for kind, name in _KINDS.items()
+        if kinds[kind]
+    ]
+    for index, leak in list(leaks.items())[:_SHOWN]:
+        lines.append(
+            f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}:"
+            f" {one_line(leak.evidence, 72)}"
+        )
+    report_kept(rows, len(texts), kinds, more, lines, out, report)
+
+
+async def embedded(
+    texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress
+) -> Vectors:
+    meaning = importlib.import_module(
+        "ajet_tools.dataset.similarity.meaning"
+    )  # imports an HTTP client
+    endpoint = meaning.open_embedder(*embeddings)
+    try:
+        vectors: Vectors = await meaning.embed(endpoint, texts, on_progress=on_progress)
+        return vectors
+    finally:
+        await endpoint.aclose()

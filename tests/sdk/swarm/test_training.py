@@ -1,0 +1,182 @@
+"""A real training at a server, with workers in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+import ajet
+from ajet_sdk.swarm.messages import SwarmStatus
+from ajet_sdk.trace.reader import ledger_balance, open_trace
+from tests.tiny_models import save_tiny
+from tests.waiting import until
+
+AGENT = """
+import ajet
+import openai
+
+
+@ajet.workflow
+async def solve(question: str) -> str:
+    client = openai.AsyncOpenAI()
+    messages = [{"role": "user", "content": question}]
+    reply = await client.chat.completions.create(model="gpt-4o", messages=messages, max_tokens=8)
+    return reply.choices[0].message.content or ""
+
+
+@ajet.judge
+def length(output: str) -> float:
+    return len(output) / 10
+"""
+CONFIG = """
+ajet:
+  backbone: local
+  experiment_name: swarm
+  experiment_dir: {directory}/run
+  model: {{path: {directory}/model}}
+  data: {{train_batch_size: 2}}
+  rollout: {{user_workflow: agent.py->solve, num_repeat: 2, max_response_length_in_one_turn: 8}}
+  task_judge: {{judge_type: customized_protocol, judge_protocol: agent.py->length}}
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file:
+      training: {{file_path: tasks.jsonl}}
+      validation: {{file_path: val.jsonl}}
+  trainer_common: {{total_steps: {steps}, test_freq: 2, val_pass_n: 1, logger: []}}
+"""
+
+
+class Program:
+    """A running `ajet ...`, with its output so far."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ajet", *arguments],
+            cwd=directory,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def url(self) -> str:
+        """The URL that a server has printed."""
+        found = until(lambda: re.search(r"swarm server at (http\S+)", self.output))
+        return str(found[1])
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=240)
+        self._reader.join()
+        return code
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Callable[..., Program]]:
+    """Starts programs, and kills those that are left."""
+    started: list[Program] = []
+
+    def start(*arguments: str) -> Program:
+        started.append(Program(directory, *arguments))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for program in started:
+            program.process.kill()
+            program.process.wait()
+
+
+def prepare(directory: Path, steps: int) -> None:
+    save_tiny(directory / "model")
+    (directory / "agent.py").write_text(AGENT)
+    for name, count in (("tasks", 6), ("val", 2)):
+        rows = [{"question": f"Say {name} {n}.", "task_id": f"{name}{n}"} for n in range(count)]
+        (directory / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (directory / "job.yaml").write_text(CONFIG.format(directory=directory, steps=steps))
+
+
+def status_of(url: str) -> SwarmStatus | None:
+    try:
+        return ajet.SwarmClient(url, patience=0).status()
+    except Exception:  # noqa: BLE001  # not there yet
+        return None
+
+
+@pytest.mark.slow
+def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=6)
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "--port", "0")
+        url = server.url()
+        owner = start("train", "--conf", "job.yaml", "--swarm", url)
+        until(lambda: (status := status_of(url)) and status.state == "collecting")
+        joined = start("train", "--conf", "job.yaml", "--swarm", url)
+        assert owner.wait() == 0, owner.output
+        assert joined.wait() == 0, joined.output
+        assert "validation after step 2" in owner.output + joined.output
+        status = status_of(url)
+        assert status is not None and status.policy_version == 6
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 130
+    with open_trace(tmp_path / "launcher_record/swarm") as trace:
+        [row] = trace.query("SELECT run_id, config FROM runs").to_pylist()
+        assert ledger_balance(trace, row["run_id"]) == []
+        rows = trace.query(
+            "SELECT DISTINCT split, step, decoding FROM episodes WHERE status = 'succeeded'"
+            " AND split = 'val' ORDER BY ALL"
+        ).to_pylist()
+    assert [(r["split"], r["step"], r["decoding"]) for r in rows] == [
+        ("val", 2, "greedy"),
+        ("val", 2, "sampled"),
+        ("val", 4, "greedy"),
+        ("val", 4, "sampled"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_worker_goes_on_when_its_server_was_killed(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=6)
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "job.yaml", "--port", "0")
+        url = server.url()
+        port = str(httpx.URL(url).port)
+        worker = start(
+            *("work", url, "agent.py:solve", "--judge", "agent.py:length"),
+            *("--tasks", "tasks.jsonl", "--json"),
+        )
+        until(lambda: (status := status_of(url)) and status.policy_version >= 2)
+        server.process.kill()
+        server.process.wait()
+        again = start("swarm", "start", "job.yaml", "--port", port, "--resume")
+        assert worker.wait() == 0, worker.output
+        assert again.wait() == 0, again.output
+    with open_trace(tmp_path / "run") as trace:
+        [row] = trace.query("SELECT run_id FROM runs WHERE status = 'finished'").to_pylist()
+        assert ledger_balance(trace, row["run_id"]) == []
+        [steps] = trace.query(
+            "SELECT count(DISTINCT step) AS n FROM ledger WHERE outcome = 'trained'"
+        ).to_pylist()
+    assert steps["n"] >= 1
