@@ -286,7 +286,7 @@ class RunScreen(TraceScreen):
         if self.run is not None and not self.run["unsound"]:
             self.notify("no episode failed", timeout=2)
         else:
-            self.app.open_episodes(self.run_id, "status!=succeeded")
+            self.app.open_episodes(self.run_id, "status <> 'succeeded'")
 
     def action_copy(self) -> None:
         self.app.copy(self.run_id, "the run's id")
