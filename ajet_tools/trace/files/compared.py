@@ -88,7 +88,7 @@ CHECKS = {
             OR (run_id, name) IN (SELECT (run_id, name) FROM s_metrics)) f
         FULL JOIN (SELECT m.* FROM s_metrics m JOIN runs r USING (run_id)
             WHERE r.trains AND (name IN (SELECT name FROM followed) OR name ~ 'train/tokens_(superseded|untrainable|'
-                'cancelled|undelivered|failed|abandoned|stale|unmaskable|zero_advantage|overlong|cut|truncated)' AND value <> 0))
+                'cancelled|undelivered|failed|stale|unmaskable|zero_advantage|overlong|cut|truncated)' AND value <> 0))
             m USING (run_id, step, name)
         WHERE (run_id, step) NOT IN (SELECT (run_id, step) FROM steps WHERE unlogged)
             AND f.value IS DISTINCT FROM m.value AND NOT (f.value IS NULL AND name LIKE 'train/tokens%' AND m.value = 0)
