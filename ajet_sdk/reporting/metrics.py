@@ -318,6 +318,10 @@ _CAUSES = {
         " limit"
     ),
     "undelivered": "the agent's client did not take the reply: raise its time limit",
+    "abandoned": (
+        "clients of the swarm were lost or too slow for their steps: see `ajet trace receipts`,"
+        " raise swarm.grace or rollout.max_staleness"
+    ),
     "truncated": (
         "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len,"
         " data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl)"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ajet")
 
-REMEMBERED = 100_000
+REMEMBERED = 20_000
 """Episodes that are over and whose receipts are in memory; others are looked up in the trace."""
 _SOONEST, _LATEST = 0.02, 1.0
 """Bounds of the seconds between two looks for episodes over their time."""
@@ -414,14 +414,14 @@ class Attempts:
             outcome = "abandoned" if state == "abandoned" else "failed"
         if outcome is not None:
             writer.put(*untrained_entries(episode, outcome))
-        if self.settings.config.trainer_common.save_trajectory_as_json_file:
-            await asyncio.to_thread(write_trajectory, writer.path.parent, episode)
         self.open.pop(episode.episode_id, None)
         receipt = receipt_of(episode, state, outcome or "pending", attempt.claim.client_id)
         self._over[episode.episode_id] = _Over(state, receipt, attempt.request)
         while len(self._over) > REMEMBERED:
             self._over.popitem(last=False)
         self._listener.settled(attempt, episode, state, counts)
+        if self.settings.config.trainer_common.save_trajectory_as_json_file:
+            await asyncio.to_thread(write_trajectory, writer.path.parent, episode)
         return receipt
 
     async def _end_again(self, episode_id: str, request: End | Abort) -> Receipt:

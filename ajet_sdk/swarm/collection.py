@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ajet_sdk.errors import AjetError
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.samples.prefixes import is_trained
@@ -40,6 +41,8 @@ from ajet_sdk.types import Episode, LedgerEntry, Task, new_id
 
 LONGEST_WAIT = 600.0
 """Seconds for which a claim is held at most."""
+MOST_WAITING = 10_000
+"""Claims that wait for a place at once."""
 IsGone = Callable[[], Awaitable[bool]]
 """Whether the client of a request has left."""
 
@@ -109,11 +112,21 @@ class Collection:
         return attempt.claimed, True
 
     async def _await_place(self, claim: Claim, is_gone: IsGone | None) -> OpenAttempt:
+        is_training = claim.split == "train"
+        if is_training and claim.task is not None and self.is_held_out(claim.task):
+            raise Refused(
+                409,
+                "held_out",
+                f"task {claim.task.task_id} is a validation task of this training, or asks the same"
+                " question; claim it with split `val`",
+            )
         refusal = self._refusal(claim)
         if refusal is None:
             return self._open(claim)
         if refusal.retry_after is None or not claim.wait:
             raise refusal
+        if len(self._waiting) >= MOST_WAITING:
+            raise Refused(503, "full", f"{MOST_WAITING:,} claims are waiting for a place", 10.0)
         waiting = _Waiting(claim, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
@@ -131,14 +144,25 @@ class Collection:
 
     def serve_claims(self) -> None:
         """Give places to waiting claims, first come first served."""
+        is_full = self._is_full()
         for waiting in list(self._waiting):
-            if waiting.turn.done():
+            if waiting.turn.done() or (is_full and waiting.claim.split == "train"):
                 continue
             refusal = self._refusal(waiting.claim)
             if refusal is None:
-                waiting.turn.set_result(self._open(waiting.claim))
+                try:
+                    waiting.turn.set_result(self._open(waiting.claim))
+                except AjetError as error:  # that of one claim; others go on
+                    waiting.turn.set_exception(error)
+                is_full = self._is_full()
             elif refusal.retry_after is None:
                 waiting.turn.set_exception(refusal)
+
+    def _is_full(self) -> bool:
+        """Whether no claim for training finds a place now; spares looking at each of many."""
+        if self.board.state == "finished":
+            return False  # they are told
+        return not self.is_collecting or self.pool.is_full
 
     def _refusal(self, claim: Claim) -> Refused | None:
         """Why a claim gets no place now."""
@@ -150,13 +174,6 @@ class Collection:
             return Refused(503, "full", message, 2.0)
         if claim.split == "val":
             return self._refusal_of_validation(claim)
-        if claim.task is not None and self.is_held_out(claim.task):
-            return Refused(
-                409,
-                "held_out",
-                f"task {claim.task.task_id} is a validation task of this training, or asks the same"
-                " question; claim it with split `val`",
-            )
         if not self.is_collecting:
             code: Code = "closing" if self.board.state == "closing" else "updating"
             return Refused(503, code, f"step {self.step} is being trained", 1.0)
@@ -229,9 +246,14 @@ class Collection:
             number, step = self.pool.open(group, episode_id), self.step
         else:
             number, step = claim.attempt or 0, self.done
-        attempt = self.attempts.begin(
-            claim, task, episode_id=episode_id, group=group, number=number, step=step
-        )
+        try:
+            attempt = self.attempts.begin(
+                claim, task, episode_id=episode_id, group=group, number=number, step=step
+            )
+        except BaseException:  # such as an opponent that is missing
+            if group is not None:
+                self.pool.free(group, episode_id)
+            raise
         self._tell("claimed", attempt, step=step, split=claim.split)
         return attempt
 
@@ -247,11 +269,11 @@ class Collection:
     # Ends (the interface of `attempts.Listener`)
 
     def placed(self, attempt: OpenAttempt, episode: Episode, counts: bool) -> Episode:
-        group = attempt.group
-        if group is None:
+        if attempt.group is None:
             if attempt.claim.task_at_end:
                 return self._placed_in_validation(episode)
             return episode
+        group = attempt.group = self.pool.group_of(episode.episode_id)
         if counts and attempt.claim.task_at_end:
             task = episode.task
             group = attempt.group = self.pool.adopt(group, task.task_id, self.kind_of(task))

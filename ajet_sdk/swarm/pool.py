@@ -170,6 +170,13 @@ class Pool:
         open_one = any(g.task_id == task_id and g.has_room for g in self.groups)
         return open_one or self.may_begin(kind)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no claim at all finds a place, whatever its task."""
+        if self.quotas or self.may_begin():
+            return False
+        return not any(group.has_room for group in self.groups)
+
     def has_own_room(self, kind_of: Callable[[Task], str]) -> bool:
         """Whether `find_own_place` finds one."""
         open_one = any(group.task is not None and group.has_room for group in self.groups)
@@ -229,6 +236,10 @@ class Pool:
         """Open an attempt; returns its number in the group."""
         group.open[episode_id] = number = group.free_number()
         return number
+
+    def group_of(self, episode_id: str) -> AttemptGroup:
+        """The group of an open attempt, which may have changed since it began."""
+        return next(group for group in self.groups if episode_id in group.open)
 
     def end(self, group: AttemptGroup, episode: Episode) -> None:
         """Add the result of an attempt."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -111,6 +112,19 @@ def select(
             ended.set()
     finally:
         cursor.close()
+
+
+@lru_cache(maxsize=1)
+def _no_rows() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(config=SETTINGS)
+    for statement in create_statements():
+        connection.execute(statement)
+    return connection
+
+
+def check_select(sql: str, parameters: Sequence[object] = ()) -> None:
+    """Raise QueryError for a SELECT that does not fit the tables of a trace; no trace is read."""
+    select(_no_rows(), sql, parameters)
 
 
 class _Limit:

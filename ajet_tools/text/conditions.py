@@ -17,7 +17,7 @@ _OPERATOR = re.compile(
     r"[=<>()']|^\s*not\s+\S|\S\s+(?:and|or|is|in|like|ilike|between|not)\s+\S", re.I
 )
 _TOKEN = re.compile(
-    rf"(?P<string>{_STRING})|\"(?:[^\"]|\"\")*\"|\b(?P<name>\w+)\(\s*(?P<argument>{_STRING})?\s*\)",
+    rf"(?P<string>{_STRING})|\"(?:[^\"]|\"\")*\"|\b(?P<name>\w+)\s*\(\s*(?P<argument>{_STRING})?\s*\)",
     re.S,
 )
 
@@ -34,7 +34,8 @@ def condition(
     """Return a filter as a condition in SQL, with the macros replaced; an empty one is `true`.
 
     A macro is called with its text, or an empty one: `has('text')`, `age()`. A filter without any
-    operator that is no column becomes `has`. Raises QueryError.
+    operator that is no column becomes `has`, and so does a single text in quotes. Raises
+    QueryError.
     """
     if len(text) > _LONGEST:
         raise QueryError(f"a filter has at most {_LONGEST:,} characters")
@@ -44,8 +45,9 @@ def condition(
     if not stripped:
         return "true"
     if not _OPERATOR.search(stripped) and stripped.lower() not in columns:
-        searched = stripped.strip('"')
-        return macros["has"](searched)
+        return macros["has"](stripped.strip('"'))
+    if re.fullmatch(_STRING, stripped, re.S):
+        return macros["has"](stripped[1:-1].replace("''", "'"))
 
     def replaced(match: re.Match[str]) -> str:
         macro = macros.get((match["name"] or "").lower())

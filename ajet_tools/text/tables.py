@@ -25,7 +25,9 @@ _PIPE_WIDTH = 160
 """Columns of output that is piped; wide enough for the tables of `ajet trace ls`."""
 _NARROW = 12
 """Text columns are never cut below this width."""
-_STATUS = dict.fromkeys(("timeout", "aborted", "interrupted", "cancelled", "undelivered"), "yellow")
+_STATUS = dict.fromkeys(
+    ("timeout", "aborted", "interrupted", "cancelled", "undelivered", "abandoned"), "yellow"
+)
 _STATUS |= {"trained": "green", "running": "cyan", "failed": "red", "superseded": "dim"}
 
 

@@ -192,7 +192,9 @@ def listing(path: Path) -> dict[str, float]:
         found["refresh"] = 1e3 * _seconds(partial(latest.refreshed, reader), 3)
         time.sleep(PAUSE)
         found["filter"] = 1e3 * _seconds(
-            partial(latest.filtered, reader, parse("reward<0.5 agent=seer step>10"))
+            partial(
+                latest.filtered, reader, parse("reward < 0.5 and 'seer' in agents and step > 10")
+            )
         )
     return found
 

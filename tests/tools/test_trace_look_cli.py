@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Reward, Run, Task
 from ajet_tools.cli.app import app
-from ajet_tools.trace.queries.filters import FIELDS
+from ajet_tools.trace.queries.filters import COLUMNS as FILTER_COLUMNS
 from ajet_tools.trace.queries.listing import COLUMNS
 
 LONG = 60
@@ -103,7 +104,7 @@ def test_ls_filters_sorts_and_pages(trace: Path) -> None:
     assert listed(trace, "-f", "reward<0.3", "--sort", "-reward") == ["e02", "e01", "e00"]
     assert listed(trace, "--sort", "step", "-n", "3", "--page", "2") == ["e03", "e04", "e05"]
     assert listed(
-        trace, "-f", "'question 7' or step=8", "--sort", "step", "--status", "succeeded"
+        trace, "-f", "has('question 7') or step=8", "--sort", "step", "--status", "succeeded"
     ) == ["e07", "e08"]
     assert listed(trace, "--status", "failed") == []
     whole = json.loads(ajet("ls", str(trace), "-f", "step<10", "-n", "4", "--json"))
@@ -120,16 +121,16 @@ def test_ls_fits_the_terminal_and_says_what_it_shows(trace: Path) -> None:
 
 
 def test_the_help_names_every_field_and_column() -> None:
-    words = set(ajet("ls", "--help").replace(".", " ").split())
-    assert {*FIELDS, *COLUMNS} <= words
+    words = set(re.findall(r"\w+", ajet("ls", "--help")))
+    assert {*FILTER_COLUMNS, *COLUMNS} <= words
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("-f", "rewrd<1"), "did you mean reward?"),
-        (("-f", "reward<"), "(filter, character 8)"),
-        (("--status", "faild"), "did you mean failed?"),
+        (("-f", "reward<"), "syntax error"),
+        (("--status", "faild"), "failed"),
         (("--sort", "colour"), "no column 'colour'"),
     ],
 )

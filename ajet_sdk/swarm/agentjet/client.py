@@ -94,7 +94,8 @@ class SwarmClient:
         agentjet_job: Any = None,
         auto_start_swarm_server: bool = False,
     ) -> None:
-        """Keys are read from AJET_SWARM_KEY; nothing is requested yet, unless a server is started.
+        """The key is that of AJET_SWARM_OWNER_KEY, else of AJET_SWARM_KEY. Nothing is requested
+        yet, unless a server is started.
 
         Args:
             server_url: the server's URL.
@@ -104,13 +105,13 @@ class SwarmClient:
         """
         self.server_url = server_url.rstrip("/")
         self.verbose = verbose
-        self._swarm = swarm_client.SwarmClient(server_url)
+        key = os.environ.get("AJET_SWARM_OWNER_KEY") or os.environ.get("AJET_SWARM_KEY")
+        self._swarm = swarm_client.SwarmClient(server_url, key)
         self.client_uuid = self._swarm.client_id
         self._job = agentjet_job
         self._episodes: dict[str, Episode] = {}
         self._callbacks: list[Callable[[], object]] = []
         self._watcher: threading.Thread | None = None
-        key = os.environ.get("AJET_SWARM_KEY")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(base_url=self._swarm.url, headers=headers, timeout=30.0)
         if auto_start_swarm_server and self.get_engine_status()[0] == CANNOT_CONNECT:

@@ -297,7 +297,7 @@ class AgentJetFace:
         sent = await read(request, CanContinueEpisodeRequest)
         collection = self._routes.host.collection
         attempt = None
-        if collection is not None and self._state in ("collecting", "closing"):
+        if collection is not None:
             attempt = collection.attempts.open.get(_id_of(collection, sent.episode_uuid))
         can_continue = (
             attempt is not None

@@ -49,7 +49,7 @@ def ledger(
     \b
     ajet trace ledger
     ajet trace ledger launcher_record/math --by-step
-    ajet trace ledger -f 'step>10 agent=werewolf' --splits
+    ajet trace ledger -f "step > 10 and 'werewolf' in agents" --splits
     """
     wanted = parse(filter) if filter else None
     reader, where, named_run = open_named(run, path)

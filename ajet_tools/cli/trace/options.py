@@ -27,7 +27,7 @@ Fitting = Annotated[
         "-f",
         metavar="EXPR",
         help=(
-            "Only episodes that match, such as 'reward<0.5 text~\"calc\"'; see `ajet trace ls"
+            "Only episodes that match, such as \"reward < 0.5 and has('calc')\"; see `ajet trace ls"
             " --help`."
         ),
     ),

@@ -16,7 +16,14 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
-from ajet_tools.trace.queries.receipts import TokenReceipt, by_call, by_client, by_episode
+from ajet_tools.trace.queries.receipts import (
+    TokenReceipt,
+    by_call,
+    by_client,
+    by_episode,
+    client_rows,
+    part_rows,
+)
 
 
 def receipts(
@@ -51,7 +58,7 @@ def receipts(
         print_json({"run_id": run_id, "receipts": [asdict(receipt) for receipt in shown]})
         return
     with paged(no_pager) as out:
-        rows = _rows(shown, by_clients=shown is clients)
+        rows = client_rows(shown) if shown is clients else part_rows(shown)
         out.print(render.table(rows, out.width) if rows else "no tokens were sampled")
 
 
@@ -61,30 +68,3 @@ def _episode(reader: TraceReader, of: str, clients: Sequence[TokenReceipt]) -> s
     except QueryError as error:
         names = ", ".join(client.name for client in clients) or "none"
         raise QueryError(f"{of!r} is neither a client ({names}) nor an episode") from error
-
-
-def _rows(receipts: Sequence[TokenReceipt], *, by_clients: bool) -> list[dict[str, object]]:
-    """A row for each receipt, and one for their sum."""
-    outcomes = list(dict.fromkeys(name for receipt in receipts for name in receipt.tokens))
-    rows = []
-    for receipt in receipts:
-        row: dict[str, object] = {"client": receipt.name, "episodes": receipt.episodes}
-        if not by_clients:
-            row = {
-                "id": receipt.name[:12],
-                "step": receipt.step,
-                "status": receipt.status,
-                "task": receipt.task_id,
-                "version": receipt.policy_version,
-            }
-        counts = {outcome: receipt.tokens.get(outcome, 0) for outcome in outcomes}
-        rows.append({**row, **counts, "tokens": receipt.total})
-    if len(receipts) > 1:
-        name, number = ("client", "episodes") if by_clients else ("id", "step")
-        total: dict[str, object] = {name: "sum"}
-        if by_clients:
-            total[number] = sum(receipt.episodes for receipt in receipts)
-        for outcome in outcomes:
-            total[outcome] = sum(receipt.tokens.get(outcome, 0) for receipt in receipts)
-        rows.append({**total, "tokens": sum(receipt.total for receipt in receipts)})
-    return rows

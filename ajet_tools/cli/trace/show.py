@@ -14,12 +14,13 @@ from typer import Argument, Option
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar, visible
-from ajet_sdk.types import Call
+from ajet_sdk.types import Call, Status
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.pandas_import import leave_pandas_out
 from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line, short_ids
+from ajet_tools.text.conditions import literal
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import verdicts
@@ -59,34 +60,36 @@ def ls(
     page: Annotated[int, Option(min=1, help="Page number.")] = 1,
     limit: Annotated[int, Option("--limit", "-n", min=1, help="Episodes per page.")] = 20,
     status: Annotated[
-        str | None, Option(help="Only episodes with this status; short for -f status=STATUS.")
+        Status | None,
+        Option(help="Only episodes with this status; short for -f \"status = 'STATUS'\"."),
     ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs, and the episodes of one: filtered, sorted, in pages.
 
-    A filter compares fields by = != < <= > >= ~ (contains) !~, combined by spaces (and), `or`,
-    `not` and parentheses. A word alone searches all text. Values may be lists
-    (status=failed,timeout), `none`, times (age<2h, seconds>1.5m) or in quotes, steps `last`.
-    Fields: reward status success agent step task attempt split decoding turns calls agents tokens
-    prompt_tokens cost seconds latency age cause error unread_tool_calls cut_tool_calls model
-    version tag finish feedback outcome metric.NAME episode group run superseded text.
+    A filter is what SQL has after WHERE (DuckDB's), over these columns: episode_id run_id group_id
+    task_id task reward success status cause error split decoding step last_step attempt turns calls
+    tokens prompt_tokens cost seconds latency started_at ended_at output unread_tool_calls
+    cut_tool_calls version feedback superseded, and the lists agents models tags finish_reasons
+    outcomes. has('text') searches all text, and so does a filter without any operator; age() is the
+    time since an episode ended, metric('name') a number of its own.
 
     Columns to sort by: started_at ended_at seconds reward tokens turns calls agents step attempt
     split decoding status cause error task task_id group_id episode_id run_id superseded.
 
     \b
     ajet trace ls
-    ajet trace ls launcher_record/math -f 'reward<0.5 status=succeeded' --sort reward
-    ajet trace ls -f 'agent=werewolf step>10 text~"i am a villager"' -n 50 --page 2
+    ajet trace ls launcher_record/math -f "reward < 0.5 and status = 'succeeded'" --sort reward
+    ajet trace ls -f "'werewolf' in agents and has('i am a villager')" -n 50 --page 2
+    ajet trace ls -f "age() < interval 2 hour"
     ajet trace ls --sort -tokens --json
     """
-    parts = [
-        f"({filter})" if filter and status else filter,
-        f'status="{status}"' if status else None,
-    ]
-    fits = parse(filter or "") if not status else parse(" ".join(part for part in parts if part))
+    wanted = parse(filter or "")
+    if status:
+        of_status = f"status = {literal(status)}"
+        both = of_status if wanted.is_empty else f"{wanted.as_condition} AND {of_status}"
+        wanted = parse(both)
     leave_pandas_out()
     reader, where, run = open_named(run, path)
     with reader, reader.steady():
@@ -100,7 +103,7 @@ def ls(
         chosen = queries.find_run(reader, run) if run else newest and newest["run_id"]
         with ProgressBar("searching") as bar:
             column, largest = sort.removeprefix("-"), sort.startswith("-")
-            listing = open_listing(reader, chosen, fits, column, largest, progress=bar.update)
+            listing = open_listing(reader, chosen, wanted, column, largest, progress=bar.update)
         start = (page - 1) * limit
         stop = min(listing.count, start + limit)
         chunks = (

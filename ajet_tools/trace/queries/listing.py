@@ -8,9 +8,10 @@ lists for their lengths: `prepare` does so in a worker after the first page.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +20,7 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.base import USAGE_TOKENS, among, rows
 from ajet_tools.trace.queries.episodes import ListedEpisode
-from ajet_tools.trace.queries.filters import SQL, Condition, Filter, Node, conditions, sql_of
+from ajet_tools.trace.queries.filters import Filter
 from ajet_tools.trace.queries.search import (
     IN_CALL,
     IN_EPISODE,
@@ -79,8 +80,9 @@ class _Matches:
     filter: Filter | None = None
     fitting: pa.Array | None = None
     """Ids of the matches; None: all."""
-    by_part: dict[SQL, tuple[pa.Array, pa.Array]] = field(default_factory=dict)
-    """Ids of the episodes checked and of the matches, for each part of the filter."""
+    by_part: dict[str | None, tuple[pa.Array, pa.Array]] = field(default_factory=dict)
+    """Ids of the episodes checked and of the matches, for each text that the filter searches, and
+    for the whole of it (None)."""
 
     @property
     def ids(self) -> pa.Array:
@@ -238,7 +240,6 @@ _VALUES = {
     "error": "left(error, 64)",
 }
 """SQL of sort keys that are not columns of `episodes`."""
-_TIMES = ("started_at", "ended_at")
 _COLUMNS = "episode_id, started_at, ended_at, coalesce(superseded, false)::INTEGER AS superseded"
 
 
@@ -248,7 +249,7 @@ def _episodes(reader: TraceReader, run_id: str | None, select: str = _COLUMNS) -
     return reader.query(f"SELECT {select} FROM episodes e WHERE {of_run}", run)
 
 
-def _of_run(run_id: str | None) -> tuple[str, list[str]]:
+def _of_run(run_id: str | None) -> tuple[str, list[object]]:
     return ("true", []) if run_id is None else ("e.run_id = ?", [run_id])
 
 
@@ -261,12 +262,10 @@ def _fit(
     progress: Progress | None = None,
     cancelled: Stop | None = None,
 ) -> _Matches:
-    """Apply the filter; each part of it reads only episodes that it has not checked before."""
-    if matches.filter is None or matches.filter.node == Condition("true", ()):
+    """Apply the filter, to episodes that it has not seen before."""
+    if matches.filter is None or matches.filter.is_empty:
         return replace(matches, fitting=None)
-    return replace(
-        matches, fitting=_Fitting(reader, matches, progress, cancelled).ids(matches.filter.node)
-    )
+    return replace(matches, fitting=_Fitting(reader, matches, progress, cancelled).ids())
 
 
 class _Fitting:
@@ -280,55 +279,52 @@ class _Fitting:
         progress: Progress | None,
         cancelled: Stop | None,
     ) -> None:
-        self._reader, self._matches = reader, matches
-        self._progress, self._cancelled = progress, cancelled
         assert matches.filter is not None
-        self._needles = sum(part.needle is not None for part in conditions(matches.filter.node))
+        self._reader, self._matches, self._filter = reader, matches, matches.filter
+        self._progress, self._cancelled = progress, cancelled
         self._done = 0
 
-    def ids(self, node: Node) -> pa.Array:
+    def ids(self) -> pa.Array:
         """Return the ids of the matches."""
-        needles = [part.needle for part in conditions(node) if part.needle is not None]
-        if isinstance(node, Condition) or not needles:
-            return self._part(sql_of(node), needles[0] if needles else None)
-        parts = [self.ids(part) for part in node.parts]
-        if node.word == "not":
-            return _without(self._matches.ids, parts[0])
-        if node.word == "or":
-            return pa.concat_arrays(parts)
-        fitting = parts[0]
-        for part in parts[1:]:
-            fitting = fitting.filter(pc.is_in(fitting, value_set=part))
-        return fitting
+        found: dict[str, list[str]] = {}
+        for needle in self._filter.needles:
+            found[needle] = self._extended(needle, partial(self._holding, needle)).to_pylist()
 
-    def _part(self, sql: SQL, needle: str | None) -> pa.Array:
+        def matching(among: str, values: Sequence[object], _: datetime | None) -> list[pa.Array]:
+            sql, parameters = self._filter.query(among, found)
+            return [_array(self._reader.query(sql, [*parameters, *values]), "episode_id")]
+
+        return self._extended(None, matching)
+
+    def _extended(self, part: str | None, find: _Find) -> pa.Array:
+        """Return the matches of a part, a needle or the whole filter, for which only new episodes
+        are read."""
         matches = self._matches
-        checked, fitting = matches.by_part.get(sql, (None, pa.array([], pa.string())))
+        checked, fitting = matches.by_part.get(part, (None, pa.array([], pa.string())))
         new = matches.episodes
         if checked is not None:
             new = new.filter(pc.invert(pc.is_in(new["episode_id"], value_set=checked)))
         if len(new):
-            began, ended = (
-                (None, None) if checked is None else (pc.min(new[at]).as_py() for at in _TIMES)
-            )
-            condition, values = sql if needle is None else (IN_EPISODE, episode_parameters(needle))
-            late, since = ("e.ended_at >= ?", [ended]) if ended else ("true", [])
-            of_run, run = _of_run(matches.run_id)
-            text = f"SELECT episode_id FROM episodes e WHERE {of_run} AND {late} AND ({condition})"
-            parts = [
-                fitting,
-                _array(self._reader.query(text, [*run, *since, *values]), "episode_id"),
-            ]
-            if needle is not None:
-                parts += self._containing(needle, began)
-            fitting = pa.concat_arrays([part.cast(pa.string()) for part in parts])
-            matches.by_part[sql] = matches.ids, fitting
+            among, values = _of_run(matches.run_id)
+            began: datetime | None = None
+            if checked is not None:
+                began = pc.min(new["started_at"]).as_py()
+                among += " AND e.ended_at >= ?"
+                values = [*values, pc.min(new["ended_at"]).as_py()]
+            parts = [fitting, *find(among, values, began)]
+            fitting = pa.concat_arrays([ids.cast(pa.string()) for ids in parts])
+            matches.by_part[part] = matches.ids, fitting
         return fitting
 
-    def _containing(self, needle: str, since: datetime | None) -> Iterable[pa.Array]:
-        """Yield the episodes with a call that contains a text."""
-        spans = [((since - _LATE, None), 0)] if since else call_spans(self._reader, _SPAN)
-        of = self._needles * sum(size for _, size in spans)
+    def _holding(
+        self, needle: str, among: str, values: Sequence[object], began: datetime | None
+    ) -> Iterable[pa.Array]:
+        """Yield the episodes that contain a text, themselves or in a call."""
+        sql = f"SELECT episode_id FROM episodes e WHERE {among} AND {IN_EPISODE}"
+        parameters = [*values, *episode_parameters(needle)]
+        yield _array(self._reader.query(sql, parameters), "episode_id")
+        spans = [((began - _LATE, None), 0)] if began else call_spans(self._reader, _SPAN)
+        total = len(self._filter.needles) * sum(size for _, size in spans)
         for span, size in spans:
             if self._cancelled and self._cancelled():
                 raise Cancelled("the search was canceled")
@@ -337,7 +333,11 @@ class _Fitting:
             yield _array(self._reader.query(sql, [*edges, *call_parameters(needle)]), "episode_id")
             self._done += size
             if self._progress:
-                self._progress(self._done, of)
+                self._progress(self._done, total)
+
+
+_Find = Callable[[str, Sequence[object], "datetime | None"], Iterable[pa.Array]]
+"""Finds matches among episodes: by a condition with its parameters, that began after a time."""
 
 
 # Counts

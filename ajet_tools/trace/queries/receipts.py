@@ -60,6 +60,51 @@ def by_call(reader: TraceReader, run_id: str, episode_id: str) -> list[TokenRece
     return _receipts(reader, "call_id", "episode_id = $2", [run_id, episode_id])
 
 
+def client_rows(receipts: Sequence[TokenReceipt]) -> list[dict[str, object]]:
+    """A table's row for each client, with a column for each outcome, and one for their sum."""
+    outcomes = list(dict.fromkeys(name for receipt in receipts for name in receipt.tokens))
+    rows: list[dict[str, object]] = [
+        {"client": r.name, "episodes": r.episodes, **_counts(r, outcomes), "tokens": r.total}
+        for r in receipts
+    ]
+    return _with_sum(rows, "client")
+
+
+def part_rows(receipts: Sequence[TokenReceipt]) -> list[dict[str, object]]:
+    """The same for episodes or calls."""
+    outcomes = list(dict.fromkeys(name for receipt in receipts for name in receipt.tokens))
+    rows: list[dict[str, object]] = [
+        {
+            "id": r.name[:12],
+            "step": r.step,
+            "status": r.status,
+            "task": r.task_id,
+            "version": r.policy_version,
+            **_counts(r, outcomes),
+            "tokens": r.total,
+        }
+        for r in receipts
+    ]
+    return _with_sum(rows, "id")
+
+
+def _counts(receipt: TokenReceipt, outcomes: Sequence[str]) -> dict[str, int]:
+    return {outcome: receipt.tokens.get(outcome, 0) for outcome in outcomes}
+
+
+def _with_sum(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
+    if len(rows) < 2:
+        return rows
+    summed = [column for column in rows[0] if column not in _NOT_SUMMED]
+    total: dict[str, object] = {name: "sum"}
+    for column in summed:
+        total[column] = sum(int(str(row[column])) for row in rows)
+    return [*rows, total]
+
+
+_NOT_SUMMED = ("client", "id", "step", "status", "task", "version")
+
+
 def _receipts(
     reader: TraceReader, key: str, chosen: str, values: Sequence[object]
 ) -> list[TokenReceipt]:

@@ -31,6 +31,7 @@ _REASONS = {
     "cancelled": "not trained: it was sampled for a reply that was cancelled",
     "undelivered": "not trained: the reply did not reach the agent",
     "failed": "not trained: the episode failed",
+    "abandoned": "not trained: its client did not end the episode, or too late for any step",
     "stale": "not trained: it is older than rollout.max_staleness allows",
     "unmaskable": (
         "not trained: it was sampled under a grammar (structured output), or with a teacher at an"

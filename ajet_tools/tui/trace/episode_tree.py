@@ -25,7 +25,9 @@ from ajet_tools.tui.widgets.long_text import LineView
 _DEEPEST = 6
 
 _OUTCOMES = {"trained": "green", "failed": "red"}
-_OUTCOMES |= dict.fromkeys(("cancelled", "undelivered", "stale", "overlong", "truncated"), "yellow")
+_OUTCOMES |= dict.fromkeys(
+    ("cancelled", "undelivered", "abandoned", "stale", "overlong", "truncated"), "yellow"
+)
 
 
 class CallTree(LineView, can_focus=True):

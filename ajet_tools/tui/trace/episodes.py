@@ -18,10 +18,9 @@ from textual.message import Message
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.text.clean import one_line
-from ajet_tools.text.grammar import FilterError
 from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.experiments import names_of_runs
-from ajet_tools.trace.queries.filters import Filter, parse
+from ajet_tools.trace.queries.filters import Filter, FilterError, parse
 from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
 from ajet_tools.tui.trace.episode_list import (
     CAUSE_COLUMN,
@@ -36,7 +35,7 @@ from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Rows
 
 _BY_TIME = "ended_at"
-_FILTER_EXAMPLE = 'reward<0.5 status=failed agent=werewolf step>10 text~"calc"'
+_FILTER_EXAMPLE = "reward < 0.5 and status = 'failed' and has('calc')"
 _ASCENDING_FIRST = frozenset(("task", "attempt", "status", "cause"))
 """Columns sorted in ascending order first."""
 _ORDERS = {(_BY_TIME, True): "newest first", (_BY_TIME, False): "oldest first"}
@@ -261,7 +260,7 @@ class EpisodesScreen(TraceScreen):
         if (latest := self.latest) is None:
             return
         progress, cancelled = self._cancellable()
-        self._update_status(busy="filtering, esc stops" if wanted.reads_text else "filtering")
+        self._update_status(busy="filtering, esc stops" if wanted.needles else "filtering")
         try:
             listing = await self.app.ask(
                 latest.filtered, wanted, progress=progress, cancelled=cancelled

@@ -14,6 +14,7 @@ from textual.color import Color
 
 from ajet_tools.text import tables
 from ajet_tools.text.clean import one_line
+from ajet_tools.text.conditions import literal
 from ajet_tools.trace import queries
 from ajet_tools.trace.queries.experiments import (
     TaskReward,
@@ -113,8 +114,10 @@ class ManyRunsScreen(TraceScreen):
         """Open the episodes of the task under the cursor."""
         if self.chosen:
             single = self.run_ids[0] if len(self.run_ids) == 1 else None
-            several = "" if single else f" run={','.join(self.run_ids)}"
-            self.app.open_episodes(single, f'task="{self.chosen.task_id}"{several}')
+            wanted = f"task_id = {literal(self.chosen.task_id)}"
+            if single is None:
+                wanted += f" and run_id in ({', '.join(map(literal, self.run_ids))})"
+            self.app.open_episodes(single, wanted)
 
     def action_leaderboard(self) -> None:
         """Rank all runs of the trace at the task under the cursor."""

@@ -22,6 +22,7 @@ from ajet_tools.text.tables import compact, lasting, number, table
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
 from ajet_tools.trace.decoding import recorded_config
+from ajet_tools.trace.queries.receipts import HERE, TokenReceipt, by_client, client_rows
 from ajet_tools.trace.queries.runs import (
     Failure,
     LedgerTotal,
@@ -223,8 +224,9 @@ class RunScreen(TraceScreen):
     async def _show_ledger(self) -> None:
         totals = await self.app.ask(queries.ledger_totals, self.run_id)
         failed = await self.app.ask(queries.failures, self.run_id)
+        clients = await self.app.ask(by_client, self.run_id)
         width = max(40, self.app.size.width - 4)
-        self.query_one("#ledger Static", Static).update(_ledger(totals, failed, width))
+        self.query_one("#ledger Static", Static).update(_ledger(totals, failed, clients, width))
 
     async def _show_config(self) -> None:
         config = await self.app.ask(recorded_config, self.run_id)
@@ -284,7 +286,7 @@ class RunScreen(TraceScreen):
         if self.run is not None and not self.run["unsound"]:
             self.notify("no episode failed", timeout=2)
         else:
-            self.app.open_episodes(self.run_id, "status!=succeeded")
+            self.app.open_episodes(self.run_id, "status <> 'succeeded'")
 
     def action_copy(self) -> None:
         self.app.copy(self.run_id, "the run's id")
@@ -355,8 +357,10 @@ def _progress(run: RunOverview) -> Text:
     return line
 
 
-def _ledger(totals: list[LedgerTotal], failed: list[Failure], width: int) -> Group:
-    """Format the ledger and the causes of failures as tables."""
+def _ledger(
+    totals: list[LedgerTotal], failed: list[Failure], clients: list[TokenReceipt], width: int
+) -> Group:
+    """Format the ledger, the causes of failures, and the clients of a swarm as tables."""
     parts: list[RenderableType] = []
     if totals:
         tokens = sum(row["tokens"] for row in totals) or 1
@@ -376,4 +380,6 @@ def _ledger(totals: list[LedgerTotal], failed: list[Failure], width: int) -> Gro
         parts.append(table(rows, width, title="failures by cause", right=["share"]))
     else:
         parts.append(Text("No episode failed.", style="dim"))
+    if any(client.name != HERE for client in clients):
+        parts += [Text(), table(client_rows(clients), width, title="clients, and their tokens")]
     return Group(*parts)

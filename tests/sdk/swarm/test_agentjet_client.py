@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -359,10 +360,14 @@ def test_a_program_starts_trains_and_stops_a_server(tmp_path: Path, server: str)
     client = SwarmClient(server)
     assert client.get_engine_status()[0] == "ENGINE.OFFLINE"
     client.auto_sync_train_config_and_start_engine(job)
-    counts = iter(range(100))
+    rewards = {task.task_id: cycle((0.0, 1.0)) for task in TASKS}
     for step in (1, 2):
         auto_train_with_dataset(
-            Dataset(), client, lambda task, where: execute(task, where, next(counts) % 2), 2, 2
+            Dataset(),
+            client,
+            lambda task, where: execute(task, where, next(rewards[task.task_id])),
+            local_grpo_n=2,
+            remote_batch_size=2,
         )
         until(lambda step=step: client.get_global_step() == step)
     assert client.server_experiment_dir() == str(tmp_path / "experiment")

@@ -426,6 +426,33 @@ def test_with_staleness_an_episode_goes_on_over_an_update(tmp_path: Path) -> Non
         assert served.receipt(early)["step"] == 1
 
 
+def test_an_attempt_that_ends_after_its_group_was_trained_counts_in_the_next_step(
+    tmp_path: Path,
+) -> None:
+    with serve(
+        tmp_path,
+        "ajet.data.train_batch_size=1",
+        "ajet.rollout.max_staleness=1",
+        "ajet.swarm.collect=any_client",
+    ) as served:
+        step = served.begin()
+        slow = served.claimed("a")
+        served.call(slow)
+        served.attempt("a", 0.0)
+        assert served.post("/agree", client_id="c").json()["accepted"]
+        first = step.result(10)
+        assert len(first) == 1
+        served.train(1, first)
+        step = served.begin(2)
+        assert served.end(slow, 1.0).status_code == 200
+        assert served.post("/agree", client_id="c").json()["accepted"]
+        second = step.result(10)
+        assert [e.episode_id for e in second] == [slow["episode_id"]]
+        served.train(2, second)
+        assert served.receipt(slow)["step"] == 2
+        assert sum(served.ledger().values()) == served.sampled()
+
+
 @pytest.mark.parametrize("rule", ["any_client", "all_clients"])
 def test_a_step_that_clients_agree_to(tmp_path: Path, rule: str) -> None:
     with serve(tmp_path, f"ajet.swarm.collect={rule}") as served:

@@ -254,8 +254,8 @@ def test_training_reads_what_was_made(service: Path) -> None:
         (["--feedback", "up"], {"What is 1+1?"}),
         (["--feedback", "down"], {"What is 2+2?", "What is 3+3?"}),
         (["--feedback", "up", "--feedback", "corrected"], {"What is 1+1?", "What is 2+2?"}),
-        (["--filter", 'text~"no idea"'], {"What is 3+3?"}),
-        (["--filter", "feedback=yes", "--feedback", "up"], {"What is 1+1?"}),
+        (["--filter", "no idea"], {"What is 3+3?"}),
+        (["--filter", "feedback is not null", "--feedback", "up"], {"What is 1+1?"}),
     ],
 )
 def test_only_what_fits_becomes_a_row(
@@ -925,7 +925,7 @@ def test_a_scripted_grader_needs_no_endpoint(service: Path, tmp_path: Path) -> N
         (["trace.duckdb", "--filter", "reward>3"], "none of 5 episodes matches"),
         (["trace.duckdb", "--to", "tokens", "-o", "t.parquet"], "episodes without token ids"),
         (
-            ["trace.duckdb", "--to", "preferences", "--filter", 'text~"4+4"'],
+            ["trace.duckdb", "--to", "preferences", "--filter", "has('4+4')"],
             "no two attempts at a task differ",
         ),
         (["trace.duckdb", "--rubric", "Good."], "--base-url URL"),

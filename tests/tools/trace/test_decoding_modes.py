@@ -80,7 +80,7 @@ def test_runs_are_compared_by_one_kind(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
-    assert trace("ls", str(runs), "-f", "split=val decoding=greedy")["count"] == 6
+    assert trace("ls", str(runs), "-f", "split='val' and decoding='greedy'")["count"] == 6
     assert trace("ls", str(runs), "--sort", "decoding")["episodes"][0]["decoding"] == "greedy"
     arguments = [
         "trace",
@@ -88,7 +88,7 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
         str(runs),
         "--include-validation",
         "--filter",
-        "decoding=greedy",
+        "decoding='greedy'",
     ]
     lines = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert [json.loads(line)["decoding"] for line in lines] == ["greedy"] * 6
@@ -100,7 +100,7 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
-    assert trace("ls", str(runs), "-f", "split=trial")["count"] == 6
+    assert trace("ls", str(runs), "-f", "split='trial'")["count"] == 6
     [_, run] = trace("ls", str(runs))["runs"]
     assert (run["last_trial"], run["last_train"], run["last_val"]) == (0.75, 0.25, 0.5)
     assert (

@@ -644,7 +644,7 @@ def test_two_steps_of_a_run_are_compared(tmp_path: Path) -> None:
     assert "train1-0-1 (reward 1, step 1) and train3-0-0 (reward 0, step 3) part at token" in shown
     assert "replies per episode that end at the maximum length: 0 → 1" in shown
     listed = CliRunner().invoke(
-        app, ["trace", "ls", str(path), "-f", "step=last reward=0", "--json"]
+        app, ["trace", "ls", str(path), "-f", "step=last_step and reward=0", "--json"]
     )
     assert json.loads(listed.stdout)["count"] == 32
     wrong = CliRunner().invoke(app, ["trace", "compare", "run@1", "run@7", str(path)])

@@ -147,12 +147,12 @@ def test_all_runs(reader: TraceReader) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "status=failed",
-        "reward>0.5 step<3",
+        "status='failed'",
+        "reward>0.5 and step<3",
         "question",
         "'question 2'",
-        "not 'of 1'",
-        "'of 2' or status=failed",
+        "not has('of 1')",
+        "has('of 2') or status='failed'",
         "zzz",
     ],
 )
@@ -177,7 +177,7 @@ def test_a_filter_fits_the_same_episodes_in_spans_and_in_one_query(
     assert found.page(reader, 0, N) == [everything[id] for id in found.ids()], (
         "tokens that were counted in spans"
     )
-    if parsed.reads_text:
+    if parsed.needles:
         calls = sum(i % 4 for i in range(N)) + 3
         assert len(told) > 3 and told == sorted(told) and told[-1] == (calls, calls)
     assert found.filtered(reader, None).count == N
@@ -198,7 +198,7 @@ def test_following_a_run(tmp_path: Path) -> None:
     with open_trace(path) as reader:
         everyone = open_listing(reader, "run", sort="reward")
         everyone.prepare(reader)
-        chosen = open_listing(reader, "run", parse("status=failed or 'question 11'"))
+        chosen = open_listing(reader, "run", parse("status='failed' or has('question 11')"))
         assert everyone.refreshed(reader) is everyone and chosen.ids() == ["run-03"]
         with TraceWriter(path) as writer:
             for i in (12, 11, 13):
@@ -242,7 +242,7 @@ def test_no_episode_at_all(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="run"))
     with open_trace(tmp_path) as reader:
-        found = open_listing(reader, "run", parse("status=failed or hello"))
+        found = open_listing(reader, "run", parse("status='failed' or has('hello')"))
         found.prepare(reader)
         assert found.count == 0 and found.page(reader, 0, 10) == [] and found.position("x") is None
         assert [found.sorted(reader, name, True).count for name in COLUMNS] == [0] * len(COLUMNS)
@@ -272,7 +272,10 @@ def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: P
         writer.flush()
         with open_trace(tmp_path) as reader:
             found = open_listing(
-                reader, "run", parse("age>1s 'question 1' or step=2"), sort="tokens"
+                reader,
+                "run",
+                parse("age() > interval 1 second and has('question 1') or step=2"),
+                sort="tokens",
             )
             found.prepare(reader)
             assert "run-11" in found.ids() and "run-21" not in found.ids()

@@ -107,7 +107,7 @@ async def test_marked_runs_over_each_other(sweep: Path, viewing: Any, until: Any
         await settled(pilot)
         assert (
             isinstance(pilot.app.screen, EpisodesScreen)
-            and pilot.app.screen.filter_text == 'task="t1" run=3abc,1abc'
+            and pilot.app.screen.filter_text == "task_id = 't1' and run_id in ('3abc', '1abc')"
         )
         shown = "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
         assert "lr=3e-4,seed=1" in shown and "lr=1e-4,seed=1" in shown, (
