@@ -23,7 +23,13 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.rewards import check_names
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.attempts import Attempt, draw_models, draw_seats, frozen_model, seed_of
-from ajet_sdk.rollout.judging import check_of, log_replies, metrics_of, with_rewards_of_replies
+from ajet_sdk.rollout.judging import (
+    check_of,
+    log_replies,
+    metrics_of,
+    verdict_on_stopped,
+    with_rewards_of_replies,
+)
 from ajet_sdk.rollout.outcomes import fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.swarm.messages import Abort, Claim, Claimed, End, EpisodeState, Receipt
 from ajet_sdk.swarm.pool import AttemptGroup
@@ -45,6 +51,8 @@ log = logging.getLogger("ajet")
 
 REMEMBERED = 20_000
 """Episodes that are over and whose receipts are in memory; others are looked up in the trace."""
+ON_THE_WAY = 60.0
+"""Seconds of an episode's life besides the time limits of agent and judge."""
 _SOONEST, _LATEST = 0.02, 1.0
 """Bounds of the seconds between two looks for episodes over their time."""
 
@@ -210,7 +218,7 @@ class Attempts:
             split=claim.split,
             seed=attempt.seed,
             idle_timeout=claim.idle_timeout,
-            expires_in=config.rollout.timeout,
+            expires_in=lifetime_of(config),
         )
         moment = time.monotonic()
         made = OpenAttempt(episode, opened, claim, claimed, group, moment, moment)
@@ -367,12 +375,16 @@ class Attempts:
         if fault is not None:
             episode = episode.model_copy(update=fault.fields)
         else:
+            # a reply that ended the episode has the reward of this config, not of the client's
+            mad = verdict_on_stopped(opened.stopped, config)
+            rewards = rewards if mad is None else mad.rewards
             scored = {"status": "succeeded", "error": None, "cause": None, "rewards": rewards}
             episode = episode.model_copy(update=scored)
             changed = with_rewards_of_replies(episode, episode.calls, config, engine)
             episode = episode.model_copy(update=changed)
-            if end.is_success is not None:
-                episode = episode.model_copy(update={"is_success": end.is_success})
+            solved = end.is_success if mad is None else mad.is_success
+            if solved is not None:
+                episode = episode.model_copy(update={"is_success": solved})
         log_replies(episode.episode_id, episode.calls, config, engine)
         return await self._settle(attempt, episode, "ended" if fault is None else "failed")
 
@@ -485,7 +497,7 @@ class Attempts:
 
     async def _abandon_late(self) -> None:
         """Abandon episodes that are idle or too old. Sleeps until the next one may be."""
-        lifetime = self.settings.config.rollout.timeout
+        lifetime = lifetime_of(self.settings.config)
         while True:
             await asyncio.sleep(self._next_look(lifetime))
             for attempt in list(self.open.values()):
@@ -495,7 +507,7 @@ class Attempts:
                 if attempt.idle() >= limit:
                     reason = f"no request for {limit:g} s (idle_timeout)"
                 elif time.monotonic() - attempt.begun >= lifetime:
-                    reason = f"not ended after {lifetime:g} s (rollout.timeout)"
+                    reason = f"not ended after {lifetime:g} s (rollout.timeout, judge_timeout)"
                 else:
                     continue
                 try:
@@ -516,6 +528,11 @@ class Attempts:
         """Abandon all open episodes."""
         self._janitor.cancel()
         await asyncio.gather(*(self.abandon(a, reason) for a in list(self.open.values())))
+
+
+def lifetime_of(config: Config) -> float:
+    """Seconds that an episode may be open: for its agent, its judge, and the way."""
+    return config.rollout.timeout + config.rollout.judge_timeout + ON_THE_WAY
 
 
 def _over_for_good(episode_id: str, reason: str) -> Refused:

@@ -41,6 +41,9 @@ from ajet_sdk.types import Episode, LedgerEntry, Task, new_id
 
 LONGEST_WAIT = 600.0
 """Seconds for which a claim is held at most."""
+LAST_CLAIM = 3.0
+"""Seconds after the training, or after another such claim, in which a client may claim an attempt
+of the last validation."""
 MOST_WAITING = 10_000
 """Claims that wait for a place at once."""
 IsGone = Callable[[], Awaitable[bool]]
@@ -77,6 +80,10 @@ class Collection:
         self.done = settings.done
         """Finished steps."""
         self.is_collecting = False
+        self.is_closed = False
+        """Nothing is claimed any more."""
+        self._claimed_at = time.monotonic()
+        """Time of the newest claim."""
         self._validated: dict[int, list[Episode]] = {}
         """Ended validation episodes, by the steps done at their claim."""
         self._validation_attempts = Counter[str]()
@@ -166,7 +173,7 @@ class Collection:
 
     def _refusal(self, claim: Claim) -> Refused | None:
         """Why a claim gets no place now."""
-        if self.board.state == "finished":
+        if self.is_closed or (self.board.state == "finished" and claim.split == "train"):
             return Refused(409, "finished", "the training is finished; nothing is collected")
         limit = self.settings.config.swarm.max_open
         if len(self.attempts.open) >= limit:
@@ -254,6 +261,7 @@ class Collection:
             if group is not None:
                 self.pool.free(group, episode_id)
             raise
+        self._claimed_at = time.monotonic()
         self._tell("claimed", attempt, step=step, split=claim.split)
         return attempt
 
@@ -417,9 +425,21 @@ class Collection:
         steps = [step for step in self._validated if before is None or step < before]
         return {step: self._validated.pop(step) for step in sorted(steps)}
 
+    async def finish(self) -> None:
+        """Collect no more, and let clients validate the last policy: until none has claimed for a
+        moment, and none is at it."""
+        self.is_collecting = False
+        self._enter("finished")
+        training = [a for a in self.attempts.open.values() if a.group is not None]
+        await asyncio.gather(*(self.attempts.abandon(a, "the training ended") for a in training))
+        self._claimed_at = time.monotonic()
+        while self.attempts.open or time.monotonic() < self._claimed_at + LAST_CLAIM:
+            await self._wait(LAST_CLAIM)
+
     async def close(self, reason: str) -> None:
         """Abandon what is open. Claims are refused."""
         self.is_collecting = False
+        self.is_closed = True
         await self.attempts.close(reason)
         self.serve_claims()
 

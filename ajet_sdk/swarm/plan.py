@@ -121,12 +121,13 @@ class Plan:
         for number in range(self._attempts):
             yield Piece(task, work.split, number, members=members)
 
-    def validate(self, done: int) -> bool:
-        """Add the attempts of a validation after `done` steps, if one is due; returns whether it
-        is."""
+    def validate(self, done: int, *, is_last: bool = False) -> bool:
+        """Add the attempts of a validation after `done` steps, if one is due, as after the last
+        step; returns whether it is."""
         common = self._work.config.trainer_common
         frequency = common.test_freq
         due = common.val_before_train if done == 0 else frequency > 0 and done % frequency == 0
+        due = due or is_last
         if not self._work.val_tasks or not due or self._validated >= done:
             return False
         self._validated = done

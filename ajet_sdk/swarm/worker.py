@@ -129,12 +129,23 @@ class Worker:
             except SwarmFinished as finished:
                 if not self._is_finished:
                     log.info("%s", finished)
-                self._is_finished = True
                 self._validated.set()
+                await self._validate_last()
                 return
             finally:
                 if piece.members is not None:
                     piece.members.leave()
+
+    async def _validate_last(self) -> None:
+        """Make attempts of the validation of the last policy, if this worker validates. The server
+        takes them for a moment after the training."""
+        if not self._is_finished:
+            self._is_finished = True
+            status = await self._swarm.status()
+            self._plan.validate(status.step, is_last=True)
+        with suppress(SwarmError):
+            while (piece := self._plan.next_validation()) is not None:
+                await self._make(piece)
 
     # One attempt
 

@@ -274,6 +274,8 @@ class SwarmSteps:
         collection = self._collection
         if collection is None:
             return
+        if is_last:
+            await asyncio.wrap_future(self.host.submit(collection.finish()))
         await self.log_validations()
 
         async def close() -> None:

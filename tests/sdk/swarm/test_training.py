@@ -153,6 +153,8 @@ def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> N
         ("val", 2, "sampled"),
         ("val", 4, "greedy"),
         ("val", 4, "sampled"),
+        ("val", 6, "greedy"),
+        ("val", 6, "sampled"),
     ]
 
 
