@@ -24,8 +24,6 @@ from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.run import Kind
 from ajet_tools.dataset.generate.records import STRATEGIES
-from ajet_tools.dataset.review.review import Review
-from ajet_tools.dataset.review.save import save
 from ajet_tools.trace.export import TRAINING
 
 HELD_OUT = (
@@ -501,7 +499,7 @@ def test_a_count_of_held_out_rows_has_no_lineage(tmp_path: Path, suffix: str) ->
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_measured_and_a_reviewed_copy_of_a_held_out_file_are_held_out(
+def test_a_measured_copy_of_a_held_out_file_is_held_out(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = held_out_file(tmp_path, [{"question": "1 + 1?", "answer": "2"}], suffix)
@@ -513,14 +511,8 @@ def test_a_measured_and_a_reviewed_copy_of_a_held_out_file_are_held_out(
         app, ["dataset", "calibrate", str(source), *options, "-k", "1", "--out", str(measured)]
     )
     assert done.exit_code == 0, done.output
-    review = Review(str(source))
-    review.load()
-    review.mark([0], "accepted")
-    reviewed = tmp_path / f"good.{suffix}"
-    save(review, reviewed)
-    for file in (measured, reviewed):
-        [row] = rows_of(file)
-        assert row["provenance"]["splits"] == ["val"], file
+    [row] = rows_of(measured)
+    assert row["provenance"]["splits"] == ["val"]
 
 
 AGENT = """
