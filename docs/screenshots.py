@@ -75,7 +75,7 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
     return {
         "runs": opened(lambda app: None),
         "run": opened(lambda app: app.open_run(run)),
-        "run-ledger": opened(lambda app: app.open_run(run), "l"),
+        "run-ledger": opened(lambda app: app.open_run(run), "2"),
         "episodes": opened(lambda app: app.open_episodes(run)),
         "episode": opened(lambda app: app.open_episode(episode)),
         "tokens": opened(lambda app: app.open_tokens(episode), "m", *["right"] * 4),
@@ -88,7 +88,7 @@ def comparisons(runs: list[str]) -> dict[str, Prepare]:
     """The screens of several runs."""
     return {
         "many-runs": opened(lambda app: app.open_many_runs(runs)),
-        "leaderboard": opened(lambda app: app.open_many_runs(runs), "t"),
+        "leaderboard": opened(lambda app: app.open_many_runs(runs), "d"),
     }
 
 

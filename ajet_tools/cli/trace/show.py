@@ -71,7 +71,7 @@ def ls(
     A filter is what SQL has after WHERE (DuckDB's), over these columns: episode_id run_id group_id
     task_id task reward success status cause error split decoding step last_step attempt turns calls
     tokens prompt_tokens cost seconds latency started_at ended_at output unread_tool_calls
-    cut_tool_calls version feedback superseded, and the lists agents models tags finish_reasons
+    cut_tool_calls version feedback metrics superseded, and the lists agents models tags finish_reasons
     outcomes. has('text') searches all text, and so does a filter without any operator; age() is the
     time since an episode ended, metric('name') a number of its own.
 

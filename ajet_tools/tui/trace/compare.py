@@ -51,7 +51,7 @@ class CompareScreen(TraceScreen):
         Binding("right_square_bracket", "page(1)", "Columns", key_display="]"),
         Binding("left_square_bracket", "page(-1)", "Previous columns", show=False, key_display="["),
         Binding("s", "swap", "Swap"),
-        Binding("enter,o", "episode", "Episode", key_display="enter"),
+        Binding("enter", "episode", "Episode", key_display="enter"),
         Binding("t", "tokens", "Tokens"),
         Binding("y", "copy", "Copy the episode's id", show=False),
     ]
@@ -317,7 +317,7 @@ class SideBySide(LineView, can_focus=True):
         Binding("up,k", "scroll_up", "Line up", show=False),
         Binding("down,j", "scroll_down", "Line down", show=False),
         Binding("pageup", "page_up", "Page up", show=False),
-        Binding("pagedown,space", "page_down", "Page down", show=False),
+        Binding("pagedown", "page_down", "Page down", show=False),
         Binding("home", "scroll_home", "Start", show=False),
         Binding("end", "scroll_end", "End", show=False),
     ]

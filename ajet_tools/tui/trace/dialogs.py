@@ -152,8 +152,8 @@ class FeedbackScreen(Dialog[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "keep", "Keep"),
         Binding("escape", "dismiss", "Leave", show=False),
-        Binding("plus,u", "thumb(True)", "Thumb up", show=False),
-        Binding("minus,d", "thumb(False)", "Thumb down", show=False),
+        Binding("plus", "thumb(True)", "Thumb up", show=False),
+        Binding("minus", "thumb(False)", "Thumb down", show=False),
     ]
 
     def __init__(self, episode_id: str, call_id: str | None = None) -> None:

@@ -64,10 +64,10 @@ class EpisodeScreen(TraceScreen):
         Binding("b", "fork(1)", "Next fork"),
         Binding("B", "fork(-1)", "Previous fork", show=False),
         Binding("t", "tokens", "Tokens"),
-        Binding("space", "unfold", "Reasoning"),
-        Binding("z", "unfold_all", "All reasoning", show=False),
-        Binding("m", "markdown", "Markdown or as written", show=False),
-        Binding("o,enter", "whole", "Open in full"),
+        Binding("u", "unfold", "Unfold"),
+        Binding("U", "unfold_all", "Unfold all reasoning", show=False),
+        Binding("v", "markdown", "Markdown or as written", show=False),
+        Binding("enter", "whole", "Open in full"),
         Binding("r", "raw", "JSON"),
         Binding("f", "feedback", "Feedback"),
         Binding("g", "group", "Group"),
@@ -78,7 +78,10 @@ class EpisodeScreen(TraceScreen):
         Binding("N", "hit(-1)", "Previous match", show=False),
         Binding("y", "copy", "Copy the message", show=False),
         Binding(
-            "w", "sample_again", "Copy the command that samples again from this call", show=False
+            "p",
+            "sample_again",
+            "Play again: copy the command that samples from this call",
+            show=False,
         ),
         Binding("Y", "copy_id", "Copy the episode's id", show=False),
     ]

@@ -60,13 +60,13 @@ class EpisodesScreen(TraceScreen):
         Binding("c", "compare", "Compare"),
         Binding("f", "feedback", "Feedback"),
         Binding("y", "copy", "Copy the id", show=False),
-        Binding("t", "newest", "Show new rows", show=False),
+        Binding("full_stop", "newest", "Show new rows", show=False, key_display="."),
         *(
             Binding(str(i), f"sort('{column.name}')", f"Sort by {column.title}", show=False)
             for i, column in enumerate(EPISODE_COLUMNS, 1)
         ),
         Binding("0", f"sort('{_BY_TIME}')", "Sort by time of end", show=False),
-        Binding("r", "reverse", "Reverse the order", show=False),
+        Binding("R", "reverse", "Reverse the order", show=False),
         Binding("escape", "leave", "Stop, unselect, or back", show=False),
     ]
 
@@ -421,7 +421,7 @@ class EpisodesScreen(TraceScreen):
         table, rows = self.table, self.table.rows
         yield Text(self._place())
         if self.pending and self.listing and (new := self.pending.count - self.listing.count) > 0:
-            yield Text(f"{new:,} new: t shows them", style="bold reverse")
+            yield Text(f"{new:,} new: . shows them", style="bold reverse")
         if self._busy:
             yield Text(one_line(self._busy), style="italic")
         if table.selected:

@@ -39,8 +39,7 @@ class ManyRunsScreen(TraceScreen):
     ManyRunsScreen DataTable { height: 3fr; border-top: solid $primary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("o", "open", "Episodes of the task"),
-        Binding("t", "leaderboard", "Who solves the task best"),
+        Binding("d", "leaderboard", "Who solves the task best"),
     ]
 
     def __init__(self, run_ids: Sequence[str]) -> None:

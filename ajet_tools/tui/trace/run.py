@@ -38,7 +38,7 @@ from ajet_tools.tui.trace.runs import STATUS_STYLES, VERDICT_STYLES, verdict_tex
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import Chart, sparkline
 
-_VIEWS = {"curves": "c", "ledger": "l", "metrics": "m", "config": "o"}
+_VIEWS = {"curves": "1", "ledger": "2", "metrics": "3", "config": "4"}
 _REASONS = 3
 """Lines of reasons for a verdict; `w` shows all."""
 _CHART = (38, 8)
@@ -60,17 +60,17 @@ class RunScreen(TraceScreen):
     RunScreen DataTable { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("c", "view('curves')", "Curves"),
-        Binding("l", "view('ledger')", "Ledger, failures", show=False),
-        Binding("m", "view('metrics')", "Metrics", show=False),
-        Binding("o", "view('config')", "Config", show=False),
+        Binding("1", "view('curves')", "Curves"),
+        Binding("2", "view('ledger')", "Ledger, failures", show=False),
+        Binding("3", "view('metrics')", "Metrics", show=False),
+        Binding("4", "view('config')", "Config", show=False),
         Binding("right,pagedown", "page(1)", "Next curves", show=False),
         Binding("left,pageup", "page(-1)", "Previous curves", show=False),
         Binding("z", "zoom", "Zoom"),
         Binding("w", "explain", "Why"),
         Binding("h", "tasks", "Tasks by steps", show=False),
         Binding("e", "episodes", "Episodes"),
-        Binding("f", "failed", "Failed"),
+        Binding("F", "failed", "Failed"),
         Binding("y", "copy", "Copy id", show=False),
     ]
 

@@ -48,11 +48,10 @@ class RunsScreen(TraceScreen):
     RunsScreen #run { height: auto; max-height: 11; border-top: solid $primary; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("o", "open", "Open run"),
         Binding("w", "explain", "Why"),
-        Binding("c", "curves", "Curves"),
-        Binding("space", "mark", "Mark to compare", show=False),
-        Binding("g", "group", "One row for runs that differ by their seed", show=False),
+        Binding("c", "curves", "Compare"),
+        Binding("space", "mark", "Select to compare", show=False),
+        Binding("g", "group", "Group runs that differ by their seed", show=False),
         Binding("e", "episodes", "Episodes"),
         Binding("y", "copy", "Copy id"),
     ]

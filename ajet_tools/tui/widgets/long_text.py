@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from rich.cells import cell_len, get_character_cell_size, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
-from textual.binding import Binding, BindingType
 from textual.events import Click
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -72,9 +71,6 @@ class LongText(LineView, can_focus=True):
     LongText > .long-text--found { background: $warning; color: $background; text-style: bold; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {"long-text--found"}
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "page_down", "Page down", show=False),
-    ]
 
     class Clicked(Message):
         """`current` was clicked."""

@@ -350,7 +350,7 @@ async def test_tools_that_were_called_over_mcp_are_shown(tmp_path: Path) -> None
 async def test_markdown_is_laid_out_and_m_shows_it_as_written(traced: Path) -> None:
     async with opened(traced, "tools01", "tools01-c001") as (pilot, screen):
         assert "## Result" not in shown(screen) and "1. 17 * 20 = 340" in shown(screen)
-        await pilot.press("m")
+        await pilot.press("v")
         assert "## Result" in shown(screen) and "1. `17 * 20 = 340`" in shown(screen)
 
 
@@ -359,15 +359,15 @@ async def test_markdown_is_laid_out_and_m_shows_it_as_written(traced: Path) -> N
 async def test_reasoning_is_folded_until_space(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, screen):
         assert "reasoning, 2 lines" in shown(screen) and "The tool knows." not in shown(screen)
-        await pilot.press("right_square_bracket", "j", "j", "space")
+        await pilot.press("right_square_bracket", "j", "j", "u")
         assert (
             screen.messages.chosen is not None
             and screen.messages.chosen.key == "tools01-c000/reply0"
         )
         assert "The tool knows." in shown(screen)
-        await pilot.press("space")
+        await pilot.press("u")
         assert "The tool knows." not in shown(screen)
-        await pilot.press("z")
+        await pilot.press("U")
         assert "The tool knows." in shown(screen)
 
 
@@ -563,7 +563,7 @@ async def test_copy(traced: Path) -> None:
         assert pilot.app.clipboard.startswith(REPLY)
         await pilot.press("Y")
         assert pilot.app.clipboard == "tools01"
-        await pilot.press("w")
+        await pilot.press("p")
         assert pilot.app.clipboard == f"ajet trace branch tools01 {traced} --at tools01-c001"
 
 
@@ -616,7 +616,7 @@ async def test_one_call_none_and_unknown(traced: Path) -> None:
     async with opened(traced, "none001") as (pilot, screen):
         assert "the episode made no call" in facts(screen)
         await pilot.press(
-            "j", "right_square_bracket", "b", "t", "r", "n", "space", "end", "tab", "down"
+            "j", "right_square_bracket", "b", "t", "r", "n", "u", "end", "tab", "down"
         )
         assert pilot.app.screen is screen
     async with opened(traced, "nothing") as (_, screen):
@@ -724,7 +724,7 @@ async def test_a_message_of_megabytes_is_cut_and_opened_whole(traced: Path) -> N
             await pilot.press("pagedown")
             text, pages = shown(screen), pages + 1
         assert "more characters; o opens it whole" in text
-        await pilot.press("home", "j", "o")
+        await pilot.press("home", "j", "enter")
         await settled(pilot)
         whole = pilot.app.screen.query_one(LongText)
         assert len(whole.text) > 10_000_000

@@ -185,7 +185,7 @@ async def test_each_column_is_sorted_by_its_number_and_again_in_reverse(trace: P
         await pilot.press("0")
         await settled(pilot)
         assert shown(screen)[0] == "ep0039"
-        await pilot.press("r")
+        await pilot.press("R")
         await settled(pilot)
         assert shown(screen)[0] == "ep0000"
 
@@ -430,7 +430,7 @@ async def test_scrolled_away_new_episodes_are_counted_until_asked_for(live: Trac
         more(live, screen, 42)
         await until_shown(pilot, lambda: "3 new" in status(screen))
         assert lines(screen) == before and screen.table.cursor_id == "ep0000"
-        await pilot.press("t")
+        await pilot.press("full_stop")
         await settled(pilot)
         assert (
             screen.table.cursor_id == "ep0042"
@@ -495,7 +495,7 @@ async def test_in_another_order_nothing_moves_until_asked_for(live: TraceWriter)
         more(live, screen, 40)
         await until_shown(pilot, lambda: "1 new" in status(screen))
         assert shown(screen)[0] == "ep0039"
-        await pilot.press("t")
+        await pilot.press("full_stop")
         await settled(pilot)
         assert shown(screen)[0] == "ep0040" and screen.table.cursor_id == "ep0038"
 

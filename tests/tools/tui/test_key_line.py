@@ -28,7 +28,7 @@ async def test_keys_that_fit_are_shown_and_where_all_are_always(
         await until(pilot, lambda: "Keys" in line(pilot))
         shown = line(pilot)
         assert len(shown) == width and shown.rstrip().endswith("? Keys  ^p palette")
-        assert shown.startswith(" o Open run ")
+        assert shown.startswith(" w Why ")
         assert ("y Copy id" in shown) or width < 80
 
 

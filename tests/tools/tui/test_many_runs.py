@@ -103,7 +103,7 @@ async def test_marked_runs_over_each_other(sweep: Path, viewing: Any, until: Any
             ["question 1", "1", "0"],
             ["question 0", "1", "0.5"],
         ], "where they differ most first"
-        await pilot.press("o")
+        await pilot.press("enter")
         await settled(pilot)
         assert (
             isinstance(pilot.app.screen, EpisodesScreen)
@@ -244,7 +244,7 @@ async def test_who_solves_a_task_best_is_a_key(sweep: Path, viewing: Any, until:
             pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
         )
         assert cells(pilot)[1][0] == "question 1"
-        await pilot.press("down", "t")
+        await pilot.press("down", "d")
         await until(
             pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text
         )

@@ -105,7 +105,6 @@ async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any) 
         for key, screen in (
             ("enter", RunScreen),
             ("w", TextScreen),
-            ("o", RunScreen),
             ("e", EpisodesScreen),
         ):
             await pilot.press(key)
@@ -152,7 +151,7 @@ async def test_a_trace_without_a_run(tmp_path: Path, viewing: Any, until: Any) -
     TraceWriter(tmp_path / "none.duckdb").__enter__().__exit__(None, None, None)
     async with viewing(tmp_path / "none.duckdb") as pilot:
         await until(pilot, lambda: "No run yet" in shown(pilot.app))
-        await pilot.press("enter", "o", "y")
+        await pilot.press("enter", "4", "y")
         await pilot.pause()
         assert isinstance(pilot.app.screen, RunsScreen)
 
@@ -244,12 +243,12 @@ async def test_a_run_has_ledger_metrics_and_config(
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: screen.panels)
-        await pilot.press("l")
+        await pilot.press("2")
         await until(pilot, lambda: "failures by cause" in shown(pilot.app))
         text = shown(pilot.app)
         assert "trained" in text and "252" in text and "84.0%" in text and "[bold]Odd[/]" in text
         assert "\x1b" not in text and "\u202e" not in text
-        await pilot.press("m")
+        await pilot.press("3")
         await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "metrics")
         await until(pilot, lambda: "custom/score" in [row[0] for row in cells(screen)])
         metrics = {row[0]: row[1:] for row in cells(screen)}
@@ -259,9 +258,9 @@ async def test_a_run_has_ledger_metrics_and_config(
         await until(
             pilot, lambda: [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"]
         )  # its own
-        await pilot.press("o")
+        await pilot.press("4")
         await until(pilot, lambda: "total_steps: 20" in shown(pilot.app))
-        await pilot.press("c")
+        await pilot.press("1")
         await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "curves")
 
 
@@ -272,7 +271,7 @@ async def test_a_metric_that_grows_is_shown_whole(
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: screen.panels)
-        await pilot.press("m")
+        await pilot.press("3")
         await until(pilot, lambda: "reward train" in shown(pilot.app))
         screen.query_one(DataTable).update_cell("reward train", "step", "1")  # as it was at first
         screen.panels[0].curves[0].points[-1] = (1_234_567, 0.8)
@@ -284,7 +283,7 @@ async def test_a_metric_that_grows_is_shown_whole(
 async def test_a_run_leads_to_its_episodes(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
-        await pilot.press("f")
+        await pilot.press("F")
         await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
         await until(pilot, lambda: "of 3" in shown(pilot.app))
 
@@ -312,7 +311,7 @@ async def test_a_run_without_a_metric_says_so(
 ) -> None:
     async with viewing(training_trace, run_id="bbbb0002") as pilot:
         await until(pilot, lambda: "no metric yet" in shown(pilot.app))
-        await pilot.press("right", "z", "m", "l")
+        await pilot.press("right", "z", "3", "2")
         await until(pilot, lambda: "No ledger yet" in shown(pilot.app))
 
 

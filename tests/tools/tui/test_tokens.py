@@ -124,7 +124,7 @@ async def test_jumps_to_spans_unlikely_tokens_and_gaps(token_trace: Any) -> None
 @pytest.mark.asyncio
 async def test_forks_and_timelines(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "bad") as (pilot, screen):
-        await pilot.press("f")
+        await pilot.press("b")
         assert screen.view is not None and screen.text.cursor == screen.view.forks[0].at
         assert "fork: here it was left by timeline 2" in said(screen, "TokenPanel")
         assert "◆" in painted(screen)
@@ -135,7 +135,7 @@ async def test_forks_and_timelines(token_trace: Any) -> None:
             and "timeline 2 of 2" in said(screen, "#head")
             and screen.text.cursor == 0
         )
-        await pilot.press("F")
+        await pilot.press("B")
         assert "fork: this timeline left timeline 1" in said(screen, "TokenPanel")
         await pilot.press("m")
         assert "older than rollout.max_staleness" in said(screen, "TokenPanel")
@@ -211,11 +211,11 @@ async def test_search_and_going_to_a_position(token_trace: Any) -> None:
         assert isinstance(screen.app.screen, TokensScreen), "the first escape ends the search"
         await pilot.press("slash", *("backspace",) * 6, *"zzz", "enter")
         assert screen.query_one("#search").display and text.cursor == here
-        await pilot.press("escape", "g", *"50%", "enter")
+        await pilot.press("escape", "colon", *"50%", "enter")
         assert text.cursor == len(screen.view) // 2
-        await pilot.press("g", *"1000000", "enter")
+        await pilot.press("colon", *"1000000", "enter")
         assert screen.query_one("#goto").display
-        await pilot.press("escape", "g", *"7", "enter")
+        await pilot.press("escape", "colon", *"7", "enter")
         assert text.cursor == 7
 
 
@@ -231,13 +231,13 @@ async def test_copying_and_the_way_to_other_screens(
         await pilot.press("Y")
         assert screen.view is not None and screen.view.spelled is not None
         assert app.clipboard == screen.view.spelled.text and "è" in app.clipboard
-        await pilot.press("right", "w")
+        await pilot.press("right", "p")
         assert app.clipboard == f"ajet trace branch good {token_trace.file} --at g1 --token 1"
         await pilot.press("left")
         opened: list[Any] = []
         monkeypatch.setattr(app, "open_episode", lambda *given: opened.append(given))
         monkeypatch.setattr(app, "open_compare", lambda *given: opened.append(given))
-        await pilot.press("enter", "c")
+        await pilot.press("enter", "g")
         await settled(pilot)
         assert opened == [("good", "g1"), (["good", "bad"],)]
         await pilot.press("escape")
@@ -376,7 +376,7 @@ async def test_another_width_keeps_the_cursor_in_sight(token_trace: Any) -> None
     [
         ("good", ["m"], (80, 24)),
         ("good", ["l", "2"], (120, 40)),
-        ("bad", ["f", "3"], (80, 24)),
+        ("bad", ["b", "3"], (80, 24)),
         ("hostile", ["5"], (80, 24)),
         ("blind", [], (120, 40)),
     ],

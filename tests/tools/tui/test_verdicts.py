@@ -134,7 +134,7 @@ async def test_a_scored_run_opens_on_its_episodes_and_none_of_them_failed(
         assert pilot.app.screen.listing.count == ATTEMPTS
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await pilot.press("f")
+        await pilot.press("F")
         await until(
             pilot,
             lambda: any(

@@ -38,7 +38,7 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
     async with viewing(training_trace, size=(100, 50)) as pilot:
         await settled(pilot, until)
         places = {
-            "runs": (lambda: None, ("Open run", "Episodes", "Quit", "Light or dark")),
+            "runs": (lambda: None, ("Compare", "Episodes", "Quit", "Light or dark")),
             "run": (lambda: pilot.app.open_run("aaaa0001"), ("Zoom", "Next curves", "Keys")),
             "episodes": (lambda: pilot.app.open_episodes("aaaa0001"), ("Keys",)),
             "episode": (lambda: pilot.app.open_episode("aae0001"), ("Keys",)),
@@ -110,7 +110,7 @@ async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, 
         commands = {
             command.title: command for command in pilot.app.get_system_commands(pilot.app.screen)
         }
-        assert {"Go to an id", "Runs", "Theme", "Open run", "Episodes", "Copy id"} <= set(commands)
+        assert {"Go to an id", "Runs", "Theme", "Compare", "Episodes", "Copy id"} <= set(commands)
         assert "Cursor up" not in commands
         titles = [command.title for command in pilot.app.get_system_commands(pilot.app.screen)]
         assert sorted(titles) == sorted(set(titles)), "what has two keys is there once"
