@@ -94,6 +94,10 @@ API = {
             ),
         ),
     ),
+    "swarm": (
+        "Agents from anywhere",
+        ("SwarmClient", "AsyncSwarmClient", "Receipt", "episodes"),
+    ),
     "traces": (
         "Traces, samples and data",
         (

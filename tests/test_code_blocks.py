@@ -29,6 +29,7 @@ NEEDS_A_RUN = (
     "scored.jsonl",
     "ajet.run(config",
     'ajet.trace("served")',
+    'ajet.trace(\n    "served",',
     'Path("launcher_record',
     "open_trace(",
     "tinker.ServiceClient()",

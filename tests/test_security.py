@@ -55,7 +55,6 @@ PROMISES = {
     ],
     "write": [
         "sdk/trace/test_trace_query.py::test_anything_else_is_a_query_error",
-        "tools/trace/test_sql_process.py::test_the_limit_is_the_systems",
     ],
     "read prompts, replies and keys": [
         "sdk/test_secret_keys.py::test_a_run_keeps_secrets_out_of_its_files_and_the_files_to_their_owner",

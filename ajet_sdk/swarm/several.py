@@ -32,7 +32,15 @@ def episodes(tasks: Mapping[Client, GivenTask], *, split: EpisodeSplit = "train"
             opened.end({planner: score(answer), executor: 1.0})
 
     `async with` does the same with `AsyncSwarmClient`s. An exception that leaves the block aborts
-    all of them. Raises as `SwarmClient.episode`, ConfigError without a client.
+    all of them.
+
+    Args:
+        tasks: the task for each client, as for `SwarmClient.episode`.
+        split: `val`: the episodes are part of a validation and are not trained.
+
+    Raises:
+        ConfigError: there is no client.
+        SwarmError: as `SwarmClient.episode`; then none is open.
     """
     if not tasks:
         raise ConfigError("ajet.episodes needs at least one client, with its task")

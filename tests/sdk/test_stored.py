@@ -206,7 +206,7 @@ def test_a_file_that_a_validation_task_is_in_is_refused_by_its_line(
 ) -> None:
     place = rows(tmp_path / "said.jsonl", {"messages": said("Say no.", "no")}, row)
     val = [Task(main_query="Say yes.", task_id="held")]
-    with pytest.raises(TaskError, match=rf"said.jsonl line 2 {says}.*ajet dataset decontaminate"):
+    with pytest.raises(TaskError, match=rf"said.jsonl line 2 {says}.*ajet dataset dedup --against"):
         open_stored(job({"adv_estimator": "sft", "data": place}, val=val))
     stored = open_stored(
         job({"adv_estimator": "sft", "data": place}, val=[Task(main_query="Say so.")])

@@ -37,7 +37,7 @@ READ_BY_US = {
         "trainer_common.algorithm.adv_estimator", "trainer_common.algorithm.normalize_std",
         "trainer_common.save_trajectory_as_json_file",
     },
-    "other backbones": {"debug.", "model.api_key_env", "model.lora.", "tinker."},
+    "other backbones": {"debug.", "model.api_key_env", "model.lora.", "tinker.", "swarm."},
 }  # fmt: skip
 """Keys and sections that Trinity need not know of, by who reads them. Everything else is the
 mapping's."""
