@@ -43,7 +43,7 @@ COMMANDS = (
         " demo/replies.py:reply"
     ),
     "trace ls",
-    "dataset stats demo/tasks.jsonl",
+    "dataset check demo/tasks.jsonl",
 )
 """Together they load every dependency of the package itself."""
 AGENTJET = (

@@ -123,10 +123,15 @@ class Plan:
 
     def validate(self, done: int, *, is_last: bool = False) -> bool:
         """Add the attempts of a validation after `done` steps, if one is due, as after the last
-        step; returns whether it is."""
+        step; returns whether it is.
+
+        It is also due if the step at which it was due has passed, with the attempts of others.
+        """
         common = self._work.config.trainer_common
         frequency = common.test_freq
-        due = common.val_before_train if done == 0 else frequency > 0 and done % frequency == 0
+        due = common.val_before_train
+        if done > 0:
+            due = frequency > 0 and done // frequency > max(self._validated, 0) // frequency
         due = due or is_last
         if not self._work.val_tasks or not due or self._validated >= done:
             return False

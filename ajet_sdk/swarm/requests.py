@@ -46,14 +46,17 @@ class Requests:
     patience: float
     notices: Notices = field(default_factory=Notices)
 
-    def claim(self, claim: Claim, wait: float | None) -> Exchange[Claimed]:
+    def claim(
+        self, claim: Claim, wait: float | None, patience: float | None = None
+    ) -> Exchange[Claimed]:
         """Claim an episode. It is asked for again with the same `request_id` until there is a
         place, for at most `wait` seconds (None: without a limit)."""
+        limit = self.patience if patience is None else min(patience, self.patience)
         if wait is not None:
             claim = claim.model_copy(update={"wait": min(claim.wait, max(wait, 0.0))})
         send = self._send("POST", "episodes", claim, wait=claim.wait)
         response = yield from exchange(
-            self.server, send, self.patience, wait, self.notices, is_claim=True
+            self.server, send, limit, wait, self.notices, is_claim=True
         )
         claimed = self._read(response, Claimed)
         base_url = self._address(claimed.base_url)

@@ -32,7 +32,7 @@ from ajet_sdk.swarm.client import IDLE_TIMEOUT, AsyncSwarmClient
 from ajet_sdk.swarm.episodes import AT_THE_END
 from ajet_sdk.swarm.exchange import WITHOUT_PLACE
 from ajet_sdk.swarm.failure import abort_of_episode
-from ajet_sdk.swarm.messages import Abort, Claimed
+from ajet_sdk.swarm.messages import Abort, Claim, Claimed
 from ajet_sdk.swarm.plan import Decoding, Piece, Plan
 from ajet_sdk.swarm.remote import SwarmPlace
 from ajet_sdk.swarm.requests import end_of
@@ -193,6 +193,9 @@ class Worker:
         )
         try:
             claimed = await self._swarm.arun(self._swarm.requests.claim(claim, wait))
+        except asyncio.CancelledError:
+            await self._give_back(claim)
+            raise
         except SwarmUnavailable as refused:
             if wait is None or refused.code not in WITHOUT_PLACE:
                 raise
@@ -203,6 +206,14 @@ class Worker:
         if piece.split == "train":
             self._follow(claimed.step)
         return claimed
+
+    async def _give_back(self, claim: Claim) -> None:
+        """Free the place of a claim whose answer was not awaited: the same claim names it."""
+        requests = self._swarm.requests
+        with suppress(SwarmError):
+            claimed = await self._swarm.arun(requests.claim(claim, 0.0, AT_THE_END))
+            abort = Abort(reason="the worker ended before it got the episode")
+            await self._swarm.arun(requests.abort(claimed, abort, AT_THE_END))
 
     async def _run(self, piece: Piece, claimed: Claimed) -> Finished:
         work = self._work

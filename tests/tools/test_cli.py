@@ -101,8 +101,7 @@ for module in pkgutil.walk_packages(ajet_tools.cli.__path__, "ajet_tools.cli."):
     [
         ("filter {0} chars<9 -o {1}", []),
         ("export {0} -o {1}", []),
-        ("mix {0}=1 -o {1}", []),
-        ("validate {0}", ["rich"]),
+        ("check {0}", ["rich"]),
     ],
 )
 def test_commands_of_rows_load_nothing_that_they_do_not_need(

@@ -58,7 +58,7 @@ COMMANDS = [
     "run agent.py:solve --judge judge.py:ok --tasks FILE.jsonl --scripted replies.py:reply -n 1",
     "run agent.py:solve --judge judge.py:ok --tasks seeds.jsonl --model FOLDER",
     "dataset expand seeds.jsonl --cells FILE.yaml --scripted replies.py:reply --dry-run --out o",
-    "dataset validate FILE.json",
+    "dataset check FILE.json",
     "trace import FILE.json --from openai --out t.duckdb", "trace check FILE.json", "tune-prompt --conf FILE.yaml",
 ]  # fmt: skip
 IN_FOLDER = ("config.json", "tokenizer.json", "tokenizer_config.json", "trainer.pt", "run.json")

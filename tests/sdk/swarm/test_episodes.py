@@ -326,6 +326,27 @@ def test_a_claim_waits_for_its_place_without_polling(tmp_path: Path) -> None:
         assert answers[0].status_code == 201 and answers[0].json()["step"] == 2
 
 
+def test_a_place_is_not_given_to_a_client_that_has_left(tmp_path: Path) -> None:
+    with serve(tmp_path, "ajet.data.train_batch_size=1") as served:
+        served.begin()
+        first, second = served.claimed("a"), served.claimed("a")
+        with pytest.raises(httpx.ReadTimeout):
+            served.http.post(
+                "/episodes",
+                json={
+                    "request_id": "gone",
+                    "client_id": "gone",
+                    "task": {"task_id": "a"},
+                    "wait": 25.0,
+                },
+                timeout=httpx.Timeout(10.0, read=0.3),
+            )
+        assert served.abort(first, reason="makes room").status_code == 200
+        until(lambda: len(served.collection.attempts.open) == 1)
+        assert second["episode_id"] in served.collection.attempts.open
+        assert served.claim("a").status_code == 201, "the place is free"
+
+
 def test_attempts_beyond_a_group_begin_another_group_of_the_task(tmp_path: Path) -> None:
     with serve(tmp_path) as served:
         step = served.begin()

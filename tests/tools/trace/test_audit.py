@@ -204,7 +204,7 @@ FOLLOWING = (
 )
 """Metrics that follow from rows."""
 
-NOTHING_FOLLOWS = {"episodes.output", "episodes.events", "rewards.reason"}
+NOTHING_FOLLOWS = {"episodes.output", "episodes.events", "episodes.client", "rewards.reason"}
 """Columns from which nothing else in a trace follows; of a reward's name only that it has one."""
 
 
