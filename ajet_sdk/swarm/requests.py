@@ -55,9 +55,7 @@ class Requests:
         if wait is not None:
             claim = claim.model_copy(update={"wait": min(claim.wait, max(wait, 0.0))})
         send = self._send("POST", "episodes", claim, wait=claim.wait)
-        response = yield from exchange(
-            self.server, send, limit, wait, self.notices, is_claim=True
-        )
+        response = yield from exchange(self.server, send, limit, wait, self.notices, is_claim=True)
         claimed = self._read(response, Claimed)
         base_url = self._address(claimed.base_url)
         return claimed.model_copy(update={"base_url": base_url})

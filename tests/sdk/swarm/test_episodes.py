@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -15,6 +14,7 @@ from ajet_sdk.swarm.messages import PREFIX
 from ajet_sdk.swarm.routes import Keys
 from ajet_sdk.types import Task
 from tests.sdk.swarm.served import serve
+from tests.waiting import until
 
 
 def code_of(answer: httpx.Response) -> str:
@@ -483,7 +483,6 @@ def test_a_step_that_clients_agree_to(tmp_path: Path, rule: str) -> None:
         served.attempt("b", 0.0, client_id="c2")
         assert served.post("/agree", client_id="c1").json()["accepted"]
         if rule == "all_clients":
-            time.sleep(0)
             assert not step.done()
             assert served.post("/agree", client_id="c2").json()["accepted"]
         assert len(step.result(10)) == 2
@@ -543,13 +542,6 @@ def test_events_are_streamed_in_order(tmp_path: Path) -> None:
                     assert claimed["episode_id"] in line
                     break
         assert kinds == ["step", "state", "claimed", "ended"]
-
-
-def until(holds: object, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_document_of_the_routes_names_all_of_them(tmp_path: Path) -> None:

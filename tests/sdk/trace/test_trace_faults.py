@@ -283,11 +283,10 @@ def test_a_locked_file_never_delays_an_agent(
         assert (time.perf_counter() - started) / 70_000 < 0.001
         assert writer.flush(0.1) is False
         time.sleep(0.3)
-        assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
-        assert (
-            str(child.pid) in caplog.records[0].getMessage()
-            or "dropped" in caplog.records[0].getMessage()
-        )
+        # other loggers may tell of threads that earlier tests have left
+        said = [r for r in caplog.records if r.levelname == "WARNING" and r.name == "ajet.trace"]
+        assert len(said) == 1
+        assert str(child.pid) in said[0].getMessage() or "dropped" in said[0].getMessage()
         child.communicate("\n")
     assert writer.flush(60), "what was kept is written once the file is free"
     writer.close()
