@@ -141,7 +141,7 @@ class Attempts:
     # Keys
 
     def key_of(self, kind: str, episode_id: str) -> str:
-        """A key, `handle`, `capture` or `judge`, that tells its episode and is signed."""
+        """A key, `handle`, `capture`, `judge` or `end`, that tells its episode and is signed."""
         name = f"{kind}/{episode_id}"
         digest = hmac.new(self.settings.secret, name.encode(), hashlib.sha256).hexdigest()
         return f"ajet-{kind[0]}{episode_id}-{digest[:40]}"
@@ -155,6 +155,12 @@ class Attempts:
             if hmac.compare_digest(self.key_of(kind, episode_id).encode("utf-8", "replace"), given):
                 return episode_id
         return None
+
+    def may_end(self, key: str, episode_id: str) -> bool:
+        """Whether a key gives the episode its reward. That of its calls does not: the agent has it,
+        and so has a program that the policy wrote and the agent runs."""
+        end_key = self.key_of("end", episode_id).encode()
+        return hmac.compare_digest(end_key, key.encode("utf-8", "replace"))
 
     # Opening
 
@@ -209,6 +215,7 @@ class Attempts:
             base_url=opened.model().base_url,
             api_key=opened.handle_key,
             capture_key=opened.captured_key,
+            end_key=self.key_of("end", episode_id),
             model=settings.engine.model,
             task=task,
             group_id=attempt.group_id,

@@ -94,6 +94,8 @@ class Collection:
         self._changed = asyncio.Event()
         """Set by everything that may end the wait of `gathered`."""
         self._held_out: dict[bytes, bool] = {}
+        self._seen_in_validation: dict[str, Task] = {}
+        """Tasks of the clients' validations, by id."""
         self._began = time.monotonic()
 
     # Claims
@@ -226,7 +228,7 @@ class Collection:
 
     def is_held_out(self, task: Task) -> bool:
         """Whether a task is one of the validation tasks, or asks the same."""
-        held_out = self.settings.val_tasks
+        held_out = [*self.settings.val_tasks, *self._seen_in_validation.values()]
         if not held_out:
             return False
         text = f"{task.task_id}/{task.model_dump_json()}"
@@ -253,6 +255,9 @@ class Collection:
             number, step = self.pool.open(group, episode_id), self.step
         else:
             number, step = claim.attempt or 0, self.done
+            if task.task_id not in self._seen_in_validation and not claim.task_at_end:
+                self._seen_in_validation[task.task_id] = task
+                self._held_out.clear()  # what was trainable may be held out now
         try:
             attempt = self.attempts.begin(
                 claim, task, episode_id=episode_id, group=group, number=number, step=step

@@ -92,7 +92,7 @@ class ClaimedEpisode:
         return receipt
 
     def _receipt(self) -> Exchange[Receipt]:
-        return self._swarm.requests.receipt(self.id, self.api_key)
+        return self._swarm.requests.receipt(self.id, self.claimed.end_key)
 
     def leave(self, error: BaseException | None) -> Exchange[None]:
         """Abort the episode at the end of its block, unless it is over. Raises nothing: the block's

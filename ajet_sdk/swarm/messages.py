@@ -187,6 +187,8 @@ class Claimed(Reply):
     api_key: str
     capture_key: str
     """Key of captured requests, and of reports about requests that passed through."""
+    end_key: str
+    """Key of the episode's end, abort, calls and receipt; never given to the agent."""
     model: str
     task: Task = Field(default_factory=Task)
     group_id: str = ""

@@ -81,13 +81,13 @@ class Requests:
         return (yield from self._ask(send, Receipt))
 
     def calls(self, claimed: Claimed, patience: float | None = None) -> Exchange[EpisodeCalls]:
-        send = Send("GET", route("episodes", claimed.episode_id, "calls"), claimed.api_key)
+        send = Send("GET", route("episodes", claimed.episode_id, "calls"), claimed.end_key)
         return (yield from self._ask(send, EpisodeCalls, patience))
 
     def judging(self, claimed: Claimed) -> Exchange[str]:
         """End the workflow's calls; returns the key of the judge's calls."""
         path = route("episodes", claimed.episode_id, "judging")
-        send = Send("POST", path, claimed.api_key, b"{}")
+        send = Send("POST", path, claimed.end_key, b"{}")
         reply = yield from self._ask(send, Judging)
         return reply.judge_key
 
@@ -137,7 +137,7 @@ class Requests:
         key = self.key
         path = route(name)
         if claimed is not None:
-            key = claimed.api_key
+            key = claimed.end_key
             path = route(name, claimed.episode_id, action)
         return Send(method, path, key, body.model_dump_json().encode(), wait)
 

@@ -145,14 +145,14 @@ class SwarmRoutes:
         if holder == "episode":
             episode_id = str(request.path_params["id"])
             attempts = self.host.running().attempts
-            opens = attempts.episode_of(key)
-            if opens == episode_id:
+            if attempts.may_end(key, episode_id):
                 attempts.asked_for(episode_id)  # its client is there, even if it only looks
                 return
             is_receipt = request.method == "GET" and not request.url.path.endswith("/calls")
+            opens = attempts.episode_of(key)
             if is_receipt and opens is None and self.keys.holder(key) is not None:
                 return
-            raise Refused(401, "unknown_key", "this key does not belong to the episode")
+            raise Refused(401, "unknown_key", "this needs the episode's end_key")
         whose = self.keys.holder(key)
         if whose is None:
             raise Refused(

@@ -256,7 +256,7 @@ class Worker:
             await asyncio.sleep(claimed.idle_timeout / 3)
             try:
                 await self._swarm.arun(
-                    self._swarm.requests.receipt(claimed.episode_id, claimed.api_key)
+                    self._swarm.requests.receipt(claimed.episode_id, claimed.end_key)
                 )
             except SwarmError as error:
                 log.debug("Episode %s: %s", claimed.episode_id, error)

@@ -28,8 +28,8 @@ const answer = reply.choices[0].message.content;
 
 // the reward
 const reward = answer === episode.task.metadata.answer ? 1 : 0;
-await send(`${mine}/end`, episode.api_key, { reward });
+await send(`${mine}/end`, episode.end_key, { reward }); // a key that the agent never has
 
 // what became of each token: `pending` until the step is trained
-const { state, tokens } = await send(mine, episode.api_key);
+const { state, tokens } = await send(mine, episode.end_key);
 console.log({ state, reward, tokens });

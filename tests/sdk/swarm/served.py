@@ -83,14 +83,14 @@ class Served:
 
     def end(self, claimed: Json, reward: Any = 1.0, **more: Any) -> httpx.Response:
         path = f"/episodes/{claimed['episode_id']}/end"
-        return self.post(path, claimed["api_key"], reward=reward, **more)
+        return self.post(path, claimed["end_key"], reward=reward, **more)
 
     def abort(self, claimed: Json, **body: Any) -> httpx.Response:
-        return self.post(f"/episodes/{claimed['episode_id']}/abort", claimed["api_key"], **body)
+        return self.post(f"/episodes/{claimed['episode_id']}/abort", claimed["end_key"], **body)
 
     def receipt(self, claimed: Json) -> Json:
         path = f"/episodes/{claimed['episode_id']}"
-        headers = {"authorization": f"Bearer {claimed['api_key']}"}
+        headers = {"authorization": f"Bearer {claimed['end_key']}"}
         value: Json = self.http.get(path, headers=headers).json()
         return value
 

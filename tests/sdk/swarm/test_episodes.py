@@ -147,7 +147,7 @@ def test_what_is_no_reward_is_refused_and_the_episode_stays_open(
             f"/episodes/{claimed['episode_id']}/end",
             content=json.dumps({"reward": reward}),
             headers={
-                "authorization": f"Bearer {claimed['api_key']}",
+                "authorization": f"Bearer {claimed['end_key']}",
                 "content-type": "application/json",
             },
         )
@@ -278,6 +278,16 @@ def test_a_task_that_is_held_out_is_not_trained(tmp_path: Path) -> None:
         assert code_of(served.end(unknown, 1.0, task={"task_id": "v"})) == "held_out"
 
 
+def test_what_a_client_validates_is_not_trained(tmp_path: Path) -> None:
+    with serve(tmp_path) as served:
+        served.begin()
+        served.attempt("v", split="val")
+        assert code_of(served.claim("v")) == "held_out"
+        same = {"task_id": "other", "main_query": "task v"}
+        assert code_of(served.claim(same)) == "held_out"
+        assert served.claim("a").status_code == 201
+
+
 def test_a_task_that_is_named_at_the_end_joins_the_group_of_its_task(tmp_path: Path) -> None:
     with serve(tmp_path, "ajet.data.train_batch_size=1") as served:
         step = served.begin()
@@ -370,7 +380,9 @@ def test_keys_of_owner_worker_and_episode_open_what_is_theirs(tmp_path: Path) ->
             assert served.post(path, "owner").status_code == 200
         put = served.http.put("/config", content="ajet: {}", headers={"x-api-key": "worker"})
         assert put.status_code == 403
-        for key in ("worker", other["api_key"], "ajet-h" + mine["episode_id"], ""):
+        guessed = "ajet-e" + mine["episode_id"]
+        of_the_agent = (mine["api_key"], mine["capture_key"])
+        for key in ("worker", other["end_key"], *of_the_agent, guessed, ""):
             path = f"/episodes/{mine['episode_id']}/end"
             assert served.post(path, key, reward=1.0).status_code == 401
             stolen = served.http.get(path[:-4] + "/calls", headers={"x-api-key": key})
@@ -378,11 +390,11 @@ def test_keys_of_owner_worker_and_episode_open_what_is_theirs(tmp_path: Path) ->
         receipt = f"/episodes/{mine['episode_id']}"
         seen = {
             key: served.http.get(receipt, headers={"x-api-key": key}).status_code
-            for key in ("worker", mine["api_key"], other["api_key"], "")
+            for key in ("worker", mine["end_key"], other["end_key"], "")
         }
-        assert seen == {"worker": 200, mine["api_key"]: 200, other["api_key"]: 401, "": 401}
+        assert seen == {"worker": 200, mine["end_key"]: 200, other["end_key"]: 401, "": 401}
         text = served.http.get("/status", headers={"x-api-key": "worker"}).text
-        assert mine["api_key"] not in text and mine["capture_key"] not in text
+        assert not any(mine[key] in text for key in ("api_key", "capture_key", "end_key"))
 
 
 @pytest.mark.parametrize(
