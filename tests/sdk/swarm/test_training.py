@@ -149,9 +149,9 @@ def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> N
             " AND split = 'val' ORDER BY ALL"
         ).to_pylist()
     steps = sorted({row["step"] for row in rows})
-    assert len(steps) == 3 and steps[-1] == 6
-    assert 2 <= steps[0] < 4 <= steps[1], "late if another client was faster"
-    assert len(rows) == 6, "sampled and greedy"
+    # the client that validates may get no place in a step, if the other one is faster
+    assert steps[0] in (2, 3) and steps[-1] == 6
+    assert len(rows) == 2 * len(steps), "sampled and greedy"
 
 
 @pytest.mark.slow
