@@ -136,7 +136,7 @@ def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> N
         joined = start("train", "job.yaml", "--swarm", url)
         assert owner.wait() == 0, owner.output
         assert joined.wait() == 0, joined.output
-        assert "validation after step 2" in owner.output + joined.output
+        assert "validation after step" in owner.output + joined.output
         status = status_of(url)
         assert status is not None and status.policy_version == 6
         server.process.send_signal(signal.SIGINT)
@@ -150,7 +150,7 @@ def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> N
         ).to_pylist()
     steps = sorted({row["step"] for row in rows})
     # the client that validates may get no place in a step, if the other one is faster
-    assert steps[0] in (2, 3) and steps[-1] == 6
+    assert steps[0] >= 2 and steps[-1] == 6
     assert len(rows) == 2 * len(steps), "sampled and greedy"
 
 
