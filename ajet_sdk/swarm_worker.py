@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.backbones.shared.steps import total_steps
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.config.config import plain_yaml
-from ajet_sdk.errors import ConfigError, SwarmError
+from ajet_sdk.errors import ConfigError, SwarmError, TrainingError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.run import check_signatures, find_judge, find_workflow
@@ -37,8 +37,11 @@ OF_THE_CLIENT = (
     ("rollout", "user_workflow"),
     ("rollout", "max_env_worker"),
     ("rollout", "runner"),
+    ("model", "recipe"),
 )
-"""Keys of a config that its client reads: they name files and services beside it."""
+"""Keys of a config that its client reads: they name code, files and services beside it."""
+BETWEEN_LOOKS = 0.5
+"""Seconds between two looks at a server that loads its model."""
 
 
 def work(
@@ -138,10 +141,22 @@ def train_at(
         except SwarmError as error:
             if error.code != "not_offline":  # another client was faster: join it
                 raise
+        await _wait_for_model(swarm)
         say(f"started the training at {swarm.url}")
         return plan
 
     return _run(swarm, begin, say, summary)
+
+
+async def _wait_for_model(swarm: AsyncSwarmClient) -> None:
+    """Wait until a started server has its model. Raises TrainingError if it could not begin."""
+    while True:
+        status = await swarm.status()
+        if status.state == "offline" and status.failure:
+            raise TrainingError(f"the server at {swarm.url} did not start: {status.failure}")
+        if status.state != "booting":
+            return
+        await asyncio.sleep(BETWEEN_LOOKS)
 
 
 def config_for_server(config: Config, tasks: int) -> str:

@@ -94,4 +94,9 @@ class SwarmHost:
             waiting = "the model is being loaded"
         elif self.failure:
             waiting = f"a config and `start`; the last run failed: {self.failure}"
-        return SwarmStatus(state=self.state, clients=self.clients.infos(), waiting=waiting)
+        return SwarmStatus(
+            state=self.state,
+            clients=self.clients.infos(),
+            waiting=waiting,
+            failure="" if self.state == "booting" else self.failure,
+        )

@@ -343,6 +343,8 @@ class SwarmStatus(Reply):
     clients: tuple[ClientInfo, ...] = ()
     waiting: str = ""
     """One sentence: what the step waits for."""
+    failure: str = ""
+    """Why the last run failed, of a server that is offline."""
     ages: dict[str, int] = Field(default_factory=dict)
     """Collected tokens by how many versions they are behind the policy."""
 

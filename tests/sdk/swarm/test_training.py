@@ -155,6 +155,22 @@ def test_a_server_without_a_config_gets_one_and_others_join(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", ["absent", "model"])
+def test_the_server_needs_no_recipe_and_says_why_it_cannot_start(path: str, tmp_path: Path) -> None:
+    """A recipe is code beside the agent: the server has neither."""
+    prepare(tmp_path, steps=1)
+    change = [f"ajet.model.path={tmp_path / path}", "ajet.model.recipe=recipe.py->make"]
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "--port", "0")
+        client = start("train", "job.yaml", "--swarm", server.url(), *change)
+        code = client.wait()
+        assert (code == 0) == (path == "model")
+        if path == "absent":
+            assert str(tmp_path / path) in client.output
+            assert server.process.poll() is None
+
+
+@pytest.mark.slow
 def test_a_worker_goes_on_when_its_server_was_killed(tmp_path: Path) -> None:
     prepare(tmp_path, steps=6)
     with running(tmp_path) as start:
