@@ -120,6 +120,8 @@ class Ask:
     sampling: Sampling
     episode_id: str
     agent: str
+    target: str = ""
+    """The target tag, or else the agent: what a model is trained for."""
     messages: Sequence[Any] | None = None
     """The conversation to continue; None if `prompt` is set."""
     prompt: object = None

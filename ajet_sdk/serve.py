@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
+from ajet_sdk.config.model_source import separate_targets
 from ajet_sdk.engines.open import open_engine, ready
 from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.instances import InstanceLimits, Instances
@@ -73,6 +74,11 @@ def serve(
         ConfigError: the checkpoint cannot be loaded, or a key is missing.
         OSError: the port is taken.
     """
+    if targets := separate_targets(Path(checkpoint)):
+        raise ConfigError(
+            f"{checkpoint} has a model for each of {', '.join(targets)}; serve one:"
+            f" {Path(checkpoint) / targets[0]}"
+        )
     config = config or load_config()
     model = config.model.model_copy(
         update={

@@ -135,7 +135,9 @@ def train_at(
             say(f"joining the training {status.name or 'that runs'} at {swarm.url}, by its config")
             others = any(client.last_seen < RECENTLY for client in status.clients)
             return replace(plan, val_tasks=()) if others else plan
-        await swarm.arun(swarm.requests.configure(config_for_server(config, len(sets.train))))
+        await swarm.arun(
+            swarm.requests.configure(config_for_server(config, len(sets.train), plan.targets))
+        )
         try:
             await swarm.start()
         except SwarmError as error:
@@ -159,9 +161,12 @@ async def _wait_for_model(swarm: AsyncSwarmClient) -> None:
         await asyncio.sleep(BETWEEN_LOOKS)
 
 
-def config_for_server(config: Config, tasks: int) -> str:
-    """The YAML of a config without the parts of its client; `tasks` is the number of training
-    tasks, from which the number of steps follows."""
+def config_for_server(config: Config, tasks: int, targets: Sequence[str] | None = None) -> str:
+    """The YAML of a config without the parts of its client.
+
+    `tasks` is the number of training tasks, from which the number of steps follows; `targets` are
+    those that the agent names, which separate models are made for.
+    """
     if config.backbone == "debug":
         raise ConfigError("backbone debug trains nothing; a server needs another backbone")
     values = config.model_dump(mode="json", exclude_unset=True)
@@ -172,6 +177,8 @@ def config_for_server(config: Config, tasks: int) -> str:
         section.pop(last, None)
     common = values.setdefault("trainer_common", {})
     common["total_steps"] = total_steps(config, tasks)
+    if targets is not None and config.rollout.trained_models == "separate":
+        values["rollout"]["trainable_targets"] = list(targets)
     return plain_yaml({"ajet": values})
 
 

@@ -336,6 +336,8 @@ class Sample(_Frozen):
     group_id: str
     reward: float
     advantages: Floats
+    target: str = ""
+    """The target tag of its calls, or else their agent; empty for a stored conversation."""
 
 
 class LedgerEntry(_Frozen):

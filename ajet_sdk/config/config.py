@@ -315,6 +315,8 @@ class Config(Section):
                 "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights"
                 " sample a call",
             )
+        if rollout.trained_models == "separate":
+            self._check_separate_models()
         drawn = (rollout.temperature, rollout.top_p, max(rollout.top_k, 0))
         remote, service = self.trainer_common.algorithm.remote_teacher, self.backbone == "tinker"
         if (remote or service) and rollout.sampling == "run" and drawn != (1.0, 1.0, 0):
@@ -342,6 +344,24 @@ class Config(Section):
                 f" ({rollout.max_response_length_in_one_turn}) {{got}}",
             )
         return self
+
+    def _check_separate_models(self) -> None:
+        """Refuse what needs one model for all trained targets."""
+        common, rollout = self.trainer_common, self.rollout
+        why = ""
+        if self.backbone not in ("local", "debug"):
+            why = f"backbone {self.backbone}; use backbone local"
+        elif common.algorithm.adv_estimator in ("sft", "dpo", "opd"):
+            why = (
+                f"trainer_common.algorithm.adv_estimator: {common.algorithm.adv_estimator}; use an"
+                " estimator of rewards"
+            )
+        elif common.algorithm.replay:
+            why = "trainer_common.algorithm.replay: a stored conversation names no target"
+        elif rollout.name == "vllm":
+            why = "rollout.name: vllm, which serves one model; leave it out"
+        if why:
+            raise wrong("rollout.trained_models", f"separate is not supported with {why} {{got}}")
 
     def __eq__(self, other: object) -> bool:
         """Equal values and roots, regardless of their origin."""

@@ -83,6 +83,22 @@ def gguf_files(place: Path) -> list[Path]:
     return [place] if place.suffix == ".gguf" and place.is_file() else []
 
 
+SEPARATE = "separate.json"
+"""File of a directory with a model for each trained target, in subdirectories of their names."""
+
+
+def separate_targets(directory: Path) -> list[str] | None:
+    """The targets whose models are in a directory (`rollout.trained_models: separate`); None if it
+    has no such models. Raises ConfigError for a damaged one."""
+    file = directory / SEPARATE
+    if not file.is_file():
+        return None
+    try:
+        return [str(target) for target in json.loads(file.read_text())["targets"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is damaged: {error}") from error
+
+
 _HUB_SECONDS = 10.0
 
 

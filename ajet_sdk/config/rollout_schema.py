@@ -86,6 +86,12 @@ class Rollout(Section):
         " workflow's.",
         min_length=1,
     )
+    trained_models: Literal["shared", "separate"] = key(
+        "shared",
+        "`shared`: all trained targets have one model; `separate`: each of `trainable_targets` has"
+        " weights of its own, or with `model.lora` an adapter of its own on one base (backbone"
+        " `local`).",
+    )
     trained_seats: int | None = key(
         None,
         "Number of targets the policy plays in each episode, chosen at random; opponents play the"

@@ -13,6 +13,7 @@ import random
 from typing import TYPE_CHECKING
 
 from ajet_sdk.config.model_source import (
+    SEPARATE,
     checkpoint_base,
     first_model,
     saved_steps,
@@ -70,7 +71,9 @@ def source_of(
             _pick(named, which, steps_of_experiment(directory / "checkpoint"), directory),
         )
     directory = config.resolve(named)
-    if any((directory / name).is_file() for name in ("config.json", "adapter_config.json")):
+    if any(
+        (directory / name).is_file() for name in ("config.json", "adapter_config.json", SEPARATE)
+    ):
         return _weights(config, directory.name, str(directory))
     base_url = config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if not base_url:

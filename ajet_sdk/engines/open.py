@@ -9,8 +9,9 @@ import os
 from typing import TYPE_CHECKING
 
 from ajet_sdk.config.api_keys import api_key
-from ajet_sdk.config.model_source import check_source, is_cached
+from ajet_sdk.config.model_source import check_source, is_cached, separate_targets
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.engines.by_target import EngineByTarget
 from ajet_sdk.engines.fetch import with_fetched_model
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
@@ -90,6 +91,11 @@ def open_engine(config: Config) -> Engine:
             "no model given: set model.path (weights), model.base_url (an endpoint) or"
             " model.scripted"
         )
+    if targets := separate_targets(config.resolve(model.path)):
+        return EngineByTarget(
+            config.model_name,
+            {target: open_engine(_of_target(config, target)) for target in targets},
+        )
     config = with_fetched_model(config)
     path = str(config.model.path)
     check_source(config.resolve(path) if config.resolve(path).exists() else path)
@@ -107,6 +113,13 @@ def open_engine(config: Config) -> Engine:
         ):
             raise
         raise MissingExtra(str(error.name), "local") from error
+
+
+def _of_target(config: Config, target: str) -> Config:
+    """The config of a target's model, of a directory with several."""
+    path = config.resolve(str(config.model.path)) / target
+    update = {"path": str(path), "name": f"{config.model_name}/{target}"}
+    return config.model_copy(update={"model": config.model.model_copy(update=update)})
 
 
 async def ready(engine: Engine) -> None:

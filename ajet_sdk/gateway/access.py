@@ -13,7 +13,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity, Recorder
@@ -310,6 +310,7 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Jso
     try:
         neutral = counter.neutral(request.body, episode.stored)
         ask = counter.form.ask(neutral, episode.episode_id, request.identity.agent)
+        ask = replace(ask, target=request.identity.target)
         return counter.count(await episode.spec.engine.count(ask))
     except RequestRefused as error:
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error

@@ -114,7 +114,7 @@ class CallInFlight:
         """Choose the engine and the sampling parameters, which may override the request's. Raises
         ConfigError."""
         sampling = ask.sampling
-        spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
+        spec, name = self.episode.spec, self.identity.target
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
         if (
             not self.identity.trainable
@@ -395,7 +395,8 @@ def _read(call: CallInFlight, request: Request) -> Ask:
                 "model",
             )
     ask = dialect.form.ask(neutral, call.episode.episode_id, request.identity.agent)
-    return replace(ask, sampling=call.choose_engine(ask))
+    sampling = call.choose_engine(ask)
+    return replace(ask, sampling=sampling, target=request.identity.target)
 
 
 async def _whole(call: CallInFlight, body: bytes) -> Chunks:

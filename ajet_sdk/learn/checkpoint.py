@@ -76,6 +76,7 @@ def shared_settings(
         "training tasks": hashlib.blake2b(ids, digest_size=16).hexdigest(),
         "data.train_batch_size": config.data.train_batch_size,
         "rollout.num_repeat": config.rollout.num_repeat,
+        "rollout.trained_models": config.rollout.trained_models,
         "trainer": dataclasses.asdict(settings),
         "algorithm": config.trainer_common.algorithm.model_dump(mode="json"),
     }

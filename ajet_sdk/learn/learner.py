@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.products import inner_model, instructions, products_of
 from ajet_sdk.engines.local.sampler import LocalSampler
+from ajet_sdk.engines.local.weights import copy_sharing_frozen
 from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.errors import ConfigError
@@ -101,26 +102,7 @@ async def open_learner(
 ) -> Learner:
     """Load the model, or build it from its recipe, with a sampler and a trainer for `steps`
     steps."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    if config.model.base_url or config.model.scripted:
-        raise ConfigError(
-            "backbone local trains model weights: set model.path instead of model.base_url or"
-            " model.scripted"
-        )
-    if not config.model.path:
-        raise ConfigError(
-            "model.path is not set: backbone local needs a local directory or a Hugging Face name"
-        )
-    if wants_recipe(config):
-        path: Path | str = await build_recipe(config, probe, say)
-    else:
-        path = (
-            config.resolve(config.model.path)
-            if config.resolve(config.model.path).exists()
-            else config.model.path
-        )
+    path = await _path_of(config, probe, say)
     learner = await asyncio.to_thread(_load, config, path, steps, samples_with_vllm(config), say)
     if isinstance(learner.sampler, VllmSampler):
         say(
@@ -135,15 +117,63 @@ async def open_learner(
     return learner
 
 
+async def open_learners(
+    config: Config, probe: Probe, steps: int, say: Callable[[str], None], targets: Sequence[str]
+) -> dict[str, Learner]:
+    """As `open_learner`, a learner for each target; with LoRA they share the frozen weights."""
+    path = await _path_of(config, probe, say)
+    return await asyncio.to_thread(_load_several, config, path, steps, say, targets)
+
+
+async def _path_of(config: Config, probe: Probe, say: Callable[[str], None]) -> Path | str:
+    """The directory or hub name of the model, which a recipe builds first. Raises ConfigError."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if config.model.base_url or config.model.scripted:
+        raise ConfigError(
+            "backbone local trains model weights: set model.path instead of model.base_url or"
+            " model.scripted"
+        )
+    if not config.model.path:
+        raise ConfigError(
+            "model.path is not set: backbone local needs a local directory or a Hugging Face name"
+        )
+    if wants_recipe(config):
+        return await build_recipe(config, probe, say)
+    directory = config.resolve(config.model.path)
+    return directory if directory.exists() else config.model.path
+
+
 def _load(
     config: Config, path: Path | str, steps: int, vllm: bool, say: Callable[[str], None]
 ) -> Learner:
+    model = _load_model(config, path, say)
+    return _assemble(config, path, model, steps, config.model_name, vllm)
+
+
+def _load_several(
+    config: Config,
+    path: Path | str,
+    steps: int,
+    say: Callable[[str], None],
+    targets: Sequence[str],
+) -> dict[str, Learner]:
+    model = _load_model(config, path, say)
+    models = [model, *(copy_sharing_frozen(model) for _ in targets[1:])]
+    return {
+        target: _assemble(config, path, own, steps, f"{config.model_name}/{target}", vllm=False)
+        for target, own in zip(targets, models, strict=True)
+    }
+
+
+def _load_model(config: Config, path: Path | str, say: Callable[[str], None]) -> PreTrainedModel:
+    """Load the model to train. Raises ConfigError."""
     import torch
 
     check_start_adapter(config, path, say)
     torch.manual_seed(config.trainer_common.seed)
     source = config.model
-    tokenizer = HFTokenizer(str(path), trust_remote_code=source.trust_remote_code)
     model = load_model(
         path,
         dtype=source.dtype,
@@ -165,11 +195,34 @@ def _load(
             " and trainer may differ by some hundredths of a nat per token"
             " (train/logprob_gap_mean); exact: model.dtype: float32"
         )
-    parameters = sum(p.numel() for p in model.parameters())
+    if config.trainer_common.optim.lr is None:
+        lr = _learning_rate(config, model)
+        say(
+            f"trainer_common.optim.lr is not set; using {lr:g} for"
+            f" {model.num_parameters():,} parameters"
+        )
+    return model
+
+
+def _learning_rate(config: Config, model: PreTrainedModel) -> float:
     lr = config.trainer_common.optim.lr
     if lr is None:
-        lr = default_lr(parameters, lora=source.lora.enabled)
-        say(f"trainer_common.optim.lr is not set; using {lr:g} for {parameters:,} parameters")
+        return default_lr(model.num_parameters(), lora=config.model.lora.enabled)
+    return lr
+
+
+def _assemble(
+    config: Config,
+    path: Path | str,
+    model: PreTrainedModel,
+    steps: int,
+    model_name: str,
+    vllm: bool,
+) -> Learner:
+    """A learner of a loaded model."""
+    source = config.model
+    tokenizer = HFTokenizer(str(path), trust_remote_code=source.trust_remote_code)
+    lr = _learning_rate(config, model)
     trainer = Trainer(model, TrainerSettings.of(config, lr, steps), tokenizer)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     max_model_len = min(config.rollout.max_model_len, longest or config.rollout.max_model_len)
@@ -180,7 +233,7 @@ def _load(
         sampler = LocalSampler(
             model,
             tokenizer,
-            model_name=config.model_name,
+            model_name=model_name,
             max_model_len=max_model_len,
             max_batch=config.rollout.max_env_worker,
             seed=config.trainer_common.seed,

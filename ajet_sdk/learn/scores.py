@@ -65,6 +65,17 @@ class TokenScores:
         """One array of length T for each sample."""
         self.entropy: list[npt.NDArray[np.float32]] = []
 
+    def begin(self, samples: Sequence[Sample]) -> None:
+        """Make room for the scores of samples; all are unknown."""
+        self.logprobs = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
+        self.entropy = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
+
+    def take(self, places: Sequence[int], other: TokenScores) -> None:
+        """Take over the scores of some of the samples, which are at `places` here."""
+        for place, logprobs, entropy in zip(places, other.logprobs, other.entropy, strict=True):
+            self.logprobs[place] = logprobs
+            self.entropy[place] = entropy
+
     def record(
         self,
         samples: Sequence[Sample],
@@ -72,8 +83,7 @@ class TokenScores:
         seen: Sequence[tuple[Sequence[int], Scored]],
     ) -> None:
         """Store the scores of micro-batches, whose positions index `share`."""
-        self.logprobs = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
-        self.entropy = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
+        self.begin(samples)
         for group, scored in seen:
             logprobs_N = scored.logprobs_N.float().cpu().numpy()
             entropy_N = None if scored.entropy_N is None else scored.entropy_N.float().cpu().numpy()

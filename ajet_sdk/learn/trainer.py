@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.config.trainer_schema import OBJECTIVE
-from ajet_sdk.engines.local.weights import copy_sharing_frozen
+from ajet_sdk.engines.local.weights import frozen_copy
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.batches import (
     MicroBatch,
@@ -255,7 +255,7 @@ class Trainer:
         self.reference: PreTrainedModel | None = None
         """The frozen initial model; None if not needed."""
         if settings.loss.has_reference or settings.has_reference:
-            self.reference = copy_sharing_frozen(model)
+            self.reference = frozen_copy(model)
 
     @property
     def device(self) -> torch.device:
@@ -312,6 +312,10 @@ class Trainer:
         tokens = sum(len(s.timeline.token_ids) for s in samples)
         lr = self.optimizer.param_groups[0]["lr"]
         return means | {"lr": lr, "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+    def updates_of(self, samples: Sequence[Sample]) -> int:
+        """Number of updates in a step on the samples."""
+        return self.settings.updates_of(samples)
 
     def _old_logprobs(
         self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling]

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet_sdk.config.model_source import separate_targets
 from ajet_sdk.reporting import html, output
 from ajet_sdk.reporting.metrics import discarded
 from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, pass_at_k, solved
@@ -270,6 +271,13 @@ class TunedModel:
         """Sampled tokens that were trained on; if 0, `path` is the initial model."""
         return None if self.outcomes is None else self.outcomes.get("trained", 0)
 
+    @property
+    def serve_command(self) -> str:
+        """The command that serves the best model; of separate models, that of the first target."""
+        best = self.best or self.path
+        targets = None if best is None else separate_targets(best)
+        return f"ajet serve {best / targets[0] if best and targets else best}"
+
     def warning(self) -> str:
         """A warning if sampled tokens were not trained, no update was made, or the validation fell;
         else empty."""
@@ -331,7 +339,7 @@ class TunedModel:
         if self.directory is not None:
             lines.append(f"View with:  {view_command(self.directory)}")
         if self.path is not None:
-            lines.append(f"Serve with: ajet serve {self.best or self.path}")
+            lines.append(f"Serve with: {self.serve_command}")
         if warning := self.warning():
             lines.append(warning)
         return output.visible("\n".join(lines))

@@ -48,6 +48,16 @@ class Attempt:
     """Called with the episode's id after the workflow; raises if the output must not be judged."""
 
 
+def named_targets(rollout: Rollout, workflow: object) -> list[str] | None:
+    """The targets to train that the config or the workflow names; None: all agents."""
+    named: Sequence[str] | None = rollout.trainable_targets
+    if named is None and is_workflow_class(workflow):
+        named = make_workflow(workflow).trainable_targets
+    elif named is None and workflow is not None:
+        named = spec_of(workflow, "workflow").trainable_targets
+    return None if named is None else list(named)
+
+
 def draw_seats(
     rollout: Rollout, workflow_targets: Sequence[str] | None, group_seed: int
 ) -> list[str] | None:

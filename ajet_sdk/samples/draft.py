@@ -192,7 +192,13 @@ class Draft:
             group_id=self.episode.group_id,
             reward=sum(values) / len(values),
             advantages=advantages,
+            target=self._target(spans[0].call_id),
         )
+
+    def _target(self, call_id: str) -> str:
+        """The target tag of a call, or else its agent."""
+        call = next(call for call in self.episode.calls if call.call_id == call_id)
+        return call.target_tag or call.agent
 
     def _shorten(
         self, timeline: Timeline, spans: tuple[Span, ...], mask: npt.NDArray[np.bool_]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ajet_sdk.agent.decorators import spec_of
-from ajet_sdk.agent.workflow import is_workflow_class, make_workflow
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.call import is_group_judge
+from ajet_sdk.rollout.attempts import named_targets
 from ajet_sdk.rollout.outcomes import failures_by_cause
 from ajet_sdk.swarm.messages import EpisodeSplit, Receipt
 from ajet_sdk.types import Episode, Task
@@ -51,12 +50,7 @@ class Work:
     @property
     def targets(self) -> list[str] | None:
         """The targets to train that the config or the workflow names."""
-        named: Sequence[str] | None = self.config.rollout.trainable_targets
-        if named is None and is_workflow_class(self.workflow):
-            named = make_workflow(self.workflow).trainable_targets
-        elif named is None:
-            named = spec_of(self.workflow, "workflow").trainable_targets
-        return None if named is None else list(named)
+        return named_targets(self.config.rollout, self.workflow)
 
 
 @dataclass(frozen=True)

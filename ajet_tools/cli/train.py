@@ -276,7 +276,7 @@ def train(
     if tuned.path is not None and tuned.trained_tokens != 0:
         if tuned.best not in (None, tuned.path):
             echo(f"best validation: {tuned.best}")
-        echo(f"Try it with: ajet serve {tuned.best or tuned.path}")
+        echo(f"Try it with: {tuned.serve_command}")
     if warning := tuned.warning():
         echo(style(warning, fg="yellow"))
     if tuned.path is not None and tuned.trained_tokens == 0:

@@ -34,6 +34,7 @@ from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
     from ajet_sdk.learn.learner import Learner
+    from ajet_sdk.learn.separate import SeparateLearner
     from ajet_sdk.learn.tinker.learner import TinkerLearner
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
@@ -80,7 +81,7 @@ class SwarmSteps:
         job: Job,
         host: SwarmHost,
         writer: TraceWriter,
-        learner: Learner | TinkerLearner,
+        learner: Learner | SeparateLearner | TinkerLearner,
         loggers: Loggers,
         total: int,
     ) -> None:

@@ -49,16 +49,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ajet_sdk.learn.learner import Learner
+    from ajet_sdk.learn.separate import SeparateLearner
     from ajet_sdk.learn.tinker.learner import TinkerLearner
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
+
+    AnyLearner = Learner | SeparateLearner | TinkerLearner
 
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")
 OpenModel = Callable[
     [int, Callable[[str], None]],
-    Awaitable["tuple[Learner | TinkerLearner, PreTrainedModel | None]"],
+    Awaitable["tuple[AnyLearner, PreTrainedModel | None]"],
 ]
 """Opens the model for a number of steps; returns also the module if it is in this process."""
 
@@ -106,7 +109,7 @@ class TrainingRun:
         job: Job,
         gateway: Gateway,
         writer: TraceWriter,
-        learner: Learner | TinkerLearner,
+        learner: AnyLearner,
         loggers: Loggers,
         total: int,
         stored: StoredSteps | None,
@@ -397,7 +400,7 @@ class TrainingRun:
                 )
                 self.sampler.policy_version = self.trainer.updates
             return learnt
-        loop, updates_left = asyncio.get_running_loop(), self.trainer.settings.updates_of(samples)
+        loop, updates_left = asyncio.get_running_loop(), self.trainer.updates_of(samples)
         self._begin_next_batch(step + 1, updates_left)
 
         async def publish() -> None:

@@ -25,7 +25,7 @@ from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope, vocabul
 from ajet_sdk.engines.local.logits import processors
 from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopWatch, mix
 from ajet_sdk.engines.local.single import SingleConversation
-from ajet_sdk.engines.local.weights import copy_sharing_frozen
+from ajet_sdk.engines.local.weights import frozen_copy
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling, SamplingCancelled, Tokenizer
@@ -365,7 +365,7 @@ class SamplingCopy:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.module = copy_sharing_frozen(model)
+        self.module = frozen_copy(model)
         copies = dict(self.module.named_parameters())
         self._pairs = [(copies[name], p) for name, p in model.named_parameters() if p.requires_grad]
 

@@ -205,12 +205,17 @@ def read_adapter_weights(model: PreTrainedModel, path: Path) -> Mismatch:
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
-    """A frozen copy of a model that shares the weights that aren't trained: of a LoRA model, all
-    but the adapter."""
+    """A copy of a model that shares the weights that aren't trained: of a LoRA model, all but the
+    adapter."""
     frozen = {
         id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad
     }
-    return copy.deepcopy(model, dict[int, Any](frozen)).eval().requires_grad_(False)
+    return copy.deepcopy(model, dict[int, Any](frozen))
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """`copy_sharing_frozen`, for inference."""
+    return copy_sharing_frozen(model).eval().requires_grad_(False)
 
 
 def peft_package() -> ModuleType:

@@ -145,6 +145,10 @@ class TinkerTrainer:
         tokens = sum(len(sample.timeline.token_ids) for sample in samples)
         return tally.means() | {"lr": lr, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
+    def updates_of(self, samples: Sequence[Sample]) -> int:
+        """Number of updates in a step on the samples."""
+        return self.settings.updates_of(samples)
+
     def imitation_loss(self, samples: Sequence[Sample]) -> float:
         """Mean negative log-likelihood per trained token, without training."""
         share = self._share([sample for sample in samples if len(trained_positions(sample))])
