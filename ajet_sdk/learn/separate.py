@@ -9,6 +9,7 @@ train that model alone. The training loop sees one engine, one sampler and one t
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -241,10 +242,13 @@ class SeparateLearner:
 
         Raises CheckpointError if one isn't the trained model.
         """
+        draft = run / ".models"
+        shutil.rmtree(draft, ignore_errors=True)
         for target, learner in self.learners.items():
-            trainer = learner.trainer
-            checkpoint.export(run / "models" / target, trainer.model, learner.tokenizer.hf)
-        self._describe(run / "models")
+            model, tokenizer = learner.trainer.model, learner.tokenizer.hf
+            checkpoint.export(draft / target, model, tokenizer)
+        self._describe(draft)
+        checkpoint.replace(draft, run / "models")
         return run / "models"
 
     def metrics(self) -> Mapping[str, float]:

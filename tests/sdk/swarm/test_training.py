@@ -39,6 +39,24 @@ async def solve(question: str) -> str:
 def length(output: str) -> float:
     return len(output) / 10
 """
+RELAY = """
+import ajet
+
+
+@ajet.workflow(trainable_targets=["planner", "executor"])
+async def solve(question: str, model: ajet.Model) -> str:
+    said = question
+    for target in ("planner", "executor"):
+        agent = model.agent(f"the {target}", target_tag=target)
+        reply = await agent.chat([{"role": "user", "content": said}], max_tokens=8)
+        said = reply["content"] or "?"
+    return said
+
+
+@ajet.judge
+def length(output: str) -> float:
+    return len(output) / 10
+"""
 CONFIG = """
 ajet:
   backbone: local
@@ -168,6 +186,34 @@ def test_the_server_needs_no_recipe_and_says_why_it_cannot_start(path: str, tmp_
         if path == "absent":
             assert str(tmp_path / path) in client.output
             assert server.process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_server_trains_a_model_for_each_target_that_its_client_names(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=2)
+    (tmp_path / "agent.py").write_text(RELAY)
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "--port", "0")
+        client = start(
+            "train", "job.yaml", "--swarm", server.url(), "ajet.rollout.trained_models=separate"
+        )
+        assert client.wait() == 0, client.output
+        models = until(lambda: [*tmp_path.glob("launcher_record/swarm/checkpoint/*/models")])[0]
+        server.process.send_signal(signal.SIGINT)
+        server.wait()
+    with open_trace(tmp_path / "launcher_record/swarm") as trace:
+        [run] = trace.query("SELECT run_id FROM runs").to_pylist()
+        assert ledger_balance(trace, run["run_id"]) == []
+        rows = trace.query(
+            "SELECT DISTINCT target_tag, model FROM calls WHERE trainable AND error IS NULL"
+        ).to_pylist()
+        [gap] = trace.query(
+            "SELECT max(value) AS most FROM metrics WHERE name = 'train/logprob_gap_max'"
+        ).to_pylist()
+    assert {row["model"].rpartition("/")[2] for row in rows} == {"planner", "executor"}
+    assert all(row["model"].endswith("/" + row["target_tag"]) for row in rows)
+    assert gap["most"] < 1e-4
+    assert all((models / target / "config.json").is_file() for target in ("planner", "executor"))
 
 
 @pytest.mark.slow
