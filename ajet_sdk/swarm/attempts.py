@@ -41,6 +41,7 @@ from ajet_sdk.swarm.receipts import (
     with_outcomes,
 )
 from ajet_sdk.swarm.refusals import Refused, ended_otherwise
+from ajet_sdk.swarm.splits import Splits
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Reward, Task, now
 
 if TYPE_CHECKING:
@@ -71,11 +72,15 @@ class RunSettings:
     """Sampling of training episodes; None: the agent's."""
     validation: Mapping[str, SamplingOverride]
     """Sampling of validation episodes: `sampled`, `greedy`."""
+    train_tasks: Sequence[Task]
+    """The server's own training tasks."""
     val_tasks: Sequence[Task]
     secret: bytes
     """Signs the keys of episodes, also over a restart."""
     done: int = 0
     total: int = 0
+    given_out: Sequence[tuple[Task, str]] = ()
+    """Tasks with the split in which they were given out before a restart."""
 
 
 @dataclass(eq=False)
@@ -124,8 +129,9 @@ class Listener(Protocol):
     ) -> None:
         """Let an episode count, or free its place; it is recorded."""
 
-    def is_held_out(self, task: Task) -> bool:
-        """Whether a task is one of the validation tasks."""
+    @property
+    def splits(self) -> Splits:
+        """The tasks of training and validation."""
 
 
 class Attempts:
@@ -335,11 +341,8 @@ class Attempts:
                 "bad_request",
                 f"the episode was claimed for task {claimed_for}, not {end.task.task_id}",
             )
-        held_out = end.task is not None and self._listener.is_held_out(end.task)
-        if end.task is not None and claim.split == "train" and held_out:
-            raise Refused(
-                409, "held_out", f"task {end.task.task_id} is a validation task of this training"
-            )
+        if end.task is not None and claim.split == "train":
+            self._listener.splits.check(end.task, claim.split)
         needs_reward = self.settings.config.trainer_common.algorithm.needs_reward
         if end.reward is None and (needs_reward or claim.split == "val"):
             raise Refused(

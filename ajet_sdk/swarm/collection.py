@@ -7,7 +7,7 @@ through `SwarmHost.submit`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import logging
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -36,8 +36,10 @@ from ajet_sdk.swarm.messages import (
 )
 from ajet_sdk.swarm.pool import AttemptGroup, Goal, Pool
 from ajet_sdk.swarm.refusals import Refused
-from ajet_sdk.tasks.lineage import same_tasks
+from ajet_sdk.swarm.splits import Splits
 from ajet_sdk.types import Episode, LedgerEntry, Task, new_id
+
+log = logging.getLogger("ajet")
 
 LONGEST_WAIT = 600.0
 """Seconds for which a claim is held at most."""
@@ -93,9 +95,10 @@ class Collection:
         self._waiting: deque[_Waiting] = deque()
         self._changed = asyncio.Event()
         """Set by everything that may end the wait of `gathered`."""
-        self._held_out: dict[bytes, bool] = {}
-        self._seen_in_validation: dict[str, Task] = {}
-        """Tasks of the clients' validations, by id."""
+        self.splits = Splits(settings.train_tasks, settings.val_tasks)
+        self.splits.restore(settings.given_out)
+        self._has_warned = False
+        """Of a validation with tasks that were trained."""
         self._began = time.monotonic()
 
     # Claims
@@ -121,14 +124,8 @@ class Collection:
         return attempt.claimed, True
 
     async def _await_place(self, claim: Claim, is_gone: IsGone | None) -> OpenAttempt:
-        is_training = claim.split == "train"
-        if is_training and claim.task is not None and self.is_held_out(claim.task):
-            raise Refused(
-                409,
-                "held_out",
-                f"task {claim.task.task_id} is a validation task of this training, or asks the same"
-                " question; claim it with split `val`",
-            )
+        if claim.task is not None:
+            self.splits.check(claim.task, claim.split)
         refusal = self._refusal(claim)
         if refusal is None:
             return self._open(claim)
@@ -226,18 +223,6 @@ class Collection:
         value = task.metadata.get(self.settings.config.swarm.kind_key)
         return str(value) if value is not None else task.env_type
 
-    def is_held_out(self, task: Task) -> bool:
-        """Whether a task is one of the validation tasks, or asks the same."""
-        held_out = [*self.settings.val_tasks, *self._seen_in_validation.values()]
-        if not held_out:
-            return False
-        text = f"{task.task_id}/{task.model_dump_json()}"
-        key = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
-        if key not in self._held_out:
-            is_named = any(task.task_id == held.task_id for held in held_out)
-            self._held_out[key] = is_named or any(same_tasks([task], held_out))
-        return self._held_out[key]
-
     def _open(self, claim: Claim) -> OpenAttempt:
         """Open an episode in the place that `_refusal` has found."""
         episode_id = new_id()
@@ -255,9 +240,8 @@ class Collection:
             number, step = self.pool.open(group, episode_id), self.step
         else:
             number, step = claim.attempt or 0, self.done
-            if task.task_id not in self._seen_in_validation and not claim.task_at_end:
-                self._seen_in_validation[task.task_id] = task
-                self._held_out.clear()  # what was trainable may be held out now
+        if not claim.task_at_end:
+            self.splits.add(task, claim.split)
         try:
             attempt = self.attempts.begin(
                 claim, task, episode_id=episode_id, group=group, number=number, step=step
@@ -289,6 +273,7 @@ class Collection:
         group = attempt.group = self.pool.group_of(episode.episode_id)
         if counts and attempt.claim.task_at_end:
             task = episode.task
+            self.splits.add(task, "train")
             group = attempt.group = self.pool.adopt(group, task.task_id, self.kind_of(task))
         place = {
             "group_id": group.group_id,
@@ -304,11 +289,26 @@ class Collection:
         self._validation_attempts[group_id] += 1
         return episode.model_copy(update={"group_id": group_id, "attempt": number})
 
+    def _may_validate(self, episode: Episode) -> bool:
+        """Whether a validation episode counts: not with a task that is trained, which a claim
+        without a task can't tell."""
+        if not self.splits.in_other(episode.task, "val"):
+            self.splits.add(episode.task, "val")
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "Episodes of split `val` with tasks of the training, such as %s, do not count in"
+                " the validation: it would measure memorization",
+                episode.task.task_id,
+            )
+        return False
+
     def settled(
         self, attempt: OpenAttempt, episode: Episode, state: EpisodeState, counts: bool
     ) -> None:
         if attempt.group is None:
-            if counts:
+            if counts and self._may_validate(episode):
                 self._validated.setdefault(episode.step, []).append(episode)
         elif counts:
             self.pool.end(attempt.group, episode)

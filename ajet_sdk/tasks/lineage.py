@@ -180,26 +180,43 @@ def question_of_task(task: Task) -> str:
     return without_system(question_of(values).text)
 
 
+class TaskIndex:
+    """Tasks, to be found by id or by question."""
+
+    def __init__(self, tasks: Iterable[Task] = ()) -> None:
+        self._by_id: dict[str, Task] = {}
+        self._by_text: dict[str, list[Task]] = defaultdict(list)
+        self._known: set[tuple[str, str]] = set()
+        """The id and the question of each task."""
+        for task in tasks:
+            self.add(task)
+
+    def add(self, task: Task) -> None:
+        text = plain_text(question_of_task(task))
+        if (task.task_id, text) in self._known:
+            return
+        self._known.add((task.task_id, text))
+        self._by_id.setdefault(task.task_id, task)
+        if text:
+            self._by_text[text].append(task)
+
+    def find(self, task: Task) -> Task | None:
+        """The task with the same id, or with the same question and nothing that distinguishes it."""
+        same = self._by_id.get(task.task_id)
+        if same is not None or not self._by_text:
+            return same
+        for match in self._by_text.get(plain_text(question_of_task(task)), ()):
+            if not clash(task, match):
+                return match
+        return None
+
+
 def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tuple[int, Task]]:
     """Finds tasks with the same question as a held-out task; yields their positions, with the
     held-out task."""
-    by_id: dict[str, Task] = {}
-    by_text: dict[str, list[Task]] = defaultdict(list)
-    for task in held_out:
-        by_id.setdefault(task.task_id, task)
-        if text := plain_text(question_of_task(task)):
-            by_text[text].append(task)
+    index = TaskIndex(held_out)
     for place, task in enumerate(tasks):
-        same = by_id.get(task.task_id)
-        if same is None and by_text:
-            same = next(
-                (
-                    match
-                    for match in by_text.get(plain_text(question_of_task(task)), ())
-                    if not clash(task, match)
-                ),
-                None,
-            )
+        same = index.find(task)
         if same is not None:
             yield place, same
 

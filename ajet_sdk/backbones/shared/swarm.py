@@ -107,7 +107,9 @@ class SwarmSteps:
             policy_version=lambda: self.learner.trainer.updates,
             training=training_sampling(config),
             validation={"sampled": validation_sampling(config), "greedy": GREEDY},
+            train_tasks=self.job.train,
             val_tasks=self.job.val,
+            given_out=self._given_out() if self.job.resume else (),
             secret=episode_secret(self.job.directory),
             done=done,
             total=self.total,
@@ -179,6 +181,13 @@ class SwarmSteps:
         )
         self.writer.flush()
         return [*(row["episode_id"] for row in ended), *episode_ids]
+
+    def _given_out(self) -> list[tuple[Task, str]]:
+        """The tasks of the run's episodes so far, with their splits."""
+        self.writer.flush()
+        sql = "SELECT DISTINCT split, task FROM episodes WHERE run_id = ? AND client <> ''"
+        rows = self.writer.query(sql, [self.job.run_id]).to_pylist()
+        return [(Task.model_validate_json(row["task"]), row["split"]) for row in rows]
 
     def _left(self, version: int) -> list[Episode]:
         """The episodes that ended before the restart, with their calls."""

@@ -115,6 +115,7 @@ class ScriptedSwarm:
                 "sampled": SamplingOverride(temperature=1.0),
                 "greedy": SamplingOverride(greedy=True),
             },
+            train_tasks=(),
             val_tasks=self.val,
             secret=b"secret",
             total=100,

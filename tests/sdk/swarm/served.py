@@ -146,7 +146,9 @@ def serve(
     *settings: str,
     replies: Any = None,
     keys: Keys | None = None,
+    train: Sequence[Task] = (),
     val: Sequence[Task] = (),
+    given_out: Sequence[tuple[Task, str]] = (),
     run_id: str = "run",
 ) -> Iterator[Served]:
     """A server with two groups of two attempts a step, unless the settings say otherwise."""
@@ -189,7 +191,9 @@ def serve(
                         "sampled": SamplingOverride(temperature=1.0),
                         "greedy": SamplingOverride(greedy=True),
                     },
+                    train_tasks=train,
                     val_tasks=val,
+                    given_out=given_out,
                     secret=SECRET,
                     total=10,
                 ),

@@ -288,6 +288,33 @@ def test_what_a_client_validates_is_not_trained(tmp_path: Path) -> None:
         assert served.claim("a").status_code == 201
 
 
+def test_what_is_trained_is_not_validated(tmp_path: Path) -> None:
+    own = Task(task_id="own", main_query="what is 2+2?")
+    before = Task(task_id="before", main_query="what is 3+3?")
+    with serve(tmp_path, train=[own], given_out=[(before, "train")]) as served:
+        served.begin()
+        served.attempt("a")
+        for task in ("a", "own", "before"):
+            assert code_of(served.claim(task, split="val")) == "held_out"
+        for query in ("task a", "what is 2+2?", "What is  3+3?"):
+            same = {"task_id": "another", "main_query": query}
+            assert code_of(served.claim(same, split="val")) == "held_out"
+        late = served.claimed(None, split="val", task_at_end=True)
+        served.call(late)
+        served.end(late, 1.0, task={"task_id": "a", "main_query": "task a"})
+        served.attempt("b", split="val")
+        [counted] = served.collection.take_validated().values()
+        assert [episode.task.task_id for episode in counted] == ["b"]
+        assert code_of(served.claim("b")) == "held_out"
+
+
+def test_the_tasks_of_a_validation_stay_held_out_after_a_restart(tmp_path: Path) -> None:
+    validated = Task(task_id="v", main_query="what is 2+2?")
+    with serve(tmp_path, given_out=[(validated, "val")]) as served:
+        served.begin()
+        assert code_of(served.claim({"task_id": "x", "main_query": "What is 2+2?"})) == "held_out"
+
+
 def test_a_task_that_is_named_at_the_end_joins_the_group_of_its_task(tmp_path: Path) -> None:
     with serve(tmp_path, "ajet.data.train_batch_size=1") as served:
         step = served.begin()
