@@ -22,6 +22,7 @@ from ajet_sdk.config.model_source import SEPARATE, separate_targets
 from ajet_sdk.engines.by_target import EngineByTarget
 from ajet_sdk.errors import CheckpointError, TrainingError
 from ajet_sdk.learn import checkpoint
+from ajet_sdk.learn.batches import trained_positions
 from ajet_sdk.learn.estimate import state_bytes
 from ajet_sdk.learn.learner import Learner
 from ajet_sdk.learn.scores import TokenScores
@@ -101,7 +102,7 @@ class SeparateTrainer:
     ) -> dict[str, float]:
         """As `Trainer.step`, one model after the other; `updated` is called after the last.
 
-        Metrics are means over the models, weighted by samples (of maxima the largest), and those of
+        Metrics are means over the models, weighted by trained tokens (of maxima the largest), and those of
         each model as `train/NAME/TARGET`. `replay` must be empty: a conversation names no target.
         """
         assert not replay
@@ -115,7 +116,8 @@ class SeparateTrainer:
             metrics = self._trainers[target].step(own, sampling, own_scores)
             if scores is not None and own_scores is not None:
                 scores.take(places, own_scores)
-            measured[target] = (len(own), metrics)
+            tokens = sum(len(trained_positions(sample)) for sample in own)
+            measured[target] = (tokens, metrics)
         while self.updates < total:
             self.updates += 1
             if updated is not None:
@@ -150,7 +152,7 @@ _SUMS = ("seconds", "tokens_per_second")
 
 
 def _together(measured: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """The metrics of a step on several models, from the number of samples and the metrics of each."""
+    """The metrics of a step on several models, from the trained tokens and the metrics of each."""
     joint: dict[str, float] = {}
     for name in dict.fromkeys(name for _, metrics in measured.values() for name in metrics):
         weighted = [
@@ -159,13 +161,13 @@ def _together(measured: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[s
         if name.endswith("_max"):
             joint[name] = max(value for _, value in weighted)
         else:
-            samples = sum(count for count, _ in weighted)
-            joint[name] = sum(count * value for count, value in weighted) / samples
+            tokens = sum(count for count, _ in weighted)
+            joint[name] = sum(count * value for count, value in weighted) / tokens
     joint["seconds"] = sum(metrics["seconds"] for _, metrics in measured.values())
-    tokens = sum(
+    all_tokens = sum(
         metrics["tokens_per_second"] * metrics["seconds"] for _, metrics in measured.values()
     )
-    joint["tokens_per_second"] = tokens / joint["seconds"]
+    joint["tokens_per_second"] = all_tokens / joint["seconds"]
     for target, (_, metrics) in measured.items():
         own = {name: value for name, value in metrics.items() if name not in _SUMS}
         joint |= {f"train/{name}/{target}": value for name, value in own.items()}

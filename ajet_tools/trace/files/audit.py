@@ -9,6 +9,7 @@ errors. Texts and prompts are compared call by call, everything else in DuckDB.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -156,11 +157,12 @@ def _weights(
     compared calls."""
     differs: list[tuple[object, ...]] = []
     unchecked = []
-    compared: dict[int, int] = {}
+    compared = Counter[int]()
     for version in weights_of(reader, run, trace):
         try:
-            wrong, compared[version.version] = differing(reader, run, version)
+            wrong, calls = differing(reader, run, version)
             differs += wrong
+            compared[version.version] += calls
             step = gradient(reader, run, version)
             if step is not None and abs(step[1] - step[2]) > 1e-3 * (1e-3 + step[1]):
                 differs.append((run, f"train/grad_norm in step {step[0]}", step[1], step[2]))
@@ -172,7 +174,7 @@ def _weights(
         " ? AND trainable"
     )
     versions = reader.query(used, [run]).column(0).to_pylist()
-    missing = {version for version in versions if version is not None and not compared.get(version)}
+    missing = {version for version in versions if version is not None and not compared[version]}
     if missing:
         listed = ", ".join(map(str, sorted(missing)))
         unchecked.append(

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.config.model_source import MARK, STATE, saved_steps
+from ajet_sdk.config.model_source import MARK, STATE, saved_steps, separate_targets
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.decoding import model_places, recorded_config
 from ajet_tools.trace.files.recomputed import CLIPPED
@@ -50,6 +50,8 @@ class Weights:
     version: int
     model: Path
     adapter: Path | None = None
+    target: str | None = None
+    """The target whose calls it answered, of separate models; None: all."""
 
 
 def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
@@ -62,10 +64,13 @@ def weights_of(reader: TraceReader, run: str, trace: Path) -> Iterator[Weights]:
         yield Weights(0, first)
     for directory in saved_steps(beside / "checkpoint" / run).values():
         version = int(json.loads((directory / STATE).read_bytes())["policy_version"])
-        if not (directory / "adapter_config.json").is_file():
-            yield Weights(version, directory)
-        elif first is not None:
-            yield Weights(version, first, directory)
+        targets: Sequence[str | None] = separate_targets(directory) or (None,)
+        for target in targets:
+            place = directory / target if target else directory
+            if not (place / "adapter_config.json").is_file():
+                yield Weights(version, place, target=target)
+            elif first is not None:
+                yield Weights(version, first, place, target)
 
 
 def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Difference], int]:
@@ -78,10 +83,11 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
     sampled = rows(
         reader,
         "SELECT call_id FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND"
-        " policy_version = ? AND trainable AND len(logprobs) > 0 ORDER BY md5(call_id) LIMIT"
-        f" {_CALLS}",
+        " policy_version = ? AND coalesce(coalesce(target_tag, agent) = ?, true) AND trainable AND"
+        f" len(logprobs) > 0 ORDER BY md5(call_id) LIMIT {_CALLS}",
         run,
         weights.version,
+        weights.target,
     )
     if not sampled:
         return [], 0
@@ -123,7 +129,7 @@ _BEGAN = (
 def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, float, float] | None:
     """Return the step that began with these weights, and its computed and logged gradient norms.
 
-    None without such a step, for an initial adapter, for losses other than clipped policy gradient
+    None without such a step, for separate models, for an initial adapter, for losses other than clipped policy gradient
     and likelihood, for several updates per step, calls sampled with limits (top_p, a grammar), and
     in 16 bits. Raises as `differing`.
     """
@@ -159,6 +165,7 @@ FROM measured m JOIN (SELECT *, config->>'$.ajet.trainer_common.algorithm.adv_es
     USING (run_id)
 WHERE run_id = ? AND before = ? AND (config->>'$.ajet.model.lora.enabled' = 'true') = ?
     AND norm IS NOT NULL AND size > 0 AND backbone = 'local' AND estimator <> 'dpo'
+    AND config->>'$.ajet.rollout.trained_models' IS DISTINCT FROM 'separate'
     AND (estimator = 'sft' OR {CLIPPED}) AND config->>'$.ajet.trainer_common.mini_batch_num' = '1'
     AND config->>'$.ajet.trainer_common.ppo_epochs' = '1' ORDER BY step LIMIT 1"""
 _TRAINED = """

@@ -112,7 +112,9 @@ def test_each_target_has_a_model_of_its_own(tmp_path: Path, tiny_model: Path) ->
     assert {(row["target_tag"], row["model"].rpartition("/")[2]) for row in answered} == {
         (target, target) for target in TARGETS
     }
-    assert audit(config.directory).differs == ()
+    audited = audit(config.directory, weights=True)
+    assert audited.differs == ()
+    assert audited.rows["weights"] > 20, "also of the models of steps 1 and 2"
 
 
 @pytest.mark.slow
