@@ -326,7 +326,8 @@ def synchronizer(own: dict[str, Any], rollout: dict[str, Any] | None = None) -> 
     ("own", "rollout", "expected"),
     [
         ({}, {}, (0, 0)),
-        ({}, {"max_staleness": 2}, (2, 2)),
+        ({}, {"max_staleness": 2}, (0, 2)),
+        ({"sync_style": "fixed"}, {"max_staleness": 2}, (2, 2)),
         ({"sync_interval": 2}, {}, (0, 1)),  # the guide's example
         ({"sync_interval": 3}, {"max_staleness": 3}, (1, 3)),
         (
@@ -345,6 +346,25 @@ def test_tokens_may_be_as_old_as_the_intervals_of_the_root_make_them(
 
 
 @pytest.mark.parametrize(
+    ("own", "staleness", "style", "in_flight"),
+    [
+        ({}, 0, "fixed", 1),
+        ({}, 1, "fully_async", 2),
+        ({}, 4, "fully_async", 5),
+        ({"sync_offset": 1}, 1, "fixed", 2),
+        ({"sync_interval": 2}, 1, "fixed", 2),
+        ({"sync_style": "fixed"}, 1, "fixed", 2),
+    ],
+)
+def test_a_run_with_staleness_is_asynchronous(
+    own: dict[str, Any], staleness: int, style: str, in_flight: int
+) -> None:
+    made = mapped({"rollout": {"max_staleness": staleness}}, trinity={"synchronizer": own})
+    assert made["synchronizer"]["sync_style"] == style
+    assert made["explorer"]["max_inflight_batches"] == in_flight
+
+
+@pytest.mark.parametrize(
     ("own", "rollout", "named"),
     [
         (
@@ -358,6 +378,11 @@ def test_tokens_may_be_as_old_as_the_intervals_of_the_root_make_them(
             ".*sync_offset: 2 contradicts rollout.max_staleness: 1",
         ),
         ({"sync_style": "fully_async"}, {}, "sync_style: fully_async .*rollout.max_staleness"),
+        (
+            {"sync_style": "fully_async", "sync_interval": 4},
+            {"max_staleness": 2},
+            "sync_interval: 4.*rollout.max_staleness: 3",
+        ),
         (
             {"explorer_sync_interval": 4},
             {},

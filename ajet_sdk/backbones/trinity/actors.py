@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import trinity.explorer.explorer
 from trinity.common.config import Config
+from trinity.common.constants import SyncStyle
 from trinity.common.experience import Experience
 from trinity.explorer.explorer import Explorer
 from trinity.explorer.rollout_coordinator import RolloutCoordinator
@@ -35,12 +36,68 @@ _LIVES = 4
 _NAMES = {"grad_norm": "actor/grad_norm", "learning_rate": "actor/lr"}
 """verl's names for metrics of the Tinker API."""
 
+_LOOK = 0.05
+"""Seconds between two looks for new weights."""
+
 _PAUSE = 5.0
 """Seconds before the next runner is started, as Ray assigns work to a dead node for a while."""
 
 
 class SteadyExplorer(Explorer):  # type: ignore[misc]
-    """A Ray actor, started like Trinity's own."""
+    """A Ray actor, started like Trinity's own.
+
+    In Trinity's style `fully_async` it paces itself: step k is sampled once the weights are at most
+    `max_staleness` updates older than those that it will be trained with, so that no token is too
+    old. Trinity alone bounds only the number of batches in flight, and its lead grows.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._is_async = self.sync_style == SyncStyle.FULLY_ASYNC
+        self._pulling = asyncio.Lock()
+
+    async def explore_step(self) -> bool:
+        if self._is_async:
+            oldest = self.config.algorithm.sample_strategy_args["max_staleness"]
+            await self._wait_for_version(self.explore_step_num - oldest)
+        return bool(await super().explore_step())
+
+    async def _wait_for_version(self, version: int) -> None:
+        """Wait for weights of at least `version` updates, and meanwhile hand finished steps to the
+        trainer, which makes the updates."""
+        while self.model_version < version:
+            if self._inflight_train_steps:
+                step = self._inflight_train_steps.popleft()
+                await self._finish_explore_step(step=step)
+                self.last_monitored_step = step
+            else:
+                await asyncio.sleep(_LOOK)
+
+    async def eval(self) -> None:
+        """Validate. In the asynchronous style all steps so far are trained first, so that the
+        validation is of one policy; the last one is validated after the training."""
+        step = self.explore_step_num
+        if not self._is_async or step == 0:
+            await super().eval()
+        elif step < self.config.trainer.total_steps:
+            await self.finish_current_steps()
+            self._inflight_train_steps.clear()
+            await self._wait_for_version(step)
+            await super().eval()
+            await self._finish_eval_step(step=step)
+
+    async def _pull_latest_weights(self) -> None:
+        """Pull weights that are newer than the present ones.
+
+        In the asynchronous style a task in the background pulls them, too. Of two pulls at once the
+        second would wait for weights that nobody makes.
+        """
+        async with self._pulling:
+            if self._is_async and self.model_version >= 0:
+                newest = await self.synchronizer.get_latest_model_version.remote()
+                if newest <= self.model_version:
+                    return
+            await super()._pull_latest_weights()
 
     async def prepare(self) -> None:
         # In this actor's process only, where Trinity starts the coordinator by this name.

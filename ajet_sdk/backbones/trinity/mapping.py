@@ -90,7 +90,7 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, object]:
         "trainer": _trainer(config, place),
         "synchronizer": {
             "sync_method": "memory" if is_on_cpu(config) else "nccl",
-            "sync_style": "fixed",
+            "sync_style": _sync_style(config),
             "sync_interval": 1,
             "sync_timeout": 3600,
         },
@@ -127,12 +127,25 @@ _OURS = {
 """See `merge_root`. Driver and agents use these keys, too; all others may be overridden."""
 
 
+_ASYNC = "fully_async"
+_OF_FIXED = ("sync_offset", "sync_interval", "explorer_sync_interval", "trainer_sync_interval")
+
+
+def _sync_style(config: Config) -> str:
+    """Asynchronous if `rollout.max_staleness` is above 0, unless `trinity:` says how far explorer
+    and trainer are apart."""
+    own = value_at(config.roots.plain(), "trinity.synchronizer")
+    is_set = isinstance(own, Mapping) and any(name in own for name in _OF_FIXED)
+    return _ASYNC if config.rollout.max_staleness and not is_set else "fixed"
+
+
 def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
     """Limit the explorer's lead by `rollout.max_staleness`, or derive the limit from `trinity:`.
 
     If weights are synchronized every I steps and the explorer is K steps ahead, a token is at most
-    K + I - 1 updates old. Raises ConfigError if both are set and tokens would be too old for
-    training.
+    K + I - 1 updates old. In the asynchronous style our explorer paces itself by the limit
+    (`actors.SteadyExplorer`). Raises ConfigError if both are set and tokens would be too old for
+    training, or the pace could not be kept.
     """
     synchronizer, rollout = whole["synchronizer"], config.rollout
     if not isinstance(synchronizer, dict):
@@ -150,6 +163,13 @@ def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
             raise ConfigError(
                 f"trinity.synchronizer.sync_style: {style} does not bound how old tokens are; set "
                 "rollout.max_staleness, the maximum age of a trained token in updates"
+            )
+        if style == _ASYNC and intervals[1] - 1 > bound:
+            raise ConfigError(
+                f"trinity.synchronizer.sync_interval: {intervals[1]}: weights travel every"
+                f" {intervals[1]} updates, so tokens are up to {intervals[1] - 1} updates old when"
+                f" they are trained, and rollout.max_staleness: {bound} could not be kept; set"
+                f" rollout.max_staleness: {intervals[1] - 1} or more"
             )
         age = bound
     elif intervals[0] != intervals[1]:
@@ -299,6 +319,7 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
         "max_retry_times": 1,
         "eval_interval": common.test_freq if common.test_freq > 0 else place.steps + 1,
         "eval_on_startup": common.val_before_train and place.val_tasks > 0,
+        "max_inflight_batches": rollout.max_staleness + 1,
         "rollout_model": {
             "engine_type": "tinker" if is_on_cpu(config) else "vllm",
             "engine_num": engines(config),
