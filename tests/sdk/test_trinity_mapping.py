@@ -348,12 +348,12 @@ def test_tokens_may_be_as_old_as_the_intervals_of_the_root_make_them(
 @pytest.mark.parametrize(
     ("own", "staleness", "style", "in_flight"),
     [
-        ({}, 0, "fixed", 1),
-        ({}, 1, "fully_async", 2),
-        ({}, 4, "fully_async", 5),
-        ({"sync_offset": 1}, 1, "fixed", 2),
-        ({"sync_interval": 2}, 1, "fixed", 2),
-        ({"sync_style": "fixed"}, 1, "fixed", 2),
+        ({}, 0, "fixed", 2),
+        ({}, 1, "fully_async", 3),
+        ({}, 4, "fully_async", 6),
+        ({"sync_offset": 1}, 1, "fixed", 3),
+        ({"sync_interval": 2}, 1, "fixed", 3),
+        ({"sync_style": "fixed"}, 1, "fixed", 3),
     ],
 )
 def test_a_run_with_staleness_is_asynchronous(

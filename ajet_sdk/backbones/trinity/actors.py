@@ -55,23 +55,42 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
         super().__init__(config)
         self._is_async = self.sync_style == SyncStyle.FULLY_ASYNC
         self._pulling = asyncio.Lock()
+        self._feeding: asyncio.Task[None] | None = None
 
     async def explore_step(self) -> bool:
         if self._is_async:
+            if self._feeding is None:
+                self._feeding = asyncio.create_task(self._feed_trainer())
             oldest = self.config.algorithm.sample_strategy_args["max_staleness"]
             await self._wait_for_version(self.explore_step_num - oldest)
         return bool(await super().explore_step())
 
-    async def _wait_for_version(self, version: int) -> None:
-        """Wait for weights of at least `version` updates, and meanwhile hand finished steps to the
-        trainer, which makes the updates."""
-        while self.model_version < version:
-            if self._inflight_train_steps:
-                step = self._inflight_train_steps.popleft()
-                await self._finish_explore_step(step=step)
-                self.last_monitored_step = step
-            else:
+    async def _feed_trainer(self) -> None:
+        """Hand the sampled steps to the trainer, in their order, each when it has ended."""
+        while True:
+            if not self._inflight_train_steps:
                 await asyncio.sleep(_LOOK)
+                continue
+            step = self._inflight_train_steps[0]
+            await self._finish_explore_step(step=step)
+            self._inflight_train_steps.popleft()
+            self.last_monitored_step = step
+
+    async def _wait_for_version(self, version: int) -> None:
+        """Wait for weights of at least `version` updates."""
+        while self.model_version < version:
+            await self._look()
+
+    async def _look(self) -> None:
+        """Wait a moment. Raises what ended the task that feeds the trainer."""
+        if self._feeding is not None and self._feeding.done():
+            self._feeding.result()
+        await asyncio.sleep(_LOOK)
+
+    async def finish_current_steps(self) -> None:
+        while self._is_async and self._inflight_train_steps:
+            await self._look()
+        await super().finish_current_steps()
 
     async def eval(self) -> None:
         """Validate. In the asynchronous style all steps so far are trained first, so that the
@@ -81,7 +100,6 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
             await super().eval()
         elif step < self.config.trainer.total_steps:
             await self.finish_current_steps()
-            self._inflight_train_steps.clear()
             await self._wait_for_version(step)
             await super().eval()
             await self._finish_eval_step(step=step)
@@ -122,6 +140,8 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
 
     async def shutdown(self) -> None:
         """Shut down once the driver has all messages."""
+        if self._feeding is not None:
+            self._feeding.cancel()
         if self.monitor is not None:
             await self.monitor.flush()
         await super().shutdown()

@@ -118,7 +118,14 @@ def validate_config(mapping: dict[str, object]) -> TrinityConfig:
 
     Raises ConfigError with the validators' message.
     """
+    from trinity.common.constants import SyncStyle
+
     config = parse_config(mapping)
+    style = config.synchronizer.sync_style
+    if style == SyncStyle.FULLY_ASYNC:
+        # Trinity refuses validation tasks in this style, in which it would validate a mixture of
+        # policies; our explorer validates one policy.
+        config.synchronizer.sync_style = SyncStyle.TRAINER_DRIVEN
     try:
         with environment(TRINITY_LOG_LEVEL="ERROR"), warnings.catch_warnings():
             warnings.filterwarnings(
@@ -127,6 +134,7 @@ def validate_config(mapping: dict[str, object]) -> TrinityConfig:
             config = config.check_and_update()
     except (ValueError, AssertionError, RuntimeError, ImportError, OSError) as error:
         raise ConfigError(f"Trinity rejected the config: {error}") from error
+    config.synchronizer.sync_style = style
     ranks = _ranks(config)
     config.algorithm.advantage_fn_args["multiple_of"] = ranks
     config.algorithm.sample_strategy_args["ranks"] = ranks

@@ -319,7 +319,8 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
         "max_retry_times": 1,
         "eval_interval": common.test_freq if common.test_freq > 0 else place.steps + 1,
         "eval_on_startup": common.val_before_train and place.val_tasks > 0,
-        "max_inflight_batches": rollout.max_staleness + 1,
+        # one more than the explorer's own pace allows
+        "max_inflight_batches": rollout.max_staleness + 2,
         "rollout_model": {
             "engine_type": "tinker" if is_on_cpu(config) else "vllm",
             "engine_num": engines(config),
