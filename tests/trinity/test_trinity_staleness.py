@@ -16,29 +16,46 @@ from .experiments import Experiment
 
 pytestmark = pytest.mark.slow
 
-STEPS, STALENESS = 5, 2
+STEPS = 8
+VALIDATION = {"task_reader": {"jsonl_dataset_file": {"validation": {"file_path": "val.jsonl"}}}}
 
 
-def test_staleness_is_bounded_and_recorded(experiment: Callable[..., Experiment]) -> None:
+@pytest.mark.parametrize(
+    ("staleness", "questions"),
+    [(1, ["slow 1", "plain 1"]), (2, ["turns 1", "fork 1", "plain 1"])],
+    ids=["a slow sampler", "a fast sampler"],
+)
+def test_the_sampler_runs_ahead_and_no_token_is_too_old(
+    experiment: Callable[..., Experiment], staleness: int, questions: list[str]
+) -> None:
     config = {
-        "rollout": {"max_staleness": STALENESS},
-        "trainer_common": {"total_steps": STEPS},
+        "rollout": {"max_staleness": staleness},
+        "trainer_common": {"total_steps": STEPS, "test_freq": 4},
+        **VALIDATION,
     }
-    one = experiment(["turns 1", "fork 1", "plain 1"], config)
+    one = experiment(questions, config)
     one.start("--with-ray")
     assert one.wait() == 0, one.output()
     rows = one.query(
         "SELECT l.step, c.policy_version AS version, l.outcome FROM ledger l JOIN calls c USING"
-        " (call_id) WHERE l.tokens > 0"
+        " (call_id) JOIN episodes e ON e.episode_id = c.episode_id"
+        " WHERE l.tokens > 0 AND e.split = 'train'"
     )
-    behind = {row["step"] - 1 - row["version"] for row in rows if row["outcome"] == "trained"}
-    assert behind <= set(range(STALENESS + 1))
-    assert max(behind) > 0, "the explorer was ahead at least once"
-    assert {row["step"] for row in rows if row["outcome"] == "trained"} == set(range(1, STEPS + 1))
+    trained = [row for row in rows if row["outcome"] == "trained"]
+    ages = {row["step"] - 1 - row["version"] for row in trained}
+    assert ages <= set(range(staleness + 1))
+    assert max(ages) > 0, "the explorer was ahead at least once"
+    assert {row["step"] for row in trained} == set(range(1, STEPS + 1))
+    assert {row["outcome"] for row in rows} <= {"trained", "zero_advantage"}, "nothing thrown away"
     measured = one.query(
         "SELECT step, value FROM metrics WHERE name = 'train/staleness' ORDER BY step"
     )
     assert len(measured) == STEPS and max(row["value"] for row in measured) > 0
+    validated = one.query(
+        "SELECT DISTINCT e.step, c.policy_version AS version FROM episodes e JOIN calls c USING"
+        " (episode_id) WHERE e.split = 'val' ORDER BY e.step"
+    )
+    assert [(row["step"], row["version"]) for row in validated] == [(4, 4), (STEPS, STEPS)]
     with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
 
