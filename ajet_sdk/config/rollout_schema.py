@@ -161,8 +161,8 @@ class Rollout(Section):
     tensor_parallel_size: int = key(1, "Tensor parallel size of each vLLM engine.", ge=1)
     n_vllm_engine: int | None = key(
         None,
-        "Number of inference engines (clusters); null: the fewest that leave whole machines to the"
-        " trainer.",
+        "Number of inference engines (clusters); null: the most that leave half of the GPUs, in whole"
+        " machines, to the trainer.",
         ge=1,
     )
     max_num_seqs: int = key(

@@ -51,7 +51,7 @@ _PATIENCE = 5.0
 """Seconds to wait for threads after a command ended."""
 READER_LEFT = 141
 """Exit code if the reader of stdout closed it early, as after SIGPIPE."""
-_OF_A_JOB = ("train", "run", "baseline", "rehearse", "work")
+_OF_A_JOB = ("train", "run", "baseline", "plan", "rehearse", "work")
 """Commands whose first argument may be the config file."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
@@ -76,6 +76,7 @@ class _Root(LazyGroup):
         "Set up": {
             "model": "model",
             "config": "config",
+            "plan": "plan",
             "rehearse": "train",
             "trainer": "trainer",
             "env": "env",

@@ -10,11 +10,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ajet_sdk.agent.workflow import check_signature
+from ajet_sdk.backbones.shared.fit import check_shape
 from ajet_sdk.config.api_keys import api_key, placeholder_keys
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.model_source import is_cached, named_model
 from ajet_sdk.engines.fetch import fetched
-from ajet_sdk.errors import AjetError, EnvironmentUnavailable, MissingResource, TaskError
+from ajet_sdk.errors import (
+    AjetError,
+    ConfigError,
+    EnvironmentUnavailable,
+    MissingResource,
+    TaskError,
+)
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.tasks.load import TaskSets, load_tasks
 
@@ -78,6 +85,11 @@ def check_file(file: Path, overrides: list[str]) -> Checked:
     checked.imports.checked = checked.resources.checked = True
     with placeholder_keys():
         workflow, judge = _workflow(config, checked), _judge(config, checked)
+    if config.backbone in ("trinity", "verl"):
+        try:
+            check_shape(config)
+        except ConfigError as error:
+            checked.schema.add(error)
     sets = _tasks(config, checked)
     _given(config, checked.resources)
     _model(config, checked.resources)

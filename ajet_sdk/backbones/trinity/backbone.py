@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.driver import ClusterRun, check_installed, open_run
+from ajet_sdk.backbones.shared.fit import check_shape
 from ajet_sdk.backbones.shared.node import serialize_job
 from ajet_sdk.backbones.shared.progress import Progress
 from ajet_sdk.backbones.shared.steps import Rollouts, resume_at, saved_step
@@ -78,6 +79,7 @@ class _Run(ClusterRun):
 
     async def run(self) -> TunedModel:
         check(self.config)  # before a model is made
+        check_shape(self.config)
         place = await self.place(
             TrinityPlace,
             lora=self.cpu,

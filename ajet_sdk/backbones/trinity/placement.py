@@ -9,8 +9,13 @@ if TYPE_CHECKING:
 
 
 def engines(config: Config) -> int:
-    """Number of engines: as configured, else the fewest that fit."""
-    return config.rollout.n_vllm_engine or next(iter(_fitting(config)), 1)
+    """Number of engines: as configured, else the most that leave half of the GPUs for training."""
+    if config.rollout.n_vllm_engine:
+        return config.rollout.n_vllm_engine
+    total = config.trainer_common.nnodes * config.trainer_common.n_gpus_per_node
+    fitting = _fitting(config)
+    half = [n for n in fitting if 2 * n * config.rollout.tensor_parallel_size <= total]
+    return max(half, default=next(iter(fitting), 1))
 
 
 def trainer_gpus(config: Config, count: int | None = None) -> int:

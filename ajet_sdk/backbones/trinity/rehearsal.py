@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.backbones.shared.fit import check_shape
 from ajet_sdk.backbones.shared.mapping import merged
 from ajet_sdk.backbones.trinity.launch import validate_config
 from ajet_sdk.backbones.trinity.learner import run_learner
@@ -52,6 +53,7 @@ async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
         val_tasks=1,
     )
     mapping = to_trinity(config, place)
+    check_shape(config)
     if not is_on_cpu(config):
         return validate_config(mapping)
     state, log = directory / "learner", directory / "learner.log"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.driver import ClusterRun, check_installed, open_run
 from ajet_sdk.backbones.shared.failure import failure_of
+from ajet_sdk.backbones.shared.fit import check_shape
 from ajet_sdk.backbones.shared.progress import Progress
 from ajet_sdk.backbones.shared.steps import resume_at, saved_step
 from ajet_sdk.backbones.shared.validation import validation_tasks
@@ -59,6 +60,7 @@ class _Run(ClusterRun):
     async def run(self) -> TunedModel:
         job, val = self.job, validation_tasks(self.job)
         check(job.config)  # before a model is made
+        check_shape(job.config)
         place = await self.place(VerlPlace)
         mapping = to_verl(job.config, place)
         self.keep(mapping, "verl.yaml")

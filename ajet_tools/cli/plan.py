@@ -1,0 +1,159 @@
+"""`ajet plan`: whether a model fits a cluster's GPUs, with the arithmetic, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer import Argument, Option
+
+from ajet_sdk.backbones.plan import Changes, mend
+from ajet_sdk.backbones.plan import plan as plan_run
+from ajet_sdk.backbones.shared.fit import GB, Fit, shape_for
+from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.trace.reader import open_trace
+from ajet_tools.cli.arguments import Conf
+from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.text.tables import console, table
+
+_LONGEST = """
+    SELECT quantile_disc(length, 0.99)::BIGINT AS longest, count(*)::BIGINT AS calls FROM (
+        SELECT max(prefix_len + len(prompt_suffix) + len(output_ids)) AS length
+        FROM calls WHERE output_ids IS NOT NULL GROUP BY episode_id, agent)
+    WHERE length IS NOT NULL"""
+
+
+def plan(
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
+    conf: Conf = None,
+    gpus: Annotated[
+        int | None, Option(min=1, help="GPUs per machine. Default: the config's.")
+    ] = None,
+    nodes: Annotated[int | None, Option(min=1, help="Machines. Default: the config's.")] = None,
+    memory: Annotated[float, Option(min=1, help="Memory of a GPU, in GB.")] = 80.0,
+    backbone: Annotated[
+        Literal["trinity", "verl"] | None, Option(help="In place of the config's backbone.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        Option(help="A trace of the agent: its conversations' lengths in place of the maximum."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show whether a run on a cluster fits its GPUs, and what to change if it doesn't.
+
+    Reads only the model's config.json. Exits with 1 if the run doesn't fit.
+
+    \b
+    ajet plan job.yaml
+    ajet plan job.yaml --backbone trinity --gpus 8 --nodes 2 --memory 80
+    ajet plan job.yaml ajet.model.path=Qwen/Qwen2.5-32B-Instruct ajet.rollout.tensor_parallel_size=2
+    ajet plan job.yaml --trace launcher_record/job
+    """
+    asked = [*(overrides or ()), *_machines(gpus, nodes)]
+    if backbone is not None or conf is None:
+        asked.append(f"ajet.backbone={backbone or 'trinity'}")
+    config = load_config(conf, asked)
+    shape = shape_for(config, online=True)
+    if shape is None:
+        raise ConfigError(
+            f"model.path: {config.model.path or '(not set)'} has no config.json here, in the hub's"
+            " cache or on the hub; name a directory with the model's config.json (its weights"
+            " aren't needed)"
+        )
+    longest = None if trace is None else _longest(trace)
+    made = plan_run(config, shape, memory * GB, longest)
+    changes = mend(config, shape, memory * GB, longest) if made.problems else {}
+    if as_json:
+        print_json(_plain(made, changes, longest))
+    else:
+        _print(config, made, changes, longest)
+    if made.problems:
+        raise typer.Exit(1)
+
+
+def _machines(gpus: int | None, nodes: int | None) -> list[str]:
+    named = {"n_gpus_per_node": gpus, "nnodes": nodes}
+    return [f"ajet.trainer_common.{key}={n}" for key, n in named.items() if n is not None]
+
+
+def _longest(trace: Path) -> int:
+    """The length in tokens that 99 of 100 recorded conversations do not exceed."""
+    with open_trace(trace) as reader:
+        [row] = reader.query(_LONGEST).to_pylist()
+    if not row["calls"]:
+        raise ConfigError(f"--trace: {trace} has no calls with token ids to measure")
+    return int(row["longest"])
+
+
+def _plain(made: Fit, changes: Changes | None, longest: int | None) -> dict[str, object]:
+    return {
+        "fits": not made.problems,
+        "parameters": made.shape.parameters,
+        "memory_gb": made.memory / GB,
+        "longest": longest,
+        "engines": made.engines,
+        "kv_tokens": made.kv_tokens,
+        "gpus": [
+            {
+                "kind": card.name,
+                "count": card.count,
+                "used_gb": round(card.used / GB, 1),
+                "parts_gb": {name: round(size / GB, 2) for name, size in card.parts.items()},
+            }
+            for card in made.cards
+        ],
+        "problems": made.problems,
+        "changes": None if changes is None else dict(changes),
+    }
+
+
+def _print(config: Config, made: Fit, changes: Changes | None, longest: int | None) -> None:
+    shape, common = made.shape, config.trainer_common
+    context = "" if shape.context is None else f", {shape.context:,} positions"
+    experts = f", {shape.experts} experts" if shape.experts > 1 else ""
+    echo(
+        f"{config.model.path}: {shape.parameters / 1e9:.2f} billion parameters,"
+        f" {shape.layers} layers, {shape.heads} heads ({shape.kv_heads} of keys){experts}{context}"
+    )
+    length = config.rollout.max_model_len if longest is None else longest
+    where = "rollout.max_model_len" if longest is None else "recorded"
+    echo(
+        f"backbone {config.backbone}: {common.nnodes} × {common.n_gpus_per_node} GPUs of"
+        f" {made.memory / GB:g} GB; conversations of {length:,} tokens ({where})"
+    )
+    rows = [
+        {
+            "kind": card.name,
+            "GPUs": card.count,
+            "GB each": round(card.used / GB, 1),
+            "of these": _parts(card.parts),
+        }
+        for card in made.cards
+    ]
+    screen = console()
+    screen.print(table(rows, screen.width))
+    echo(
+        f"{made.engines} {'engine' if made.engines == 1 else 'engines'}, each with room for"
+        f" {made.kv_tokens:,} tokens: {made.kv_tokens // max(1, length)} conversations at once"
+    )
+    if not made.problems:
+        echo("It fits. (An estimate: leave some GB of each GPU free.)")
+        return
+    echo("It does not fit:")
+    for problem in made.problems:
+        echo(f"- {problem}")
+    if changes:
+        echo("It would fit with:")
+        for path, value in changes.items():
+            echo(f"  ajet.{path}={'null' if value is None else str(value).lower()}")
+    elif changes is None:
+        echo("No change of parallel sizes, offloading or up to 16 machines makes it fit.")
+
+
+def _parts(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
