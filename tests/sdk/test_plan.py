@@ -113,6 +113,18 @@ def test_heads_that_ulysses_does_not_divide_are_named() -> None:
     assert "ulysses" in problem and "28" in problem
 
 
+@pytest.mark.parametrize(
+    "key", ["rollout.tensor_parallel_size", "trainer_common.ulysses_sequence_parallel_size"]
+)
+@pytest.mark.parametrize(
+    ("size", "fits"), [(2, True), (3, True), (4, False), (6, True), (12, True), (8, False)]
+)
+def test_key_value_heads_are_split_or_repeated_evenly(key: str, size: int, fits: bool) -> None:
+    shape = shape_of({**QWEN_7B, "num_attention_heads": 24, "num_key_value_heads": 6})
+    problems = indivisible(with_changes(job(), {key: size}), shape)
+    assert [key in problem for problem in problems] == [True] * (not fits)
+
+
 def test_by_default_half_of_the_gpus_sample() -> None:
     assert (engines(job()), trainer_gpus(job())) == (4, 4)
     assert (engines(job(nodes=2)), trainer_gpus(job(nodes=2))) == (8, 8)

@@ -63,23 +63,21 @@ def indivisible(config: Config, shape: ModelShape) -> list[str]:
     """What no memory can mend: heads that don't divide, and sequences beyond the positions."""
     rollout, common = config.rollout, config.trainer_common
     wrong = []
-    parallel = rollout.tensor_parallel_size
-    if shape.heads % parallel:
-        wrong.append(
-            f"rollout.tensor_parallel_size: {parallel} does not divide the model's {shape.heads}"
-            f" attention heads; {_of(divisors(shape.heads))} do"
-        )
-    elif shape.kv_heads % parallel and parallel % shape.kv_heads:
-        wrong.append(
-            f"rollout.tensor_parallel_size: {parallel} and the model's {shape.kv_heads} key-value"
-            " heads: one must divide the other"
-        )
-    ulysses = common.ulysses_sequence_parallel_size
-    if shape.heads % ulysses:
-        wrong.append(
-            f"trainer_common.ulysses_sequence_parallel_size: {ulysses} does not divide the model's"
-            f" {shape.heads} attention heads; {_of(divisors(shape.heads))} do"
-        )
+    sizes = {
+        "rollout.tensor_parallel_size": rollout.tensor_parallel_size,
+        "trainer_common.ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
+    }
+    for key, size in sizes.items():
+        if shape.heads % size:
+            wrong.append(
+                f"{key}: {size} does not divide the model's {shape.heads} attention heads;"
+                f" {_of(divisors(shape.heads))} do"
+            )
+        elif shape.kv_heads % size and size % shape.kv_heads:
+            wrong.append(
+                f"{key}: {size} and the model's {shape.kv_heads} key-value heads: one must divide"
+                " the other"
+            )
     if shape.context is not None and rollout.max_model_len > shape.context:
         wrong.append(
             f"rollout.max_model_len: {rollout.max_model_len:,} is more than the"
