@@ -184,7 +184,48 @@ def test_the_math_agent_solves_its_tasks_with_a_model_that_can(tmp_path: Path) -
     assert all(len(e.calls) == 2 for e in tuned.episodes)
 
 
-@pytest.mark.parametrize("file", [MATH / "math_agent.yaml", LAKE / "frozenlake.yaml"])
+def relay_player(ask: Ask) -> str:
+    """A planner that goes by the goal alone, and an executor that goes elsewhere at a hole."""
+    said = str((ask.messages or [{}])[-1]["content"])
+    if ask.target == "planner":
+        assert "safe" not in said, "the planner is not told of the holes"
+        return said.split()[1]
+    assert "goal" not in said, "the executor is not told of the goal"
+    plan, safe = said.splitlines()
+    wish, ways = plan.split()[1], safe.split()[1:]
+    return wish if wish in ways else ways[0]
+
+
+@pytest.mark.slow
+def test_two_agents_cross_the_lake_together(tmp_path: Path) -> None:
+    from ajet_sdk.run import run
+
+    (tmp_path / "replies.py").write_text(
+        "from ajet_sdk.engines.scripted import ScriptedEngine\n"
+        "from test_tutorials import relay_player\n"
+        "replies = ScriptedEngine(relay_player)\n"
+    )
+    sys.modules.setdefault("test_tutorials", sys.modules[__name__])
+    job = load_config(
+        LAKE / "relay.yaml",
+        [
+            "ajet.rollout.max_model_len=4096",  # the scripted model's tokens are bytes
+            "ajet.model.recipe=null",
+            "ajet.model.path=null",
+            f"ajet.model.scripted={tmp_path / 'replies.py'}->replies",
+            f"ajet.experiment_dir={tmp_path / 'experiment'}",
+        ],
+    )
+    report = run(job)
+    outputs = [episode.output for episode in report.episodes]
+    assert outputs.count("goal") > len(outputs) / 2 and "nonsense" not in outputs
+    targets = {call.target_tag for episode in report.episodes for call in episode.calls}
+    assert targets == {"planner", "executor"}
+
+
+@pytest.mark.parametrize(
+    "file", [MATH / "math_agent.yaml", LAKE / "frozenlake.yaml", LAKE / "relay.yaml"]
+)
 def test_one_line_switches_to_a_model_of_the_hub(file: Path) -> None:
     from ajet_sdk.learn.recipe import wants_recipe
 
