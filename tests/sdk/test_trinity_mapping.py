@@ -297,6 +297,17 @@ def test_the_root_trinity_is_merged_last_and_wins() -> None:
         ({"algorithm": {"sample_strategy_args": {"max_staleness": 9}}}, "rollout.max_staleness"),
         ({"algorithm": {"advantage_fn_args": {"multiple_of": 9}}}, "ajet sets this itself"),
         ({"checkpoint_root_dir": "/elsewhere"}, "trainer_common.checkpoint_base_dir"),
+        ({"algorithm": {"advantage_fn": "grpo"}}, "trainer_common.algorithm.adv_estimator"),
+        ({"algorithm": {"sample_strategy": "staleness_control"}}, "ajet sets this itself"),
+        ({"explorer": {"max_repeat_times_per_runner": 2}}, "ajet sets this itself"),
+        (
+            {
+                "buffer": {
+                    "trainer_input": {"experience_buffer": {"replay_buffer": {"enable": True}}}
+                }
+            },
+            "ajet sets this itself",
+        ),
     ],
 )
 def test_a_key_of_the_root_that_contradicts_one_that_ajet_goes_by_is_refused(

@@ -116,6 +116,11 @@ _OURS = {
     "model.top_p": "rollout.top_p",
     "model.top_k": "rollout.top_k",
     "algorithm.repeat_times": "rollout.num_repeat",
+    # What replaces these would train other advantages, or steps that are not whole.
+    "algorithm.advantage_fn": "trainer_common.algorithm.adv_estimator",
+    "algorithm.sample_strategy": "",
+    "buffer.trainer_input.experience_buffer.replay_buffer.enable": "",
+    "explorer.max_repeat_times_per_runner": "",
     "algorithm.sample_strategy_args.run_id": "",
     "algorithm.sample_strategy_args.ranks": "",
     "algorithm.sample_strategy_args.max_staleness": "rollout.max_staleness",
