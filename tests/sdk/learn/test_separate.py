@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.model_source import separate_targets
 from ajet_sdk.errors import ConfigError, TrainingError
-from ajet_sdk.learn.learner import Learner, _load_several
+from ajet_sdk.learn.learner import open_learners
+from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.scores import TokenScores
 from ajet_sdk.learn.separate import SeparateTrainer
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
@@ -200,7 +202,8 @@ def for_target(target: str, samples: list[Sample]) -> list[Sample]:
 def test_a_step_trains_each_model_as_a_trainer_of_its_own_would() -> None:
     settings = TrainerSettings(lr=1e-2, mini_batch_num=2, total_updates=10)
     apart = {target: Trainer(tiny(), settings) for target in TARGETS}
-    joint = SeparateTrainer({target: Trainer(tiny(), settings) for target in TARGETS})
+    own_trainers = {target: Trainer(tiny(), settings) for target in TARGETS}
+    joint = SeparateTrainer(own_trainers)
     for seed in range(3):
         own = {target: batch(tiny(), seed + 10 * i) for i, target in enumerate(TARGETS)}
         if seed == 1:
@@ -222,7 +225,7 @@ def test_a_step_trains_each_model_as_a_trainer_of_its_own_would() -> None:
                     torch.tensor(logprobs).nan_to_num(),
                 )
     for target, trainer in apart.items():
-        ours = joint._trainers[target]
+        ours = own_trainers[target]
         assert same(weights(ours.model), weights(trainer.model))
         assert ours.updates == trainer.updates
     assert joint.updates == 6
@@ -232,9 +235,9 @@ def test_adapters_share_one_base(tmp_path: Path, tiny_model: Path) -> None:
     config = job(tmp_path, tiny_model)
     values = config.model_dump(mode="json", exclude_unset=True)
     values["model"]["lora"] = {"enabled": True, "r": 4}
-    learners: dict[str, Learner] = _load_several(
-        load_config(values=values), tiny_model, 2, lambda line: None, TARGETS
-    )
+    config = load_config(values=values)
+    probe = Probe(config, relay, length, [])
+    learners = asyncio.run(open_learners(config, probe, 2, lambda line: None, TARGETS))
     planner, executor = (learners[target].trainer.model for target in TARGETS)
     shared = dict(executor.named_parameters())
     for name, parameter in planner.named_parameters():
