@@ -89,6 +89,26 @@ def test_a_config_of_no_decoder_is_refused(text: str, tmp_path: Path) -> None:
         check_shape(config)
 
 
+values = st.one_of(st.integers(), st.floats(), st.text(max_size=4), st.none(), st.booleans())
+names = st.sampled_from(
+    [*QWEN_7B, "head_dim", "num_experts", "moe_intermediate_size", "rope_scaling", "text_config"]
+)
+scalings = st.dictionaries(
+    st.sampled_from(["factor", "original_max_position_embeddings"]), values, max_size=2
+)
+
+
+@given(st.dictionaries(names, st.one_of(values, scalings), max_size=5))
+def test_any_config_is_a_shape_or_one_message(changes: dict[str, Any]) -> None:
+    try:
+        shape = shape_of({**QWEN_7B, **changes})
+    except ConfigError:
+        return
+    assert shape.parameters > 0 and shape.kv_bytes() > 0
+    plan(job(), shape)
+    plan(job("verl"), shape)
+
+
 @pytest.mark.parametrize(
     ("rollout", "named"),
     [

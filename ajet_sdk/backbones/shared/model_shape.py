@@ -14,6 +14,8 @@ import httpx
 from ajet_sdk.errors import ConfigError
 
 _HUB_SECONDS = 10.0
+_LARGEST = 10**9
+"""No size of a model is larger."""
 _WITHOUT_GATE = ("gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gptj", "starcoder2")
 """Model types whose feed-forward layer has two matrices; others have three."""
 
@@ -72,6 +74,8 @@ def shape_of(values: Mapping[str, Any], where: str = "config.json") -> ModelShap
         for name in names:
             value = config.get(name)
             if isinstance(value, int) and not isinstance(value, bool):
+                if not 0 < value < _LARGEST:
+                    raise ConfigError(f"{where}: {name} must be a positive number (got {value})")
                 return value
         if default is None:
             raise ConfigError(f"{where} has no {names[0]}: it describes no decoder that is known")
@@ -84,11 +88,8 @@ def shape_of(values: Mapping[str, Any], where: str = "config.json") -> ModelShap
     if experts > 1:
         inner = size("moe_intermediate_size", default=inner)
     context = size("max_position_embeddings", "n_positions", default=0)
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if context and isinstance(scaling, Mapping) and isinstance(scaling.get("factor"), int | float):
-        original = scaling.get("original_max_position_embeddings")
-        if isinstance(original, int):
-            context = max(context, int(original * scaling["factor"]))
+    if context:
+        context = max(context, _scaled(config.get("rope_scaling") or config.get("rope_parameters")))
     tied = config.get("tie_word_embeddings", values.get("tie_word_embeddings", False))
     return ModelShape(
         layers=size("num_hidden_layers", "n_layer"),
@@ -96,13 +97,23 @@ def shape_of(values: Mapping[str, Any], where: str = "config.json") -> ModelShap
         inner=inner,
         heads=heads,
         kv_heads=size("num_key_value_heads", default=heads),
-        head_size=size("head_dim", default=hidden // heads),
+        head_size=size("head_dim", default=max(1, hidden // heads)),
         vocabulary=size("vocab_size"),
         context=context or None,
         is_tied=bool(tied),
         experts=experts,
         matrices=2 if config.get("model_type") in _WITHOUT_GATE else 3,
     )
+
+
+def _scaled(scaling: object) -> int:
+    """The positions that a scaling of rotary embeddings reaches; 0 without one."""
+    if not isinstance(scaling, Mapping):
+        return 0
+    factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+    if not isinstance(original, int) or not isinstance(factor, int | float):
+        return 0
+    return int(original * factor) if 0 < original * factor < _LARGEST else 0
 
 
 def read_shape(model: str | Path, *, online: bool = False) -> ModelShape | None:
