@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 
 QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instruction")
 """Common names of the column with the question; a row with one of these, and no other part, is read
@@ -184,7 +185,9 @@ def asking_pattern() -> str:
     return rf'"(?:(?i:{names})|{ONE_CHOICE.pattern})[^a-zA-Z"]*"\s*:'
 
 
+@cache
 def squashed(name: str) -> str:
+    """Returns the form in which names are compared."""
     return re.sub(r"[^a-z]", "", name.lower())
 
 

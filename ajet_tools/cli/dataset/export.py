@@ -22,9 +22,9 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.curation.descent import marked
-from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, as_messages, converter
-from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, Stored, TableBlock
-from ajet_tools.dataset.files.segments import Shape
+from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, converter
+from ajet_tools.dataset.files.blocks import Block, Row, Stored, TableBlock
+from ajet_tools.dataset.files.parquet_draft import Shape
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
@@ -72,8 +72,6 @@ def export(
             for block in passing(block for blocks in marks for block in blocks):
                 if format == "tasks":
                     writer.write_block(block)
-                elif format == "messages" and isinstance(block, LineBlock):
-                    writer.write_block(*as_messages(block, left_out))
                 else:
                     for row in _converted(block, format, left_out):
                         writer.write(row.values, row.stored)

@@ -34,7 +34,7 @@ def check(
         str | None, Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")
     ] = None,
     exact: Annotated[
-        bool, Option("--exact", help="Examine every row, also of more than 10,000 rows.")
+        bool, Option("--exact", help="Also count the forms of every row of more than 10,000.")
     ] = False,
     similarity: Annotated[
         float | None,
@@ -52,9 +52,9 @@ def check(
     any.
 
     What is in it: rows, duplicates, lengths of what a row asks, languages, fields and their values.
-    Duplicates are the same but for case and blanks. Fields, languages, forms and answers of more
-    than 10,000 rows are estimated from the first 10,000 and every 101st of the others (the output
-    says so); --exact looks at all, which takes ten times as long.
+    Duplicates are the same but for case and blanks. Forms (texts without their numbers and names)
+    of more than 10,000 rows are those of the first 10,000 and every 101st of the others (the output
+    says so); --exact looks at all. Everything else is counted in all rows.
 
     Errors: a row that is not readable or not a task, two tasks with one task_id, a question with
     two answers, a task in two of the files (or splits of a directory). Warnings: duplicates, rows
@@ -128,10 +128,7 @@ def _print_stats(result: Stats) -> None:
     if not result.rows:
         return
     if result.looked_at < result.rows:
-        out.print(
-            f"fields, languages, forms and answers are estimated from {result.looked_at:,} rows"
-            " (--exact: all)"
-        )
+        out.print(f"the forms are those of {result.looked_at:,} rows (--exact: all)")
     if result.diversity.is_low and 2 * result.diversity.forms <= result.distinct:
         out.print(result.diversity.as_text(), markup=False, highlight=False)
     lengths = [_length_row("characters", result.chars), _length_row("words", result.words)]

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import numpy as np
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -17,7 +16,7 @@ from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.places import Columns
+from ajet_tools.dataset.files.columns import Columns
 from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.text.clean import counted as counted
@@ -183,12 +182,11 @@ def write_kept(
     blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Columns]
 ) -> None:
     """Writes all rows except those with the given indices."""
-    number, removed = 0, np.fromiter(gone, np.int64)
+    number = 0
     with Writer(out, tables=tables) as writer:
         for block in blocks:
-            writer.write_block(
-                block, np.setdiff1d(np.arange(number, number + len(block)), removed) - number
-            )
+            kept = [index for index in range(len(block)) if number + index not in gone]
+            writer.write_block(block, kept)
             number += len(block)
         if number != total:
             raise TaskError(

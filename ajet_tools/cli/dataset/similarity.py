@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
 from typer import Option
 
 from ajet_sdk.errors import ConfigError
@@ -42,7 +41,7 @@ from ajet_tools.dataset.curation.descent import (
 from ajet_tools.dataset.curation.fields import field_names, unknown_field
 from ajet_tools.dataset.curation.splitter import Splitter, check_fractions, is_held_out, keys_of
 from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.segments import Shape
+from ajet_tools.dataset.files.parquet_draft import Shape
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.dedup import Found, RowFacts
@@ -271,7 +270,7 @@ def split(
             first_keys: list[str] = []
             for block in read_some(again(), source, bar):
                 first_keys.extend(keys_of(block, by))
-                texts += block.texts.to_list()
+                texts += block.texts
             keys = together(
                 keys or first_keys,
                 texts,
@@ -295,10 +294,10 @@ def split(
             block_keys = keys[number : number + len(block)] if keys else keys_of(block, by)
             sides = splitter.sides(block, block_keys)
             for name, writer in writers.items():
-                some = np.flatnonzero(sides == name)
-                if is_held_out(name, shares) and len(some):
+                some = [index for index, side in enumerate(sides) if side == name]
+                if is_held_out(name, shares) and some:
                     writer.write_block(held_out_block(block.take(some)))
-                elif any_held_out and len(some):
+                elif any_held_out and some:
                     writer.write_block(with_same_columns(block.take(some)))
                 else:
                     writer.write_block(block, some)

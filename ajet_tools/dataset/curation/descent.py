@@ -34,7 +34,7 @@ def has_lineage(block: Block) -> bool:
     """Whether a row of a block may have been grown from another."""
     if isinstance(block, LineBlock):
         return bool(block.lines.str.contains('"provenance"', literal=True).any())
-    return "provenance" in block.table.fields
+    return "provenance" in block.table.shapes
 
 
 def marked(blocks: Iterable[Block], source: str, out: str) -> Iterator[Block]:
@@ -60,7 +60,7 @@ def hides_held_out(source: str, out: str) -> bool:
 def held_out_block(block: Block) -> Block:
     """Adds `val` to `provenance.splits` of the rows of a block; a table without provenance gets
     this column."""
-    if not isinstance(block, LineBlock) and "provenance" not in block.table.fields:
+    if not isinstance(block, LineBlock) and "provenance" not in block.table.shapes:
         return block.with_columns({"provenance": {"splits": [HELD_OUT]}})
     rows = [Row(row.where, held_out_row(row.values), row.stored) for row in block.rows()]
     if isinstance(block, LineBlock):
@@ -72,7 +72,7 @@ def held_out_block(block: Block) -> Block:
 def with_same_columns(block: Block) -> Block:
     """The training side of a split, with the columns that `held_out_block` gives the other sides:
     loaders expect one schema of all."""
-    if isinstance(block, LineBlock) or "provenance" in block.table.fields:
+    if isinstance(block, LineBlock) or "provenance" in block.table.shapes:
         return block
     return block.with_columns({"provenance": {"splits": ["train"]}})
 

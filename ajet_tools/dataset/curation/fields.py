@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.task_rows import to_task
-from ajet_tools.dataset.files.blocks import Block, LineBlock, Row
-from ajet_tools.dataset.files.lines import Path
-from ajet_tools.dataset.files.values import POSITION
-
-
-def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
-    """Whether a key may contain a dot, or a path may mean a length, so that rows have to be
-    read."""
-    if any(
-        POSITION.fullmatch(step) or step in ("count", "chars")
-        for path in paths
-        for step in path[1:]
-    ):
-        return True
-    inner = [
-        ".".join(path[i:j])
-        for path in paths
-        for i in range(len(path))
-        for j in range(i + 2, len(path) + 1)
-    ]
-    if isinstance(block, LineBlock):
-        return any(
-            bool(block.lines.str.contains(f'"{name}"', literal=True).any()) for name in inner
-        )
-    return any("." in column for column in block.data.schema.names)
+from ajet_tools.dataset.files.blocks import Row
 
 
 def task_id_of(values: Mapping[str, object]) -> str | None:

@@ -10,17 +10,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import polars as pl
 
 from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.questions import answer_of, text_of, truths_of
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.similarity.text import normals
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
@@ -72,12 +69,6 @@ _CUE = re.compile(
     r"[\"'`*$({\[“‘\s]*\Z",
     re.IGNORECASE,
 )
-CUES = (
-    r"hint|correct|total|sum|difference|product|quotient|remainder|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
-    r"ответ|答案|答え|정답|=|\u0307"
-)
-"""Occurs in the normal form of every text with a cue or a sum; U+0307 is left of a Turkish dotted
-I."""
 _BEHIND = " \t\n=.()[]{}*`\"'$→>-"
 _CUE_LENGTH = 200
 """Characters before an answer to search for a cue."""
@@ -190,7 +181,7 @@ def diversity_of(rows: Iterable[Mapping[str, object]]) -> Diversity:
     return forms.diversity()
 
 
-def given_away(values: Mapping[str, object]) -> str | None:
+def given_away(values: Mapping[str, object], question: str | None = None) -> str | None:
     """Returns the part of a question that contains its answer, such as `(The answer is 2976.)` or
     `... = 12`, or None.
 
@@ -198,7 +189,7 @@ def given_away(values: Mapping[str, object]) -> str | None:
     occur in the sentence that asks. An answer that is only mentioned, such as one of several
     choices, does not count.
     """
-    question = text_of(values)
+    question = text_of(values) if question is None else question
     folded = " ".join(question.casefold().split())
     for answer in _answers(values):
         if " ".join(answer.casefold().strip(" .").split()) not in folded:
@@ -217,50 +208,6 @@ def given_away(values: Mapping[str, object]) -> str | None:
         ):
             return phrase
     return None
-
-
-def may_give_away(
-    texts: pl.Series, forms: pl.Series, marked: pl.Series, answers: Sequence[pl.Series]
-) -> pl.Series:
-    """Marks the rows for which `given_away` may return something.
-
-    Args:
-        texts: the questions.
-        forms: their normal forms.
-        marked: marks at least the forms that contain one of `CUES`.
-        answers: columns of answers as text, with numbers as in JSON.
-    """
-    open_ended = (
-        (~texts.str.strip_chars_end(_BEHIND).str.ends_with("?")).fill_null(False).arg_true()
-    )
-    behind_question = open_ended.filter(texts.gather(open_ended).str.contains("?", literal=True))
-    has_cue = marked.clone().scatter(behind_question, True)
-    plain = texts.str.len_bytes() == texts.str.len_chars()
-    gives_away = pl.repeat(False, len(texts), eager=True)
-    for answer in answers:
-        long = (
-            (answer.str.len_bytes() > 2 * _PHRASE).fill_null(False).arg_true()
-        )  # words with blanks between them
-        phrases = long.filter(answer.gather(long).str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)
-        some = (has_cue.clone().scatter(phrases, True) & answer.is_not_null()).arg_true()
-        questions = forms.gather(some)
-        answer_forms: Any = normals(answer.gather(some)).str.strip_chars(" .")
-        digits: Any = answer_forms.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
-        whole = (digits != "") & ~digits.is_in([str(number) for number in range(len(_NUMBERS))])
-        is_said = (
-            questions.str.contains(answer_forms, literal=True)
-            | answer_forms.str.contains(r"[0-9]|[^\x00-\x7f]")
-            | ~plain.gather(some)
-        )
-        is_said = pl.select(
-            pl.when(whole)
-            .then(
-                questions.str.replace_all(",", "", literal=True).str.contains(digits, literal=True)
-            )
-            .otherwise(is_said)
-        ).to_series()
-        gives_away = gives_away.scatter(some.filter(is_said.fill_null(False)), True)
-    return gives_away
 
 
 def _cued(answer: str, question: str) -> str | None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.curation.language import LANGUAGES, language_of
@@ -19,7 +15,7 @@ from ajet_tools.dataset.files.blocks import Block, Row
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
-Kept = tuple[Block, npt.NDArray[np.integer[Any]]]
+Kept = tuple[Block, list[int]]
 _AT_ONCE = 64
 
 
@@ -52,69 +48,67 @@ class Keep:
         for block in blocks:
             yield block, self._kept(block)
 
-    def _kept(self, block: Block) -> npt.NDArray[np.integer[Any]]:
-        left = np.ones(len(block), bool)
-        for fitting, reason in self._conditions(block):
-            out = left & ~fitting
-            left &= fitting
-            for index in np.flatnonzero(out) if callable(reason) or self.on_left_out else ():
-                self._reject(block, int(index), reason(int(index)) if callable(reason) else reason)
-            if out.any() and not (callable(reason) or self.on_left_out):
-                self.left_out[str(reason)] += int(out.sum())
-        kept = np.flatnonzero(left)
-        return self._verify(block, kept) if self.judge else kept
-
-    def _conditions(
-        self, block: Block
-    ) -> Iterator[tuple[npt.NDArray[np.bool_], str | Callable[[int], str]]]:
-        """Yields a mask for each condition, and the reason for rejections."""
+    def _kept(self, block: Block) -> list[int]:
+        indices = list(range(len(block)))
         if self.languages:
-            detected = [language_of(text) for text in block.texts]
-            yield (
-                np.isin(detected, list(self.languages)),
-                lambda index: f"in another language ({detected[index]})",
+            indices = self._in_languages(block, indices)
+        if self.where is not None:
+            matching = set(self.where.matching(block))
+            self._reject(
+                block, [i for i in indices if i not in matching], "not matching the expression"
             )
-        if self.where:
-            yield self.where.mask(block), "not matching the expression"
+            indices = [index for index in indices if index in matching]
+        return self._verified(block, indices, self.judge) if self.judge else indices
 
-    def _reject(self, block: Block, index: int, reason: str) -> bool:
-        self.left_out[reason] += 1
-        if self.on_left_out:
-            self.on_left_out(next(iter(block.rows([index]))), reason)
-        return False
+    def _in_languages(self, block: Block, indices: Sequence[int]) -> list[int]:
+        kept: list[int] = []
+        rejected: dict[str, list[int]] = {}
+        for index in indices:
+            language = language_of(block.texts[index])
+            if language in self.languages:
+                kept.append(index)
+            else:
+                rejected.setdefault(language, []).append(index)
+        for language, some in rejected.items():
+            self._reject(block, some, f"in another language ({language})")
+        return kept
 
-    def _verify(
-        self, block: Block, indices: npt.NDArray[np.integer[Any]]
-    ) -> npt.NDArray[np.integer[Any]]:
-        judge = self.judge
-        assert judge is not None
+    def _reject(self, block: Block, indices: Sequence[int], reason: str) -> None:
+        if not indices:
+            return
+        self.left_out[reason] += len(indices)
+        if self.on_left_out is not None:
+            for row in block.take(indices).rows():
+                self.on_left_out(row, reason)
+
+    def _verified(self, block: Block, indices: Sequence[int], judge: Verifier) -> list[int]:
         import asyncio
 
-        async def verdicts(rows: Sequence[Row]) -> list[RowVerdict]:
-            return list(await asyncio.gather(*(judge.check(row.values, None) for row in rows)))
+        rows = list(block.rows())
 
-        loop, kept, left = asyncio.new_event_loop(), list[int](), iter(indices)
-        try:
-            while some := [int(index) for index in islice(left, _AT_ONCE)]:
-                rows = list(block.rows(some))
-                for index, row, verdict in zip(
-                    some, rows, loop.run_until_complete(verdicts(rows)), strict=True
-                ):
-                    if self._accept(block, index, row, verdict):
+        async def verdicts(some: Sequence[int]) -> list[RowVerdict]:
+            checks = [judge.check(rows[index].values, None) for index in some]
+            return list(await asyncio.gather(*checks))
+
+        kept: list[int] = []
+        with asyncio.Runner() as runner:
+            for start in range(0, len(indices), _AT_ONCE):
+                some = indices[start : start + _AT_ONCE]
+                for index, verdict in zip(some, runner.run(verdicts(some)), strict=True):
+                    reason = self._problem(rows[index], verdict)
+                    if reason is None:
                         kept.append(index)
-        finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.close()
-        return np.array(kept, np.int64)
+                    else:
+                        self._reject(block, [index], reason)
+        return kept
 
-    def _accept(self, block: Block, index: int, row: Row, verdict: RowVerdict) -> bool:
+    def _problem(self, row: Row, verdict: RowVerdict) -> str | None:
+        """Returns the reason for a rejection, or None."""
         if verdict.failed:
             if len(self.failures) < 5:
                 self.failures.append(f"{row.where}: {verdict.details.get('error', verdict.reason)}")
-            return self._reject(block, index, verdict.reason)
+            return verdict.reason
         reward = verdict.details.get("reward")
         if self.reward is not None and isinstance(reward, int | float):
-            return reward >= self.reward or self._reject(
-                block, index, f"with a reward below {self.reward:g}"
-            )
-        return verdict.ok or self._reject(block, index, verdict.reason)
+            return None if reward >= self.reward else f"with a reward below {self.reward:g}"
+        return None if verdict.ok else verdict.reason

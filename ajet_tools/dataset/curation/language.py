@@ -116,9 +116,12 @@ def language_of(text: str) -> str:
 
 
 def _by_words(text: str) -> str:
-    scores, words = dict.fromkeys(_WORDS, 0), _TOKENS.findall(text.lower())
-    for word in words:
-        for language in _OF_WORD.get(word, ()):
+    words = _TOKENS.findall(text.lower())
+    scores = dict.fromkeys(_WORDS, 0)
+    for languages in filter(None, map(_OF_WORD.get, words)):
+        for language in languages:
             scores[language] += 1
-    best = max(scores, key=lambda language: scores[language])
-    return best if scores[best] and scores[best] * 12 >= len(words) else "und"
+    most = max(scores.values())
+    if not most or most * 12 < len(words):
+        return "und"
+    return next(language for language, score in scores.items() if score == most)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import polars as pl
+import numpy as np
 
 from ajet_sdk.tasks.questions import answer_of, text_of
 from ajet_tools.dataset.curation.forms import Diversity, Forms
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.values import kind_of, value_at
-from ajet_tools.dataset.similarity.text import normals
+from ajet_tools.dataset.similarity.text import normal
 
 _MOST_FIELDS = 500
-_MOST_VALUES = 1000
+_MOST_VALUES = 100_000
+"""Values of a field that are counted; of more, none is known to be the most common."""
+_MOST_GROUPS = 1000
 _LONGEST_VALUE = 80
 _SHOWN = 10
 _EVERY_ROW, _STEP_ROWS = 10_000, 101  # a prime, so that alternating rows are sampled equally
@@ -58,28 +61,31 @@ class Field:
     """Rows with a value other than null."""
     kinds: Counter[str] = field(default_factory=Counter)
     values: Counter[str] = field(default_factory=Counter)
-    """Counts of short values, as JSON; limited to a thousand values."""
+    """Counts of short values, as JSON."""
     others: int = 0
     """Number of values not counted individually."""
+    has_too_many: bool = False
+    """Some short values are not counted, since there are too many different ones."""
 
-    def add(self, value: object, times: int = 1) -> None:
-        self.present += times * (value is not None)
-        self.kinds[kind_of(value)] += times
-        if value is None or isinstance(value, Mapping):
+    def add(self, value: object) -> None:
+        self.present += value is not None
+        self.kinds[kind_of(value)] += 1
+        if value is None or isinstance(value, dict):
             return
-        nested = isinstance(value, list) and (
+        is_nested = isinstance(value, list) and (
             len(value) > 8 or any(isinstance(item, dict | list) for item in value)
         )
-        if nested or (isinstance(value, str) and len(value) > _LONGEST_VALUE):
-            self.others += times
+        if is_nested or (isinstance(value, str) and len(value) > _LONGEST_VALUE):
+            self.others += 1
             return
         text = _ENCODE(value)
-        if text in self.values or (
-            len(self.values) < _MOST_VALUES and len(text) <= _LONGEST_VALUE + 2
-        ):
-            self.values[text] += times
+        if len(text) > _LONGEST_VALUE + 2:
+            self.others += 1
+        elif text in self.values or len(self.values) < _MOST_VALUES:
+            self.values[text] += 1
         else:
-            self.others += times
+            self.others += 1
+            self.has_too_many = True
 
     def as_json(self) -> dict[str, object]:
         distinct = len(self.values) if not self.others else f">{len(self.values)}"
@@ -92,7 +98,10 @@ class Field:
         }
 
     def common(self, most: int = _SHOWN) -> list[tuple[str, int]]:
-        """Returns the repeated values, as JSON, with their counts."""
+        """Returns the repeated values, as JSON, with their counts; none if too many were not
+        counted."""
+        if self.has_too_many:
+            return []
         return [(text, number) for text, number in ordered(self.values)[:most] if number > 1]
 
 
@@ -100,9 +109,8 @@ class Field:
 class Stats:
     rows: int = 0
     looked_at: int = 0
-    """Number of rows whose language, form, answer and fields were examined: all, or the first
-    10,000 and every 101st of the others, which then counts as 101.
-    """
+    """Number of rows whose form was examined: all, or the first 10,000 and every 101st of the
+    others."""
     distinct: int = 0
     """Number of distinct texts, ignoring case and white space."""
     diversity: Diversity = field(default_factory=lambda: Diversity(0, 0))
@@ -154,45 +162,45 @@ class Stats:
 def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True) -> Stats:
     """Computes the statistics; `by` groups text lengths by the values of a field.
 
-    Unless `exact`, fields, answers, forms and languages of more than 10,000 rows are estimates
-    (`looked_at`); counts of rows and distinct texts, and lengths, are always exact.
+    Unless `exact`, the forms of more than 10,000 rows are those of a sample (`looked_at`); all else
+    is exact.
     """
     stats = Stats(by=by)
-    forms, hashes = Forms(), list[pl.Series]()
+    forms = Forms()
+    hashes = array("q")
     for block in blocks:
-        stats.chars.update(dict(block.texts.str.len_chars().value_counts().iter_rows()))
-        stats.words.update(dict(block.texts.str.count_matches(r"\S+").value_counts().iter_rows()))
-        stats.empty += int((~block.texts.str.contains(r"\S")).sum())
-        hashes.append(normals(block.texts).hash())
-        first, every = (len(block), 1) if exact else (max(0, _EVERY_ROW - stats.rows), _STEP_ROWS)
-        some = [*range(min(first, len(block))), *range(first, len(block), every)]
-        for index, row in zip(some, block.rows(some), strict=True):
-            _add(stats, forms, row.values, 1 if index < first else min(every, len(block) - index))
-        stats.rows, stats.looked_at = stats.rows + len(block), stats.looked_at + len(some)
-    stats.distinct = pl.concat(hashes).n_unique() if hashes else 0
+        for row in block.rows():
+            text = text_of(row.values)
+            language = language_of(text)
+            if exact or stats.rows < _EVERY_ROW or (stats.rows - _EVERY_ROW) % _STEP_ROWS == 0:
+                forms.add(text, language)
+                stats.looked_at += 1
+            stats.rows += 1
+            stats.languages[language] += 1
+            hashes.append(hash(normal(text)))
+            _add(stats, row.values, text)
+    stats.distinct = len(np.unique(np.frombuffer(hashes, np.int64)))
     stats.diversity = forms.diversity()
     return stats
 
 
-def _add(stats: Stats, forms: Forms, values: Mapping[str, object], times: int) -> None:
-    text = text_of(values)
-    language = language_of(text)
-    forms.add(text, language)
-    stats.languages[language] += times
+def _add(stats: Stats, values: Mapping[str, object], text: str) -> None:
+    words = len(text.split())
+    stats.chars[len(text)] += 1
+    stats.words[words] += 1
+    stats.empty += not words
     if (answer := _answer(values)) is not None:
-        stats.answered += times
-        stats.answer_chars[len(answer)] += times
-    _add_fields(stats.fields, values, times)
+        stats.answered += 1
+        stats.answer_chars[len(answer)] += 1
+    _add_fields(stats.fields, values)
     if stats.by:
         name = _name(value_at(values, stats.by))
-        if name not in stats.groups and len(stats.groups) >= _MOST_VALUES:
+        if name not in stats.groups and len(stats.groups) >= _MOST_GROUPS:
             name = "(others)"
-        stats.groups.setdefault(name, Lengths())[len(text)] += times
+        stats.groups.setdefault(name, Lengths())[len(text)] += 1
 
 
-def _add_fields(
-    fields: dict[str, Field], values: Mapping[str, object], times: int, before: str = ""
-) -> None:
+def _add_fields(fields: dict[str, Field], values: Mapping[str, object], before: str = "") -> None:
     for name, value in values.items():
         path = f"{before}{name}"
         column = fields.get(path)
@@ -200,9 +208,9 @@ def _add_fields(
             if len(fields) >= _MOST_FIELDS:
                 continue
             column = fields[path] = Field()
-        column.add(value, times)
+        column.add(value)
         if path.count(".") < 2 and isinstance(value, Mapping):
-            _add_fields(fields, value, times, f"{path}.")
+            _add_fields(fields, value, f"{path}.")
 
 
 def _answer(values: Mapping[str, object]) -> str | None:

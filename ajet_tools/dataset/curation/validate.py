@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
@@ -24,8 +25,8 @@ from ajet_sdk.tasks.lineage import descended
 from ajet_sdk.tasks.questions import text_of, without_system
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.descent import descent_of, has_lineage
-from ajet_tools.dataset.curation.facts import facts_of
-from ajet_tools.dataset.files.blocks import LineBlock, as_lines
+from ajet_tools.dataset.curation.facts import RowFacts, facts_of
+from ajet_tools.dataset.files.blocks import Block, Row
 from ajet_tools.dataset.files.tables import read, read_blocks
 from ajet_tools.dataset.similarity.near import NearIndex
 
@@ -106,19 +107,21 @@ def validate(
         mapping: as in `read`.
         near: also find questions in two files that have at least this similarity (0 to 1).
     """
-    report, tasks = Report(), Tasks()
+    report = Report()
+    tasks = Tasks()
     for number, (name, path) in enumerate(sources.items()):
-        shapes, first = _Shapes(), tasks.rows
+        shapes = _Shapes()
+        first = tasks.rows
         tasks.begin(name, path)
         for block in _readable(path, mapping, report, number, tasks):
-            facts, start = facts_of(block), tasks.rows
-            for index, kinds, times in facts.kinds:
-                shapes.add(kinds, block.where(index), times)
-            for index, kind, message in facts.problems:
-                report.add(
-                    (number, start + index, _ORDER.index(kind)), kind, block.where(index), message
-                )
-            tasks.add(block, facts.tasks)
+            tasks.begin_block(block)
+            for row in block.rows():
+                facts = facts_of(row)
+                shapes.add(facts.kinds, row.where)
+                for kind, message in facts.problems:
+                    at = (number, tasks.rows, _ORDER.index(kind))
+                    report.add(at, kind, row.where, message)
+                tasks.add(row, facts)
         report.rows[name] = tasks.rows - first
         end = (number, tasks.rows, len(_ORDER))
         if report.rows[name]:
@@ -126,13 +129,13 @@ def validate(
                 report.add(end, kind, name, message)
         else:
             report.add(end, "empty", name, "has no rows")
-    for row, message in tasks.grown_apart(mapping):
-        report.add(
-            (tasks.file_of(row), row, _ORDER.index("leakage")), "leakage", tasks.where(row), message
-        )
+    for index, message in tasks.grown_apart(mapping):
+        place = (tasks.file_of(index), index, _ORDER.index("leakage"))
+        report.add(place, "leakage", tasks.where(index), message)
     others = Counter[str]()
-    for row, kind, message in tasks.problems(mapping, others):
-        report.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
+    for index, kind, message in tasks.problems(mapping, others):
+        place = (tasks.file_of(index), index, _ORDER.index(kind))
+        report.add(place, kind, tasks.where(index), message)
     report.counts += others
     if near is not None:
         _check_near_leakage(sources, mapping, near, report)
@@ -156,20 +159,23 @@ _ORDER = (
 
 def _readable(
     path: str, mapping: Mapping[str, str] | None, report: Report, number: int, tasks: Tasks
-) -> Iterator[LineBlock]:
+) -> Iterator[Block]:
     class FirstProblems(BadRows):
         def add(self, where: str, problem: str) -> None:
             report.add((number, tasks.rows, 0), "unreadable", where, problem)
 
     try:
-        for block in read_blocks(path, mapping=mapping, bad=FirstProblems(skip=True)):
-            yield as_lines(block)
+        yield from read_blocks(path, mapping=mapping, bad=FirstProblems(skip=True))
     except TaskError as error:
         report.add((number, tasks.rows, 0), "unreadable", path, str(error))
 
 
-_MADE_ID = r"^[0-9a-f]{24}$"
+_MADE_ID = re.compile(r"[0-9a-f]{24}")
 """Matches ids derived from a task's content."""
+
+
+_HASHED = ("text", "asked", "id", "answer")
+"""Columns of hashes: of the question, without its system prompt, of the task's id, the answer."""
 
 
 class Tasks:
@@ -179,10 +185,11 @@ class Tasks:
         self.rows = 0
         self._files: list[tuple[str, str, int]] = []
         """Name, path, and index of the first row."""
-        self._places: list[tuple[int, str, Any]] = []
-        """Index of the first row of a block, its file, and its line numbers."""
-        self._frames: list[pl.DataFrame] = []
-        self._held: list[LineBlock] = []
+        self._places: list[tuple[int, Block]] = []
+        """Blocks of rows, without their content, and the index of the first row of each."""
+        self._hashes: dict[str, list[int | None]] = {name: [] for name in _HASHED}
+        self._is_task: list[bool] = []
+        self._held: list[Block] = []
         """Blocks of stdin."""
         self._has_made_ids = False
         self._has_lineage = False
@@ -190,31 +197,27 @@ class Tasks:
     def begin(self, name: str, path: str) -> None:
         self._files.append((name, path, self.rows))
 
-    def add(self, block: LineBlock, tasks: pl.DataFrame) -> None:
-        """Adds rows of the current file, with their `BlockFacts.tasks`."""
-        text, asked, task_id, answer = (pl.col(name) for name in ("text", "asked", "id", "answer"))
-        self._has_made_ids |= bool(tasks.select(task_id.str.contains(_MADE_ID).any()).item())
-        self._frames.append(
-            tasks.with_columns(block.lines.alias("line")).select(
-                text=pl.when(text.is_not_null()).then(text.hash()),
-                asked=pl.when(asked.is_not_null()).then(asked.hash()),
-                id=pl.when(task_id.is_not_null()).then(task_id.hash()),
-                answer=answer.fill_null("").hash(),
-                line=pl.col("line").hash(),
-                is_task="is_task",
-            )
-        )
-        self._places.append((self.rows, block.name, block.numbers))
+    def begin_block(self, block: Block) -> None:
+        """Begins with the next rows of the current file."""
+        self._places.append((self.rows, block.without_rows()))
         if self._files[-1][1] == "-":
             self._held.append(block)
         self._has_lineage |= has_lineage(block)
-        self.rows += len(block)
+
+    def add(self, row: Row, facts: RowFacts) -> None:
+        """Adds the next row of the block."""
+        values = (facts.text, facts.asked, facts.task_id, facts.answer or "")
+        for name, value in zip(_HASHED, values, strict=True):
+            self._hashes[name].append(None if value is None else hash(value))
+        self._is_task.append(facts.is_task)
+        if facts.task_id is not None and not self._has_made_ids:
+            self._has_made_ids = _MADE_ID.fullmatch(facts.task_id) is not None
+        self.rows += 1
 
     def where(self, row: int) -> str:
-        start, name, numbers = self._places[
-            bisect_right(self._places, row, key=lambda entry: entry[0]) - 1
-        ]
-        return LineBlock(name, pl.Series(dtype=pl.String), numbers).where(row - start)
+        number = bisect_right(self._places, row, key=lambda entry: entry[0]) - 1
+        start, block = self._places[number]
+        return block.where(row - start)
 
     def file_of(self, row: int) -> int:
         return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
@@ -242,9 +245,10 @@ class Tasks:
     ) -> Iterator[tuple[int, str, str]]:
         """Yields row index, kind and message of the first problems of each kind; `others` counts
         the rest."""
-        if not self._frames:
+        if not self.rows:
             return
-        rows = pl.concat(self._frames).with_row_index("row")
+        hashes = {name: pl.Series(some, dtype=pl.Int64) for name, some in self._hashes.items()}
+        rows = pl.DataFrame({**hashes, "is_task": self._is_task}).with_row_index("row")
         rows = rows.with_columns(
             file=pl.Series(np.searchsorted([n for *_, n in self._files], rows["row"], "right"))
         )
@@ -280,11 +284,9 @@ class Tasks:
         if self._has_made_ids and len(
             loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]
         ):
-            made_ids = [task.task_id for _, task in self._read_again(set(loose), mapping)]
-            rows = rows.with_columns(
-                rows["id"].scatter(loose, pl.Series(made_ids, dtype=pl.String).hash())
-            )
-        again = _repeated(rows, "id").filter(pl.col("line") != pl.col("line_of_first"))
+            made_ids = [hash(task.task_id) for _, task in self._read_again(set(loose), mapping)]
+            rows = rows.with_columns(rows["id"].scatter(loose, pl.Series(made_ids, dtype=pl.Int64)))
+        again = _repeated(rows, "id")
         tasks = set(again["row"]) | set(again["row_of_first"])
         known = (
             {row: (task.task_id, _digest(task)) for row, task in self._read_again(tasks, mapping)}
@@ -302,24 +304,20 @@ class Tasks:
         self, wanted: Collection[int], mapping: Mapping[str, str] | None
     ) -> Iterator[tuple[int, Task]]:
         """Reads these rows again as tasks."""
-        chosen = np.zeros(self.rows, bool)
-        chosen[list(wanted)] = True
         for _, path, start in self._files:
+            number = start
             for block in self._blocks(path, mapping):
-                for index, row in zip(
-                    indices := np.flatnonzero(chosen[start : start + len(block)]),
-                    block.rows(indices),
-                    strict=True,
-                ):
-                    yield start + int(index), to_task(row, {})
-                start += len(block)
+                for row in block.rows():
+                    if number in wanted:
+                        yield number, to_task(row, {})
+                    number += 1
 
-    def _blocks(self, path: str, mapping: Mapping[str, str] | None) -> Iterator[LineBlock]:
+    def _blocks(self, path: str, mapping: Mapping[str, str] | None) -> Iterator[Block]:
         if path == "-":
             yield from self._held
             return
         try:
-            yield from map(as_lines, read_blocks(path, mapping=mapping, bad=BadRows(skip=True)))
+            yield from read_blocks(path, mapping=mapping, bad=BadRows(skip=True))
         except TaskError:  # reported by the first pass
             return
 
@@ -364,10 +362,11 @@ class _Shapes:
         self._lacking: dict[str, str] = {}
         self._first = ""
 
-    def add(self, kinds_by_path: Mapping[str, str], where: str, times: int) -> None:
-        """Adds `times` rows with these kinds, by path, the first of them at `where`."""
-        is_first, self._first = not self._rows, self._first or where
-        self._rows += times
+    def add(self, kinds_by_path: Mapping[str, str], where: str) -> None:
+        """Adds a row with these kinds, by path."""
+        is_first = not self._rows
+        self._first = self._first or where
+        self._rows += 1
         for path, kind in kinds_by_path.items():
             if path not in self._kinds and len(self._kinds) >= 500:
                 continue
@@ -375,7 +374,7 @@ class _Shapes:
             if not kinds and not is_first:
                 self._lacking.setdefault(path, self._first)
             number, first = kinds.get(kind, (0, where))
-            kinds[kind] = (number + times, first)
+            kinds[kind] = (number + 1, first)
         for path in self._kinds.keys() - kinds_by_path.keys():
             self._lacking.setdefault(path, where)
 

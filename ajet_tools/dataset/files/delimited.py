@@ -5,21 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded
+from ajet_sdk.tasks.json_rows import LONGEST, BadRows
 from ajet_sdk.tasks.row_names import QUERY_COLUMNS
+from ajet_tools.dataset.files.blocks import json_line
 
+_ESCAPED = '"\\u'
 _SNIFFED = 1 << 16
 """Bytes read to detect delimiter and quote."""
 
 
 def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yields rows of text. Cells with a JSON object or list are parsed, except in query columns."""
+    """Yields rows of text. Cells with a JSON object or list are parsed, except in query columns
+    (`cell_of`)."""
     csv.field_size_limit(LONGEST)  # process-wide; the default is 131,072 characters
     stream = io.BufferedReader(stream, _SNIFFED)  # type: ignore[type-var]
     delimiter, quote = _dialect(
@@ -48,34 +49,13 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
                 yield (
                     where,
                     {
-                        column: _cell(column, cell)
+                        column: _value(column, cell)
                         for column, cell in zip(names, cells, strict=True)
                     },
                 )
     except csv.Error as error:
         raise TaskError(f"{name} line {line} is not CSV: {error}") from error
     text.detach()
-
-
-def dialect_of(file: Path) -> tuple[str, str]:
-    """Detects delimiter and quote of a file."""
-    with file.open("rb") as stream:
-        return _dialect(stream.read(_SNIFFED), "\t" if file.suffix == ".tsv" else ",")
-
-
-def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
-    """Counts the rows; None unless all is UTF-8, column names are distinct and each row has a cell
-    per column."""
-    csv.field_size_limit(LONGEST)
-    with file.open("rb") as content:
-        text = io.TextIOWrapper(bounded(content, file.name), encoding="utf-8-sig", newline="")
-        try:
-            table = csv.reader(text, delimiter=delimiter, quotechar=quote)
-            header = next(table, [])
-            count = sum(1 if len(cells) == len(header) else -math.inf for cells in table)
-        except (csv.Error, UnicodeDecodeError):
-            return None
-    return int(count) if len(set(header)) == len(header) and count >= 0 else None
 
 
 def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:
@@ -119,10 +99,38 @@ def _is_utf8(cell: str) -> bool:
     return cell.isascii() or not any("\udc80" <= c <= "\udcff" for c in cell)
 
 
-def _cell(column: str, cell: str) -> Any:
-    if cell[:1] not in ("{", "[") or (column in QUERY_COLUMNS and column != "prompt"):
+def _value(column: str, cell: str) -> Any:
+    is_json = cell[:1] in ("{", "[") and (column not in QUERY_COLUMNS or column == "prompt")
+    if not is_json and not cell.startswith(_ESCAPED):
         return cell
     try:
         return json.loads(cell)
-    except ValueError:  # text that begins with a bracket
+    except (ValueError, RecursionError):  # text that begins with a bracket
         return cell
+
+
+def cell_of(column: str, value: object) -> str:
+    """Returns the cell of a value: text as it is, null as nothing, everything else as JSON.
+
+    Text that would be read as JSON, or that UTF-8 can't hold, is a JSON string with its first
+    character escaped, as no other program writes it. Raises TaskError for a number that JSON
+    doesn't have.
+    """
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        try:
+            return json_line(value)[:-1].decode()
+        except ValueError as error:
+            raise TaskError(
+                f"{column} has a number that is larger than any float, such as 1e400; write .jsonl"
+            ) from error
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return _escaped(value)
+    return value if _value(column, value) == value else _escaped(value)
+
+
+def _escaped(text: str) -> str:
+    return f'"\\u{ord(text[0]):04x}{json.dumps(text[1:])[1:]}'

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -23,9 +22,9 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse_line
 from ajet_sdk.tasks.task_rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of
+from ajet_tools.dataset.files.columns import Columns
 from ajet_tools.dataset.files.delimited import csv_rows
-from ajet_tools.dataset.files.lines import Wanted
-from ajet_tools.dataset.files.places import Columns
+from ajet_tools.dataset.files.json_columns import are_objects
 from ajet_tools.dataset.files.sources import (
     columns_of,
     explain_errors,
@@ -38,7 +37,7 @@ from ajet_tools.dataset.files.sources import (
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 _DELIMITED = (".csv", ".tsv")
-_BYTES = 6 << 20
+_BYTES = 16 << 20
 _TABLE_ROWS = 1 << 16
 _TABLE_BUFFER = 1 << 20
 
@@ -83,10 +82,8 @@ def read_blocks(
             block = block.with_columns(more) if more else block
             if not mapping:
                 yield block
-            elif isinstance(block, TableBlock) and all(
-                name in block.table.fields for name in mapping
-            ):
-                yield block.renamed(mapping)
+            elif (renamed := _with_names(block, mapping)) is not None:
+                yield renamed
             else:
                 yield from blocks_of(_renamed(block, mapping, bad), block.name)
 
@@ -114,16 +111,18 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
     for file, more in columns_of(path).items():
         if isinstance(file, Path) and is_table(file):
             with explain_errors(file):
-                columns = Columns.of(file.name, schema_of(file))
-                empty = TableBlock(
-                    file.name, columns, pa.RecordBatch.from_pylist([], schema=columns.schema)
-                )
-                empty = empty.with_columns(more) if more else empty
-                known = {
-                    name: to for name, to in (mapping or {}).items() if name in empty.table.fields
-                }
-                tables.append((empty.renamed(known) if known else empty).table)
+                columns = Columns.of_schema(file.name, schema_of(file))
+                rows = pa.RecordBatch.from_pylist([], schema=columns.schema)
+                empty = TableBlock(file.name, columns, rows).with_columns(more)
+                known = {name: to for name, to in (mapping or {}).items() if name in columns.shapes}
+                tables.append((empty.renamed(known) or empty).table)
     return tables
+
+
+def _with_names(block: Block, mapping: Mapping[str, str]) -> TableBlock | None:
+    if isinstance(block, TableBlock) and mapping.keys() <= block.table.shapes.keys():
+        return block.renamed(mapping)
+    return None
 
 
 def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
@@ -190,36 +189,32 @@ def is_lines(file: Path) -> bool:
 
 
 def _line_blocks(stream: IO[bytes], name: str, bad: BadRows) -> Iterator[Block]:
-    number, asked = 1, list[Wanted]()
+    number = 1
     while data := stream.read(_BYTES):
         data += stream.readline()
         if number == 1:
             data = data.removeprefix(b"\xef\xbb\xbf")
-        block, count = _line_block(data, name, number, asked, bad)
+        block, count = _line_block(data, name, number, bad)
         number += count
         if len(block):
             yield block
 
 
-def _line_block(
-    data: bytes, name: str, first: int, asked: list[Wanted], bad: BadRows
-) -> tuple[LineBlock, int]:
+def _line_block(data: bytes, name: str, first: int, bad: BadRows) -> tuple[LineBlock, int]:
     try:
         lines = pl.read_lines(data, name="line").to_series()
     except pl.exceptions.PolarsError:  # not UTF-8
         return _checked(data.split(b"\n"), name, first, bad), data.count(b"\n")
     count = len(lines)
-    numbers = np.arange(first, first + count)
+    numbers: Sequence[int] = range(first, first + count)
     if not (lines.str.starts_with("{") & lines.str.ends_with("}")).all():
-        lines = lines.str.strip_chars()
-        empty = lines == ""
-        lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
-    block = LineBlock(name, lines, numbers, asked=asked)
-    if not block.decode(asked):
-        asked.clear()
-        if not block.decode(()):
-            block = _checked(data.split(b"\n"), name, first, bad)
-    return block, count
+        lines = lines.str.strip_chars(" \t\r")
+        filled = (lines != "").arg_true()
+        numbers = [numbers[index] for index in filled]
+        lines = lines.gather(filled)
+    if are_objects(lines):
+        return LineBlock(name, lines, numbers), count
+    return _checked(data.split(b"\n"), name, first, bad), count
 
 
 def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> LineBlock:
@@ -238,7 +233,7 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
         else:
             good.append((number, line.decode()))
     series = pl.Series("line", [line for _, line in good], pl.String)
-    return LineBlock(name, series, np.array([number for number, _ in good], np.int64))
+    return LineBlock(name, series, [number for number, _ in good])
 
 
 def _table_blocks(
@@ -248,7 +243,7 @@ def _table_blocks(
     with explain_errors(source if isinstance(source, Path) else name):
         for schema, data in _batches(source) if parquet else _arrow_batches(source):
             if columns is None or not columns.schema.equals(schema, check_metadata=True):
-                columns = Columns.of(name, schema)
+                columns = Columns.of_schema(name, schema)
             for first, some in (
                 _without_long_rows(data, name, number, bad)
                 if data.nbytes > LONGEST

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.task_rows import decoded
-from ajet_tools.dataset.files.places import Columns
+from ajet_tools.dataset.files.columns import Columns
 
 ABSENT = object()
 POSITION = re.compile(r"-?[0-9]{1,9}")

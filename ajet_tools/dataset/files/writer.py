@@ -11,29 +11,21 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
+from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.whole_file import remove_draft
 from ajet_tools.dataset.files.arrays import not_finite
-from ajet_tools.dataset.files.blocks import (
-    ROWS,
-    Block,
-    LineBlock,
-    Stored,
-    TableBlock,
-    join,
-    json_line,
-)
-from ajet_tools.dataset.files.places import Columns
-from ajet_tools.dataset.files.segments import Segments, Shape
+from ajet_tools.dataset.files.blocks import ROWS, Block, LineBlock, Stored, TableBlock, json_line
+from ajet_tools.dataset.files.columns import Columns
+from ajet_tools.dataset.files.delimited import cell_of
+from ajet_tools.dataset.files.parquet_draft import ParquetDraft, Shape
 
 log = logging.getLogger("ajet.dataset")
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]
@@ -52,11 +44,10 @@ class Writer:
     columns; close them together. If an error leaves the `with` block, the draft is removed and the
     existing file stays.
 
-    Parquet stores rows of mixed shapes whole (see `dataset.files.places`), and keeps the types and
+    Parquet stores rows of mixed shapes whole (see `dataset.files.columns`), and keeps the types and
     schema metadata of rows that were read from a table; without rows, it has the columns of
-    `tables`. Text cannot hold such types: a warning names the columns and how they are written. In
-    CSV, other values than text are JSON, nulls and missing keys are empty, and lone surrogates are
-    `?`.
+    `tables`. Text cannot hold such types: a warning names the columns and how they are written. For
+    CSV see `dataset.files.delimited`.
     """
 
     def __init__(
@@ -82,9 +73,8 @@ class Writer:
         self._shape.tables += tables
         self._open = ExitStack()
         self._file: BinaryIO | Any = None
-        self._segments: Segments | None = None
-        self._waiting: list[tuple[bytes, Stored | None]] = []
-        """Rows for a table, as lines, with the rows they derive from."""
+        self._table: ParquetDraft | None = None
+        self._waiting: list[_Waiting] = []
         self._logged: set[str] = set()
 
     def __enter__(self) -> Writer:
@@ -105,8 +95,8 @@ class Writer:
             folder = self._draft_path("tables")
             folder.mkdir()
             (folder / "begun").open("w").close()
-            self._segments = Segments(folder, self._shape, self._shard_bytes)
-            self._open.callback(self._segments.abandon)
+            self._table = ParquetDraft(folder, self._shape, self._shard_bytes)
+            self._open.callback(self._table.abandon)
             return
         self._file = self._open.enter_context(self._draft.open("w+b"))
         if self._format == "jsonl.gz":
@@ -115,11 +105,6 @@ class Writer:
                     "", "wb", _GZIP_LEVEL, self._file, mtime=0
                 )  # without name and time, output is reproducible
             )
-
-    @property
-    def takes_lines(self) -> bool:
-        """Whether blocks of lines are written unchanged."""
-        return self._segments is None
 
     def write(self, values: Mapping[str, object], stored: Stored | None = None) -> None:
         """Writes a row. `stored` is the table row that it derives from (`Row.stored`), if any.
@@ -132,25 +117,23 @@ class Writer:
             raise TaskError(
                 f"row {self.rows + 1} for {self.path} cannot be written as JSON: {error}"
             ) from error
-        if self._segments is None:
+        if self._table is None:
             if stored is not None:
                 self._log_losses(stored.block)
             self._write(line, 1)
             return
-        self._waiting.append((line, stored))
         self.rows += 1
+        self._waiting.append(_Waiting(f"row {self.rows} for {self.path}", line, stored))
         if len(self._waiting) >= ROWS:
             self._flush()
 
-    def write_block(
-        self, block: Block, indices: npt.NDArray[np.integer[Any]] | None = None
-    ) -> None:
+    def write_block(self, block: Block, indices: Sequence[int] | None = None) -> None:
         """Writes all rows of a block, or those at the indices, in their stored form."""
         if indices is not None:
             if not len(indices):
                 return
             block = block if len(indices) == len(block) else block.take(indices)
-        if self._segments is None:
+        if self._table is None:
             if isinstance(block, TableBlock):
                 self._log_losses(block)
                 lines = b"".join(json_line(row.values) for row in block.rows())
@@ -160,7 +143,7 @@ class Writer:
             return
         self._flush()
         with self._explain_errors():
-            self._segments.add(block)
+            self._table.add(block)
         self.rows += len(block)
 
     def _write(self, lines: bytes, count: int) -> None:
@@ -172,19 +155,12 @@ class Writer:
         self.rows += count
 
     def _flush(self) -> None:
-        """Writes the waiting rows in blocks, grouped by table."""
+        """Writes the waiting rows, in blocks of one table each."""
         waiting, self._waiting = self._waiting, []
-        if not waiting or self._segments is None:
-            return
-        groups: dict[int, list[int]] = {}
-        for index, (_, stored) in enumerate(waiting):
-            groups.setdefault(id(stored.block) if stored is not None else 0, []).append(index)
-        blocks = [_block([waiting[index] for index in group]) for group in groups.values()]
-        order = np.argsort(np.concatenate([*groups.values()]), kind="stable")
         with self._explain_errors():
-            self._segments.add(
-                join(blocks, lines=False).take(order) if len(blocks) > 1 else blocks[0]
-            )
+            for _, rows in groupby(waiting, key=lambda row: id(row.stored and row.stored.block)):
+                if self._table is not None:
+                    self._table.add(_block(list(rows)))
 
     def _log_losses(self, block: TableBlock) -> None:
         """Warns once per table about values that text can't represent."""
@@ -232,9 +208,9 @@ class Writer:
         shutil.rmtree(self._draft_path("tables"), ignore_errors=True)
 
     def _finish(self) -> None:
-        if self._segments is not None:
+        if self._table is not None:
             self._flush()
-            parts = self._segments.finish(self.path, self.rows)
+            parts = self._table.finish(self.path, self.rows)
             if self._format == "parquet":
                 _move_into_place(parts[0], self.path)
             else:
@@ -269,7 +245,7 @@ class Writer:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(names)
             for rows in self._drafted():
-                table.writerows([_cell(row.get(name)) for name in names] for row in rows)
+                table.writerows([cell_of(name, row.get(name)) for name in names] for row in rows)
 
     def _drafted(self) -> Iterator[list[dict[str, object]]]:
         self._file.seek(0)
@@ -293,17 +269,24 @@ class Writer:
             ) from error
 
 
-def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
+@dataclass
+class _Waiting:
+    """A row for a table."""
+
+    where: str
+    line: bytes
+    stored: Stored | None
+    """The row it derives from."""
+
+
+def _block(rows: Sequence[_Waiting]) -> Block:
     """Builds a block of rows that all derive from one block, or from none."""
-    first = rows[0][1]
-    if first is None:
-        return LineBlock(
-            "",
-            pl.Series("line", [line[:-1].decode() for line, _ in rows], pl.String),
-            [""] * len(rows),
-        )
-    some = first.block.take([stored.index for _, stored in rows if stored is not None])
-    return some.changed([json.loads(line) for line, _ in rows])
+    lines = [row.line[:-1].decode() for row in rows]
+    stored = [row.stored for row in rows if row.stored is not None]
+    if not stored:
+        return LineBlock("", pl.Series("line", lines, pl.String), [row.where for row in rows])
+    block = stored[0].block.take([each.index for each in stored])
+    return block.changed([json.loads(line) for line in lines])
 
 
 def _format(path: Path) -> _Format:
@@ -317,17 +300,6 @@ def _format(path: Path) -> _Format:
     raise ConfigError(
         f"cannot write {path}: use .jsonl, .jsonl.gz, .csv, .parquet, or a directory (no suffix)"
     )
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise TaskError("a number is larger than any float, such as 1e400; write .jsonl") from error
 
 
 def _move_into_place(draft: Path, path: Path) -> None:

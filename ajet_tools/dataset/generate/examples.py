@@ -66,7 +66,7 @@ def select_seeds(
                     "provenance": {**known, "splits": sorted(filter(None, splits))},
                 },
             )
-        fields = row.stored.columns.fields if row.stored is not None else {}
+        fields = row.stored.columns.shapes if row.stored is not None else {}
         if binary := [name for name, place in fields.items() if "binary" in str(place.type)]:
             raise TaskError(
                 f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does"

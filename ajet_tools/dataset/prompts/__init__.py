@@ -138,8 +138,32 @@ def runs_of_phrase(phrase: str) -> frozenset[str]:
 
 def repeated(text: str, runs: Iterable[str]) -> str | None:
     """Returns a word run of the prompts that a text contains, or None."""
-    plain = plain_text(text)
-    return next((run for run in runs if run in plain), None)
+    return Runs(runs).first_in(text)
+
+
+class Runs:
+    """Word runs, to be looked for in many texts."""
+
+    def __init__(self, runs: Iterable[str]) -> None:
+        self._by_word: dict[str, list[str]] = {}
+        """The runs by their longest inner word; a text without it has none of them."""
+        for run in runs:
+            inner = run.split()[1:-1]
+            self._by_word.setdefault(max(inner, key=len, default=""), []).append(run)
+
+    def first_in(self, text: str) -> str | None:
+        """Returns the first run, in alphabetical order, that a text contains, or None."""
+        plain = plain_text(text)
+        words = self._by_word.keys() & {"", *plain.split()}
+        return min(
+            (run for word in words for run in self._by_word[word] if run in plain), default=None
+        )
+
+
+@functools.cache
+def runs_of_prompts() -> Runs:
+    """Returns the word runs of all prompts for generating rows."""
+    return Runs(wording())
 
 
 def _runs(template: str) -> frozenset[str]:

@@ -24,11 +24,10 @@ import html
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import polars as pl
 
 from ajet_sdk.tasks.questions import PART, SYSTEM
 
@@ -82,45 +81,6 @@ def normal(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.translate(_FORMS))
     return " ".join(text.casefold().split())
-
-
-def normals(texts: pl.Series, form: Callable[[str], str] = normal) -> pl.Series:
-    """Returns the normal forms of a series.
-
-    `form` is applied to non-ASCII texts and to those of several parts; for all others the forms
-    agree.
-    """
-    plain = texts.str.len_bytes() == texts.str.len_chars()
-    plain = plain & ~texts.str.contains(_SEPARATORS.pattern)
-    spaced = (
-        texts.str.contains("  ", literal=True)
-        | texts.str.starts_with(" ")
-        | texts.str.ends_with(" ")
-    )
-    spaced = (plain & (spaced | _has_control(texts))).arg_true()
-    non_ascii = (~plain).arg_true()
-    normalized = texts.str.to_lowercase()
-    if len(spaced):
-        some = (
-            normalized.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
-        )
-        normalized = normalized.scatter(spaced, some)
-    if len(non_ascii):
-        forms = pl.Series(map(form, texts.gather(non_ascii)), dtype=pl.String)
-        normalized = normalized.scatter(non_ascii, forms)
-    return normalized
-
-
-def _has_control(texts: pl.Series) -> pl.Series:
-    """Marks texts with a control character, five times as fast as a regular expression."""
-    array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
-    _, starts, data = (buffer or b"" for buffer in array.buffers())
-    places = np.flatnonzero(np.frombuffer(data, np.uint8) < 32)
-    flags = np.zeros(len(texts) + 1, bool)  # the last of what is not between them
-    flags[
-        np.searchsorted(np.frombuffer(starts, np.int64)[array.offset :], places, side="right") - 1
-    ] = True
-    return pl.Series(flags[:-1])
 
 
 def marks(text: str) -> list[str]:

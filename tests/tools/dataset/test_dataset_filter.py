@@ -34,7 +34,7 @@ def kept(path: Path, expression: str, *rows: dict[str, Any]) -> list[dict[str, A
 
 def keep_rows(keep: Keep, *rows: dict[str, Any]) -> list[dict[str, Any]]:
     blocks = blocks_of((Row(f"rows line {i}", row) for i, row in enumerate(rows, 1)), "rows")
-    return [row.values for block, indices in keep.of(blocks) for row in block.rows(indices)]
+    return [row.values for block, indices in keep.of(blocks) for row in block.take(indices).rows()]
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from typing import Any
 
-import numpy as np
-import polars as pl
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from ajet_tools.dataset.curation.formats import Unfit, as_messages, converter
-from ajet_tools.dataset.files.blocks import LineBlock, json_line
+from ajet_tools.dataset.curation.formats import Unfit, converter
 
 USER = {"role": "user", "content": "q"}
 REPLY = {"role": "assistant", "content": "a"}
@@ -133,54 +126,3 @@ def test_a_row_that_lacks_what_a_form_needs_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(Unfit, match=reason):
         converter(format)(row)
-
-
-TEXTS = st.sampled_from(["q", "", " ", 'say "ä\n"', "\\\x07\t\x7f", "七 \u2028", "1"])
-VALUES = TEXTS | st.sampled_from(
-    [0, -0, 7, 2**64 - 1, 2**64, 1.0, -0.0, 1e22, True, None, [], ["x"], {}, {"b": 1, "a": None}]
-)
-COLUMNS = {
-    "main_query": TEXTS | VALUES,
-    "metadata": (
-        st.fixed_dictionaries({}, optional={"z": VALUES, 'k"ä': VALUES, "answer": VALUES}) | VALUES
-    ),
-    "question": TEXTS,
-    "prompt": VALUES,
-    "answer": VALUES,
-    "task_id": VALUES,
-    "extra": VALUES,
-    "env_type": TEXTS,
-    "response": VALUES,
-}
-ROWS = st.fixed_dictionaries({}, optional=COLUMNS) | st.fixed_dictionaries(
-    {"main_query": st.just("q"), "answer": TEXTS},
-    optional={name: COLUMNS[name] for name in ("metadata", "task_id", "extra")},
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(ROWS, min_size=1, max_size=5),
-    st.booleans(),
-    st.sampled_from([(",", ":"), (", ", ": ")]),
-)
-@example(
-    [{"main_query": "q", "metadata": {}, "answer": "a", "extra": {"inner": {}}}], False, (",", ":")
-)
-def test_columns_make_the_messages_that_rows_make(
-    rows: list[dict[str, Any]], escaped: bool, separators: tuple[str, str]
-) -> None:
-    lines = pl.Series(
-        [json.dumps(row, ensure_ascii=escaped, separators=separators) for row in rows]
-    )
-    reasons, told = Counter[str](), Counter[str]()
-    block, indices = as_messages(LineBlock("f", lines, np.arange(1, len(rows) + 1)), reasons)
-    expected = []
-    for row in rows:
-        try:
-            expected.append(json_line(converter("messages")(row)).decode()[:-1])
-        except Unfit as why:
-            told[str(why)] += 1
-    assert block.lines.gather(indices).to_list() == expected
-    assert reasons == told

@@ -75,7 +75,7 @@ def test_values_of_several_types_are_json_text_and_a_bad_row_is_named(tmp_path: 
     path.write_text('{"a": 1, "b": {"x": 1}}\n{"a": "1", "b": [2]}\n')
     assert ajet.dataset.read(path).collect().to_dict(as_series=False) == {
         "a": ["1", '"1"'],
-        "b": ['{"x": 1}', "[2]"],
+        "b": ['{"x":1}', "[2]"],
     }
     path.write_text('{"a": 1}\n{"a": \n')
     with pytest.raises(TaskError, match=r"mixed.jsonl line 2 is not JSON"):
@@ -110,7 +110,10 @@ def test_half_a_surrogate_pair_is_text_to_columns(tmp_path: Path) -> None:
         b'{"main_query": "half \\ud800 of it", "metadata": {"answer": "1"}}\n'
         b'{"main_query": "half \\ud801 of it", "metadata": {"answer": "1"}}\n'
     )
-    assert ajet.dataset.read(path).collect()["main_query"][0] == json.dumps("half \ud800 of it")
+    assert ajet.dataset.read(path).collect()["main_query"].to_list() == [
+        "half \\ud800 of it",
+        "half \\ud801 of it",
+    ]
     [stats] = json.loads(command("check", path, "--json", code=1).stdout)["stats"].values()
     assert stats["distinct"] == 2
     for arguments in (

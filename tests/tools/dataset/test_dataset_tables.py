@@ -93,15 +93,41 @@ def test_parquet_loses_nothing_of_any_rows(tmp_path: Path, rows: list[dict[str, 
     assert values(write(tmp_path / "rows.parquet", rows)) == rows
 
 
-def test_what_parquet_makes_of_plain_rows_is_plain(tmp_path: Path) -> None:
-    rows = [
-        {"main_query": "q", "metadata": {"answer": "1", "level": n, "score": s}}
-        for n, s in ((1, 1), (2, 0.5))
+def test_columns_of_parquet_are_typed_nested_for_trainers_or_json(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "main_query": "q",
+            "level": number,
+            "score": 0.5,
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+            ],
+            "tools": [{"b": 1, "a": 1.0}, {"a": 72, "b": 72.0}],
+            "metadata": {"n": 2**53 + 1, "x": score},
+        }
+        for number, score, call in (
+            (1, 72, {"function": {"name": "f", "arguments": {"z": 1, "a": 1.0}}}),
+            (2, 72.0, {"function": {"name": "g", "arguments": {"a": [1]}}}),
+        )
     ]
-    schema = pq.read_schema(write(tmp_path / "rows.parquet", rows))
-    inner = pa.struct([("answer", pa.string()), ("level", pa.int64()), ("score", pa.float64())])
-    assert schema.field("metadata").type == inner
-    assert not schema.metadata
+    path = write(tmp_path / "rows.parquet", rows)
+    schema = pq.read_schema(path)
+    json_type = pa.json_(pa.string())
+    function = pa.struct([("name", pa.string()), ("arguments", json_type)])
+    message = pa.struct(
+        [
+            ("role", pa.string()),
+            ("content", pa.string()),
+            ("tool_calls", pa.list_(pa.struct([("function", function)]))),
+        ]
+    )
+    assert schema.field("main_query").type == pa.string()
+    assert schema.field("level").type == pa.int64()
+    assert schema.field("score").type == pa.float64()
+    assert schema.field("messages").type.value_type == message
+    assert schema.field("tools").type == schema.field("metadata").type == json_type
+    assert repr(values(path)) == repr(rows)  # the order of keys, and integers beside floats
 
 
 def test_a_run_reads_the_answers_of_mixed_parquet_as_they_were(tmp_path: Path) -> None:

@@ -6,16 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Task
-from ajet_tools.dataset.curation.facts import facts_of, facts_of_rows
+from ajet_tools.dataset.curation.facts import facts_of
 from ajet_tools.dataset.curation.validate import Report, validate
-from ajet_tools.dataset.files.blocks import LineBlock
+from ajet_tools.dataset.files.blocks import Row
 
 
 def written(path: Path, *rows: Any) -> str:
@@ -215,24 +216,19 @@ ROWS = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(st.lists(ROWS, min_size=1, max_size=6))
-def test_columns_say_of_tasks_what_their_rows_say(rows: list[dict[str, Any]]) -> None:
-    lines = pl.Series([json.dumps(row, ensure_ascii="JSON" in row) for row in rows])
-    block = LineBlock("f", lines, np.arange(1, len(rows) + 1))
-    found, told = facts_of(block), facts_of_rows(block)
-    assert found.problems == told.problems
-    assert found.tasks.equals(told.tasks)
-    assert _grouped(found.kinds) == _grouped(told.kinds)
-
-
-def _grouped(kinds: list[tuple[int, dict[str, str], int]]) -> list[tuple[dict[str, str], int, int]]:
-    """Kinds, where they stand first, and how often."""
-    made: dict[str, tuple[dict[str, str], int, int]] = {}
-    for index, each, times in kinds:
-        _, first, number = made.get(str(each), (each, index, 0))
-        made[str(each)] = (each, first, number + times)
-    return list(made.values())
+@settings(max_examples=200, deadline=None)
+@given(ROWS)
+def test_a_row_is_a_task_where_a_run_would_take_it(values: dict[str, Any]) -> None:
+    row = Row("f line 1", values)
+    facts = facts_of(row)
+    try:
+        task = to_task(row, {})
+        asks = bool(task.main_query.strip() or task.init_messages or task.env_type)
+    except TaskError:
+        asks = False
+    assert facts.is_task is asks
+    if facts.task_id is not None:
+        assert facts.task_id == task.task_id
 
 
 def test_an_id_that_the_content_gives_is_the_id_of_another_task(tmp_path: Path) -> None:
