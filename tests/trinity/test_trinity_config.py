@@ -197,7 +197,7 @@ def test_loss_and_batches_are_scaled_by_the_ranks_that_trinity_has(
 
 def test_gpus_that_do_not_divide_into_groups_are_told_at_the_desk(tmp_path: Path) -> None:
     document = {"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
-                "trainer_common": {"n_gpus_per_node": 8}}  # fmt: skip
+                "rollout": {"n_vllm_engine": 1}, "trainer_common": {"n_gpus_per_node": 8}}  # fmt: skip
     mapping = mapped(document, trinity={"trainer": {"ulysses_sequence_parallel_size": 2}})
     with pytest.raises(
         ConfigError, match=r"ulysses_sequence_parallel_size: 2 does not divide the 7 GPUs"
