@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.row_names import QUERY_COLUMNS, is_asking
+from ajet_sdk.tasks.row_names import is_asking
 from ajet_tools.dataset.curation.descent import held_out_block, hides_held_out
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
@@ -162,7 +162,7 @@ def select(query: str, path: str, out: str) -> int:
         schema = result.limit(0).to_arrow_table().schema
         columns = _columns(query, path, schema, json=wide, read_as_json=tables.shapes)
         no_rows = pa.RecordBatch.from_pylist([], schema)
-        hides = any(map(_asks, result.columns)) and hides_held_out(path, out)
+        hides = any(map(is_asking, result.columns)) and hides_held_out(path, out)
         with Writer(out, tables=[_result_block(no_rows, columns).table]) as writer:
             for batch in result.to_arrow_reader(_ROWS):
                 block = _result_block(batch, columns)
@@ -189,10 +189,6 @@ def _result_block(batch: pa.RecordBatch, columns: Columns) -> TableBlock:
         shapes[name] = shape
     data, table = batch_of(arrays, Columns(columns.name, shapes, columns.metadata), len(batch))
     return TableBlock(columns.name, table, data)
-
-
-def _asks(name: str) -> bool:
-    return name in QUERY_COLUMNS or is_asking(name)
 
 
 def _plain(relation: Any) -> tuple[Any, set[str]]:
