@@ -161,8 +161,8 @@ def truths_of(values: Mapping[str, object], names: Sequence[str] = ANSWERS) -> I
     """Yields the values of the fields of these names that hold the right answer, in the order of
     the names."""
     fields = _Reader(values)
-    is_replied = any(fields.value(name) is not None for name in REPLIES)
-    for name in names:
+    is_replied = any(fields.value(name) is not None for name in fields.present(REPLIES))
+    for name in fields.present(tuple(names)):
         for _, value in fields.fields.get(squashed(name), ()):
             answer = _simple(value)
             says_worth = isinstance(answer, bool) and is_replied and name in VERDICTS
@@ -184,14 +184,14 @@ def reply_of(values: Mapping[str, object]) -> Reply | None:
     """Returns a row's reply: the end of its conversation, else a completion or the better of two;
     None without one."""
     fields = _Reader(values)
-    for name in CHATS:
+    for name in fields.present(CHATS):
         if name in OPENED:
             continue
         for column, value in fields.fields.get(squashed(name), ()):
             messages = chat_of(value)
             if messages and messages[-1].get("role") == "assistant":
                 return Reply(messages[-1:], column)
-    for name in REPLIES:
+    for name in fields.present(REPLIES):
         for column, value in fields.fields.get(squashed(name), ()):
             if messages := messages_of_reply(value):
                 return Reply(messages, column)
@@ -224,6 +224,14 @@ def _simple(value: object) -> Any:
     return value
 
 
+_ANSWERED = (*ANSWERS, *REPLIES)
+
+
+@lru_cache(maxsize=4096)
+def _present(fields: frozenset[str], names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if squashed(name) in fields)
+
+
 @dataclass
 class _Reader:
     """The fields of a row by name, those of its metadata among them."""
@@ -231,6 +239,7 @@ class _Reader:
     values: Mapping[str, object]
     fields: dict[str, list[tuple[str, object]]] = field(init=False)
     """Field names and values, by the form in which names are compared; the metadata's first."""
+    names: frozenset[str] = field(init=False)
     messages: list[dict[str, object]] = field(init=False, default_factory=list)
     columns: set[str] = field(init=False, default_factory=set)
 
@@ -241,6 +250,11 @@ class _Reader:
             for name, value in mapping.items() if isinstance(mapping, Mapping) else ():
                 if value is not None:
                     self.fields.setdefault(squashed(str(name)), []).append((str(name), value))
+        self.names = frozenset(self.fields)
+
+    def present(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns those of the names that are fields, in their order."""
+        return _present(self.names, names)
 
     def value(self, name: str) -> object:
         """Returns the value of a field that is not blank, or None."""
@@ -292,7 +306,7 @@ class _Reader:
 
     def _read_chat(self) -> None:
         self._is_asked_in_chat = False
-        for name in CHATS:
+        for name in self.present(CHATS):
             for column, value in self.fields.get(squashed(name), ()):
                 messages = chat_of(value)
                 if not messages:
@@ -314,7 +328,7 @@ class _Reader:
     def _system(self) -> list[tuple[str, str]]:
         """Returns system prompts and tools, each with the name of its field."""
         parts = [("system", text_of_message(m)) for m in self.messages if is_system(m)]
-        for name in SYSTEMS:
+        for name in self.present(SYSTEMS):
             value = self.value(name)
             text = value if isinstance(value, str) else encoded(value)
             if text.strip() and all(fold(text) != fold(known) for _, known in parts):
@@ -325,7 +339,7 @@ class _Reader:
 
     def _texts(self, names: Sequence[str]) -> list[str]:
         texts: list[str] = []
-        for name in names:
+        for name in self.present(tuple(names)):
             if name == "query" and self.query_is_answer():
                 continue
             for column, value in self.fields.get(squashed(name), ()):
@@ -347,11 +361,11 @@ class _Reader:
         return texts
 
     def _is_answered(self) -> bool:
-        return any(self.value(name) is not None for name in (*ANSWERS, *REPLIES))
+        return any(self.value(name) is not None for name in self.present(_ANSWERED))
 
     def _labels(self) -> list[str]:
         labels = []
-        for name in LABELLED:
+        for name in self.present(LABELLED):
             if (value := self.value(name)) is not None:
                 labels.append(f"{name}: {text_of_context(value)}")
                 self._use(name)
@@ -359,7 +373,7 @@ class _Reader:
 
     def _media(self) -> list[str]:
         """Returns a number for each image; texts with different numbers are never near copies."""
-        values = [(name, self.value(name)) for name in MEDIA]
+        values = [(name, self.value(name)) for name in self.present(MEDIA)]
         return [f"{name}: {number_of(value)}" for name, value in values if value is not None]
 
     def _listed_choices(self, said: str) -> list[str]:
@@ -374,7 +388,7 @@ class _Reader:
         ]
 
     def _choices(self) -> list[str]:
-        for name in CHOICES:
+        for name in self.present(CHOICES):
             value = self.value(name)
             texts = texts_of_choices(value)
             if texts:

@@ -145,12 +145,17 @@ KEY = b"ajet.encoding"
 
 
 def decoder(schema: Any) -> Callable[[Json], Json]:
-    """Returns a decoder of pyarrow's rows; rows of other programs' files are unchanged."""
+    """Returns a decoder of pyarrow's rows; of other programs' files, only columns of
+    the type JSON are decoded."""
     text = (schema.metadata or {}).get(KEY)
-    if text is None:
+    fields = {
+        field.name: {"json": True} for field in schema if str(field.type) == "extension<arrow.json>"
+    }
+    if text is not None:
+        fields |= json.loads(text).get("fields", {})
+    if not fields:
         return lambda row: row
-    tree = json.loads(text)
-    return lambda row: decoded(row, tree)  # type: ignore[no-any-return]
+    return lambda row: decoded(row, {"fields": fields})  # type: ignore[no-any-return]
 
 
 def decoded(value: Any, tree: JsonView) -> Any:

@@ -9,7 +9,7 @@ operator is searched for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
 from itertools import pairwise
@@ -20,14 +20,14 @@ from typing import Any
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.row_names import QUERY_COLUMNS, is_asking
+from ajet_sdk.tasks.row_names import is_asking
 from ajet_tools.dataset.curation.descent import held_out_block, hides_held_out
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.arrays import batch_of
+from ajet_tools.dataset.files.arrays import batch_of, new_column
 from ajet_tools.dataset.files.blocks import Block, TableBlock, encodable
 from ajet_tools.dataset.files.columns import JSON, Columns, Shape, merged
-from ajet_tools.dataset.files.json_columns import json_array
+from ajet_tools.dataset.files.json_columns import has_private, json_array, with_halves
 from ajet_tools.dataset.files.query_tables import QueryTables, stored_column
 from ajet_tools.dataset.files.sources import files_of
 from ajet_tools.dataset.files.tables import tables_of
@@ -159,9 +159,11 @@ def select(query: str, path: str, out: str) -> int:
         result, wide = _plain(database.table("result"))
         json_names = {name for name, shape in tables.shapes.items() if shape.is_json}
         wide |= _unchanged(query, json_names)
-        columns = _columns(query, path, result.limit(0).to_arrow_table().schema, wide)
-        hides = any(map(_asks, result.columns)) and hides_held_out(path, out)
-        with Writer(out, tables=[columns]) as writer:
+        schema = result.limit(0).to_arrow_table().schema
+        columns = _columns(query, path, schema, json=wide, read_as_json=tables.shapes)
+        no_rows = pa.RecordBatch.from_pylist([], schema)
+        hides = any(map(is_asking, result.columns)) and hides_held_out(path, out)
+        with Writer(out, tables=[_result_block(no_rows, columns).table]) as writer:
             for batch in result.to_arrow_reader(_ROWS):
                 block = _result_block(batch, columns)
                 # A count or a mean asks nothing, and has no lineage.
@@ -169,7 +171,7 @@ def select(query: str, path: str, out: str) -> int:
     return writer.rows
 
 
-def _result_block(batch: pa.RecordBatch, columns: Columns) -> Block:
+def _result_block(batch: pa.RecordBatch, columns: Columns) -> TableBlock:
     arrays = []
     shapes = {}
     for array, (name, shape) in zip(batch.columns, columns.shapes.items(), strict=True):
@@ -178,16 +180,15 @@ def _result_block(batch: pa.RecordBatch, columns: Columns) -> Block:
             column, shape = stored
         elif shape.is_json:
             column = json_array(array, name)
+        elif has_private(array):
+            texts = [text and with_halves(text) for text in array.to_pylist()]
+            column, shape = new_column(name, texts)
         else:
             column = array.cast(shape.type)
         arrays.append(column)
         shapes[name] = shape
     data, table = batch_of(arrays, Columns(columns.name, shapes, columns.metadata), len(batch))
     return TableBlock(columns.name, table, data)
-
-
-def _asks(name: str) -> bool:
-    return name in QUERY_COLUMNS or is_asking(name)
 
 
 def _plain(relation: Any) -> tuple[Any, set[str]]:
@@ -213,7 +214,14 @@ def _plain(relation: Any) -> tuple[Any, set[str]]:
     return relation.project(", ".join(kinds)), wide
 
 
-def _columns(query: str, path: str, result_schema: pa.Schema, json: set[str]) -> Columns:
+def _columns(
+    query: str,
+    path: str,
+    result_schema: pa.Schema,
+    *,
+    json: Collection[str],
+    read_as_json: Collection[str],
+) -> Columns:
     """Returns the columns of a result; unchanged columns keep their declaration in the source."""
     columns = Columns.of_schema(path, result_schema)
     tables = tables_of(path)
@@ -223,7 +231,7 @@ def _columns(query: str, path: str, result_schema: pa.Schema, json: set[str]) ->
     is_typed = tables and len(tables) == len(files_of(path))
     source = reduce(merged, tables) if is_typed else Columns(path, {})
     unchanged = _unchanged(query, source.shapes) & shapes.keys()
-    for name in unchanged:
+    for name in unchanged.difference(read_as_json):
         try:
             pa.array([], shapes[name].type).cast(source.shapes[name].type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

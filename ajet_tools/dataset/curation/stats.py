@@ -215,14 +215,8 @@ def _add_fields(fields: dict[str, Field], values: Mapping[str, object], before: 
 
 def _answer(values: Mapping[str, object]) -> str | None:
     """Returns the answer, or the reply at the end of a chat, as text."""
-    if (answer := answer_of(values)) is not None:
-        return answer if isinstance(answer, str) else _ENCODE(answer)
-    messages = values.get("messages")
-    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
-        last = messages[-1]
-        if last.get("role") == "assistant":
-            return last["content"] if isinstance(last.get("content"), str) else ""
-    return None
+    answer = answer_of(values)
+    return answer if answer is None or isinstance(answer, str) else _ENCODE(answer)
 
 
 def _name(value: object) -> str:

@@ -23,6 +23,7 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.lineage import descended
 from ajet_sdk.tasks.questions import text_of, without_system
+from ajet_sdk.tasks.row_names import INNER, is_answer
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.descent import descent_of, has_lineage
 from ajet_tools.dataset.curation.facts import RowFacts, facts_of
@@ -392,7 +393,8 @@ class _Shapes:
             if not number or path.startswith("provenance"):
                 continue
             lacking = f"{number:,} of {self._rows:,} rows, the first {self._lacking[path]}"
-            if path in ("answer", "metadata.answer"):
+            outer, _, name = path.rpartition(".")
+            if is_answer(name) and outer in ("", *INNER):
                 yield "answer", f"{path} is missing in {lacking}"
             elif 2 * number <= self._rows:
                 yield "shape", f"{path} is missing in {lacking}"

@@ -76,6 +76,18 @@ def restored(text: str) -> str:
     return _IS_PRIVATE.sub(lambda match: f"\\u{ord(match[0]) - _PRIVATE + 0xD800:04x}", text)
 
 
+def has_private(array: pa.Array) -> bool:
+    """Whether a text has private characters."""
+    return pa.types.is_string(array.type) and any(
+        _IS_PRIVATE.search(text) for text in array.to_pylist() if text
+    )
+
+
+def with_halves(text: str) -> str:
+    """Returns a text with the halves of surrogate pairs that `encoded` replaced."""
+    return _IS_PRIVATE.sub(lambda match: chr(ord(match[0]) - _PRIVATE + 0xD800), text)
+
+
 def _as_arrow(lines: pl.Series) -> pa.Table:
     frame = lines.rename("line").to_frame().with_row_index("number")
     return frame.to_arrow()

@@ -39,6 +39,7 @@ from ajet_tools.dataset.files.values import KINDS, kind_of
 _DELIMITED = (".csv", ".tsv")
 _BYTES = 16 << 20
 _TABLE_ROWS = 1 << 16
+_TABLE_BYTES = 24 << 20
 _TABLE_BUFFER = 1 << 20
 
 
@@ -180,14 +181,6 @@ def _is_row(row: Any, bad: BadRows) -> bool:
     return isinstance(row.value, dict)
 
 
-def is_lines(file: Path) -> bool:
-    """Whether the file holds one row per line."""
-    if not unpacked_name(file.name).endswith((".jsonl", ".json")):
-        return False
-    with explain_errors(file), open_text(file) as stream:
-        return _begins_with_line(io.BufferedReader(stream, _BYTES))
-
-
 def _line_blocks(stream: IO[bytes], name: str, bad: BadRows) -> Iterator[Block]:
     number = 1
     while data := stream.read(_BYTES):
@@ -294,7 +287,7 @@ def _batches(source: Path | pa.BufferReader) -> Iterator[tuple[pa.Schema, pa.Rec
     ):  # over all groups at once, pyarrow's read-ahead grows with the file
         about = table.metadata.row_group(group)
         most = max(
-            1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size))
+            1, min(_TABLE_ROWS, _TABLE_BYTES * about.num_rows // max(1, about.total_byte_size))
         )
         for batch in table.iter_batches(most, row_groups=[group], use_threads=False):
             yield schema, batch if batch.schema.equals(schema) else batch.cast(schema)

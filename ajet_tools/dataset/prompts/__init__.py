@@ -138,7 +138,8 @@ def runs_of_phrase(phrase: str) -> frozenset[str]:
 
 def repeated(text: str, runs: Iterable[str]) -> str | None:
     """Returns a word run of the prompts that a text contains, or None."""
-    return Runs(runs).first_in(text)
+    plain = plain_text(text)
+    return next((run for run in runs if run in plain), None)
 
 
 class Runs:

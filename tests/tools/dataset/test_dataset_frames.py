@@ -6,6 +6,7 @@ import gzip
 import json
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -18,6 +19,8 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
 from ajet_tools.cli.app import app
+from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.writer import Writer
 from tests.tools.dataset.typed import check_kept, write_typed
 
 ROWS = [
@@ -367,3 +370,20 @@ def test_a_trace_gives_tables(tmp_path: Path) -> None:
     trace = ajet.open_trace(str(tmp_path))
     assert trace.episodes().pl()["step"].to_list() == [3]
     assert isinstance(trace.calls().arrow(), pa.Table) and trace.calls().pl().height == 0
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_select_of_whole_columns_changes_no_value(tmp_path: Path, suffix: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"q": "half \ud800", "tools": [{"b": 1, "a": 72}], "metadata": {"n": 2**53 + 1, "x": 1}},
+        {"q": "whole", "tools": [{"a": 72.0, "c": {}}], "metadata": {"x": 1.5}},
+        {"q": "[1]", "tools": [], "metadata": {"y": None}},
+    ]
+    path, out = tmp_path / f"rows.{suffix}", tmp_path / "out.jsonl"
+    with Writer(path) as writer:
+        for row in rows:
+            writer.write(row)
+    command("filter", path, "--sql", "SELECT * FROM rows ORDER BY q = 'whole'", "-o", out)
+    assert repr([row.values for row in read(out)]) == repr([rows[0], rows[2], rows[1]])
+    command("filter", path, "metadata.x >= 1", "-o", out)
+    assert repr([row.values for row in read(out)]) == repr(rows[:2])

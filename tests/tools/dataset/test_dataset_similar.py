@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 
-import polars as pl
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.similarity.grams import KEYS, postings
 from ajet_tools.dataset.similarity.near import Clusters, Match, NearIndex, near_pairs
-from ajet_tools.dataset.similarity.text import allowed, edits, likeness, normal, normals, unmarked
+from ajet_tools.dataset.similarity.text import allowed, edits, likeness, normal, unmarked
 from tests.bench.dedup import questions
 
 WORDS = ["".join(random.Random(n).choices("etaoinshrdlu", k=2 + n % 8)) for n in range(3000)]
@@ -48,18 +47,6 @@ def test_edits_are_levenshtein_distance_up_to_the_limit(one: str, other: str, mo
     true = distance(one, other)
     expected = true if true <= most else None
     assert edits(one, other, most) == expected
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.none() | st.text("aB \t\n\x1c\x1f\0äİ²", max_size=6), max_size=6), st.integers(0, 3)
-)
-def test_a_column_has_the_normal_forms_of_its_texts(texts: list[str | None], start: int) -> None:
-    column = pl.concat(
-        [pl.Series(texts, dtype=pl.String)[start:], pl.Series(texts, dtype=pl.String)],
-        rechunk=False,
-    )
-    assert normals(column).to_list() == [None if text is None else normal(text) for text in column]
 
 
 def test_normal_form_forgets_case_blanks_and_forms_but_no_mathematics() -> None:

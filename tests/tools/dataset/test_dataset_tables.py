@@ -27,6 +27,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.tasks.questions import text_of
+from ajet_sdk.tasks.task_rows import decoder
 from ajet_tools.dataset.files.frames import read as frame
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.tables import count_rows, read, read_blocks, tables_of
@@ -553,3 +554,30 @@ except BaseException as error:
     )
     assert done.stdout.startswith(("KeyboardInterrupt", "ConfigError cannot write")), done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_looks_like_json_is_text_after_csv(tmp_path: Path) -> None:
+    texts = ["[1, 2]", '{"a": 1}', '"\\u005bx', '"quoted"', "[not json", "007", "half \ud83d", ""]
+    rows = [{"main_query": "q", "answer": text} for text in texts]
+    assert values(write(tmp_path / "rows.csv", rows)) == rows
+
+
+def test_a_number_too_large_is_refused_with_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": {"n": 1}}\n\n{"a": {"n": 1e400}}\n')
+    with (
+        pytest.raises(TaskError, match=r"^rows.jsonl line 3: a "),
+        Writer(tmp_path / "o.parquet") as w,
+    ):
+        for block in read_blocks(path):
+            w.write_block(block)
+
+
+def test_json_columns_of_other_writers_are_values(tmp_path: Path) -> None:
+    texts = pa.array(['{"b": 1, "a": 1.0}', None])
+    column = pa.ExtensionArray.from_storage(pa.json_(pa.string()), texts)
+    pq.write_table(pa.table({"q": ["a", '"b"'], "x": column}), tmp_path / "rows.parquet")
+    expected = [{"q": "a", "x": {"b": 1, "a": 1.0}}, {"q": '"b"', "x": None}]
+    assert values(tmp_path / "rows.parquet") == expected
+    decode = decoder(pq.read_schema(tmp_path / "rows.parquet"))
+    assert [decode(row) for row in pq.read_table(tmp_path / "rows.parquet").to_pylist()] == expected

@@ -252,3 +252,11 @@ def test_every_row_of_a_large_table_is_looked_at(tmp_path: Path) -> None:
     assert found(report, "duplicate") == [
         ("f.parquet row 10000", "asks the same as f.parquet row 1")
     ]
+
+
+@pytest.mark.parametrize("name", ["answer", "solution", "expected_output", "gold"])
+def test_a_missing_answer_is_found_under_every_name(tmp_path: Path, name: str) -> None:
+    rows = [{"main_query": f"q {i}", "metadata": {name: "1"}} for i in range(3)]
+    path = written(tmp_path / "f.jsonl", *rows, {"main_query": "q 3", "metadata": {"level": 1}})
+    [(where, message)] = found(validate({"f": path}), "answer")
+    assert where == "f" and f"metadata.{name}" in message and "f.jsonl line 4" in message
