@@ -44,21 +44,16 @@ from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.from_traces.choice import Choice
 from ajet_tools.dataset.from_traces.run import Options, task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
-from ajet_tools.dataset.generate.coverage import cells_of
-from ajet_tools.dataset.generate.examples import select_seeds
+from ajet_tools.dataset.generate.cells import cells_of
+from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
-from ajet_tools.dataset.generate.loop import Generation
-from ajet_tools.dataset.generate.output import Directory
-from ajet_tools.dataset.generate.records import (
-    DocsConfig,
-    GenerationConfig,
-    GenerationResult,
-    Interrupted,
-    strategies_of,
-)
+from ajet_tools.dataset.generate.pipeline import Pipeline
+from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
 from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.seeds import select_seeds
+from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.labels import error_lines, errors_of
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
@@ -176,7 +171,7 @@ def expand(
         count,
         strategies_of(strategy or []),
         temperature=temperature,
-        window=2 * asking.concurrency,
+        window=1 if asking.concurrency == 1 else 2 * asking.concurrency,
         **writing.settings(),
         cells=cells_of(cells or []),
     )
@@ -188,9 +183,7 @@ def expand(
     else:
         raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
     if writing.show_prompt:
-        expansion = Expansion(
-            rows, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL")
-        )
+        expansion = Expansion(rows, config)
         show_prompts((expansion.preview(name), config.prompt(name)) for name in config.strategies)
         return
     directory = writing.directory()
@@ -313,7 +306,7 @@ def from_docs(
         tuple(kind or (["few-shot"] if seeds else ["knowledge"])),
         chunk_size=chunk_size,
         temperature=temperature,
-        window=2 * asking.concurrency,
+        window=1 if asking.concurrency == 1 else 2 * asking.concurrency,
         passes=passes,
         **writing.settings(),
     )
@@ -324,11 +317,9 @@ def from_docs(
             paths, config, encoding=encoding, redact=redact, on_progress=bar.update
         )
     if directory is None:
-        run = FromDocs(
-            corpus, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows
-        )
+        source = FromDocs(corpus, config, rows)
         show_prompts(
-            (run.preview(run.chunks[0], n), config.prompt(kind))
+            (source.preview(source.chunks[0], n), config.prompt(kind))
             for n, kind in enumerate(config.kinds)
         )
         return
@@ -343,7 +334,7 @@ def from_docs(
         writing,
         asking,
         as_json,
-        lambda run: progress(run, count, len(run.chunks)),
+        lambda pipeline: progress(pipeline, count, sum(len(each.chunks) for each in corpus.held)),
         _read(corpus),
     )
 
@@ -357,7 +348,7 @@ def _read(corpus: Corpus) -> str:
 
 @contextmanager
 def progress(
-    generation: Generation[Any], rows: int | None, calls: int = 0
+    generation: Pipeline, rows: int | None, calls: int = 0
 ) -> Iterator[Callable[[GenerationResult], None]]:
     """On a terminal, shows a progress bar of rows (else calls), and below it `progress_lines`."""
     if not sys.stderr.isatty():
@@ -380,7 +371,7 @@ def progress(
         yield lambda result: shown.update(bar, completed=result.accepted if rows else result.calls)
 
 
-def progress_lines(generation: Generation[Any], rows: int | None, width: int) -> Iterator[str]:
+def progress_lines(generation: Pipeline, rows: int | None, width: int) -> Iterator[str]:
     """Yields cost, waits and rejections (most frequent first), in lines that fit the width."""
     result, wait = generation.result, generation.describe_wait()
     accepted = [] if rows else [f"{result.accepted:,} accepted"]
@@ -388,7 +379,7 @@ def progress_lines(generation: Generation[Any], rows: int | None, width: int) ->
     if wait:
         yield _fit("waiting for ", wait.split("; "), width)
     reasons = [f"{count:,} {reason}" for reason, count in result.refused.most_common()]
-    if varied := generation.coverage.parts():
+    if varied := generation.source.coverage.parts():
         yield _fit("", varied, width)
     if reasons:
         yield _fit(f"refused {len(result.rejected):,}: ", reasons, width)

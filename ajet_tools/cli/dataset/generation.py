@@ -21,9 +21,11 @@ from ajet_sdk.types import Json
 from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of
 from ajet_tools.cli.options import IncludeValidation, print_json
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.examples import read_seeds
-from ajet_tools.dataset.generate.output import Directory, Estimate
-from ajet_tools.dataset.generate.records import CallSettings, WriterCall
+from ajet_tools.dataset.generate.directory import Directory
+from ajet_tools.dataset.generate.estimate import Estimate
+from ajet_tools.dataset.generate.records import Call
+from ajet_tools.dataset.generate.seeds import read_seeds
+from ajet_tools.dataset.generate.settings import CallSettings
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.prompts import Prompt
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
@@ -159,7 +161,7 @@ class OutputOptions:
         return directory
 
 
-def show_prompts(first: Iterable[tuple[WriterCall, Prompt]]) -> None:
+def show_prompts(first: Iterable[tuple[Call, Prompt]]) -> None:
     for number, (asked, prompt) in enumerate(first):
         if number == 0:
             echo(f"===== system\n{asked.messages[0]['content']}\n")

@@ -17,7 +17,7 @@ from ajet_tools.dataset.documents.read import (
     read_document,
     read_documents,
 )
-from ajet_tools.dataset.generate.from_docs import Searchable, long_enough
+from ajet_tools.dataset.generate.quotation import Searchable, long_enough
 from tests.tools.dataset.written import lock, write_docx, write_pdf
 
 PUMP = [

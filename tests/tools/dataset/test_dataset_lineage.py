@@ -23,7 +23,7 @@ from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.run import Kind
-from ajet_tools.dataset.generate.records import STRATEGIES
+from ajet_tools.dataset.generate.settings import STRATEGIES
 from ajet_tools.trace.export import TRAINING
 
 HELD_OUT = (

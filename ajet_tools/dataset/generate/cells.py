@@ -14,7 +14,7 @@ import random
 import re
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,17 @@ from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of
 from ajet_tools.dataset.curation.schema import LANGUAGE_FIELDS, OURS, query_of
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
+from ajet_tools.dataset.generate.records import NoProgress
+from ajet_tools.dataset.generate.settings import CIRCUMSTANCE
 
-WINDOW = 100
+Cell = tuple[str, ...]
+WINDOW = 200
 """Number of recent sound rows in which new forms are counted."""
 _NAMED = re.compile(
     r"topic|subject|category|domain|area|skill|difficulty|level|form|format|type|kind|style"
 )
 """Fields of seeds that always are axes; other fields are if each of their values repeats."""
+_LONGEST_VALUE = 60
 _MOST_VALUES = 50
 _MOST_CELLS = 2000
 _AVOIDED = 5
@@ -144,29 +147,31 @@ def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
     """Returns axes for fields with a few short values, except question and answer."""
     counts: dict[tuple[str, ...], Counter[str]] = {}
     for row in rows:
-        metadata = row.get("metadata")
-        inner = metadata.items() if isinstance(metadata, Mapping) else ()
-        fields = [((name,), value) for name, value in row.items()]
-        for path, value in [*fields, *((("metadata", name), value) for name, value in inner)]:
-            taken = (
-                is_answer(path[-1])
-                or path[-1].lower() in (*LANGUAGE_FIELDS, *OURS)
-                or path[-1] == query_of(row)
-            )
-            if (
-                not taken
-                and isinstance(value, str | int)
-                and not isinstance(value, bool)
-                and len(str(value)) <= 60
-            ):
+        for path, value in _fields(row):
+            name = path[-1]
+            is_taken = name.lower() in (*LANGUAGE_FIELDS, *OURS) or name == query_of(row)
+            if is_taken or is_answer(name):
+                continue
+            is_value = isinstance(value, str | int) and not isinstance(value, bool)
+            if is_value and len(str(value)) <= _LONGEST_VALUE:
                 counts.setdefault(path, Counter())[str(value)] += 1
-    return [
-        Axis(path[-1], tuple(sorted(values)), path)
-        for path, values in counts.items()
-        if 2 <= len(values) <= _MOST_VALUES
-        and values.total() == len(rows)
-        and (_NAMED.fullmatch(path[-1].lower()) or min(values.values()) >= 2)
-    ]
+    axes = []
+    for path, values in counts.items():
+        is_in_all = values.total() == len(rows)
+        recurs = _NAMED.fullmatch(path[-1].lower()) or min(values.values()) >= 2
+        if is_in_all and recurs and 2 <= len(values) <= _MOST_VALUES:
+            axes.append(Axis(path[-1], tuple(sorted(values)), path))
+    return axes
+
+
+def _fields(row: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yields path and value of a row's columns, and of the fields in its metadata."""
+    for name, value in row.items():
+        yield (name,), value
+    metadata = row.get("metadata")
+    if isinstance(metadata, Mapping):
+        for name, value in metadata.items():
+            yield ("metadata", name), value
 
 
 def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
@@ -175,60 +180,57 @@ def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
     words = sorted(len(text_of(row).split()) for row in rows)
     if len(words) < 4 or words[-1] < 2 * words[0]:
         return []
-    bounds = tuple(sorted({words[(len(words) - 1) // 3], words[2 * (len(words) - 1) // 3]}))
-    between = [f"{low + 1} to {high} words" for low, high in itertools.pairwise(bounds)]
-    return [
-        Axis(
-            "length",
-            (f"up to {bounds[0]} words", *between, f"more than {bounds[-1]} words"),
-            bounds=bounds,
-        )
-    ]
+    last = len(words) - 1
+    bounds = tuple(sorted({words[last // 3], words[2 * last // 3]}))
+    values = [f"up to {bounds[0]} words"]
+    for low, high in itertools.pairwise(bounds):
+        values.append(f"{low + 1} to {high} words")
+    values.append(f"more than {bounds[-1]} words")
+    return [Axis("length", tuple(values), bounds=bounds)]
 
 
 class Coverage:
-    """Counts cells and forms. Deterministic for the same rows in the same order."""
+    """Counts calls and rows by cell, and rows by form."""
 
     def __init__(
         self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, object]], least_new: float
     ) -> None:
         self.axes = list(axes)
-        self._forms: Counter[str] = Counter()
-        self._cells: Counter[tuple[str, ...]] = Counter()
+        self._cells: list[Cell] = list(itertools.product(*(axis.values for axis in axes)))
+        self._covered: Counter[Cell] = Counter()
         """Rows with a new form, by cell."""
         self._weights: Counter[Any] = Counter()
-        """Number of these rows and of calls, by cell and by value of an axis."""
+        """Calls and rows with a new form, by cell and by value of an axis."""
+        self._chosen: Counter[tuple[str, str]] = Counter()
+        """Calls, by axis and value."""
+        self._forms: Counter[str] = Counter()
         self._recent: deque[bool] = deque(maxlen=WINDOW)
-        self._all: list[tuple[str, ...]] = list(itertools.product(*(axis.values for axis in axes)))
-        self.seeds_repeat = bool(seeds) and 2 * len(
-            {form_of(text_of(seed)) for seed in seeds}
-        ) <= len(seeds)
+        """Whether the last rows had new forms."""
+        self._least_new = least_new
+        seed_forms = {form_of(text_of(seed)) for seed in seeds}
+        self.seeds_repeat = bool(seeds) and 2 * len(seed_forms) <= len(seeds)
         """Whether the seeds themselves have few forms, so that few forms are intended."""
-        self._least_new, self._warned_at = least_new, 0
 
     def choose(self, chance: random.Random) -> dict[str, str]:
         """Returns the cell with the lowest count, by axis; ties are broken at random."""
         if not self.axes:
             return {}
 
-        def weight(cell: tuple[str, ...]) -> tuple[int, int, float]:
-            return (
-                self._weights[cell],
-                sum(self._weights[pair] for pair in enumerate(cell)),
-                chance.random(),
-            )
+        def weight(cell: Cell) -> tuple[int, int, float]:
+            by_value = sum(self._weights[pair] for pair in enumerate(cell))
+            return self._weights[cell], by_value, chance.random()
 
-        least: tuple[str, ...] = min(self._all, key=weight)
+        least = min(self._cells, key=weight)
         return dict(zip((axis.name for axis in self.axes), least, strict=True))
 
     def choose_value(self, name: str, values: Sequence[str], chance: random.Random) -> str:
         """Returns the value chosen least often."""
-        return min(values, key=lambda value: (self._weights[None, name, value], chance.random()))
+        return min(values, key=lambda value: (self._chosen[name, value], chance.random()))
 
     def ask(self, cell: Mapping[str, str]) -> None:
         """Counts a call for a cell, so that a cell without results is not requested forever."""
         self._weigh(tuple(cell[axis.name] for axis in self.axes))
-        self._weights.update((None, name, value) for name, value in cell.items())
+        self._chosen.update(cell.items())
 
     def add(self, row: Mapping[str, object], asked: Mapping[str, str]) -> None:
         """Adds a sound row of a call for a cell."""
@@ -236,13 +238,15 @@ class Coverage:
         is_new = form not in self._forms
         self._forms[form] += 1
         self._recent.append(is_new)
-        cell = tuple(axis.value_of(row, asked) for axis in self.axes)
-        if is_new and self.axes and None not in cell:
-            self._cells[tuple(map(str, cell))] += 1
-            self._weigh(tuple(map(str, cell)))
+        values = [axis.value_of(row, asked) for axis in self.axes]
+        if is_new and values and None not in values:
+            cell = tuple(map(str, values))
+            self._covered[cell] += 1
+            self._weigh(cell)
 
-    def _weigh(self, cell: tuple[str, ...]) -> None:
-        self._weights.update([cell, *enumerate(cell)] if cell else [])
+    def _weigh(self, cell: Cell) -> None:
+        if cell:
+            self._weights.update([cell, *enumerate(cell)])
 
     @property
     def repeated(self) -> list[str]:
@@ -252,50 +256,36 @@ class Coverage:
             return []
         return [form for form, rows in self._forms.most_common(_AVOIDED) if rows >= _REPEATED]
 
-    def collapse(self) -> str | None:
-        """Returns a warning when new forms get rare. Raises Collapsed if that persists for `WINDOW`
-        rows."""
-        rows = self._forms.total()
-        is_low = len(self._recent) == WINDOW and sum(self._recent) < self._least_new * WINDOW
-        if not is_low or self.seeds_repeat:
-            return None
-        summary = (
-            f"of the last {WINDOW} rows {sum(self._recent)} have a new form (the others repeat one"
-            f" of {len(self._forms):,} with other numbers and names)"
-        )
-        change = (
-            "name what rows should differ in (--cells topic=...), raise --temperature, give more"
-            " varied seeds or another model; --max-same-form 5 keeps at most five of each form"
-        )
-        if not self._warned_at:
-            self._warned_at = rows
-            return (
-                f"{summary}; if the next {WINDOW} are the same, the run stops. To avoid that:"
-                f" {change}"
-            )
-        if rows >= self._warned_at + WINDOW:
+    def check(self) -> None:
+        """Raises Collapsed if hardly any of the last rows has a new form."""
+        new = sum(self._recent)
+        is_low = len(self._recent) == WINDOW and new < self._least_new * WINDOW
+        if is_low and not self.seeds_repeat:
             raise Collapsed(
-                f"the writer repeats itself: {summary}. {change}; --min-new-forms 0 continues"
-                " anyway"
+                f"the writer repeats itself: of the last {WINDOW} rows {new} have a new form (the"
+                f" others repeat one of {len(self._forms):,} with other numbers and names). Name"
+                " what rows should differ in (--cells topic=...), raise the temperature, give more"
+                " varied seeds or another model, or keep a few rows of each form"
+                " (--max-same-form 5); --min-new-forms 0 continues anyway"
             )
-        return None
 
     def parts(self) -> list[str]:
         """Summarizes the figures."""
-        rows = self._forms.total()
-        if not rows:
+        if not self._forms:
             return []
-        new = f", {sum(self._recent) / len(self._recent):.0%} new in the last {len(self._recent)}"
-        cells = [f"{len(self._cells):,} of {len(self._all):,} cells"] if self.axes else []
-        return [f"{len(self._forms):,} forms{new}", *cells]
+        share = sum(self._recent) / len(self._recent)
+        parts = [f"{len(self._forms):,} forms, {share:.0%} new in the last {len(self._recent)}"]
+        if self.axes:
+            parts.append(f"{len(self._covered):,} of {len(self._cells):,} cells")
+        return parts
 
     def as_json(self) -> dict[str, object]:
-        recent = sum(self._recent) / len(self._recent) if self._recent else None
-        cells = None
-        if self.axes:
-            values = {axis.name: dict.fromkeys(axis.values, 0) for axis in self.axes}
-            for cell, rows in self._cells.items():
-                for axis, value in zip(self.axes, cell, strict=True):
-                    values[axis.name][value] += rows
-            cells = {"covered": len(self._cells), "of": len(self._all), "forms": values}
-        return {"new_share": recent, "cells": cells}
+        share = sum(self._recent) / len(self._recent) if self._recent else None
+        if not self.axes:
+            return {"new_share": share, "cells": None}
+        rows_by_value = {axis.name: dict.fromkeys(axis.values, 0) for axis in self.axes}
+        for cell, rows in self._covered.items():
+            for axis, value in zip(self.axes, cell, strict=True):
+                rows_by_value[axis.name][value] += rows
+        cells = {"covered": len(self._covered), "of": len(self._cells), "forms": rows_by_value}
+        return {"new_share": share, "cells": cells}
