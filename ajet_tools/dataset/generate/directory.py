@@ -78,6 +78,7 @@ def _outcome(text: str) -> Outcome:
         sound=[Candidate(**candidate) for candidate in record["sound"]],
         refuted=[Rejected(**rejected) for rejected in record["refuted"]],
         refused=[Rejected(**rejected) for rejected in record["refused"]],
+        embedded=record["embedded"],
     )
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.client import Halted, ModelClient
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, RequestRefused
+from ajet_sdk.tasks.questions import text_of
 from ajet_tools.dataset.generate.cells import Collapsed, Coverage
 from ajet_tools.dataset.generate.directory import Journal
 from ajet_tools.dataset.generate.records import (
@@ -258,7 +259,10 @@ class Pipeline:
     async def _decide(self, call: Call, reply: str) -> Outcome:
         outcome = Outcome()
         candidates = self._read_reply(call, reply, outcome)
-        vectors = await self._screen.vectors(candidates)
+        texts = [text_of(candidate.values) for candidate in candidates]
+        vectors = await self._screen.vectors(texts)
+        if vectors is not None:
+            outcome.embedded = texts
         candidates, repeated = self._screen.sort(candidates, vectors)
         outcome.refused += repeated
         verifier = self.checks.verifier

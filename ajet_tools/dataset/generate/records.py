@@ -127,6 +127,8 @@ class Outcome:
     refuted: list[Rejected] = field(default_factory=list)
     """New rows that the verifier refused; later copies of them are duplicates."""
     refused: list[Rejected] = field(default_factory=list)
+    embedded: list[str] = field(default_factory=list)
+    """The texts whose vectors were computed in one request, which is in the reply cache."""
 
 
 @dataclass

@@ -76,19 +76,21 @@ class Screen:
 
     async def learn(self, outcome: Outcome) -> None:
         """Adds the new rows of an earlier process. Raises as `MeaningIndex.vectors`."""
-        new = list(outcome.sound)
-        for refuted in outcome.refuted:
-            new.append(Candidate(dict(refuted.row or {}), refuted.provenance))
-        vectors = await self.vectors(new)
-        for index, candidate in enumerate(new):
-            self._add(candidate.values, None if vectors is None else vectors[index])
+        by_text: dict[str, Vectors] = {}
+        vectors = await self.vectors(outcome.embedded)
+        if vectors is not None:
+            by_text = dict(zip(outcome.embedded, vectors, strict=True))
+        rows = [candidate.values for candidate in outcome.sound]
+        rows += [dict(refuted.row or {}) for refuted in outcome.refuted]
+        for values in rows:
+            self._add(values, by_text.get(text_of(values)))
 
-    async def vectors(self, rows: Sequence[Candidate]) -> Vectors | None:
-        """Returns the embeddings of rows, if meanings are compared. Raises as
+    async def vectors(self, texts: Sequence[str]) -> Vectors | None:
+        """Returns the embeddings of texts, if meanings are compared. Raises as
         `MeaningIndex.vectors`."""
-        if self._meanings is None or not rows:
+        if self._meanings is None or not texts:
             return None
-        return await self._meanings.vectors([text_of(candidate.values) for candidate in rows])
+        return await self._meanings.vectors(texts)
 
     def sort(
         self, rows: Sequence[Candidate], vectors: Vectors | None

@@ -9,6 +9,7 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +179,15 @@ def test_killed_and_resumed_no_vector_is_paid_for_twice(
     assert resumed.returncode == 0, resumed.stderr
     again = [json.dumps(batch) for batch in judge.batches[len(before) :]]
     assert len(set(again) & set(before)) <= 4  # those that were under way, and never answered
-    whole, straight = embedder(means), model_server(slow)
-    done = place.run("--count", "60", "--out", "straight/data", *at(straight, whole))
-    assert done.returncode == 0, done.stderr
-    for name in ("train.jsonl", "validation.jsonl", "rejected.jsonl"):
-        assert place.rows(f"data/{name}") == place.rows(f"straight/data/{name}"), name
-    assert {*before, *again} == {json.dumps(batch) for batch in whole.batches}
+    texts = Counter(text for batch in judge.batches for text in batch)
+    assert len(judge.batches) - len({*before, *again}) <= 4, texts.most_common(3)
+    rows = place.rows("data/train.jsonl") + place.rows("data/validation.jsonl")
+    assert len(rows) == len({means(row["main_query"]) for row in rows}) == 60
+    made = len(judge.batches), len(writer.requests)
+    more = place.run("--count", "70", "--out", "data", *at(writer, judge), "--resume")
+    assert more.returncode == 0 and place.rows("data/train.jsonl")[:54] == rows[:54]
+    batches = [json.dumps(batch) for batch in judge.batches]
+    assert len(writer.requests) > made[1] and not {*batches[: made[0]]} & {*batches[made[0] :]}
 
 
 def test_vectors_are_estimated_and_spend_the_budget(place: Place, model_server, embedder) -> None:
