@@ -266,7 +266,7 @@ class Coverage:
                 f" others repeat one of {len(self._forms):,} with other numbers and names). Name"
                 " what rows should differ in (--cells topic=...), raise the temperature, give more"
                 " varied seeds or another model, or keep a few rows of each form"
-                " (--max-same-form 5); --min-new-forms 0 continues anyway"
+                " (--set max_same_form=5); --set min_new_forms=0 continues anyway"
             )
 
     def parts(self) -> list[str]:

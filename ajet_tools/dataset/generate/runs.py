@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.client import ModelClient
-from ajet_sdk.errors import AjetError, ConfigError, TaskError
+from ajet_sdk.errors import AjetError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card import Facts
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
@@ -29,7 +29,6 @@ from ajet_tools.dataset.generate.pipeline import Pipeline, Source
 from ajet_tools.dataset.generate.records import Checks, GenerationResult
 from ajet_tools.dataset.generate.settings import CallSettings, DocsConfig, GenerationConfig
 from ajet_tools.dataset.similarity.decontaminate import Leaks
-from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import open_verification
 from ajet_tools.dataset.verify.combined import Check, Verify, checks_of
 from ajet_tools.trace.redact import Redactor
@@ -107,7 +106,7 @@ def read_corpus(
         raise TaskError(f"{failed} {verb}: {corpus.unreadable[0].problem}")
     if counts:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-        log.warning("redacted in the documents: %s; --no-redact keeps them", kinds)
+        log.warning("redacted in the documents: %s; --set redact=false keeps them", kinds)
     for name, original in corpus.copies:
         log.info("%s is a copy of %s and is left out", name, original)
     return corpus
@@ -237,15 +236,7 @@ def _checks(
     meanings: MeaningIndex | None,
 ) -> Checks:
     leaks = Leaks.of(evals) if evals else None
-    verify = Verify.of(verify)
-    paraphrases = None
-    if verify.paraphrases:
-        if leaks is None:
-            raise ConfigError(
-                "--eval-paraphrases compares rows with an evaluation set; pass --eval FILE"
-            )
-        paraphrases = Paraphrases(leaks.known)
-    verifier = open_verification(verify, writer, seed=config.seed, first=paraphrases)
+    verifier = open_verification(verify, writer, seed=config.seed)
     if verifier is not None:
         verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
     return Checks(verifier, leaks, meanings=meanings)

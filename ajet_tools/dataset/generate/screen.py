@@ -18,7 +18,6 @@ from ajet_tools.dataset.generate.seeds import Example
 from ajet_tools.dataset.generate.settings import CallSettings
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
-from ajet_tools.dataset.similarity.paraphrase import IN_EVALUATION
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.near import Match, Vectors
@@ -28,6 +27,7 @@ _DUPLICATES = {
     "near": "near duplicate",
     "meaning": "semantic duplicate",
 }
+IN_EVALUATION = "in the evaluation set"
 _SHOWN = 120
 _SHORT = 3
 """Shorter lines about a field may occur in a row by chance: `answer: text`."""

@@ -83,14 +83,16 @@ def select_seeds(
         elif skip_bad:
             log.warning("%s %s: skipped", row.where, problem)
         else:
-            raise TaskError(f"{row.where} {problem}. To skip such rows, pass --skip-bad-rows")
+            raise TaskError(
+                f"{row.where} {problem}. To skip such rows, pass --set skip_bad_rows=true"
+            )
     if held_out:
         what = f"{held_out:,} of {read_rows:,} rows of {name} come from validation tasks"
         if len(seeds) < 2:
             raise TaskError(
-                f"{what}: no training data is made of them, unless you pass --include-validation"
+                f"{what}: no training data is made of them, unless you pass --set include_validation=true"
             )
-        log.warning("%s and are left out; --include-validation keeps them", what)
+        log.warning("%s and are left out; --set include_validation=true keeps them", what)
     if read_rows == 0:
         raise TaskError(f"{name} is empty; a dataset grows from at least 2 seeds, better 5 or more")
     if len(seeds) < 2:
@@ -331,7 +333,8 @@ def _held_out_ids(order: Sequence[Example], count: int) -> set[str]:
         if len(ids) + len(family_ids) <= count:
             ids.update(family_ids)
     if count and not ids and len(members) > 1:
-        ids.update(min(members.values(), key=lambda family_ids: len(family_ids)))
+        smallest = sorted(members.values(), key=len)[0]
+        ids.update(smallest)
     return ids
 
 

@@ -123,17 +123,15 @@ def at(writer: Any, judge: Any) -> tuple[str, ...]:
     """Only meanings count beside exact copies: the wordings differ by little more than the
     names."""
     options = (
-        "--base-url",
-        writer.url,
         "--model",
-        "writer",
+        f"writer@{writer.url},concurrency=4",
         "--verify",
         "none",
         "--yes",
-        "--similarity",
-        "1",
+        "--set",
+        "similarity=1",
     )
-    return (*options, "--embeddings", judge.url, "vectors", "--concurrency", "4")
+    return (*options, "--embed", f"vectors@{judge.url}")
 
 
 def test_no_two_rows_mean_the_same_and_none_means_what_a_seed_does(
@@ -193,7 +191,7 @@ def test_killed_and_resumed_no_vector_is_paid_for_twice(
 def test_vectors_are_estimated_and_spend_the_budget(place: Place, model_server, embedder) -> None:
     writer, judge = model_server(questions), embedder(means)
     done = place.run(
-        "--count", "100", "--out", "data", *at(writer, judge), "--max-calls", "9", "--json"
+        "--count", "100", "--out", "data", *at(writer, judge), "--budget", "calls=9", "--json"
     )
     assert "About 32 calls for rows, 33 requests for embeddings: about" in done.stderr
     assert done.returncode == 1 and "the budget of 9 calls is spent" in done.stderr
@@ -248,7 +246,7 @@ def test_a_resume_with_another_meaning_says_so(place: Place, model_server, embed
     writer, judge = model_server(questions), embedder(means)
     run = ("--count", "5", "--out", "data", *at(writer, judge))
     assert place.run(*run).returncode == 0
-    other = place.run(*run, "--resume", "--meaning", "0.8")
+    other = place.run(*run, "--resume", "--set", "meaning=0.8")
     assert other.returncode == 2 and "embeddings.meaning was 0.9, is 0.8" in other.stderr
 
 
@@ -259,18 +257,16 @@ def test_what_is_no_embedder_is_told_before_the_first_call(place: Place, model_s
         "5",
         "--out",
         "data",
-        "--base-url",
-        writer.url,
         "--model",
-        "m",
+        f"m@{writer.url}",
         "--verify",
         "none",
         "--yes",
     )
     for given, message in (
-        (("local", "nowhere"), "no model can be loaded there"),
-        (("here", "m"), "takes a URL"),
+        ("nowhere", "no model can be loaded there"),
+        ("m@https:", "takes a URL"),
     ):
-        done = place.run(*asked, "--embeddings", *given)
+        done = place.run(*asked, "--embed", given)
         assert done.returncode == 2 and message in done.stderr, done.stderr
     assert not writer.requests

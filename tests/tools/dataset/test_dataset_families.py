@@ -72,7 +72,7 @@ def seed(number: int) -> dict[str, Any]:
 
 def expand(source: Path, out: str, *more: Any) -> list[dict[str, Any]]:
     Path("replies.py").write_text(REPLIES)
-    options = ["--count", 6, "--scripted", "replies.py:reply", "--verify", "none", "-y", "-o", out]
+    options = ["--count", 6, "--model", "replies.py:reply", "--verify", "none", "-y", "-o", out]
     ajet("expand", source, *options, *more)
     return [
         row
