@@ -137,7 +137,7 @@ def fenced(feature: str, *, unfenced: bool) -> bool:
         raise NoFence(
             f"{feature} runs programs written by a model, and there is no working sandbox: {error}."
             " Fix that (`ajet doctor` checks the sandbox), verify with agreement:3 or a judge, or"
-            " run them with your permissions: --set unfenced=true, in a job the key unfenced: true"
+            " run them with your permissions: --with unfenced=true, in a job the key unfenced: true"
         ) from None
     return True
 

@@ -363,7 +363,7 @@ def _python(name: str, venvs: Path) -> Path:
 
 def _ajet(url: str, files: Mapping[str, Path], place: Path) -> list[dict[str, Any]]:
     command = ["dataset", "expand", files["seeds"], "--count", str(REPLIES), "--out", place / "out", "--model",
-               f"writer@{url}", "--strategy", "same-style", "--set", "per_call=1", "--validation", "0",
+               f"writer@{url}", "--strategy", "same-style", "--with", "per_call=1", "--validation", "0",
                "--eval", files["eval"], "--yes"]  # fmt: skip
     subprocess.run(
         [sys.executable, "-m", "ajet", *map(str, command)], capture_output=True, check=False

@@ -245,7 +245,7 @@ def from_docs(
 
     With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the
     seeds instead. Documents are cut into parts, and each part is asked for rows; whole documents,
-    not rows, go to validation. Copies of a document are asked once. --set also has chunk_size
+    not rows, go to validation. Copies of a document are asked once. --with also has chunk_size
     (characters of a part), passes (how often a part is asked to reach --count), encoding (of text
     that is not UTF-8), and redact=false, which shows secrets and personal data to the model.
 

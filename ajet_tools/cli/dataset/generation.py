@@ -46,7 +46,7 @@ VerifyHow = Annotated[
 
 @dataclass(frozen=True)
 class Settings:
-    """What `--set NAME=VALUE` changes; `rows` are settings of `CallSettings`."""
+    """What `--with NAME=VALUE` changes; `rows` are settings of `CallSettings`."""
 
     rows: Mapping[str, Any] = field(default_factory=dict)
     meaning: float = 0.9
@@ -71,14 +71,14 @@ class Settings:
             if name not in types:
                 near = difflib.get_close_matches(name, types, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
-                raise ConfigError(f"--set {text}: there is {', '.join(sorted(types))}{hint}")
+                raise ConfigError(f"--with {text}: there is {', '.join(sorted(types))}{hint}")
             value = yaml.safe_load(written) if written else None
             if types[name] is float and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
             if not isinstance(value, types[name]) or (
                 isinstance(value, bool) != (types[name] is bool)
             ):
-                raise ConfigError(f"--set {text}: {name} is {_TYPES[types[name]]}")
+                raise ConfigError(f"--with {text}: {name} is {_TYPES[types[name]]}")
             values[name] = value
         rows = {name: values.pop(name) for name in row_settings if name in values}
         return cls(rows, **values)
@@ -100,7 +100,7 @@ ROW_SETTINGS: Mapping[str, type] = {
     "max_same_form": int,
     "min_new_forms": float,
 }
-"""Settings of both commands that `--set` changes, with their types."""
+"""Settings of both commands that `--with` changes, with their types."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class GenerationOptions:
         eval: Reject rows that are in this evaluation set; repeatable.
         embed: Also reject rows with the meaning of another, by these embeddings: NAME@URL or a directory.
         validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 of five or more.
-        set: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, min_new_forms, meaning,
+        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, min_new_forms, meaning,
             unfenced, include_validation or skip_bad_rows; repeatable.
         resume: Continue an earlier run in --out; answered calls are not repeated.
         yes: Do not ask for confirmation before the first call.
@@ -138,7 +138,7 @@ class GenerationOptions:
     embed: Annotated[str | None, Option(metavar="MODEL")] = None
     map: Map = None
     validation: Annotated[float | None, Option(metavar="SHARE")] = None
-    set: Annotated[list[str] | None, Option(metavar="NAME=VALUE")] = None
+    changes: Annotated[list[str] | None, Option("--with", metavar="NAME=VALUE")] = None
     resume: Annotated[bool, Option("--resume")] = False
     yes: Annotated[bool, Option("--yes", "-y")] = False
     show_prompt: Annotated[bool, Option("--show-prompt")] = False
@@ -146,7 +146,7 @@ class GenerationOptions:
     as_json: AsJson = False
 
     def settings(self, **more: type) -> Settings:
-        return Settings.parse(self.set or (), {**ROW_SETTINGS, **more})
+        return Settings.parse(self.changes or (), {**ROW_SETTINGS, **more})
 
     def row_settings(self, settings: Settings) -> dict[str, Any]:
         """Returns the arguments common to `GenerationConfig` and `DocsConfig`."""

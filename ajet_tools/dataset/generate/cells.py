@@ -266,7 +266,7 @@ class Coverage:
                 f" others repeat one of {len(self._forms):,} with other numbers and names). Name"
                 " what rows should differ in (--cells topic=...), raise the temperature, give more"
                 " varied seeds or another model, or keep a few rows of each form"
-                " (--set max_same_form=5); --set min_new_forms=0 continues anyway"
+                " (--with max_same_form=5); --with min_new_forms=0 continues anyway"
             )
 
     def parts(self) -> list[str]:

@@ -208,7 +208,7 @@ class FromDocs(Source):
             times = "once" if self._passes == 1 else f"{self._passes} times"
             return ChunksExhausted(
                 f"the documents gave {result.accepted:,} of {count:,} rows, after every part was"
-                f" asked {times}. Add documents, raise passes, or lower chunk_size (--set)"
+                f" asked {times}. Add documents, raise passes, or lower chunk_size (--with)"
             )
         if count is None and unanswered:
             return ChunksExhausted(

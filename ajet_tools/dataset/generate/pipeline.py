@@ -345,7 +345,7 @@ class Pipeline:
         if diversity.is_low:
             more = ""
             if self.config.max_same_form is None:
-                more = "; --set max_same_form=5 keeps at most five of each"
+                more = "; --with max_same_form=5 keeps at most five of each"
             log.warning("%s%s", diversity.as_text(), more)
 
     def _fail(self, call: Call, error: AjetError) -> None:

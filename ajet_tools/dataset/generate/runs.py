@@ -106,7 +106,7 @@ def read_corpus(
         raise TaskError(f"{failed} {verb}: {corpus.unreadable[0].problem}")
     if counts:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-        log.warning("redacted in the documents: %s; --set redact=false keeps them", kinds)
+        log.warning("redacted in the documents: %s; --with redact=false keeps them", kinds)
     for name, original in corpus.copies:
         log.info("%s is a copy of %s and is left out", name, original)
     return corpus

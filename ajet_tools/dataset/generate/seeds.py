@@ -84,15 +84,15 @@ def select_seeds(
             log.warning("%s %s: skipped", row.where, problem)
         else:
             raise TaskError(
-                f"{row.where} {problem}. To skip such rows, pass --set skip_bad_rows=true"
+                f"{row.where} {problem}. To skip such rows, pass --with skip_bad_rows=true"
             )
     if held_out:
         what = f"{held_out:,} of {read_rows:,} rows of {name} come from validation tasks"
         if len(seeds) < 2:
             raise TaskError(
-                f"{what}: no training data is made of them, unless you pass --set include_validation=true"
+                f"{what}: no training data is made of them, unless you pass --with include_validation=true"
             )
-        log.warning("%s and are left out; --set include_validation=true keeps them", what)
+        log.warning("%s and are left out; --with include_validation=true keeps them", what)
     if read_rows == 0:
         raise TaskError(f"{name} is empty; a dataset grows from at least 2 seeds, better 5 or more")
     if len(seeds) < 2:

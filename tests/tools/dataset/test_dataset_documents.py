@@ -202,7 +202,7 @@ def test_html_in_another_encoding_is_read_as_it_declares(tmp_path: Path) -> None
     )
     assert read_document(path).blocks[0].text == "Ein schöner Tag für alle."
     path.write_bytes("<p>Ein schöner Tag.</p>".encode("latin-1"))
-    assert "--set encoding" in said(path)
+    assert "--with encoding" in said(path)
 
 
 def test_markdown_is_cut_by_its_structure(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_a_resume_with_other_options_says_what_differs(place: Place, model_serve
         "data",
         *at(server),
         "--resume",
-        "--set",
+        "--with",
         "temperature=0.5",
     )
     assert other.returncode == 2 and "options.temperature was 1.0, is 0.5" in other.stderr
@@ -315,7 +315,7 @@ def test_a_dry_run_says_what_is_left_and_sends_nothing(place: Place, model_serve
         ]
         == 0
     )
-    other = place.run(*run, "--count", "60", "--resume", "--dry-run", "--set", "shots=2")
+    other = place.run(*run, "--count", "60", "--resume", "--dry-run", "--with", "shots=2")
     assert other.returncode == 2 and "options.shots was 4, is 2" in other.stderr
 
 
@@ -370,7 +370,7 @@ def test_bad_rows_can_be_left_out(place: Place) -> None:
         file.write("{nope\n")
     assert place.run("seeds.jsonl", "--count", "5", "--out", "a", *SCRIPTED).returncode == 2
     done = place.run(
-        "seeds.jsonl", "--count", "5", "--out", "b", *SCRIPTED, "--set", "skip_bad_rows=true"
+        "seeds.jsonl", "--count", "5", "--out", "b", *SCRIPTED, "--with", "skip_bad_rows=true"
     )
     assert done.returncode == 0, done.stderr
 
@@ -399,9 +399,9 @@ def test_what_is_missing_is_asked_for(place: Place) -> None:
         (("--out", "data", "--model", "gpt-4o"), "gpt-4o@https://HOST/v1"),
         (("--out", "data", *SCRIPTED, "--budget", "usd=1"), "price=IN/OUT"),
         (("--out", "data", *SCRIPTED, "--budget", "euro=1"), "calls=500"),
-        (("--out", "data", *SCRIPTED, "--set", "sed=1"), "did you mean seed"),
-        (("--out", "data", *SCRIPTED, "--set", "shots=many"), "a whole number"),
-        (("--out", "data", *SCRIPTED, "--set", "max_same_form=true"), "a whole number"),
+        (("--out", "data", *SCRIPTED, "--with", "sed=1"), "did you mean seed"),
+        (("--out", "data", *SCRIPTED, "--with", "shots=many"), "a whole number"),
+        (("--out", "data", *SCRIPTED, "--with", "max_same_form=true"), "a whole number"),
         (("--out", "data", "--model", "m@http://127.0.0.1:9,concurrency=x"), "no number"),
         (("--out", "data", *SCRIPTED, "--strategy", "hardest"), "known: same-style"),
         (("--out", "seeds.jsonl", *SCRIPTED), "is a file"),

@@ -128,7 +128,7 @@ def at(writer: Any, judge: Any) -> tuple[str, ...]:
         "--verify",
         "none",
         "--yes",
-        "--set",
+        "--with",
         "similarity=1",
     )
     return (*options, "--embed", f"vectors@{judge.url}")
@@ -246,7 +246,7 @@ def test_a_resume_with_another_meaning_says_so(place: Place, model_server, embed
     writer, judge = model_server(questions), embedder(means)
     run = ("--count", "5", "--out", "data", *at(writer, judge))
     assert place.run(*run).returncode == 0
-    other = place.run(*run, "--resume", "--set", "meaning=0.8")
+    other = place.run(*run, "--resume", "--with", "meaning=0.8")
     assert other.returncode == 2 and "embeddings.meaning was 0.9, is 0.8" in other.stderr
 
 

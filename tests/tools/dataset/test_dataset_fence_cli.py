@@ -184,7 +184,7 @@ def test_every_command_that_runs_programs_is_refused_without_a_fence(
 
 
 def test_unfenced_runs_them_with_the_users_rights(without: None) -> None:
-    assert ajet(*EXPAND, "--set", "unfenced=true").exit_code == 0
+    assert ajet(*EXPAND, "--with", "unfenced=true").exit_code == 0
     checked(Path("data/train.jsonl"))
 
 

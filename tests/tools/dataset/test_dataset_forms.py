@@ -73,11 +73,11 @@ def expand(*arguments: str, given: float = 0.0, code: int = 0) -> str:
 
 
 def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> None:
-    said = expand("--count", "500", "--set", "per_call=20", "--set", "min_new_forms=0")
+    said = expand("--count", "500", "--with", "per_call=20", "--with", "min_new_forms=0")
     assert (
         "500 rows accepted" in said and "rows are 9 sentences with other numbers and names" in said
     )
-    assert "--set max_same_form=5 keeps at most five of each" in said
+    assert "--with max_same_form=5 keeps at most five of each" in said
     card = Path("data/README.md").read_text()
     assert "Without their numbers and names the questions of 500 rows have 9 forms." in card
     assert "> 500 rows are 9 sentences" in card
@@ -93,19 +93,20 @@ def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> N
 def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on(
     place: Path,
 ) -> None:
-    said = expand("--count", "500", "--set", "per_call=20", code=1)
+    slowly = ("--model", "replies.py:reply,concurrency=1")
+    said = expand("--count", "500", "--with", "per_call=20", *slowly, code=1)
     assert "Collapsed: the writer repeats itself: of the last 200 rows 9 have a new form" in said
-    assert "--cells topic=" in said and "--set min_new_forms=0 continues anyway" in said
+    assert "--cells topic=" in said and "--with min_new_forms=0 continues anyway" in said
     before = Path("data/train.jsonl").read_text()
     assert 200 <= len(before.splitlines()) < 300
     assert "500 rows accepted" in expand(
-        "--count", "500", "--set", "per_call=20", "--set", "min_new_forms=0", "--resume"
+        "--count", "500", "--with", "per_call=20", "--with", "min_new_forms=0", "--resume"
     )
     assert Path("data/train.jsonl").read_text().startswith(before)
 
 
 def test_a_bound_takes_so_many_of_each_form_and_refuses_the_rest(place: Path) -> None:
-    said = expand("--count", "500", "--set", "per_call=20", "--set", "max_same_form=3", code=1)
+    said = expand("--count", "500", "--with", "per_call=20", "--with", "max_same_form=3", code=1)
     assert "27 rows accepted" in said and "refused: form used too often" in said
     rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
     forms = [form_of(row["main_query"]) for row in rows]

@@ -114,7 +114,7 @@ def test_a_document_never_feeds_both_sides(model_server, tmp_path: Path) -> None
     for seed in range(3):
         out = tmp_path / f"data{seed}"
         ajet(docs, "--out", out, "--model", f"w@{server.url}", "--yes", "--verify", "none", "--validation",
-             "0.3", "--set", f"seed={seed}")  # fmt: skip
+             "0.3", "--with", f"seed={seed}")  # fmt: skip
         sides = {
             name: {row["provenance"]["document"]["name"] for row in rows(out / f"{name}.jsonl")}
             for name in ("train", "validation")
@@ -217,7 +217,7 @@ def test_what_is_not_grounded_is_refused_with_its_reason(model_server, tmp_path:
         "--yes",
         "--verify",
         "none",
-        "--set",
+        "--with",
         "per_call=9",
     )
     accepted = rows(out / "train.jsonl")
@@ -666,7 +666,7 @@ def test_stdin_is_read_as_markdown(model_server, tmp_path: Path) -> None:
     [
         (["--kind", "few-shot"], "--seeds FILE"),
         (["--kind", "poem"], "knowledge, few-shot"),
-        (["--set", "chunk_size=10"], "--chunk-size must be at least 200"),
+        (["--with", "chunk_size=10"], "--chunk-size must be at least 200"),
         (["--validation", "0.5"], "document is on both sides"),
         (["--verify", "magic"], "is unknown"),
         (["--budget", "usd=1"], "price=IN/OUT"),

@@ -202,7 +202,7 @@ def from_docs(trace: Path, more: Sequence[str]) -> Path:
         "none",
         "--model",
         "asked.py:reply",
-        "--set",
+        "--with",
         "shots=6",
         "--validation",
         0,
@@ -306,7 +306,7 @@ def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(
     if "expand" not in command and command not in READERS:
         more = ["--include-validation"]
         if "from-docs" in command:
-            more = ["--set", "include_validation=true"]
+            more = ["--with", "include_validation=true"]
         both = text_in(WRITERS[command](trace, more))
         assert HELD_OUT in both or "e5-" in both
 
@@ -388,7 +388,7 @@ def test_seeds_in_a_file_named_after_a_validation_split_are_refused(trace: Path)
         "4 of 4 rows of test.jsonl come from validation tasks" in said.output
         and not Path("a").exists()
     )
-    ajet("dataset", "expand", *arguments, "--out", "b", "--set", "include_validation=true")
+    ajet("dataset", "expand", *arguments, "--out", "b", "--with", "include_validation=true")
     row = json.loads(Path("b/train.jsonl").read_text().splitlines()[0])
     assert row["provenance"]["splits"] == ["train", "val"]
     assert "3 rows to learn were made of validation tasks" in Path("b/README.md").read_text()
