@@ -107,7 +107,7 @@ def expand(
     from_failures: Annotated[Path | None, Option(metavar="TRACE")] = None,
     count: Annotated[int, Option(min=1, help="Number of rows to generate. ")] = 100,
     strategy: Annotated[list[str] | None, Option(metavar="NAME[=WEIGHT]|FILE")] = None,
-    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE|FILE|none")] = None,
+    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE|none")] = None,
     verify: VerifyHow = "agreement:3",
     policy: Annotated[str | None, Option("--for", metavar="MODEL,...")] = None,
     conf: Annotated[Path | None, Option("--conf", "-c")] = None,
@@ -125,8 +125,8 @@ def expand(
         from_failures: Grow from the tasks that failed in this trace instead.
         strategy: same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all;
             or a prompt of your own (Jinja).
-        cells: What rows should differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By
-            default the seeds' topics, skills, difficulties, lengths. Repeatable.
+        cells: What rows should differ in: topic=rates,ages or a line each of a file; none. By default the seeds'
+            topics, skills, difficulties. Repeatable.
         policy: Keep only tasks that this model solves sometimes: CHECKPOINT,workflow=agent.py:solve,judge=math; also
             attempts=8, band=0.2:0.8.
         conf: --for: a job's config that names agent, judge and sampling.

@@ -117,8 +117,8 @@ class GenerationOptions:
         eval: Reject rows that are in this evaluation set; repeatable.
         embed: Also reject rows with the meaning of another, by these embeddings: NAME@URL or a directory.
         validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 of five or more.
-        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, min_new_forms, meaning,
-            unfenced, include_validation or skip_bad_rows; repeatable.
+        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, min_new_forms,
+            meaning, unfenced, include_validation or skip_bad_rows; repeatable.
         resume: Continue an earlier run in --out; answered calls are not repeated.
         yes: Do not ask for confirmation before the first call.
         show_prompt: Print the prompts without sending them.

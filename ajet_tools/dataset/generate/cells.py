@@ -1,9 +1,8 @@
 """Tracks the variety of generated rows, and chooses the kind of row to request next.
 
-A cell is a combination of values of the axes: topic, skill, difficulty, length, or any field of the
-seeds or option of the user. A row counts in the cell of its own fields and length; on axes without
-a field, in the requested cell. It covers the cell if its form (its text without numbers and names)
-is new.
+A cell is a combination of values of the axes: topic, skill, difficulty, or any field of the seeds
+or option of the user. A row counts in the cell of its own fields; on axes without a field, in the
+requested cell. It covers the cell if its form (its text without numbers and names) is new.
 """
 
 from __future__ import annotations
@@ -12,16 +11,12 @@ import itertools
 import math
 import random
 import re
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.row_names import is_answer
@@ -59,13 +54,9 @@ class Axis:
     values: tuple[str, ...]
     path: tuple[str, ...] = ()
     """Path of the value in a row, if rows have a field for it."""
-    bounds: tuple[int, ...] = ()
-    """For the length axis: maximum words of each value but the last."""
 
     def value_of(self, row: Mapping[str, object], asked: Mapping[str, str]) -> str | None:
         """Returns the row's value, or None."""
-        if self.bounds:
-            return self.values[bisect_left(self.bounds, len(text_of(row).split()))]
         if not self.path:
             return asked.get(self.name)
         value: object = row
@@ -75,8 +66,7 @@ class Axis:
 
 
 def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
-    """Parses `--cells`: `topic=rates,percentages`, `topic=FILE` (a value per line), or a YAML file
-    of lists by axis.
+    """Parses `--cells`: `topic=rates,percentages` or `topic=FILE` (a value per line).
 
     Returns None without options; `none` means no axes. Raises ConfigError.
     """
@@ -84,63 +74,47 @@ def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
         return None
     values_by_axis: dict[str, tuple[str, ...]] = {}
     for text in texts:
-        name, equals, values = (part.strip() for part in text.partition("="))
-        if equals:
-            path = Path(values)
-            listed = tuple(filter(None, re.split(r"\s*,\s*", values)))
-            values_by_axis[name] = prompts.lines_of(path) if path.is_file() else listed
-        elif Path(text).is_file():
-            values_by_axis |= _read_axes(Path(text))
-        elif text != "none":
+        name, equals, listed = (part.strip() for part in text.partition("="))
+        if text == "none":
+            continue
+        if not equals:
+            raise ConfigError(f"--cells {text}: write AXIS=VALUE,VALUE, AXIS=FILE or none")
+        if Path(listed).is_file():
+            values = prompts.lines_of(Path(listed))
+        else:
+            values = tuple(filter(None, re.split(r"\s*,\s*", listed)))
+        if not name or len(values) < 2 or len(set(values)) < len(values):
             raise ConfigError(
-                f"--cells {text}: write AXIS=VALUE,VALUE, AXIS=FILE, none or a YAML file"
+                f"--cells {name}: an axis has at least 2 different values (got"
+                f" {', '.join(values) or 'none'})"
             )
-    for name, axis in values_by_axis.items():
-        if not name or len(axis) < 2 or len(set(axis)) < len(axis):
-            there = ", ".join(axis) or "none"
-            raise ConfigError(
-                f"--cells {name}: an axis has at least 2 different values (got {there})"
-            )
+        values_by_axis[name] = values
     return values_by_axis
 
 
-def _read_axes(path: Path) -> dict[str, tuple[str, ...]]:
-    try:
-        read = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the cells in {path}: {error}") from error
-    if not isinstance(read, dict) or not all(isinstance(values, list) for values in read.values()):
-        raise ConfigError(
-            f"{path} names no axes: it reads `topic: [rates, percentages]`, a line for each axis"
-        )
-    return {str(name): tuple(map(str, values)) for name, values in read.items()}
-
-
 def axes_of(seeds: Sequence[Row], given: Mapping[str, Sequence[str]] | None) -> list[Axis]:
-    """Returns the axes of the seeds' fields and lengths, and the given axes, which replace those of
-    the same name.
+    """Returns the axes of the seeds' fields, and the given axes, which replace those of the same
+    name.
 
     An empty `given` means no axes. Raises ConfigError for too many cells.
     """
     if given is not None and not given:
         return []
-    given = {
-        name: values for name, values in (given or {}).items() if name not in CIRCUMSTANCE.values()
-    }
-    rows = [seed.values for seed in seeds]
-    axis_by_name = {axis.name: axis for axis in [*_field_axes(rows), *_length_axis(rows)]}
-    for name, values in given.items():
-        axis_by_name[name] = Axis(
-            name, tuple(values), axis_by_name[name].path if name in axis_by_name else ()
-        )
-    cells = math.prod(len(axis.values) for axis in axis_by_name.values())
+    axis_by_name = {axis.name: axis for axis in _field_axes([seed.values for seed in seeds])}
+    for name, values in (given or {}).items():
+        if name in CIRCUMSTANCE.values():
+            continue  # these replace the lists of a strategy
+        path = axis_by_name[name].path if name in axis_by_name else ()
+        axis_by_name[name] = Axis(name, tuple(values), path)
+    axes = list(axis_by_name.values())
+    cells = math.prod(len(axis.values) for axis in axes)
     if cells > _MOST_CELLS:
-        sizes = ", ".join(f"{axis.name} {len(axis.values)}" for axis in axis_by_name.values())
+        sizes = ", ".join(f"{axis.name} {len(axis.values)}" for axis in axes)
         raise ConfigError(
             f"there are {cells:,} cells ({sizes}), at most {_MOST_CELLS:,}: --cells AXIS=... with"
             " fewer"
         )
-    return list(axis_by_name.values())
+    return axes
 
 
 def _field_axes(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
@@ -172,21 +146,6 @@ def _fields(row: Mapping[str, object]) -> Iterator[tuple[tuple[str, ...], object
     if isinstance(metadata, Mapping):
         for name, value in metadata.items():
             yield ("metadata", name), value
-
-
-def _length_axis(rows: Sequence[Mapping[str, object]]) -> list[Axis]:
-    """Divides the seeds in thirds by length, if the longest has at least twice the words of the
-    shortest."""
-    words = sorted(len(text_of(row).split()) for row in rows)
-    if len(words) < 4 or words[-1] < 2 * words[0]:
-        return []
-    last = len(words) - 1
-    bounds = tuple(sorted({words[last // 3], words[2 * last // 3]}))
-    values = [f"up to {bounds[0]} words"]
-    for low, high in itertools.pairwise(bounds):
-        values.append(f"{low + 1} to {high} words")
-    values.append(f"more than {bounds[-1]} words")
-    return [Axis("length", tuple(values), bounds=bounds)]
 
 
 class Coverage:

@@ -20,8 +20,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.client import Halted, ModelClient
-from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import (
+    AjetError,
+    ContextOverflow,
+    EngineUnavailable,
+    RequestRefused,
+    TaskError,
+)
 from ajet_sdk.tasks.questions import text_of
+from ajet_sdk.tasks.row_texts import strings
 from ajet_tools.dataset.generate.cells import Collapsed, Coverage
 from ajet_tools.dataset.generate.directory import Journal
 from ajet_tools.dataset.generate.records import (
@@ -40,7 +47,7 @@ from ajet_tools.dataset.generate.records import (
 from ajet_tools.dataset.generate.screen import Screen
 from ajet_tools.dataset.generate.seeds import Example, Side, task_id_of
 from ajet_tools.dataset.generate.settings import CallSettings
-from ajet_tools.dataset.model.replies import rows_in
+from ajet_tools.dataset.model.replies import misread_escape, rows_in
 from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
@@ -294,18 +301,26 @@ class Pipeline:
         rows, problem = rows_in(reply)
         for row in rows[: 2 * call.count]:
             try:
-                candidate = self.source.read_row(call, row)
+                candidates.append(self._read_row(call, row))
             except Unusable as why:
                 shown = row if isinstance(row, dict) else {"row": row}
                 outcome.refused.append(Rejected(why.reason, why.detail, shown, why.provenance))
-                continue
-            values = {"task_id": task_id_of(candidate.values), **candidate.values}
-            candidates.append(Candidate(values, candidate.provenance))
         if problem is not None:
             reason, _, detail = problem.partition(": ")
             unread = Rejected(reason, detail, None, call.provenance, reply)
             outcome.refused.append(unread)
         return candidates
+
+    def _read_row(self, call: Call, row: object) -> Candidate:
+        candidate = self.source.read_row(call, row)
+        if (place := misread_escape("\n".join(strings(candidate.values)))) is not None:
+            detail = f"a backslash is not doubled: {place!r}"
+            raise Unusable("wrong format", detail, candidate.provenance)
+        try:
+            task_id = task_id_of(candidate.values)
+        except TaskError as error:  # such as half of a surrogate pair, which no file can hold
+            raise Unusable("wrong format", str(error), candidate.provenance) from error
+        return Candidate({"task_id": task_id, **candidate.values}, candidate.provenance)
 
     def _take(self, call: Call, outcome: Outcome) -> None:
         """Adds the outcome of a call to the result."""

@@ -82,12 +82,11 @@ SEEDS = [
 ]  # fmt: skip
 
 
-def test_the_axes_are_the_seeds_fields_and_lengths_and_those_that_are_given() -> None:
+def test_the_axes_are_the_seeds_fields_and_those_that_are_given() -> None:
     axes = {axis.name: axis.values for axis in axes_of(SEEDS, None)}
     assert axes == {
         "topic": ("ages", "areas", "rates"),
         "difficulty": ("0", "1"),
-        "length": ("up to 7 words", "8 to 9 words", "more than 9 words"),
     }
     given_too = {
         axis.name: axis for axis in axes_of(SEEDS, {"topic": ("x", "y"), "skill": ("p", "q")})
@@ -95,22 +94,20 @@ def test_the_axes_are_the_seeds_fields_and_lengths_and_those_that_are_given() ->
     assert given_too["topic"] == Axis("topic", ("x", "y"), ("metadata", "topic"))
     assert given_too["skill"].value_of({"question": "?"}, {"skill": "p"}) == "p"
     assert given_too["topic"].value_of({"metadata": {"topic": "y"}}, {"topic": "x"}) == "y"
-    assert given_too["length"].value_of({"question": "one two"}, {}) == "up to 7 words"
     assert axes_of(SEEDS, {}) == [] and axes_of(SEEDS, {"domain": ("a", "b")}) == axes_of(
         SEEDS, None
     )
     with pytest.raises(
-        ConfigError, match=r"there are 18,000 cells \(topic 3, difficulty 2, length 3, x 1000\)"
+        ConfigError, match=r"there are 6,000 cells \(topic 3, difficulty 2, x 1000\)"
     ):
         axes_of(SEEDS, {"x": tuple(map(str, range(1000)))})
 
 
 def test_cells_are_read_from_options_and_files(tmp_path: Path) -> None:
     (tmp_path / "topics.txt").write_text("rates\n\nages\n")
-    (tmp_path / "cells.yaml").write_text("skill: [sums, 2]\nlevel: [a, b]\n")
     assert cells_of([]) is None and cells_of(["none"]) == {}
-    assert cells_of([f"topic={tmp_path / 'topics.txt'}", "form = open , choice", str(tmp_path / "cells.yaml")]) == {
-        "topic": ("rates", "ages"), "form": ("open", "choice"), "skill": ("sums", "2"), "level": ("a", "b"),
+    assert cells_of([f"topic={tmp_path / 'topics.txt'}", "form = open , choice"] ) == {
+        "topic": ("rates", "ages"), "form": ("open", "choice"),
     }  # fmt: skip
     for text, message in (
         ("nope", "write AXIS="),
@@ -119,9 +116,6 @@ def test_cells_are_read_from_options_and_files(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             cells_of([text])
-    (tmp_path / "cells.yaml").write_text("- a\n")
-    with pytest.raises(ConfigError, match="names no axes"):
-        cells_of([str(tmp_path / "cells.yaml")])
 
 
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=3), st.integers(0, 2**32))

@@ -322,6 +322,20 @@ def test_what_is_no_row_of_the_dataset_is_refused_with_its_reason(model_server) 
         )
 
 
+def test_a_row_that_no_file_can_hold_is_refused_and_the_run_goes_on(model_server) -> None:
+    def say(body: dict[str, Any], number: int) -> str:
+        bad = [
+            json.dumps([task("\ud800 What is 7000 plus 1?", "7001")]),
+            r'[{"main_query": "What is \frac{7000}{1} plus 2?", "metadata": {"answer": "7002"}}]',
+            '[{"main_query": "What is 7000 plus 3?", "metadata": {"answer": NaN}}]',
+        ]
+        return bad[number] if number < len(bad) else sums(body)
+
+    result = grown(model_server(say), GenerationConfig(12), concurrency=1)
+    assert (result.accepted, result.stopped) == (12, None)
+    assert result.refused == {"wrong format": 2, "incomplete JSON": 1}
+
+
 def test_a_row_that_repeats_the_prompt_is_refused(model_server) -> None:
     def say(body: dict[str, Any], number: int) -> str:
         prompt = body["messages"][-1]["content"]
