@@ -49,9 +49,10 @@ from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, re
 from ajet_tools.dataset.generate.seeds import select_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.labels import error_lines, errors_of
-from ajet_tools.dataset.model.open import ModelSpec, split_settings
+from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
+from ajet_tools.text.settings import split_settings
 
 
 @contextmanager
@@ -180,7 +181,7 @@ def expand(
             endpoint,
             verify=options.verification(verify, settings),
             evals=options.eval or [],
-            meanings=options.meanings(endpoint, directory, settings),
+            meanings=options.meanings(endpoint, directory),
             value=value,
             held_out=held_out,
             confirm=lambda estimate: confirm(estimate, options),
@@ -293,7 +294,7 @@ def from_docs(
         seeds=rows,
         verify=options.verification(verify, settings),
         evals=options.eval or [],
-        meanings=options.meanings(endpoint, directory, settings),
+        meanings=options.meanings(endpoint, directory),
         confirm=lambda estimate: confirm(estimate, options, [_read(corpus)]),
         dry_run=options.dry_run,
         watching=lambda pipeline: progress(pipeline, count, chunks),

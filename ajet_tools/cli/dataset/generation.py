@@ -20,7 +20,7 @@ from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
-from ajet_tools.cli.dataset.options import Map, counted, mapping_of
+from ajet_tools.cli.dataset.options import Embed, Map, counted, mapping_of
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.directory import Directory
@@ -29,6 +29,7 @@ from ajet_tools.dataset.generate.records import Call
 from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.model.open import ModelSpec, open_endpoint
 from ajet_tools.dataset.prompts import Prompt
+from ajet_tools.dataset.similarity.embedding import Embedding
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.verify.combined import Verify
 
@@ -49,8 +50,6 @@ class Settings:
     """What `--with NAME=VALUE` changes; `rows` are settings of `CallSettings`."""
 
     rows: Mapping[str, Any] = field(default_factory=dict)
-    meaning: float = 0.9
-    """Cosine from which two texts have the same meaning, with --embed."""
     unfenced: bool = False
     """Run programs of --verify code without a sandbox, with your own permissions."""
     include_validation: bool = False
@@ -61,7 +60,7 @@ class Settings:
     @classmethod
     def parse(cls, texts: Iterable[str], row_settings: Mapping[str, type]) -> Settings:
         """Raises ConfigError for an unknown name or a value of the wrong type."""
-        types: dict[str, type] = {**row_settings, "meaning": float}
+        types: dict[str, type] = dict(row_settings)
         for switch in ("unfenced", "include_validation", "skip_bad_rows"):
             types[switch] = bool
         values: dict[str, Any] = {}
@@ -115,10 +114,9 @@ class GenerationOptions:
         verify_model: The model that verifies, as --model, for all of --verify or a part (llm=NAME@URL). Default: the
             writer. Repeatable.
         eval: Reject rows that are in this evaluation set; repeatable.
-        embed: Also reject rows with the meaning of another, by these embeddings: NAME@URL or a directory.
         validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 of five or more.
         changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, min_new_forms,
-            meaning, unfenced, include_validation or skip_bad_rows; repeatable.
+            unfenced, include_validation or skip_bad_rows; repeatable.
         resume: Continue an earlier run in --out; answered calls are not repeated.
         yes: Do not ask for confirmation before the first call.
         show_prompt: Print the prompts without sending them.
@@ -135,7 +133,7 @@ class GenerationOptions:
     language: list[str] | None = None
     verify_model: Annotated[list[str] | None, Option(metavar="[PART=]MODEL")] = None
     eval: Annotated[list[str] | None, Option(metavar="FILE")] = None
-    embed: Annotated[str | None, Option(metavar="MODEL")] = None
+    embed: Embed = None
     map: Map = None
     validation: Annotated[float | None, Option(metavar="SHARE")] = None
     changes: Annotated[list[str] | None, Option("--with", metavar="NAME=VALUE")] = None
@@ -186,15 +184,13 @@ class GenerationOptions:
         how = {"concurrency": CONCURRENCY, "cache": cache, "budget": budget}
         return spec.open(base_url, **how)
 
-    def meanings(
-        self, writer: ModelClient, directory: Directory, settings: Settings
-    ) -> MeaningIndex | None:
+    def meanings(self, writer: ModelClient, directory: Directory) -> MeaningIndex | None:
         """Returns the index that rejects paraphrases, if --embed is given. Raises ConfigError."""
         if self.embed is None:
             return None
-        name, at, url = self.embed.partition("@http")
-        embeddings = (f"http{url}", name) if at else ("local", name)
-        return MeaningIndex.by(embeddings, settings.meaning, writer, directory.cache)
+        embedding = Embedding.parse(self.embed)
+        at = (embedding.where, embedding.model)
+        return MeaningIndex.by(at, embedding.meaning or 0.9, writer, directory.cache)
 
     def verification(self, how: str, settings: Settings) -> Verify:
         return Verify(how, self.verify_model or (), unfenced=settings.unfenced)

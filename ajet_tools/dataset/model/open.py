@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import AjetError, ConfigError, EngineError
 from ajet_sdk.protocols import Engine
+from ajet_tools.text.settings import split_settings
 
 
 def local_url(checkpoint: Path) -> str:
@@ -160,11 +161,3 @@ _NUMBERS: Mapping[str, type[int] | type[float]] = {
     "retries": int,
 }
 _LEAST = {"concurrency": 1, "per_minute": 0.1}
-
-
-def split_settings(text: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Splits `VALUE,name=value,...` at the first comma that one of the names follows."""
-    pattern = rf",\s*(?=(?:{'|'.join(names)})=)"
-    value, *settings = re.split(pattern, text.strip())
-    pairs = (setting.partition("=") for setting in settings)
-    return value, {name: setting.strip() for name, _, setting in pairs}

@@ -1,4 +1,4 @@
-"""`ajet dataset expand --embeddings`: rows that say the same as another in other words, over real
+"""`ajet dataset expand --embed`: rows that say the same as another in other words, over real
 HTTP."""
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def test_a_resume_with_another_meaning_says_so(place: Place, model_server, embed
     writer, judge = model_server(questions), embedder(means)
     run = ("--count", "5", "--out", "data", *at(writer, judge))
     assert place.run(*run).returncode == 0
-    other = place.run(*run, "--resume", "--with", "meaning=0.8")
+    other = place.run(*run, "--resume", "--embed", f"vectors@{judge.url},meaning=0.8")
     assert other.returncode == 2 and "embeddings.meaning was 0.9, is 0.8" in other.stderr
 
 
@@ -265,7 +265,7 @@ def test_what_is_no_embedder_is_told_before_the_first_call(place: Place, model_s
     )
     for given, message in (
         ("nowhere", "no model can be loaded there"),
-        ("m@https:", "takes a URL"),
+        ("m@https:", "embeddings are at a URL"),
     ):
         done = place.run(*asked, "--embed", given)
         assert done.returncode == 2 and message in done.stderr, done.stderr
