@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,17 @@ class Journal:
     def put(self, call: Call, reply: str, outcome: Outcome | None = None) -> None:
         """Stores a call before its reply is used, and again with its outcome. Raises
         CacheError."""
-        record = asdict(replace(call, messages=()))
-        texts = [json.dumps(record), reply]
+        # the messages are not needed again, and `asdict` would copy every value
+        texts = [json.dumps({**vars(call), "messages": ()}), reply]
         if outcome is not None:
+            record = {
+                "sound": [vars(candidate) for candidate in outcome.sound],
+                "refuted": [vars(rejected) for rejected in outcome.refuted],
+                "refused": [vars(rejected) for rejected in outcome.refused],
+                "embedded": outcome.embedded,
+            }
             # seeds from Parquet may have dates, which are copied into rows
-            texts.append(json.dumps(asdict(outcome), default=str))
+            texts.append(json.dumps(record, default=str))
         self._cache.put(f"{self._PREFIX}{call.number}", texts)
 
     def entries(self) -> Iterator[tuple[Call, str, Outcome | None]]:

@@ -266,10 +266,9 @@ class Pipeline:
     async def _decide(self, call: Call, reply: str) -> Outcome:
         outcome = Outcome()
         candidates = self._read_reply(call, reply, outcome)
-        texts = [text_of(candidate.values) for candidate in candidates]
-        vectors = await self._screen.vectors(texts)
-        if vectors is not None:
-            outcome.embedded = texts
+        if self.checks.meanings is not None:
+            outcome.embedded = [text_of(candidate.values) for candidate in candidates]
+        vectors = await self._screen.vectors(outcome.embedded)
         candidates, repeated = self._screen.sort(candidates, vectors)
         outcome.refused += repeated
         verifier = self.checks.verifier

@@ -83,7 +83,8 @@ class Screen:
         rows = [candidate.values for candidate in outcome.sound]
         rows += [dict(refuted.row or {}) for refuted in outcome.refuted]
         for values in rows:
-            self._add(values, by_text.get(text_of(values)))
+            text = text_of(values)
+            self._add(values, text, by_text.get(text))
 
     async def vectors(self, texts: Sequence[str]) -> Vectors | None:
         """Returns the embeddings of texts, if meanings are compared. Raises as
@@ -99,19 +100,19 @@ class Screen:
         new, refused = list[Candidate](), list[Rejected]()
         for index, candidate in enumerate(rows):
             vector = None if vectors is None else vectors[index]
-            problem = self._misbehaviour(candidate.values, vector)
+            text = text_of(candidate.values)
+            problem = self._misbehaviour(candidate.values, text, vector)
             if problem is None:
-                problem = self._repetition(candidate.values, vector)
+                problem = self._repetition(candidate.values, text, vector)
             if problem is None:
-                self._add(candidate.values, vector)
+                self._add(candidate.values, text, vector)
                 new.append(candidate)
             else:
                 reason, detail = problem
                 refused.append(Rejected(reason, detail, candidate.values, candidate.provenance))
         return new, refused
 
-    def _add(self, values: Mapping[str, object], vector: Vectors | None) -> None:
-        text = text_of(values)
+    def _add(self, values: Mapping[str, object], text: str, vector: Vectors | None) -> None:
         key = f"row {values['task_id']}"
         self._forms[form_of(text)] += 1
         self._near.add(key, text)
@@ -119,7 +120,7 @@ class Screen:
             self._meanings.add(key, text, vector)
 
     def _misbehaviour(
-        self, values: Mapping[str, object], vector: Vectors | None
+        self, values: Mapping[str, object], text: str, vector: Vectors | None
     ) -> tuple[str, str] | None:
         """Returns reason and detail if a row leaks, gives itself away or repeats the prompt."""
         if self._held_out is not None and (evidence := self._held_out(values)) is not None:
@@ -127,7 +128,7 @@ class Screen:
         if self._leaks is not None:
             leak = self._leaks(values)
             if leak is None and vector is not None and self._meanings is not None:
-                leak = self._leaks.by_meaning(text_of(values), vector, self._meanings.least)
+                leak = self._leaks.by_meaning(text, vector, self._meanings.least)
             if leak is not None:
                 return IN_EVALUATION, leak
         if (evidence := given_away(values)) is not None:
@@ -139,10 +140,9 @@ class Screen:
         return None
 
     def _repetition(
-        self, values: Mapping[str, object], vector: Vectors | None
+        self, values: Mapping[str, object], text: str, vector: Vectors | None
     ) -> tuple[str, str] | None:
         """Returns reason and detail if a row repeats a seed, another row or a form."""
-        text = text_of(values)
         match: Match | None = self._near.find(text)
         if match is None and self._meanings is not None and vector is not None:
             match = self._meanings.find(text, vector)
