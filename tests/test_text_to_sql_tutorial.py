@@ -271,10 +271,10 @@ def test_spiders_and_birds_files_are_tasks(
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_make_the_data(tutorial: Import, tmp_path: Path) -> None:
-    options = ["--scripted", f"{HERE / 'sql_writer.py'}:reply", "--strategy", "same-style", "--cells",
+def test_the_commands_of_the_readme_make_such_data(tutorial: Import, tmp_path: Path) -> None:
+    options = ["--model", f"{HERE / 'sql_writer.py'}:reply", "--strategy", "same-style", "--cells",
                "family=city_stars,oldest,best_paid", *EVAL, "--verify", f"judge:{HERE / 'sql_judge.py'}:right:5",
-               "--validation", "0", "--min-new-forms", "0", "--yes"]  # fmt: skip
+               "--validation", "0", "--with", "min_new_forms=0", "--yes"]  # fmt: skip
     command = [
         "dataset",
         "expand",
@@ -289,9 +289,15 @@ def test_the_commands_of_the_readme_make_the_data(tutorial: Import, tmp_path: Pa
     made = [
         json.loads(line) for line in (tmp_path / "new" / "train.jsonl").read_text().splitlines()
     ]
-    assert [(row["question"], row["answer"]) for row in made] == [
-        (row["question"], row["answer"]) for row in rows_of("new")
-    ]
+    questions = {row["question"] for row in made}
+    assert len(made) == len(questions) == 120
+    families = {"city_stars", "oldest", "best_paid"}
+    assert {row["metadata"]["family"] for row in made} == families
+    for name in ("held_out", "held_out_new", "held_out_unseen"):
+        assert not questions & {row["question"] for row in rows_of(name)}
+    checked_in = rows_of("new")
+    assert {row["metadata"]["family"] for row in checked_in} == families
+    assert {tuple(sorted(row)) for row in checked_in} == {tuple(sorted(row)) for row in made}
 
 
 def test_the_process_of_a_database_ends_quietly_with_whoever_asked(tmp_path: Path) -> None:

@@ -155,8 +155,8 @@ class Budget:
         """
         if self.money is not None and price is None:
             raise ConfigError(
-                "a limit in money needs the price of every model that is asked: pass --verify-price"
-                " IN,OUT"
+                "a limit in money needs the price of every model that is asked: --verify-model"
+                " NAME@URL,price=IN/OUT"
             )
         if price is not None:
             self.spent.cost = self.spent.cost or 0.0

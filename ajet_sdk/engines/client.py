@@ -87,7 +87,8 @@ class ModelClient:
         self._cache = ReplyCache(cache) if cache is not None else None
         self._slots = asyncio.Semaphore(concurrency)
         remedy = (
-            "To send fewer requests, lower --concurrency or set --rpm, and continue with --resume"
+            "To send fewer requests, lower the model's concurrency or set its rpm, and continue"
+            " with --resume"
         )
         self._pace = Pace(
             self.base_url, remedy, retries=retries, patience=patience, per_minute=per_minute

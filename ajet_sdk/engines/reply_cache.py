@@ -61,6 +61,13 @@ class ReplyCache:
                 "INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(texts))
             )
 
+    def entries(self, prefix: str) -> list[list[str]]:
+        """The texts of all keys that begin with `prefix`, in the order in which they were put."""
+        query = "SELECT texts FROM replies WHERE substr(key, 1, ?) = ? ORDER BY rowid"
+        with self._explained():
+            rows = self._file.execute(query, (len(prefix), prefix)).fetchall()
+        return [json.loads(texts) for (texts,) in rows]
+
     def close(self) -> None:
         self._file.close()
 

@@ -125,7 +125,7 @@ def fenced(feature: str, *, unfenced: bool) -> bool:
     """Whether programs run inside a fence; False, with a warning, if `unfenced`. Raises NoFence."""
     if unfenced:
         log.warning(
-            "%s --unfenced: programs written by a model run with your permissions: they can read,"
+            "%s unfenced: programs written by a model run with your permissions: they can read,"
             " change and delete your files and use the network. Only time, memory, files and output"
             " are limited",
             feature,
@@ -137,7 +137,7 @@ def fenced(feature: str, *, unfenced: bool) -> bool:
         raise NoFence(
             f"{feature} runs programs written by a model, and there is no working sandbox: {error}."
             " Fix that (`ajet doctor` checks the sandbox), verify with agreement:3 or a judge, or"
-            " pass --unfenced to run them with your permissions"
+            " run them with your permissions: --with unfenced=true, in a job the key unfenced: true"
         ) from None
     return True
 

@@ -184,7 +184,7 @@ def _sandbox() -> Check:
         sandbox = fence()
     except NoFence as error:
         detail = f"--verify code will be refused: {error}"
-        return Check(name, "miss", detail, "without a sandbox, use --unfenced")
+        return Check(name, "miss", detail, "without a sandbox, use --with unfenced=true")
     user = "a separate user" if sandbox.users else "your user in a namespace, without privileges"
     detail = (
         f"{sandbox.version} works (tested): own root, no network, no access to your processes,"

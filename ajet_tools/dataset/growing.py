@@ -29,11 +29,12 @@ from ajet_tools.dataset.calibrate import Band, Measurements
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.choice import Choice, choose
-from ajet_tools.dataset.generate.examples import read_seeds
+from ajet_tools.dataset.generate.directory import Directory, digest_of
 from ajet_tools.dataset.generate.learning import LearningValue, Policy, seed_of
-from ajet_tools.dataset.generate.output import Directory, digest_of
-from ajet_tools.dataset.generate.records import GenerationConfig, NoProgress
+from ajet_tools.dataset.generate.records import NoProgress
 from ajet_tools.dataset.generate.runs import grow
+from ajet_tools.dataset.generate.seeds import read_seeds
+from ajet_tools.dataset.generate.settings import GenerationConfig
 from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
 from ajet_tools.dataset.verify.combined import Verify
 

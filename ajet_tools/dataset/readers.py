@@ -35,10 +35,11 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.run import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
-from ajet_tools.dataset.generate.examples import read_seeds
-from ajet_tools.dataset.generate.output import Directory
-from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, Interrupted
+from ajet_tools.dataset.generate.directory import Directory
+from ajet_tools.dataset.generate.records import Interrupted
 from ajet_tools.dataset.generate.runs import grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.seeds import read_seeds
+from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
@@ -193,7 +194,7 @@ def generation_config(
         "max_tokens": generation.sampling_params.get("max_tokens", generation.llm_response_length),
         "seed": config.trainer_common.seed,
         "similarity": filtered.params.similarity_threshold if filtered.enabled else 1.0,
-        "window": 2 * generation.num_workers,
+        "window": 1 if generation.num_workers == 1 else 2 * generation.num_workers,
     }
     if generation.sampling_params.get("temperature") is not None:
         limits["temperature"] = generation.sampling_params["temperature"]

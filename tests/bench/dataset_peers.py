@@ -362,8 +362,8 @@ def _python(name: str, venvs: Path) -> Path:
 
 
 def _ajet(url: str, files: Mapping[str, Path], place: Path) -> list[dict[str, Any]]:
-    command = ["dataset", "expand", files["seeds"], "--count", str(REPLIES), "--out", place / "out", "--base-url", url,
-               "--model", "writer", "--strategy", "same-style", "--per-call", "1", "--validation", "0",
+    command = ["dataset", "expand", files["seeds"], "--count", str(REPLIES), "--out", place / "out", "--model",
+               f"writer@{url}", "--strategy", "same-style", "--with", "per_call=1", "--validation", "0",
                "--eval", files["eval"], "--yes"]  # fmt: skip
     subprocess.run(
         [sys.executable, "-m", "ajet", *map(str, command)], capture_output=True, check=False

@@ -27,7 +27,8 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.engines.http import Endpoint as Wire
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.expand import Expansion
-from ajet_tools.dataset.generate.records import GenerationConfig
+from ajet_tools.dataset.generate.pipeline import Pipeline
+from ajet_tools.dataset.generate.settings import GenerationConfig
 from tests.bench import Figure, _clock
 
 ROWS = 2560
@@ -94,9 +95,9 @@ async def _run(url: str) -> _Taken:
         Row(f"line {i}", _task(f"What is {i} times {i + 3}?", i * (i + 3))) for i in range(1, 13)
     ]
     endpoint = ModelClient(url, "writer", concurrency=AT_ONCE)
-    expansion = Expansion(seeds, GenerationConfig(ROWS, per_call=1, window=2 * AT_ONCE), endpoint)
+    source = Expansion(seeds, GenerationConfig(ROWS, per_call=1, window=2 * AT_ONCE))
     started, processor = clock(), time.process_time()
-    result = await expansion.run()
+    result = await Pipeline(source, endpoint).run()
     taken = _Taken(bare, clock() - started, time.process_time() - processor)
     await endpoint.aclose()
     if result.accepted != ROWS:

@@ -23,7 +23,7 @@ from ajet_sdk.run import run
 from ajet_sdk.secret_keys import masked
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.dataset.card import Facts, write_card
-from ajet_tools.dataset.generate.output import Directory
+from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.trace.export import export
 from ajet_tools.trace.redact import Redactor
 

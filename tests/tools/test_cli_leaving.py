@@ -72,7 +72,7 @@ def test_a_thread_of_a_judge_does_not_keep_a_dataset_command_and_what_is_registe
         "1",
         "--verify",
         "judge:agent.py:polls",
-        "--scripted",
+        "--model",
         "replies.py:reply",
         "--out",
         "data",

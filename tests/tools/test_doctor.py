@@ -38,7 +38,7 @@ def test_whether_programs_of_a_model_are_fenced_in_is_tried(
     assert (
         broken["status"] == "miss" and "No permissions to create new namespace" in broken["detail"]
     )
-    assert "--unfenced" in broken["fix"]
+    assert "unfenced=true" in broken["fix"]
     monkeypatch.undo()
     try:
         fence()

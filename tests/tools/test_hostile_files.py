@@ -57,7 +57,7 @@ COMMANDS = [
     "judge attack combined:FILE.yaml", "judge attack rubric:FILE.yaml",
     "run agent.py:solve --judge judge.py:ok --tasks FILE.jsonl --scripted replies.py:reply -n 1",
     "run agent.py:solve --judge judge.py:ok --tasks seeds.jsonl --model FOLDER",
-    "dataset expand seeds.jsonl --cells FILE.yaml --scripted replies.py:reply --dry-run --out o",
+    "dataset expand seeds.jsonl --cells topic=FILE.yaml --model replies.py:reply --dry-run --out o",
     "dataset check FILE.json",
     "trace import FILE.json --from openai --out t.duckdb", "trace check FILE.json", "tune-prompt --conf FILE.yaml",
 ]  # fmt: skip

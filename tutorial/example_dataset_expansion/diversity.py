@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 
 from ajet_sdk.engines.budget import Budget
-from ajet_tools.dataset.generate.coverage import cells_of
-from ajet_tools.dataset.generate.examples import read_seeds
-from ajet_tools.dataset.generate.output import Directory
-from ajet_tools.dataset.generate.records import GenerationConfig
+from ajet_tools.dataset.generate.cells import cells_of
+from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.runs import grow
+from ajet_tools.dataset.generate.seeds import read_seeds
+from ajet_tools.dataset.generate.settings import GenerationConfig
 from ajet_tools.dataset.model.open import open_endpoint
 
 HERE = Path(__file__).resolve().parent

@@ -7,11 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
@@ -20,107 +18,86 @@ from rich.text import Text
 from typer import Argument, Option
 
 from ajet_sdk.engines.budget import Budget
-from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.run import open_run
-from ajet_tools.cli.arguments import JUDGE_HELP, AgentOptions
+from ajet_tools.cli.arguments import AgentOptions
 from ajet_tools.cli.dataset.generation import (
-    ModelOptions,
-    OutputOptions,
-    Temperature,
+    GenerationOptions,
     VerifyHow,
-    VerifyOptions,
     confirm,
     show_prompts,
 )
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
-from ajet_tools.cli.options import AsJson, pick, print_json
+from ajet_tools.cli.options import pick, print_json
 from ajet_tools.dataset.calibrate import Band, Measurements, conditions, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.from_traces.choice import Choice
 from ajet_tools.dataset.from_traces.run import Options, task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
-from ajet_tools.dataset.generate.coverage import cells_of
-from ajet_tools.dataset.generate.examples import select_seeds
+from ajet_tools.dataset.generate.cells import cells_of
+from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
-from ajet_tools.dataset.generate.loop import Generation
-from ajet_tools.dataset.generate.output import Directory
-from ajet_tools.dataset.generate.records import (
-    DocsConfig,
-    GenerationConfig,
-    GenerationResult,
-    Interrupted,
-    strategies_of,
-)
+from ajet_tools.dataset.generate.pipeline import Pipeline
+from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
 from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.seeds import select_seeds
+from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.labels import error_lines, errors_of
+from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
+from ajet_tools.text.settings import split_settings
 
 
-@dataclass(frozen=True)
-class LearningOptions:
-    """The policy that will learn from the rows, and how its pass rate is measured.
-
-    Args:
-        policy: Keep only tasks that this model solves sometimes: a directory, NAME@URL or scripted:FILE:NAME.
-        workflow: --for: the agent that tries the tasks, agent.py:solve.
-        conf: --for: a job's config that names agent, judge and sampling.
-        band: --for: range of the pass rate; both ends are kept.
-    """
-
-    policy: Annotated[str | None, Option("--for", metavar="CHECKPOINT")] = None
-    workflow: Annotated[str | None, Option("--workflow", "-w", metavar="AGENT")] = None
-    judge: Annotated[str | None, Option(help=f"--for: {JUDGE_HELP}")] = None
-    conf: Annotated[Path | None, Option("--conf", "-c")] = None
-    k: Annotated[
-        int, Option("--attempts", "-k", min=1, max=1000, help="--for: attempts per task.")
-    ] = 8
-    band: Annotated[str, Option(metavar="LOW:HIGH")] = "0.2:0.8"
-
-    @contextmanager
-    def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
-        """Returns the trial of rows by a policy, or None without a policy. Raises ConfigError."""
-        if self.policy is None:
-            if policy_options := [
-                name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None
-            ]:
-                raise ConfigError(
-                    f"--{policy_options[0]} configures the policy of --for; add --for"
-                )
-            yield None
-            return
-        if self.workflow is None and self.conf is None:
-            raise ConfigError(
-                "--for needs an agent: pass --workflow agent.py:solve, or --conf FILE"
-            )
-        scripted = (
-            self.policy.removeprefix("scripted:") if self.policy.startswith("scripted:") else None
+@contextmanager
+def _policy(
+    spec: str | None, conf: Path | None, rows: list[Row], directory: Directory
+) -> Iterator[LearningValue | None]:
+    """Opens the trials of rows by the policy of `--for`, or yields None without one. Raises
+    ConfigError."""
+    if spec is None:
+        if conf is not None:
+            raise ConfigError("--conf configures the policy of --for; add --for")
+        yield None
+        return
+    names = ("workflow", "judge", "attempts", "band")
+    model_text, settings = split_settings(spec, names)
+    if "workflow" not in settings and conf is None:
+        raise ConfigError("--for needs an agent: --for MODEL,workflow=agent.py:solve, or --conf")
+    attempts = settings.get("attempts", "8")
+    if not attempts.isdecimal() or not 1 <= int(attempts) <= 1000:
+        raise ConfigError(f"--for: attempts is a number from 1 to 1000 (got {attempts})")
+    k = int(attempts)
+    band = Band.parse(settings.get("band", "0.2:0.8"))
+    model = ModelSpec.parse(model_text, "--for")
+    name, at, url = model.place.partition("@http")
+    options = AgentOptions(
+        conf=conf,
+        judge=settings.get("judge"),
+        scripted=model.place if model.is_scripted else None,
+        model=None if model.is_scripted else name,
+        base_url=f"http{url}" if at else None,
+        exp_dir=directory.own,
+    )
+    config = options.config(settings.get("workflow"), more={"experiment_name": "trials"})
+    config = asyncio.run(with_model(config))
+    tasks = [task_of_row(row.where, row.values) for row in rows]
+    with open_run(config, tasks=tasks) as opened:
+        yield LearningValue(
+            opened,
+            model_text,
+            Measurements(directory.own / "measured.jsonl", conditions(config, k)),
+            k=k,
+            band=band,
+            seed=config.trainer_common.seed if config.is_seeded else None,
+            at_once=max(1, config.rollout.max_env_worker // k),
         )
-        name, at, url = self.policy.partition("@http")
-        config = AgentOptions(
-            conf=self.conf,
-            judge=self.judge,
-            scripted=scripted,
-            model=name if scripted is None else None,
-            base_url=f"http{url}" if at and scripted is None else None,
-            exp_dir=directory.own,
-        ).config(self.workflow, more={"experiment_name": "trials"})
-        config = asyncio.run(with_model(config))
-        tasks = [task_of_row(row.where, row.values) for row in rows]
-        with open_run(config, tasks=tasks) as opened:
-            known = Measurements(directory.own / "measured.jsonl", conditions(config, self.k))
-            room = max(1, config.rollout.max_env_worker // self.k)
-            seed = config.trainer_common.seed if config.is_seeded else None
-            yield LearningValue(
-                opened, self.policy, known, self.k, Band.parse(self.band), seed, room
-            )
 
 
 def expand(
@@ -130,15 +107,12 @@ def expand(
     *,
     from_failures: Annotated[Path | None, Option(metavar="TRACE")] = None,
     count: Annotated[int, Option(min=1, help="Number of rows to generate. ")] = 100,
-    writing: OutputOptions,
-    strategy: Annotated[list[str] | None, Option(metavar="NAME[=WEIGHT]")] = None,
-    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE|FILE|none")] = None,
+    strategy: Annotated[list[str] | None, Option(metavar="NAME[=WEIGHT]|FILE")] = None,
+    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE|none")] = None,
     verify: VerifyHow = "agreement:3",
-    verifying: VerifyOptions,
-    learning: LearningOptions,
-    temperature: Temperature = GenerationConfig.temperature,
-    asking: ModelOptions,
-    as_json: AsJson = False,
+    policy: Annotated[str | None, Option("--for", metavar="MODEL,...")] = None,
+    conf: Annotated[Path | None, Option("--conf", "-c")] = None,
+    options: GenerationOptions,
 ) -> None:
     """Grow a dataset from a few examples: more tasks like them, with verified answers and without
     duplicates.
@@ -150,18 +124,22 @@ def expand(
 
     Args:
         from_failures: Grow from the tasks that failed in this trace instead.
-        strategy: same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all.
-        cells: What rows should differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By
-            default the seeds' topics, skills, difficulties, lengths. Repeatable.
+        strategy: same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all;
+            or a prompt of your own (Jinja).
+        cells: What rows should differ in: topic=rates,ages or a line each of a file; none. By default the seeds'
+            topics, skills, difficulties. Repeatable.
+        policy: Keep only tasks that this model solves sometimes: CHECKPOINT,workflow=agent.py:solve,judge=math; also
+            attempts=8, band=0.2:0.8.
+        conf: --for: a job's config that names agent, judge and sampling.
 
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/ \\
-      --base-url http://127.0.0.1:8000/v1 --model NAME
+      --model NAME@http://127.0.0.1:8000/v1
     ajet dataset expand seeds.jsonl --count 500 --out data/ --verify judge:agent.py:exact \\
       --strategy harder=2,persona --language German --eval test.jsonl
     ajet dataset expand seeds.jsonl --count 500 --out data/ --verify agreement:3+code \\
-      --verify-model gpt-4o-mini@https://api.openai.com/v1 --verify-price 0.15,0.60
-    ajet dataset expand seeds.jsonl --count 500 --out data/ --max-cost 5 --price 0.15,0.60
+      --verify-model gpt-4o-mini@https://api.openai.com/v1,price=0.15/0.60
+    ajet dataset expand seeds.jsonl --count 500 --out data/ --budget calls=2000
     ajet dataset expand seeds.jsonl --count 700 --out data/ --resume --dry-run
     ajet dataset expand seeds.jsonl --show-prompt --strategy harder
 
@@ -169,84 +147,69 @@ def expand(
 
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/ \\
-      --for launcher_record/math/checkpoint/RUN/step_40 --workflow agent.py:solve --judge math
+      --for launcher_record/math/checkpoint/RUN/step_40,workflow=agent.py:solve,judge=math
     ajet dataset expand --from-failures launcher_record/math --count 500 --out data/
     """
+    settings = options.settings()
+    names, template = _template(strategy or [])
     config = GenerationConfig(
         count,
-        strategies_of(strategy or []),
-        temperature=temperature,
-        window=2 * asking.concurrency,
-        **writing.settings(),
+        strategies_of(names),
         cells=cells_of(cells or []),
+        template=template,
+        **options.row_settings(settings),
     )
     held_out: Leaks | None = None
     if seeds is not None and from_failures is None:
-        rows = writing.seeds(seeds)
+        rows = options.seeds(seeds, settings)
     elif seeds is None and from_failures is not None:
-        rows, held_out = _failed(from_failures, writing.include_validation)
+        rows, held_out = _failed(from_failures, settings.include_validation)
     else:
         raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
-    if writing.show_prompt:
-        expansion = Expansion(
-            rows, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL")
-        )
-        show_prompts((expansion.preview(name), config.prompt(name)) for name in config.strategies)
+    if options.show_prompt:
+        source = Expansion(rows, config)
+        show_prompts((source.preview(name), config.prompt(name)) for name in config.strategies)
         return
-    directory = writing.directory()
-    endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
-
-    def make(**how: Any) -> GenerationRun:
-        with learning.value(rows, directory) as value:
-            return grow(
-                rows,
-                config,
-                directory,
-                endpoint,
-                value=value,
-                verify=verifying.of(verify),
-                held_out=held_out,
-                **how,
-            )
-
-    _run(
-        make,
-        directory,
-        endpoint,
-        writing,
-        asking,
-        as_json,
-        lambda expansion: progress(expansion, count),
-    )
-
-
-def _run(
-    make: Callable[..., GenerationRun],
-    directory: Directory,
-    endpoint: ModelClient,
-    writing: OutputOptions,
-    asking: ModelOptions,
-    as_json: bool,
-    watching: Callable[[Any], AbstractContextManager[Any]],
-    *before: str,
-) -> None:
-    """Generates and reports rows; `before` is printed first. Raises the error that ended generation
-    early."""
+    directory = options.directory()
+    endpoint = options.endpoint(directory)
     started = time.monotonic()
-    result = make(
-        evals=writing.eval or [],
-        meanings=writing.meanings(endpoint, asking.cache or directory.cache),
-        confirm=lambda taken: confirm(
-            taken, writing, ask=asking.scripted is None, as_json=as_json, before=before
-        ),
-        dry_run=writing.dry_run,
-        watching=watching,
-    )
-    if writing.dry_run:
+    with _policy(policy, conf, rows, directory) as value:
+        made = grow(
+            rows,
+            config,
+            directory,
+            endpoint,
+            verify=options.verification(verify, settings),
+            evals=options.eval or [],
+            meanings=options.meanings(endpoint, directory),
+            value=value,
+            held_out=held_out,
+            confirm=lambda estimate: confirm(estimate, options),
+            dry_run=options.dry_run,
+            watching=lambda pipeline: progress(pipeline, count),
+        )
+    _finish(made, endpoint.budget, options, time.monotonic() - started)
+
+
+def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Returns the names of built-in prompts, and the file of the user's. Raises ConfigError."""
+    files = [Path(name) for name in names if name.endswith(".jinja")]
+    if len(files) > 1 or (files and len(names) > 1):
+        raise ConfigError(f"{files[0]} replaces the built-in prompts; name it alone")
+    if files:
+        return [], files[0]
+    return list(names), None
+
+
+def _finish(
+    made: GenerationRun, budget: Budget, options: GenerationOptions, seconds: float
+) -> None:
+    """Prints the result. Raises the error that ended generation early."""
+    if options.dry_run:
         return
-    report(result, endpoint.budget, time.monotonic() - started, as_json=as_json)
-    if result.failure is not None:
-        raise result.failure
+    report(made, budget, seconds, as_json=options.as_json)
+    if made.failure is not None:
+        raise made.failure
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
@@ -275,77 +238,68 @@ def from_docs(
     *,
     count: Annotated[int | None, Option(min=1)] = None,
     seeds: Annotated[str | None, Option(metavar="FILE")] = None,
-    writing: OutputOptions,
-    kind: list[str] | None = None,
-    chunk_size: int = DocsConfig.chunk_size,
-    encoding: Annotated[str | None, Option(metavar="NAME")] = None,
-    passes: Annotated[int, Option(min=1)] = DocsConfig.passes,
-    redact: Annotated[bool, Option("--redact/--no-redact")] = True,
+    kind: Annotated[list[str] | None, Option(metavar="NAME|FILE")] = None,
     verify: VerifyHow = "llm",
-    verifying: VerifyOptions,
-    temperature: Temperature = DocsConfig.temperature,
-    asking: ModelOptions,
-    as_json: AsJson = False,
+    options: GenerationOptions,
 ) -> None:
     """Generate tasks from documents, each with an answer and the passage it comes from.
 
     With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the
     seeds instead. Documents are cut into parts, and each part is asked for rows; whole documents,
-    not rows, go to validation. Copies of a document are asked once.
+    not rows, go to validation. Copies of a document are asked once. --with also has chunk_size
+    (characters of a part), passes (how often a part is asked to reach --count), encoding (of text
+    that is not UTF-8), and redact=false, which shows secrets and personal data to the model.
 
     Args:
         paths: .pdf, .docx, .html, .md, .txt, .rst, directories of them at any depth, or - for Markdown on stdin.
         count: Number of rows to generate. Default: each part is asked once.
         seeds: Example tasks: generate few-shot tasks in their style.
-        kind: knowledge or few-shot (the default with --seeds); repeat it to alternate.
-        chunk_size: Maximum characters of a document part in a prompt.
-        encoding: Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1.
-        passes: Maximum number of times that a part is asked to reach --count.
-        redact: Replace secrets and personal data in the documents with placeholders before a model sees them.
+        kind: knowledge or few-shot (the default with --seeds); repeat it to alternate; or a prompt of your own (Jinja).
 
     \b
     ajet dataset from-docs handbook.pdf --out data/ \\
-      --base-url http://127.0.0.1:8000/v1 --model NAME
-    ajet dataset from-docs docs/ --count 60 --out data/ --scripted replies.py:reply
+      --model NAME@http://127.0.0.1:8000/v1
+    ajet dataset from-docs docs/ --count 60 --out data/ --model replies.py:reply
     """
-    config = DocsConfig(
-        count,
-        tuple(kind or (["few-shot"] if seeds else ["knowledge"])),
-        chunk_size=chunk_size,
-        temperature=temperature,
-        window=2 * asking.concurrency,
-        passes=passes,
-        **writing.settings(),
-    )
-    directory = None if writing.show_prompt else writing.directory()
-    rows = writing.seeds(seeds) if seeds else []
+    settings = options.settings(chunk_size=int, passes=int, encoding=str, redact=bool)
+    row_settings = options.row_settings(settings)
+    encoding = row_settings.pop("encoding", None)
+    redact = row_settings.pop("redact", True)
+    kinds, template = _template(kind or [])
+    if not kinds:
+        kinds = ["few-shot"] if seeds else ["knowledge"]
+    config = DocsConfig(count, tuple(kinds), template=template, **row_settings)
+    directory = None if options.show_prompt else options.directory()
+    rows = options.seeds(seeds, settings) if seeds else []
     with ProgressBar("Reading documents") as bar:
         corpus = read_corpus(
             paths, config, encoding=encoding, redact=redact, on_progress=bar.update
         )
     if directory is None:
-        run = FromDocs(
-            corpus, config, ModelClient("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows
-        )
+        source = FromDocs(corpus, config, rows)
+        first = source.chunks[0]
         show_prompts(
-            (run.preview(run.chunks[0], n), config.prompt(kind))
-            for n, kind in enumerate(config.kinds)
+            (source.preview(first, number), config.prompt(name))
+            for number, name in enumerate(config.kinds)
         )
         return
-    endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
-    make_rows = partial(
-        make_tasks, corpus, config, directory, endpoint, seeds=rows, verify=verifying.of(verify)
-    )
-    _run(
-        make_rows,
+    endpoint = options.endpoint(directory)
+    started = time.monotonic()
+    chunks = sum(len(entry.chunks) for entry in corpus.held)
+    made = make_tasks(
+        corpus,
+        config,
         directory,
         endpoint,
-        writing,
-        asking,
-        as_json,
-        lambda run: progress(run, count, len(run.chunks)),
-        _read(corpus),
+        seeds=rows,
+        verify=options.verification(verify, settings),
+        evals=options.eval or [],
+        meanings=options.meanings(endpoint, directory),
+        confirm=lambda estimate: confirm(estimate, options, [_read(corpus)]),
+        dry_run=options.dry_run,
+        watching=lambda pipeline: progress(pipeline, count, chunks),
     )
+    _finish(made, endpoint.budget, options, time.monotonic() - started)
 
 
 def _read(corpus: Corpus) -> str:
@@ -357,7 +311,7 @@ def _read(corpus: Corpus) -> str:
 
 @contextmanager
 def progress(
-    generation: Generation[Any], rows: int | None, calls: int = 0
+    generation: Pipeline, rows: int | None, calls: int = 0
 ) -> Iterator[Callable[[GenerationResult], None]]:
     """On a terminal, shows a progress bar of rows (else calls), and below it `progress_lines`."""
     if not sys.stderr.isatty():
@@ -380,7 +334,7 @@ def progress(
         yield lambda result: shown.update(bar, completed=result.accepted if rows else result.calls)
 
 
-def progress_lines(generation: Generation[Any], rows: int | None, width: int) -> Iterator[str]:
+def progress_lines(generation: Pipeline, rows: int | None, width: int) -> Iterator[str]:
     """Yields cost, waits and rejections (most frequent first), in lines that fit the width."""
     result, wait = generation.result, generation.describe_wait()
     accepted = [] if rows else [f"{result.accepted:,} accepted"]
@@ -388,7 +342,7 @@ def progress_lines(generation: Generation[Any], rows: int | None, width: int) ->
     if wait:
         yield _fit("waiting for ", wait.split("; "), width)
     reasons = [f"{count:,} {reason}" for reason, count in result.refused.most_common()]
-    if varied := generation.coverage.parts():
+    if varied := generation.source.coverage.parts():
         yield _fit("", varied, width)
     if reasons:
         yield _fit(f"refused {len(result.rejected):,}: ", reasons, width)

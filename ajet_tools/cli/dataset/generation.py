@@ -3,13 +3,16 @@ model."""
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import yaml
 from typer import Option
 
 from ajet_sdk.config.api_keys import api_key
@@ -17,15 +20,16 @@ from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
-from ajet_sdk.types import Json
-from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of
-from ajet_tools.cli.options import IncludeValidation, print_json
+from ajet_tools.cli.dataset.options import Embed, Map, counted, mapping_of
+from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.examples import read_seeds
-from ajet_tools.dataset.generate.output import Directory, Estimate
-from ajet_tools.dataset.generate.records import CallSettings, WriterCall
-from ajet_tools.dataset.model.open import open_endpoint
+from ajet_tools.dataset.generate.directory import Directory
+from ajet_tools.dataset.generate.estimate import Estimate
+from ajet_tools.dataset.generate.records import Call
+from ajet_tools.dataset.generate.seeds import read_seeds
+from ajet_tools.dataset.model.open import ModelSpec, open_endpoint
 from ajet_tools.dataset.prompts import Prompt
+from ajet_tools.dataset.similarity.embedding import Embedding
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.verify.combined import Verify
 
@@ -42,110 +46,154 @@ VerifyHow = Annotated[
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
-    """Options of the verifying model, if it differs from the writer.
+class Settings:
+    """What `--with NAME=VALUE` changes; `rows` are settings of `CallSettings`."""
 
-    Args:
-        verify_model: Model that verifies, for all of --verify or a part (llm=NAME@URL). Default: the writer.
-            Repeatable.
-        verify_price: Its price, as --price. Repeatable.
-        verify_api_key_env: Environment variable with its API key. Default: OPENAI_API_KEY. Repeatable.
-        eval_paraphrases: Ask the verifying model (PART paraphrase) if a row is one of --eval in other words, and reject
-            it.
-        unfenced: --verify code: run generated programs without a sandbox, with your own permissions.
-    """
+    rows: Mapping[str, Any] = field(default_factory=dict)
+    unfenced: bool = False
+    """Run programs of --verify code without a sandbox, with your own permissions."""
+    include_validation: bool = False
+    """Also use seeds that come from validation tasks."""
+    skip_bad_rows: bool = False
+    """Skip seeds that cannot be read."""
 
-    verify_model: Annotated[list[str] | None, Option(metavar="[PART=]NAME[@URL]")] = None
-    verify_price: Annotated[list[str] | None, Option(metavar="[PART=]IN,OUT")] = None
-    verify_api_key_env: Annotated[list[str] | None, Option(metavar="[PART=]NAME")] = None
-    eval_paraphrases: Annotated[bool, Option("--eval-paraphrases")] = False
-    unfenced: Annotated[bool, Option("--unfenced")] = False
+    @classmethod
+    def parse(cls, texts: Iterable[str], row_settings: Mapping[str, type]) -> Settings:
+        """Raises ConfigError for an unknown name or a value of the wrong type."""
+        types: dict[str, type] = dict(row_settings)
+        for switch in ("unfenced", "include_validation", "skip_bad_rows"):
+            types[switch] = bool
+        values: dict[str, Any] = {}
+        for text in texts:
+            name, _, written = text.partition("=")
+            name = name.strip().replace("-", "_")
+            if name not in types:
+                near = difflib.get_close_matches(name, types, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ConfigError(f"--with {text}: there is {', '.join(sorted(types))}{hint}")
+            value = yaml.safe_load(written) if written else None
+            if types[name] is float and isinstance(value, int) and not isinstance(value, bool):
+                value = float(value)
+            if not isinstance(value, types[name]) or (
+                isinstance(value, bool) != (types[name] is bool)
+            ):
+                raise ConfigError(f"--with {text}: {name} is {_TYPES[types[name]]}")
+            values[name] = value
+        rows = {name: values.pop(name) for name in row_settings if name in values}
+        return cls(rows, **values)
 
-    def of(self, spec: str) -> Verify:
-        return Verify(
-            spec,
-            self.verify_model or (),
-            self.verify_price or (),
-            self.verify_api_key_env or (),
-            paraphrases=self.eval_paraphrases,
-            unfenced=self.unfenced,
-        )
 
-
-Temperature = Annotated[
-    float, Option(min=0, help="Sampling temperature of the model that writes the rows.")
-]
+_TYPES: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
+ROW_SETTINGS: Mapping[str, type] = {
+    "temperature": float,
+    "max_tokens": int,
+    "per_call": int,
+    "shots": int,
+    "seed": int,
+    "similarity": float,
+    "max_same_form": int,
+    "min_new_forms": float,
+}
+"""Settings of both commands that `--with` changes, with their types."""
 
 
 @dataclass(frozen=True)
-class OutputOptions:
-    """Options about the rows to generate and their files.
+class GenerationOptions:
+    """Options of both commands that generate rows.
 
     Args:
+        model: The model that writes: NAME@URL, a checkpoint's directory or FILE.py:FUNCTION. After commas price=IN/OUT
+            (of a million tokens), key=VARIABLE, concurrency=16, rpm, retries=4.
+        budget: Stop before more than this is spent: calls=500,tokens=2000000,usd=5.
         language: Language of the rows. Default: the source's. Repeat it to alternate.
-        template: Use this prompt (Jinja) instead of the built-in ones.
+        verify_model: The model that verifies, as --model, for all of --verify or a part (llm=NAME@URL). Default: the
+            writer. Repeatable.
         eval: Reject rows that are in this evaluation set; repeatable.
-        similarity: Similarity (share of equal characters) from which a row is a near duplicate.
-        max_same_form: Keep at most N rows that differ only in numbers and names.
-        min_new_forms: Stop if a smaller share of 100 rows has a new form (text without numbers and names), twice in a
-            row.
-        validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.
+        validation: Fraction of validation rows, made from their own seeds or documents. Default: 0.1 of five or more.
+        changes: Change temperature, max_tokens, per_call, shots, seed, similarity, max_same_form, min_new_forms,
+            unfenced, include_validation or skip_bad_rows; repeatable.
         resume: Continue an earlier run in --out; answered calls are not repeated.
+        yes: Do not ask for confirmation before the first call.
+        show_prompt: Print the prompts without sending them.
         dry_run: Print how many calls and tokens are left and what they cost, without sending any.
     """
 
     out: Annotated[Path | None, Option("--out", "-o", metavar="DIR", help="Output directory.")] = (
         None
     )
-    map: Map = None
-    skip_bad_rows: SkipBad = False
-    include_validation: IncludeValidation = False
+    model: Annotated[
+        str | None, Option(metavar="MODEL", envvar="OPENAI_MODEL", show_default=False)
+    ] = None
+    budget: Annotated[str | None, Option(metavar="LIMIT=N,...")] = None
     language: list[str] | None = None
-    template: Annotated[Path | None, Option(metavar="FILE")] = CallSettings.template
+    verify_model: Annotated[list[str] | None, Option(metavar="[PART=]MODEL")] = None
     eval: Annotated[list[str] | None, Option(metavar="FILE")] = None
-    similarity: Annotated[float, Option(min=0.5, max=1)] = CallSettings.similarity
-    max_same_form: Annotated[int | None, Option(min=1)] = CallSettings.max_same_form
-    min_new_forms: Annotated[float, Option(min=0, max=1, metavar="SHARE")] = (
-        CallSettings.min_new_forms
-    )
-    embeddings: Embeddings = None
-    meaning: Meaning = None
-    validation: Annotated[float | None, Option(metavar="SHARE")] = CallSettings.validation
-    per_call: Annotated[int, Option(min=1, help="Rows requested per call.")] = CallSettings.per_call
-    shots: Annotated[int, Option(min=1, help="Examples per prompt.")] = CallSettings.shots
-    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of a reply.")] = (
-        CallSettings.max_tokens
-    )
-    seed: Annotated[int, Option(help="Random seed.")] = CallSettings.seed
+    embed: Embed = None
+    map: Map = None
+    validation: Annotated[float | None, Option(metavar="SHARE")] = None
+    changes: Annotated[list[str] | None, Option("--with", metavar="NAME=VALUE")] = None
     resume: Annotated[bool, Option("--resume")] = False
-    yes: Annotated[
-        bool, Option("--yes", "-y", help="Do not ask for confirmation before the first call.")
-    ] = False
-    show_prompt: Annotated[
-        bool, Option("--show-prompt", help="Print the prompts without sending them.")
-    ] = False
+    yes: Annotated[bool, Option("--yes", "-y")] = False
+    show_prompt: Annotated[bool, Option("--show-prompt")] = False
     dry_run: Annotated[bool, Option("--dry-run")] = False
+    as_json: AsJson = False
 
-    def settings(self) -> Json:
+    def settings(self, **more: type) -> Settings:
+        return Settings.parse(self.changes or (), {**ROW_SETTINGS, **more})
+
+    def row_settings(self, settings: Settings) -> dict[str, Any]:
         """Returns the arguments common to `GenerationConfig` and `DocsConfig`."""
-        same = {item.name for item in fields(CallSettings)} & {item.name for item in fields(self)}
+        concurrency = self.spec().requests.get("concurrency", CONCURRENCY)
         return {
             "languages": tuple(self.language or ()),
-            **{name: getattr(self, name) for name in same},
+            "validation": self.validation,
+            # twice as many, since calls also wait for their verification
+            "window": 1 if concurrency == 1 else 2 * int(concurrency),
+            **settings.rows,
         }
 
-    def seeds(self, path: str) -> list[Row]:
-        skip_bad, validation = self.skip_bad_rows, self.include_validation
+    def seeds(self, path: str, settings: Settings) -> list[Row]:
         return read_seeds(
-            path, mapping=mapping_of(self.map), skip_bad=skip_bad, include_validation=validation
+            path,
+            mapping=mapping_of(self.map),
+            skip_bad=settings.skip_bad_rows,
+            include_validation=settings.include_validation,
         )
 
-    def meanings(self, writer: ModelClient, cache: Path) -> MeaningIndex | None:
-        """Returns the index that rejects paraphrases, if --embeddings is given. Raises
+    def spec(self) -> ModelSpec:
+        return ModelSpec.parse(self.model or "", "--model")
+
+    def endpoint(self, directory: Directory) -> ModelClient:
+        """Opens the model that writes. A dry run needs none and creates no file. Raises
         ConfigError."""
-        if self.embeddings is None:
+        spec = self.spec()
+        budget = _budget(self.budget, spec)
+        if self.dry_run and not spec.place:
+            return ModelClient("http://127.0.0.1:9", "MODEL", budget=budget)
+        if not spec.place:
+            raise ConfigError(
+                "no model: pass --model NAME@URL, a checkpoint's directory or FILE.py:FUNCTION"
+            )
+        cache = directory.cache if directory.cache.exists() or not self.dry_run else None
+        base_url = os.environ.get("OPENAI_BASE_URL", "")
+        how = {"concurrency": CONCURRENCY, "cache": cache, "budget": budget}
+        return spec.open(base_url, **how)
+
+    def meanings(self, writer: ModelClient, directory: Directory) -> MeaningIndex | None:
+        """Returns the index that rejects paraphrases, if --embed is given. Raises ConfigError."""
+        if self.embed is None:
             return None
-        return MeaningIndex.by(self.embeddings, self.meaning or 0.9, writer, cache)
+        embedding = Embedding.parse(self.embed)
+        at = (embedding.where, embedding.model)
+        return MeaningIndex.by(at, embedding.meaning or 0.9, writer, directory.cache)
+
+    def verification(self, how: str, settings: Settings) -> Verify:
+        return Verify(how, self.verify_model or (), unfenced=settings.unfenced)
 
     def directory(self) -> Directory:
         """Returns the output directory. Raises ConfigError if it is missing or has files of another
@@ -159,34 +207,63 @@ class OutputOptions:
         return directory
 
 
-def show_prompts(first: Iterable[tuple[WriterCall, Prompt]]) -> None:
-    for number, (asked, prompt) in enumerate(first):
+CONCURRENCY = 16
+"""Concurrent requests to a model without this setting."""
+
+
+def _budget(text: str | None, spec: ModelSpec) -> Budget:
+    """Parses `calls=500,tokens=2000000,usd=5`. Raises ConfigError."""
+    limits: dict[str, float] = {}
+    for part in (text or "").split(",") if text else ():
+        name, _, number = part.strip().partition("=")
+        try:
+            limits[name] = float(number.replace("_", ""))
+        except ValueError:
+            limits[name] = -1.0
+        if name not in ("calls", "tokens", "usd") or limits[name] < 0:
+            raise ConfigError(f"--budget {part}: write calls=500, tokens=2000000 or usd=5")
+    if "usd" in limits and spec.price is None:
+        raise ConfigError(
+            "--budget usd=... needs the price of a million tokens: --model NAME@URL,price=IN/OUT"
+        )
+    calls = limits.get("calls")
+    tokens = limits.get("tokens")
+    return Budget(
+        None if calls is None else int(calls),
+        None if tokens is None else int(tokens),
+        limits.get("usd"),
+        spec.price,
+    )
+
+
+def show_prompts(first: Iterable[tuple[Call, Prompt]]) -> None:
+    for number, (call, prompt) in enumerate(first):
         if number == 0:
-            echo(f"===== system\n{asked.messages[0]['content']}\n")
-        echo(f"===== {prompt.label}\n{asked.messages[1]['content']}\n")
+            echo(f"===== system\n{call.messages[0]['content']}\n")
+        echo(f"===== {prompt.label}\n{call.messages[1]['content']}\n")
 
 
-def confirm(
-    taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool, before: Sequence[str] = ()
-) -> None:
-    """Prints what was done and the estimated cost of the rest and, on a terminal, asks for
-    confirmation.
+def confirm(estimate: Estimate, options: GenerationOptions, before: Sequence[str] = ()) -> None:
+    """Prints the estimated cost of the work left and, on a terminal, asks for confirmation.
 
     Raises ConfigError without a terminal, Exit if the user declines.
     """
-    if writing.dry_run:
-        if as_json:
-            print_json(taken)
+    lines = list(before)
+    if estimate.accepted:
+        lines.append(f"{counted(estimate.accepted, 'row')} from stored replies.")
+    lines.append(f"{estimate.as_text()}.")
+    if options.dry_run:
+        if options.as_json:
+            print_json(estimate)
             return
-        there = [f"{counted(taken.accepted, 'row')} from stored replies."] if taken.accepted else []
-        for line in (*before, *there, f"{taken.as_text()}.", "Nothing was sent."):
+        for line in (*lines, "Nothing was sent."):
             echo(line)
         return
-    if ask or not as_json:
-        cache_note = " Stored replies cost nothing." if writing.resume else ""
-        for line in (*before, f"{taken.as_text()}.{cache_note}"):
+    is_free = options.spec().is_scripted
+    if not (is_free and options.as_json):
+        for line in lines:
             echo(line, err=True)
-    if not ask or writing.yes:
+    if is_free or options.yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError(

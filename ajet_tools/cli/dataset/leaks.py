@@ -21,6 +21,7 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
+from ajet_tools.dataset.similarity.embedding import Embedding
 from ajet_tools.dataset.similarity.near import OnProgress
 from ajet_tools.text.clean import one_line
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.near import Vectors
 
 _SHOWN = 3
+_MEANING = 0.8
+"""Cosine from which a row may be a paraphrase of an evaluation row."""
 _KINDS = {
     "exact": "the same as an evaluation row",
     "near": "nearly the same",
@@ -45,8 +48,7 @@ def remove_leaks(
     similarity: float,
     ngram: int,
     ignore_numbers: bool,
-    embeddings: tuple[str, str] | None,
-    meaning: float,
+    embedding: Embedding | None,
     report: str | None,
     seed: int,
     rows: RowOptions,
@@ -72,9 +74,11 @@ def remove_leaks(
         ]
         asked = [text for _, text in texts]
         vectors = None
-        if embeddings:
+        meaning = _MEANING
+        if embedding is not None:
+            meaning = embedding.meaning or meaning
             both = asyncio.run(
-                embedded([*asked, *(text for _, text in known)], embeddings, bar.show)
+                embedded([*asked, *(text for _, text in known)], embedding, bar.show)
             )
             vectors = both[: len(asked)], both[len(asked) :]
         everything = (strings_of(row.values) for block in again() for row in block.rows())
@@ -127,13 +131,11 @@ def _report_leaks(
     report_kept(rows, len(texts), kinds, more, lines, out, report)
 
 
-async def embedded(
-    texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress
-) -> Vectors:
+async def embedded(texts: Sequence[str], embedding: Embedding, on_progress: OnProgress) -> Vectors:
     meaning = importlib.import_module(
         "ajet_tools.dataset.similarity.meaning"
     )  # imports an HTTP client
-    endpoint = meaning.open_embedder(*embeddings)
+    endpoint = meaning.open_embedder(embedding.where, embedding.model)
     try:
         vectors: Vectors = await meaning.embed(endpoint, texts, on_progress=on_progress)
         return vectors

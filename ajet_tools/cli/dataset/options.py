@@ -52,21 +52,14 @@ Map = Annotated[
 
 SkipBad = Annotated[bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
-Embeddings = Annotated[
-    tuple[str, str] | None,
+Embed = Annotated[
+    str | None,
     Option(
-        metavar="URL MODEL",
-        help="Also compare embeddings, from an endpoint (URL MODEL) or `local DIRECTORY`.",
-    ),
-]
-
-Meaning = Annotated[
-    float | None,
-    Option(
-        min=0.0,
-        max=1.0,
-        help="With --embeddings: cosine similarity from which rows are alike. Default: 0.9, with --against 0.8.",
-        show_default=False,
+        metavar="MODEL",
+        help=(
+            "Also compare meanings, by the embeddings of NAME@URL or of a model's directory;"
+            " after a comma meaning=COSINE from which rows are alike."
+        ),
     ),
 ]
 SizedItem = TypeVar("SizedItem", bound=Sized)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -19,8 +19,7 @@ from ajet_sdk.tasks.questions import readable
 from ajet_sdk.tasks.task_rows import SPLITS
 from ajet_tools.cli.dataset.leaks import embedded, remove_leaks
 from ajet_tools.cli.dataset.options import (
-    Embeddings,
-    Meaning,
+    Embed,
     Out,
     RowOptions,
     Source,
@@ -46,23 +45,13 @@ from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.dedup import Found, RowFacts
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
+from ajet_tools.dataset.similarity.embedding import Embedding
 from ajet_tools.dataset.similarity.near import together, together_by
-
-if TYPE_CHECKING:
-    pass
 from ajet_tools.text.clean import one_line
 
 log = logging.getLogger("ajet.dataset")
 _SHOWN = 3
 
-Similarity = Annotated[
-    float,
-    Option(
-        min=0.5,
-        max=1.0,
-        help="Similarity (share of equal characters) from which two texts are near duplicates.",
-    ),
-]
 Seed = Annotated[int, Option(help="Random seed; the same seed gives the same file.")]
 IgnoreNumbers = Annotated[
     bool,
@@ -80,14 +69,10 @@ def dedup(
     source: Source,
     *,
     out: Out = "-",
-    similarity: Similarity = 0.8,
-    exact: Annotated[
-        bool, Option("--exact", help="Only exact copies, ignoring case, spaces and quotes.")
-    ] = False,
+    near: Annotated[float, Option(min=0.5, max=1.0, metavar="SHARE")] = 0.8,
     keep: str = "first",
     ignore_numbers: IgnoreNumbers = False,
-    embeddings: Embeddings = None,
-    meaning: Meaning = None,
+    embed: Embed = None,
     against: Annotated[list[str] | None, Option(metavar="FILE")] = None,
     ngram: Annotated[int, Option(min=6)] = 13,
     report: Report = None,
@@ -96,7 +81,7 @@ def dedup(
 ) -> None:
     """Remove exact and near duplicates, or with --against, rows that leak an evaluation set.
 
-    Rows are compared by what they ask. Alike are texts of which at least --similarity of the
+    Rows are compared by what they ask. Alike are texts of which at least --near of the
     characters are the same, by edit distance; texts under 100 characters must be closer, and other
     numbers make another task. Candidates are found by their rarest 8-grams: with up to 15 % of the
     characters edited over 99 % are found, with 20 % 97 %. Rows that are alike by way of a third are
@@ -106,35 +91,37 @@ def dedup(
     row, or if any of its texts shares a run of --ngram words with one (for a short row all its
     words: 6 or more, or 3 or more with a number). Runs that more than a twentieth of the evaluation
     rows share are instructions and don't count. Or if it has most of the words of one in the same
-    order and the same numbers (a quotation with every sixth word changed); with --embeddings, the
+    order and the same numbers (a quotation with every sixth word changed); with --embed, the
     same meaning.
 
     Args:
+        near: Share of equal characters from which two texts are near copies; 1: only exact copies, ignoring case,
+            spaces and quotes.
         against: Evaluation rows: remove the rows that leak them; repeatable.
         ngram: --against: consecutive shared words that count as a leak.
         keep: Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD.
 
     \b
     ajet dataset dedup tasks.jsonl --out clean.jsonl --report repeats.jsonl
-    ajet dataset dedup tasks.parquet --similarity 0.9 --keep answered -o clean.parquet
+    ajet dataset dedup tasks.parquet --near 0.9 --keep answered -o clean.parquet
     ajet dataset dedup tasks.jsonl --keep max:metadata.votes -o - | wc -l
-    ajet dataset dedup tasks.jsonl --embeddings http://127.0.0.1:8000/v1 bge-small -o clean.jsonl
+    ajet dataset dedup tasks.jsonl --embed bge-small@http://127.0.0.1:8000/v1 -o clean.jsonl
     ajet dataset dedup tasks.jsonl --against test.jsonl --report leaks.jsonl -o clean.jsonl
     """
-    if exact and embeddings:
-        raise ConfigError("--exact finds exact copies only; remove --embeddings or --exact")
+    embedding = Embedding.parse(embed) if embed is not None else None
+    if near == 1 and embedding is not None:
+        raise ConfigError("--near 1 finds exact copies only; remove --near or --embed")
     if against:
-        if exact or keep != "first":
-            raise ConfigError("--against removes every leak; remove --exact and --keep")
+        if near == 1 or keep != "first":
+            raise ConfigError("--against removes every leak; remove --near 1 and --keep")
         remove_leaks(
             source,
             against,
             out=out,
-            similarity=similarity,
+            similarity=near,
             ngram=ngram,
             ignore_numbers=ignore_numbers,
-            embeddings=embeddings,
-            meaning=meaning or 0.8,
+            embedding=embedding,
             report=report,
             seed=seed,
             rows=rows,
@@ -152,17 +139,19 @@ def dedup(
                 keep.partition(":")[2], field_names(next(next(again()).rows()).values)
             )
         vectors = None
-        if embeddings:
-            vectors = asyncio.run(embedded([row.text for row in facts], embeddings, bar.show))
+        meaning = 0.9
+        if embedding is not None:
+            meaning = embedding.meaning or meaning
+            vectors = asyncio.run(embedded([row.text for row in facts], embedding, bar.show))
         result = find_duplicates(
             facts,
-            threshold=similarity,
+            threshold=near,
             seed=seed,
             numbers=not ignore_numbers,
-            near=not exact,
+            near=near < 1,
             keep=keep,
             vectors=vectors,
-            meaning=meaning or 0.9,
+            meaning=meaning,
             on_progress=bar.show,
         )
     gone = {duplicate.index for duplicate in result.duplicates}
@@ -224,10 +213,7 @@ def split(
     fractions: Annotated[str, Option(metavar="NAME=SHARE,...")] = "train=0.9,validation=0.1",
     by: Annotated[str | None, Option(metavar="FIELD")] = None,
     stratify: Annotated[str | None, Option(metavar="FIELD")] = None,
-    near: Annotated[
-        bool, Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")
-    ] = False,
-    similarity: Similarity = 0.8,
+    near: Annotated[float | None, Option(min=0.5, max=1.0, metavar="SHARE")] = None,
     ignore_numbers: IgnoreNumbers = False,
     format: Annotated[
         Literal["jsonl", "parquet", "csv", "directory"], Option(help="Output format.")
@@ -250,12 +236,13 @@ def split(
     Args:
         fractions: Sides and their fractions; a single number is the fraction of validation.
         by: Keep rows with the same value of this field on one side.
+        near: Keep near copies on one side, by this share of equal characters (0.8 as in `dedup`).
         stratify: Split each value of this field in the same proportions.
 
     \b
     ajet dataset split tasks.jsonl --out data/
     ajet dataset split tasks.jsonl --fractions train=0.8,validation=0.1,test=0.1 -o data/
-    ajet dataset split qa.parquet --by metadata.document --near --format parquet -o qa/
+    ajet dataset split qa.parquet --by metadata.document --near 0.8 --format parquet -o qa/
     ajet dataset split tasks.jsonl --stratify metadata.level --fractions 0.2 -o data/
     """
     suffix = "" if format == "directory" else f".{format}"
@@ -265,7 +252,7 @@ def split(
     with ProgressBar("reading") as bar, ExitStack() as stack:
         again = rows.rereadable(source)
         keys = _family_keys(read_some(again(), source, bar), by)
-        if near:
+        if near is not None:
             texts: list[str] = []
             first_keys: list[str] = []
             for block in read_some(again(), source, bar):
@@ -274,7 +261,7 @@ def split(
             keys = together(
                 keys or first_keys,
                 texts,
-                similarity,
+                near,
                 seed=seed,
                 numbers=not ignore_numbers,
                 on_progress=bar.show,

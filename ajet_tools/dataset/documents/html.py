@@ -59,7 +59,7 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
     except (UnicodeDecodeError, LookupError) as error:
         says = f"declares {declared}" if declared else "does not declare its encoding"
         raise TaskError(
-            f"{path} {says}, and cannot be decoded: {error}. Convert it to UTF-8 or pass --encoding"
+            f"{path} {says}, and cannot be decoded: {error}. Convert it to UTF-8 or pass --with encoding="
         ) from None
     soup = BeautifulSoup(text, "html.parser")
     for tag in [*soup.find_all(list(_LEFT_OUT)), *_hidden(soup)]:

@@ -222,12 +222,12 @@ def _decode(path: Path, data: bytes, encoding: str | None) -> str:
     try:
         text = data.decode(marked or encoding or "utf-8")
     except LookupError:
-        raise ConfigError(f"--encoding: unknown encoding {encoding!r}") from None
+        raise ConfigError(f"--with encoding: unknown encoding {encoding!r}") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TaskError(
             f"{path} line {line} is not {marked or encoding or 'UTF-8'} (byte"
-            f" 0x{data[error.start]:02x}). Pass --encoding latin-1 (or the right one), or convert"
+            f" 0x{data[error.start]:02x}). Pass --with encoding=latin-1 (or the right one), or convert"
             " it with `iconv -t UTF-8`"
         ) from None
     if "\x00" in text[:4096]:

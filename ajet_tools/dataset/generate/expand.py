@@ -1,164 +1,167 @@
-"""Grows a dataset from a few examples: composes the calls of `Generation`."""
+"""Composes the calls of `expand`: more rows like a few seeds."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from ajet_sdk.engines.budget import tokens_of
-from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.tasks.questions import text_of
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.schema import Misfit, RowShape
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.coverage import axes_of
-from ajet_tools.dataset.generate.examples import (
+from ajet_tools.dataset.generate.cells import Coverage, axes_of
+from ajet_tools.dataset.generate.pipeline import Source, calls_left
+from ajet_tools.dataset.generate.records import (
+    Call,
+    Candidate,
+    GenerationResult,
+    Outlook,
+    Unusable,
+)
+from ajet_tools.dataset.generate.seeds import (
     Example,
     Side,
     as_examples,
     split_sides,
     splits_from,
 )
-from ajet_tools.dataset.generate.loop import Generation
-from ajet_tools.dataset.generate.records import (
-    CIRCUMSTANCE,
-    NO_CHECKS,
-    Candidate,
-    Checks,
-    GenerationConfig,
-    Outlook,
-    Unusable,
-    WriterCall,
-)
+from ajet_tools.dataset.generate.settings import CIRCUMSTANCE, GenerationConfig
 
 SMALL = 5
 """With fewer seeds, none is held out for validation by default."""
 
 
-class Expansion(Generation[WriterCall]):
-    """A run of `expand`: `await run()` once. `result` and the endpoint's budget are readable
-    meanwhile."""
+class Expansion(Source):
+    """The calls of `expand`; `known` are further rows that no generated row may repeat."""
 
     config: GenerationConfig
 
     def __init__(
-        self,
-        seeds: Sequence[Row],
-        config: GenerationConfig,
-        endpoint: ModelClient,
-        checks: Checks = NO_CHECKS,
-        *,
-        known: Sequence[Row] = (),
+        self, seeds: Sequence[Row], config: GenerationConfig, *, known: Sequence[Row] = ()
     ) -> None:
+        self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
         axes = axes_of(seeds, config.cells)
         for axis in axes:
             self.shape.allow(axis.path, axis.values)
-        every = as_examples([*seeds, *known])
-        examples = every[: len(seeds)]
-        there = {example.id: example for example in every}.values()
-        super().__init__(
-            config, endpoint, list(there), checks, axes=axes, fields=self.shape.describe()
-        )
-        share = (
-            config.validation
-            if config.validation is not None
-            else 0.1
-            if len(examples) >= SMALL
-            else 0.0
-        )
-        self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
+        self.fields = self.shape.describe()
+        examples = as_examples([*seeds, *known])
+        self.examples = list({example.id: example for example in examples}.values())
+        self._seeds = examples[: len(seeds)]
+        seed_values = [example.values for example in self.examples]
+        self.coverage = Coverage(axes, seed_values, config.min_new_forms)
+        share = config.validation
+        if share is None:
+            share = 0.1 if len(seeds) >= SMALL else 0.0
+        self.sides = split_sides(self._seeds, config, share, of_seeds=share)
 
-    def preview(self, strategy: str) -> WriterCall:
-        """Returns the first call of a strategy, without sending it or changing state."""
-        return self._compose(strategy, self._sides["train"].as_begun(), 0)
+    def preview(self, strategy: str, model: str = "MODEL") -> Call:
+        """Composes a call of a strategy for the training side."""
+        return self._compose(0, model, strategy, self.sides["train"])
 
-    def outlook(self) -> Outlook:
+    def outlook(self, result: GenerationResult) -> Outlook:
         """Estimates the calls and tokens left, for rows as long as the seeds."""
-        config = self.config
-        seeds = [example.values for side in self._sides.values() for example in side.seeds]
-        wanted = [tokens_of(list(self.preview(name).messages)) for name in config.strategies]
-        row = sum(
-            tokens_of(json.dumps(self.shape.example(values), default=str)) for values in seeds
-        ) / len(seeds)
-        question = sum(tokens_of(text_of(values)) for values in seeds) / len(seeds)
-        prompt, asked = sum(wanted) / len(wanted), 0 if self.result.calls else len(seeds)
+        seeds = [seed.values for seed in self._seeds]
+        prompt = fmean(
+            tokens_of(list(self.preview(name).messages)) for name in self.config.strategies
+        )
+        row = fmean(tokens_of(json.dumps(self.shape.example(each), default=str)) for each in seeds)
+        question = fmean(tokens_of(text_of(values)) for values in seeds)
         return Outlook(
-            self._calls_left(config.count), prompt, row + 10, question, question + 100, asked
+            calls_left(result, self.config.count, self.config.per_call),
+            prompt=prompt,
+            row=row + 10,
+            question=question,
+            check=question + 100,
+            seeds=0 if result.calls else len(seeds),
         )
 
-    def _next(self, number: int, each: float) -> WriterCall | None:
-        side = min(self._sides.values(), key=lambda candidate: candidate.progress(each))
-        chance, weights = random.Random(f"{self.config.seed}:{number}"), self.config.strategies
-        strategy = chance.choices(list(weights), list(weights.values()))[0]
-        call = self._compose(strategy, side, number)
-        self.coverage.ask(call.cell)
-        return call
+    def next_call(self, number: int, model: str, rate: float) -> Call | None:
+        short = [side for side in self.sides.values() if side.lacks(rate) > 0]
+        if not short:
+            return None
+        side = min(short, key=lambda each: each.progress(rate))
+        chance = random.Random(f"{self.config.seed}:{number}")
+        weights = self.config.strategies
+        [strategy] = chance.choices(list(weights), list(weights.values()))
+        return self._compose(number, model, strategy, side)
 
-    def _compose(self, strategy: str, side: Side, number: int) -> WriterCall:
-        """Composes call `number` for a strategy; all random draws depend on the number."""
+    def count(self, call: Call) -> None:
+        self.coverage.ask(call.cell)
+        self.sides[call.side].used.update(call.provenance["examples"])
+
+    def _compose(self, number: int, model: str, strategy: str, side: Side) -> Call:
         config, coverage = self.config, self.coverage
-        chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
+        chance = random.Random(f"{config.seed}:{number}:{strategy}")
         examples = side.draw(config.shots, chance)
-        language = config.languages[number % len(config.languages)] if config.languages else ""
-        drawn = {
-            name: coverage.choose_value(name, config.phrases(name), chance)
-            for name in CIRCUMSTANCE.values()
-        }
+        language = ""
+        if config.languages:
+            language = config.languages[number % len(config.languages)]
+        circumstances = {}
+        for axis in CIRCUMSTANCE.values():
+            circumstances[axis] = coverage.choose_value(axis, config.phrases(axis), chance)
         cell = coverage.choose(chance)
-        places = {".".join(axis.path) or axis.name: cell[axis.name] for axis in coverage.axes}
         form = prompts.load("expand/form").render(
-            fields=self.shape.describe(),
-            count=count,
+            fields=self.fields,
+            count=config.per_call,
             language=language,
-            cell=places.items(),
+            cell=[(".".join(axis.path) or axis.name, cell[axis.name]) for axis in coverage.axes],
             repeated=coverage.repeated,
         )
-        if (name := CIRCUMSTANCE.get(strategy)) is not None:
-            cell[name] = drawn[name]
+        if strategy in CIRCUMSTANCE:
+            axis = CIRCUMSTANCE[strategy]
+            cell[axis] = circumstances[axis]
         prompt = config.prompt(strategy)
         text = prompt.render(
             examples=[self.shape.example(example.values) for example in examples],
-            count=count,
+            count=config.per_call,
             form=form,
             strategy=strategy,
             language=language,
             cell=cell,
-            **drawn,
+            **circumstances,
         )
-        text = text if form in text else f"{text}\n\n{form}"
-        seed = chance.getrandbits(31)
+        if form not in text:
+            text = f"{text}\n\n{form}"
+        seeds = [seed for example in examples for seed in example.seeds]
+        roots = [root for example in examples for root in example.roots]
         origin = {
             "source": "expand",
-            "seeds": list(
-                dict.fromkeys(seed_id for example in examples for seed_id in example.seeds)
-            ),
-            "roots": list(dict.fromkeys(root for example in examples for root in example.roots)),
+            "seeds": list(dict.fromkeys(seeds)),
+            "roots": list(dict.fromkeys(roots)),
             "examples": [example.id for example in examples],
             "splits": splits_from(examples, side.name),
         }
         parameters = {"strategy": strategy, "language": language, "cell": cell}
-        parameters = {name: value for name, value in parameters.items() if value}
-        provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
-        system = prompts.load("expand/system").render()
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
-        return WriterCall(number, side.name, count, messages, seed, provenance)
+        provenance = config.provenance(
+            prompt,
+            model,
+            chance.getrandbits(31),
+            origin=origin,
+            parameters={name: value for name, value in parameters.items() if value},
+        )
+        messages = config.messages("expand/system", text)
+        return Call(number, side.name, config.per_call, provenance, messages)
 
-    def _read_row(
-        self, attempt: WriterCall, row: Any
-    ) -> tuple[dict[str, object], Mapping[str, object]]:
+    def read_row(self, call: Call, row: Any) -> Candidate:
         try:
-            return self.shape.fit(row), attempt.provenance
+            return Candidate(self.shape.fit(row), call.provenance)
         except Misfit as misfit:
-            raise Unusable("wrong format", str(misfit), attempt.provenance) from misfit
+            raise Unusable("wrong format", str(misfit), call.provenance) from misfit
 
-    def _record_decision(
-        self, attempt: WriterCall, side: Side, candidate: Candidate, sound: bool
-    ) -> None:
-        if sound:
-            values, of = candidate.values, candidate.provenance
-            side.accepted.append(
-                Example.of(values["task_id"], values, of["seeds"], of["splits"], of["roots"])
-            )
+    def record(self, call: Call, values: Mapping[str, Any], *, sound: bool) -> None:
+        if not sound:
+            return
+        origin = call.provenance
+        example = Example.of(
+            values["task_id"],
+            values,
+            seeds=origin["seeds"],
+            splits=origin["splits"],
+            roots=origin["roots"],
+        )
+        self.sides[call.side].grown.append(example)

@@ -9,30 +9,26 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.client import ModelClient
-from ajet_sdk.errors import AjetError, ConfigError, TaskError
+from ajet_sdk.errors import AjetError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card import Facts
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
 from ajet_tools.dataset.documents.read import Document, Unreadable, read_documents
 from ajet_tools.dataset.files.blocks import Row
+from ajet_tools.dataset.generate.directory import Directory, digest_of
+from ajet_tools.dataset.generate.estimate import Estimate
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
-from ajet_tools.dataset.generate.loop import Generation
-from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, write
-from ajet_tools.dataset.generate.records import (
-    Checks,
-    DocsConfig,
-    GenerationConfig,
-    GenerationResult,
-)
+from ajet_tools.dataset.generate.pipeline import Pipeline, Source
+from ajet_tools.dataset.generate.records import Checks, GenerationResult
+from ajet_tools.dataset.generate.settings import CallSettings, DocsConfig, GenerationConfig
 from ajet_tools.dataset.similarity.decontaminate import Leaks
-from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import open_verification
 from ajet_tools.dataset.verify.combined import Check, Verify, checks_of
 from ajet_tools.trace.redact import Redactor
@@ -43,8 +39,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ajet.dataset")
-_Settings = TypeVar("_Settings", DocsConfig, GenerationConfig)
-_Run = TypeVar("_Run", bound=Generation[Any])
+Watching = Callable[[Pipeline], AbstractContextManager[Callable[[GenerationResult], None]]]
+"""Makes a context around a run; its value is called after each decided call."""
 
 
 class DocumentsFailed(AjetError, RuntimeError):
@@ -110,7 +106,7 @@ def read_corpus(
         raise TaskError(f"{failed} {verb}: {corpus.unreadable[0].problem}")
     if counts:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-        log.warning("redacted in the documents: %s; --no-redact keeps them", kinds)
+        log.warning("redacted in the documents: %s; --with redact=false keeps them", kinds)
     for name, original in corpus.copies:
         log.info("%s is a copy of %s and is left out", name, original)
     return corpus
@@ -143,165 +139,35 @@ def make_tasks(
 
     Verifiers that ask a model get the passage too.
     """
-    config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
-    if checks.verifier is not None:
-        checks.verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
-    run = FromDocs(corpus, config, endpoint, checks, seeds=seeds)
-    facts = {"source": "from-docs", "documents": corpus.digest, **_facts(run, seeds, evals)}
-    parameters = {
-        "chunk size": config.chunk_size,
-        "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
-        "languages": ", ".join(config.languages) or "those of the documents",
+    checks = _checks(config, endpoint, seeds, verify=verify, evals=evals, meanings=meanings)
+    source = FromDocs(corpus, config, seeds)
+    facts = {
+        "source": "from-docs",
+        "documents": corpus.digest,
+        **_settings(source.config, endpoint, checks, seeds=seeds, evals=evals),
     }
-    sides = Counter(entry.side for entry in corpus.held)
-    counts = {
-        **{f"documents for {side}": count for side, count in sorted(sides.items())},
-        "documents that could not be read": len(corpus.unreadable),
-        "documents that are copies": len(corpus.copies),
-        "chunks": sum(len(entry.chunks) for entry in corpus.held),
-        "seeds": len(seeds),
-    }
-    note = (
-        "Each answer is in a quotation verified in its document; a document is on one side of the"
-        " split only."
+    counts = Counter(f"documents for {entry.side}" for entry in corpus.held)
+    card = Facts(
+        made_by="ajet dataset from-docs",
+        counts={
+            **dict(sorted(counts.items())),
+            "documents that could not be read": len(corpus.unreadable),
+            "documents that are copies": len(corpus.copies),
+            "chunks": sum(len(entry.chunks) for entry in corpus.held),
+            "seeds": len(seeds),
+        },
+        parameters={
+            "chunk size": config.chunk_size,
+            "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
+            "languages": ", ".join(config.languages) or "those of the documents",
+        },
+        notes=[
+            "Each answer is in a quotation verified in its document; a document is on one side of"
+            " the split only."
+        ],
     )
-    card_facts = Facts(
-        made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note]
-    )
-    return _run_to_end(run, directory, facts, card_facts, corpus=corpus, **how)
-
-
-def _begin(
-    config: _Settings,
-    directory: Directory,
-    writer: ModelClient,
-    verify: str | Verify,
-    evals: Sequence[str | Path],
-    meanings: MeaningIndex | None,
-) -> tuple[_Settings, Checks]:
-    """Returns the config, with the window of a resumed run, and the checks."""
-    begun = directory.begun()
-    if begun is not None:
-        config = replace(config, window=begun["options"]["window"])
-    leaks = Leaks.of(evals) if evals else None
-    verify = Verify.of(verify)
-    if verify.paraphrases and leaks is None:
-        raise ConfigError(
-            "--eval-paraphrases compares rows with an evaluation set; pass --eval FILE"
-        )
-    first = Paraphrases(leaks.known) if verify.paraphrases and leaks is not None else None
-    return config, Checks(
-        open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings=meanings
-    )
-
-
-def _facts(
-    run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]
-) -> dict[str, object]:
-    """Returns the settings that determine the rows."""
-    endpoint, verifier, meanings = run.endpoint, run.checks.verifier, run.checks.meanings
-    return {
-        "options": run.config.as_json(),
-        "seeds": digest_of(seeds) if seeds else None,
-        "endpoint": endpoint.base_url,
-        "model": endpoint.model,
-        "verify": verifier.name if verifier is not None else "none",
-        "verify_models": verifier.models(endpoint) if verifier is not None else None,
-        "eval": [str(path) for path in evals],
-        "embeddings": meanings.as_json() if meanings is not None else None,
-    }
-
-
-def _run_to_end(
-    run: _Run,
-    directory: Directory,
-    facts: Mapping[str, object],
-    card_facts: Facts,
-    *,
-    value: LearningValue | None = None,
-    corpus: Corpus | None = None,
-    confirm: Callable[[Estimate], None] | None = None,
-    dry_run: bool = False,
-    watching: (
-        Callable[[_Run], AbstractContextManager[Callable[[GenerationResult], None]]] | None
-    ) = None,
-) -> GenerationRun:
-    """Runs the generation and writes its files; `card_facts` has the caller's facts for the card.
-
-    A dry run processes cached replies, and sends and writes nothing.
-    """
-    directory.compare(facts)
-    if dry_run:
-        if value is not None:
-            value.halted = True
-        run.halt()
-        run_to_end(_run(run, value))
-    if confirm is not None:
-        confirm(Estimate.of(run, value))
-    if dry_run:
-        return GenerationRun(run.result, [], [], corpus)
-    with watching(run) if watching is not None else nullcontext() as run.on_change:
-        result = run_to_end(_run(run, value, lambda: directory.begin(facts)))
-    for rows in (result.train, result.validation):
-        rows[:] = map(with_pass_rate, rows)
-    checked = checks_of(run.checks.verifier, result.provenances())
-    meanings = run.checks.meanings
-    parameters = {
-        "model": facts["model"],
-        "verify": facts["verify"],
-        "seed": run.config.seed,
-        **({"embeddings": meanings.in_words()} if meanings is not None else {}),
-        **{f"verified by {check.verifier}": check.in_words() for check in checked},
-        **card_facts.parameters,
-    }
-    counts = {**card_facts.counts, "calls for rows": result.calls}
-    counts |= {"surplus": result.surplus} if corpus is None else {}
-    documents = corpus.as_rows() if corpus is not None else ()
-    card_facts = replace(card_facts, counts=counts, parameters=parameters)
-    return GenerationRun(result, write(directory, result, card_facts, documents), checked, corpus)
-
-
-async def _run(
-    generation: Generation[Any],
-    value: LearningValue | None,
-    begin: Callable[[], None] = lambda: None,
-) -> GenerationResult:
-    """Runs the generation and closes its endpoints. The first SIGINT or SIGTERM waits for calls in
-    flight.
-
-    `begin` is called when the policy is ready, before the first call.
-    """
-    try:
-        if value is not None and not value.halted:
-            await value.policy.check()
-        begin()
-        with _stop_on_signals(generation):
-            return await generation.run()
-    finally:
-        await generation.aclose()
-        if value is not None and not value.halted:
-            await value.policy.aclose()
-
-
-@contextmanager
-def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-
-    def hear(change: Callable[[signal.Signals], object]) -> None:
-        with suppress(ValueError, NotImplementedError, RuntimeError):
-            for signal_number in (signal.SIGINT, signal.SIGTERM):
-                change(signal_number)
-
-    def request_stop(signal_number: signal.Signals) -> None:
-        hear(loop.remove_signal_handler)
-        generation.stopped_by = signal_number
-        generation.stop.set()
-
-    hear(lambda signal_number: loop.add_signal_handler(signal_number, request_stop, signal_number))
-    try:
-        yield
-    finally:
-        hear(loop.remove_signal_handler)
+    job = _Job(source, endpoint, checks, directory, facts=facts, card=card, corpus=corpus)
+    return job.run(**how)
 
 
 def grow(
@@ -323,41 +189,179 @@ def grow(
     Args:
         seeds: the result of `read_seeds`.
         directory: after its `check`. An earlier run with the same settings is continued.
-        endpoint: closed at the end. Its cache should be `directory.cache`, which makes runs resumable.
+        endpoint: closed at the end. Its cache keeps the replies of verifiers; the journal of
+            `directory` has those of the writer.
         verify: how answers are checked, and by which models.
         evals: files of evaluation sets; rows that occur in them are refused.
         meanings: refuses paraphrases of other rows; closed at the end.
         value: refuses rows that its policy solves always or never; the policy is closed at the end.
         known: existing rows; near copies of them are refused.
         held_out: validation tasks of the seeds' trace; rows that repeat them are refused.
-        how: `confirm`: called with the estimate before the first call; it raises to cancel. `dry_run`: only estimate
-            the work beyond cached replies. `watching`: a context manager around the run, whose value is called after
-            each processed call.
+        how: `confirm`: called with the estimate before the first call; it raises to cancel.
+            `dry_run`: only estimate the work left. `watching`: see `Watching`.
 
     Ctrl-C and SIGTERM in the main thread end the run like a spent budget. Raises ConfigError and
     TaskError before the first call; later errors are in `result.stopped`, except errors on writing
     the files.
     """
-    config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
-    if checks.verifier is not None:
-        checks.verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
+    checks = _checks(config, endpoint, seeds, verify=verify, evals=evals, meanings=meanings)
     checks = replace(checks, held_out=held_out)
     if value is not None:
         checks = replace(checks, verifier=value.after(checks.verifier))
-    run = Expansion(seeds, config, endpoint, checks, known=known)
+    source = Expansion(seeds, config, known=known)
     facts = {
-        **_facts(run, [*seeds, *known], evals),
+        **_settings(config, endpoint, checks, seeds=[*seeds, *known], evals=evals),
         "for": value.as_json() if value is not None else None,
     }
-    parameters = {
-        "strategies": ", ".join(f"{name} {weight:g}" for name, weight in config.strategies.items()),
-        "prompts": ", ".join(config.prompt(name).label for name in config.strategies),
-    }
+    weights = [f"{name} {weight:g}" for name, weight in config.strategies.items()]
+    labels = [config.prompt(name).label for name in config.strategies]
+    parameters = {"strategies": ", ".join(weights), "prompts": ", ".join(labels)}
     if value is not None:
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
-    counts = {
-        "seeds": len(seeds),
-        **({"validation tasks compared with": len(held_out.known)} if held_out else {}),
+    counts = {"seeds": len(seeds)}
+    if held_out is not None:
+        counts["validation tasks compared with"] = len(held_out.known)
+    card = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
+    job = _Job(source, endpoint, checks, directory, facts=facts, card=card, value=value)
+    return job.run(**how)
+
+
+def _checks(
+    config: CallSettings,
+    writer: ModelClient,
+    seeds: Sequence[Row],
+    *,
+    verify: str | Verify,
+    evals: Sequence[str | Path],
+    meanings: MeaningIndex | None,
+) -> Checks:
+    leaks = Leaks.of(evals) if evals else None
+    verifier = open_verification(verify, writer, seed=config.seed)
+    if verifier is not None:
+        verifier.refuse_unanswered([row.values for row in seeds], "the seeds")
+    return Checks(verifier, leaks, meanings=meanings)
+
+
+def _settings(
+    config: DocsConfig | GenerationConfig,
+    endpoint: ModelClient,
+    checks: Checks,
+    *,
+    seeds: Sequence[Row],
+    evals: Sequence[str | Path],
+) -> dict[str, object]:
+    """Returns the settings that the rows depend on."""
+    verifier, meanings = checks.verifier, checks.meanings
+    return {
+        "options": config.as_json(),
+        "seeds": digest_of(seeds) if seeds else None,
+        "endpoint": endpoint.base_url,
+        "model": endpoint.model,
+        "verify": verifier.name if verifier is not None else "none",
+        "verify_models": verifier.models(endpoint) if verifier is not None else None,
+        "eval": [str(path) for path in evals],
+        "embeddings": meanings.as_json() if meanings is not None else None,
     }
-    card_facts = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
-    return _run_to_end(run, directory, facts, card_facts, value=value, **how)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A pipeline with its directory; `facts` are compared when it is resumed, `card` describes
+    it."""
+
+    source: Source
+    endpoint: ModelClient
+    checks: Checks
+    directory: Directory
+    facts: Mapping[str, object] = field(kw_only=True)
+    card: Facts = field(kw_only=True)
+    value: LearningValue | None = field(default=None, kw_only=True)
+    corpus: Corpus | None = field(default=None, kw_only=True)
+
+    def run(
+        self,
+        *,
+        confirm: Callable[[Estimate], None] | None = None,
+        dry_run: bool = False,
+        watching: Watching | None = None,
+    ) -> GenerationRun:
+        """Asks for confirmation, generates the rows and writes the files."""
+        self.directory.compare(self.facts)
+        if dry_run:
+            pipeline = self._pipeline(create=False)
+            run_to_end(pipeline.aclose())
+            if confirm is not None:
+                confirm(Estimate.of(pipeline, self.value))
+            return GenerationRun(pipeline.result, [], [], self.corpus)
+        with self.directory.locked():
+            pipeline = self._pipeline(create=True)
+            if confirm is not None:
+                confirm(Estimate.of(pipeline, self.value))
+            context = watching(pipeline) if watching is not None else nullcontext()
+            with context as pipeline.on_change:
+                run_to_end(self._generate(pipeline))
+            return self._write(pipeline.result)
+
+    def _pipeline(self, *, create: bool) -> Pipeline:
+        journal = self.directory.journal(create=create)
+        return Pipeline(self.source, self.endpoint, self.checks, journal)
+
+    async def _generate(self, pipeline: Pipeline) -> None:
+        """Runs the pipeline and closes the models. The first SIGINT or SIGTERM waits for calls in
+        flight."""
+        try:
+            if self.value is not None:
+                await self.value.policy.check()
+            self.directory.begin(self.facts)
+            with _stop_on_signals(pipeline):
+                await pipeline.run()
+        finally:
+            await pipeline.aclose()
+            if self.value is not None:
+                await self.value.policy.aclose()
+
+    def _write(self, result: GenerationResult) -> GenerationRun:
+        for side in result.sides.values():
+            side.rows[:] = map(with_pass_rate, side.rows)
+        checks = checks_of(self.checks.verifier, result.provenances())
+        parameters = {
+            "model": self.facts["model"],
+            "verify": self.facts["verify"],
+            "seed": self.source.config.seed,
+        }
+        if self.checks.meanings is not None:
+            parameters["embeddings"] = self.checks.meanings.in_words()
+        for check in checks:
+            parameters[f"verified by {check.verifier}"] = check.in_words()
+        counts = {**self.card.counts, "calls for rows": result.calls}
+        if self.corpus is None:
+            counts["surplus"] = result.surplus
+        card = replace(self.card, counts=counts, parameters={**parameters, **self.card.parameters})
+        documents = self.corpus.as_rows() if self.corpus is not None else ()
+        files = self.directory.write(result, card, documents)
+        return GenerationRun(result, files, checks, self.corpus)
+
+
+@contextmanager
+def _stop_on_signals(pipeline: Pipeline) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def restore() -> None:
+        with suppress(ValueError, NotImplementedError, RuntimeError):
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def request_stop(number: signal.Signals) -> None:
+        restore()  # a second signal ends the process
+        pipeline.stopped_by = number
+        pipeline.stop.set()
+
+    # only the main thread can have handlers
+    with suppress(ValueError, NotImplementedError, RuntimeError):
+        for number in signals:
+            loop.add_signal_handler(number, request_stop, number)
+    try:
+        yield
+    finally:
+        restore()

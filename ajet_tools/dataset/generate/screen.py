@@ -13,19 +13,26 @@ from ajet_sdk.tasks.questions import question_of, text_of
 from ajet_sdk.tasks.row_texts import strings
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import form_of, given_away
-from ajet_tools.dataset.generate.examples import Example
-from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
+from ajet_tools.dataset.generate.records import Candidate, Checks, Outcome, Rejected
+from ajet_tools.dataset.generate.seeds import Example
+from ajet_tools.dataset.generate.settings import CallSettings
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
-from ajet_tools.dataset.similarity.paraphrase import IN_EVALUATION
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.near import Vectors
+    from ajet_tools.dataset.similarity.near import Match, Vectors
 
-_REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
+_DUPLICATES = {
+    "exact": "exact duplicate",
+    "near": "near duplicate",
+    "meaning": "semantic duplicate",
+}
+IN_EVALUATION = "in the evaluation set"
 _SHOWN = 120
 _SHORT = 3
 """Shorter lines about a field may occur in a row by chance: `answer: text`."""
+_COPIED = 0.9
+"""Share of a seed's words that make a row a copy of it."""
 
 
 class Screen:
@@ -38,45 +45,53 @@ class Screen:
         checks: Checks,
         fields: Sequence[str] = (),
     ) -> None:
-        self._most, self._leaks, self._meanings = (
-            settings.max_same_form,
-            checks.leaks,
-            checks.meanings,
-        )
-        self._near = NearIndex(settings.similarity, settings.seed)
+        self._most = settings.max_same_form
+        self._leaks = checks.leaks
         self._held_out = checks.held_out
+        self._meanings = checks.meanings
+        self._near = NearIndex(settings.similarity, settings.seed)
         self._forms: Counter[str] = Counter()
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
-        asked = plain_text("\n".join(self._seeds.values()))
-        wording = settings.wording | {
-            plain_text(line) for line in fields if len(line.split()) > _SHORT
-        }
-        self._wording = [run for run in sorted(wording) if run not in asked]
         for key, text in self._seeds.items():
             self._near.add(key, text)
-        self._whole_seeds = (
-            Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None
-        )
+        self._copied: Leaks | None = None
+        if self._seeds:
+            self._copied = Leaks(list(self._seeds.items()), share=_COPIED, common=1)
+        field_lines = {plain_text(line) for line in fields if len(line.split()) > _SHORT}
+        seed_text = plain_text("\n".join(self._seeds.values()))
+        wording = sorted(settings.wording | field_lines)
+        self._wording = [run for run in wording if run not in seed_text]
 
     async def learn_seeds(self) -> None:
         """Embeds the seeds, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
         if self._meanings is None:
             return
         if self._leaks is not None:
-            self._leaks.vectors = await self._meanings.vectors(
-                [text for _, text in self._leaks.known]
-            )
+            known = [text for _, text in self._leaks.known]
+            self._leaks.vectors = await self._meanings.vectors(known)
         if self._seeds:
             vectors = await self._meanings.vectors(list(self._seeds.values()))
             for (key, text), vector in zip(self._seeds.items(), vectors, strict=True):
                 self._meanings.add(key, text, vector)
 
-    async def vectors(self, rows: Sequence[Candidate]) -> Vectors | None:
-        """Returns the embeddings of rows, if meanings are compared. Raises as
+    async def learn(self, outcome: Outcome) -> None:
+        """Adds the new rows of an earlier process. Raises as `MeaningIndex.vectors`."""
+        by_text: dict[str, Vectors] = {}
+        vectors = await self.vectors(outcome.embedded)
+        if vectors is not None:
+            by_text = dict(zip(outcome.embedded, vectors, strict=True))
+        rows = [candidate.values for candidate in outcome.sound]
+        rows += [dict(refuted.row or {}) for refuted in outcome.refuted]
+        for values in rows:
+            text = text_of(values)
+            self._add(values, text, by_text.get(text))
+
+    async def vectors(self, texts: Sequence[str]) -> Vectors | None:
+        """Returns the embeddings of texts, if meanings are compared. Raises as
         `MeaningIndex.vectors`."""
-        if self._meanings is None or not rows:
+        if self._meanings is None or not texts:
             return None
-        return await self._meanings.vectors([text_of(candidate.values) for candidate in rows])
+        return await self._meanings.vectors(texts)
 
     def sort(
         self, rows: Sequence[Candidate], vectors: Vectors | None
@@ -84,67 +99,76 @@ class Screen:
         """Returns the new rows, and the others with the reason."""
         new, refused = list[Candidate](), list[Rejected]()
         for index, candidate in enumerate(rows):
-            why = self._reason_to_reject(
-                candidate.values, None if vectors is None else vectors[index]
-            )
-            if why is None:
+            vector = None if vectors is None else vectors[index]
+            text = text_of(candidate.values)
+            problem = self._misbehaviour(candidate.values, text, vector)
+            if problem is None:
+                problem = self._repetition(candidate.values, text, vector)
+            if problem is None:
+                self._add(candidate.values, text, vector)
                 new.append(candidate)
             else:
-                refused.append(Rejected(*why, candidate.values, candidate.provenance))
+                reason, detail = problem
+                refused.append(Rejected(reason, detail, candidate.values, candidate.provenance))
         return new, refused
 
-    def _reason_to_reject(
-        self, values: Mapping[str, object], vector: Vectors | None
+    def _add(self, values: Mapping[str, object], text: str, vector: Vectors | None) -> None:
+        key = f"row {values['task_id']}"
+        self._forms[form_of(text)] += 1
+        self._near.add(key, text)
+        if self._meanings is not None and vector is not None:
+            self._meanings.add(key, text, vector)
+
+    def _misbehaviour(
+        self, values: Mapping[str, object], text: str, vector: Vectors | None
     ) -> tuple[str, str] | None:
-        """Returns reason and detail of a rejection; a new row is added to the index instead."""
+        """Returns reason and detail if a row leaks, gives itself away or repeats the prompt."""
         if self._held_out is not None and (evidence := self._held_out(values)) is not None:
             return "repeats a validation task", evidence
-        leak = self._leaks(values) if self._leaks is not None else None
-        if (
-            leak is None
-            and vector is not None
-            and self._leaks is not None
-            and self._meanings is not None
-        ):
-            leak = self._leaks.by_meaning(text_of(values), vector, self._meanings.least)
-        if leak is not None:
-            return IN_EVALUATION, leak
+        if self._leaks is not None:
+            leak = self._leaks(values)
+            if leak is None and vector is not None and self._meanings is not None:
+                leak = self._leaks.by_meaning(text, vector, self._meanings.least)
+            if leak is not None:
+                return IN_EVALUATION, leak
         if (evidence := given_away(values)) is not None:
             return "answer in the question", evidence
         if (evidence := prompts.repeated("\n".join(strings(values)), self._wording)) is not None:
             return "repeats the prompt", evidence
         if (row := _row_in(values)) is not None:
             return "a row as the question", row
-        text, key = text_of(values), f"row {values['task_id']}"
-        match = self._near.find(text)
+        return None
+
+    def _repetition(
+        self, values: Mapping[str, object], text: str, vector: Vectors | None
+    ) -> tuple[str, str] | None:
+        """Returns reason and detail if a row repeats a seed, another row or a form."""
+        match: Match | None = self._near.find(text)
         if match is None and self._meanings is not None and vector is not None:
             match = self._meanings.find(text, vector)
         if match is not None:
-            kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
-            return _REPEATED[match.kind], f"{kind} {match.key}"
-        if (
-            self._whole_seeds is not None
-            and (quoted := self._whole_seeds.quotation(values)) is not None
-        ):
+            relation = f"{match.similarity:.2f} similar to"
+            if match.kind == "exact":
+                relation = "the same as"
+            return _DUPLICATES[match.kind], f"{relation} {match.key}"
+        if self._copied is not None and (quoted := self._copied.quotation(values)) is not None:
             return "copies a seed", quoted
+        if self._most is None:
+            return None
         form = form_of(text)
-        if self._most is not None and self._forms[form] >= self._most:
-            return (
-                "form used too often",
-                f"{self._forms[form]} rows differ only in numbers and names: {form}",
-            )
-        self._forms[form] += 1
-        self._near.add(key, text)
-        if self._meanings is not None and vector is not None:
-            self._meanings.add(key, text, vector)
+        count = self._forms[form]
+        if count >= self._most:
+            return "form used too often", f"{count} rows differ only in numbers and names: {form}"
         return None
 
 
 def _row_in(values: Mapping[str, object]) -> str | None:
     """Returns the start of a question that is a row as JSON, with the names of this row's
     fields."""
+    names = set(values)
     metadata = values.get("metadata")
-    names = {*values, *(metadata if isinstance(metadata, Mapping) else ())}
+    if isinstance(metadata, Mapping):
+        names |= metadata.keys()
     for part in question_of(values).parts:
         text = part.strip().removeprefix("```json").removeprefix("```").strip()
         if text[:1] not in ("{", "["):
@@ -153,7 +177,8 @@ def _row_in(values: Mapping[str, object]) -> str | None:
             row, _ = json.JSONDecoder().raw_decode(text)
         except (ValueError, RecursionError):
             continue
-        first = row[0] if isinstance(row, list) and row else row
-        if isinstance(first, Mapping) and names & first.keys():
+        if isinstance(row, list) and row:
+            row = row[0]
+        if isinstance(row, Mapping) and names & row.keys():
             return text[:_SHOWN]
     return None

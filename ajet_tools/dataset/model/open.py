@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.engines.budget import Price
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import AjetError, ConfigError, EngineError
 from ajet_sdk.protocols import Engine
+from ajet_tools.text.settings import split_settings
 
 
 def local_url(checkpoint: Path) -> str:
@@ -92,32 +96,68 @@ class _Scripted(InProcess):
             raise EngineError(f"{where} raised {type(error).__name__}: {error}") from error
 
 
-def open_named(
-    spec: str,
-    *,
-    option: str,
-    base_url: str = "",
-    key_env: str | None = None,
-    like: ModelClient | None = None,
-    **how: Any,
-) -> ModelClient:
-    """Opens a model by a spec: `NAME@URL`, `NAME` at `base_url`, a checkpoint,
-    `scripted:FILE.py:FUNCTION`.
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as an option names it, with the settings of its requests.
 
-    Args:
-        option: the option with the spec, for messages.
-        key_env: environment variable of the API key. Default: OPENAI_API_KEY.
-        like: client whose concurrency, retries and cache are the defaults.
-        how: as in `open_endpoint`.
-
-    Raises ConfigError.
+    `NAME@URL`, the directory of a checkpoint or `FILE.py:FUNCTION`, and after commas
+    `price=IN/OUT` (of a million tokens), `key=VARIABLE` (the environment variable of the API key),
+    `concurrency`, `rpm` (requests per minute) and `retries`. `NAME` alone is at a default URL.
     """
-    if like is not None:
-        how = {"concurrency": like.concurrency, "retries": like.retries, "cache": like.cache, **how}
-    if spec.startswith("scripted:"):
-        return open_endpoint(None, None, scripted=spec.removeprefix("scripted:"), **how)
-    name, at, url = spec.partition("@http")
-    place = f"http{url}" if at else "" if Path(name).is_dir() else base_url
-    if not place.startswith(("http://", "https://")) and not Path(name).is_dir():
-        raise ConfigError(f"{option} {spec}: add its endpoint: {name}@https://HOST/v1")
-    return open_endpoint(place or None, name, api_key(key_env or "OPENAI_API_KEY"), **how)
+
+    text: str
+    option: str
+    place: str
+    price: Price | None = None
+    key: str = "OPENAI_API_KEY"
+    requests: Mapping[str, int | float] = field(default_factory=dict)
+    """`concurrency`, `per_minute` and `retries`, where they are given."""
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> ModelSpec:
+        """Raises ConfigError; `option` is for its message."""
+        place, settings = split_settings(text, ("price", "key", "concurrency", "rpm", "retries"))
+        price = settings.pop("price", None)
+        key = settings.pop("key", "OPENAI_API_KEY")
+        requests: dict[str, int | float] = {}
+        try:
+            for name, value in settings.items():
+                requests["per_minute" if name == "rpm" else name] = _NUMBERS[name](value)
+        except ValueError as error:
+            raise ConfigError(f"{option} {text}: {name}={value} is no number") from error
+        if any(number < _LEAST.get(name, 0) for name, number in requests.items()):
+            raise ConfigError(f"{option} {text}: a setting of the model is too small")
+        parsed = None if price is None else Price.parse(price, f"{option} ...,price=IN/OUT")
+        return cls(text, option, place.removeprefix("scripted:"), parsed, key, requests)
+
+    @property
+    def is_scripted(self) -> bool:
+        """Whether a function in a file replies."""
+        return re.search(r"\.py(:\w+)?$", self.place) is not None
+
+    def open(self, base_url: str = "", **how: Any) -> ModelClient:
+        """Opens the model; `how` are options of `ModelClient`, which its settings replace.
+
+        Raises ConfigError.
+        """
+        how |= self.requests
+        if self.is_scripted:
+            return open_endpoint(None, None, scripted=self.place, **how)
+        if Path(self.place).is_dir():
+            return open_endpoint(None, self.place, **how)
+        name, at, url = self.place.partition("@http")
+        where = f"http{url}" if at else base_url
+        if not where.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{self.option} {self.text}: add its endpoint, {name}@https://HOST/v1; a checkpoint"
+                " is named by its directory, a function by FILE.py:NAME"
+            )
+        return open_endpoint(where, name, api_key(self.key), **how)
+
+
+_NUMBERS: Mapping[str, type[int] | type[float]] = {
+    "concurrency": int,
+    "rpm": float,
+    "retries": int,
+}
+_LEAST = {"concurrency": 1, "per_minute": 0.1}

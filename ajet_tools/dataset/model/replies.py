@@ -6,7 +6,21 @@ import json
 import re
 
 _THOUGHT_END = "</think>"
-_DECODER = json.JSONDecoder(strict=False)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_MISREAD = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f]"
+    r"|\t(?=(?:imes|ext|heta|au|frac|ilde|riangle|op)\b)"
+    r"|\n(?=(?:abla|eq|otin|eg|mid)\b)"
+    r"|\r(?=(?:ight|ho|angle|ceil|floor)\b)"
+)
+"""What is left of `\\frac`, `\\times` or `\\neq` if a writer of JSON does not double the backslash."""
 _SPACE = re.compile(r"[\s,]*")
 _INNER_LIST = re.compile(r'^\{\s*"\w+"\s*:\s*(\[)', re.MULTILINE)
 _LISTED = ("tasks", "rows", "items", "data", "examples")
@@ -19,11 +33,19 @@ def rows_in(text: str) -> tuple[list[object], str | None]:
     Complete rows before a truncation are kept. Text up to `</think>` is skipped, unless it is
     inside a row.
     """
+    # `\\(` and `\\sqrt` are no escapes of JSON, but writers of formulas leave them single
+    text = _ESCAPE.sub(lambda match: match[0] if match[1] else r"\\", text)
     rows, problem, end = _read(text)
     while (thought := text.find(_THOUGHT_END, end)) >= 0:
         text = text[thought + len(_THOUGHT_END) :]
         rows, problem, end = _read(text)
     return rows, problem
+
+
+def misread_escape(text: str) -> str | None:
+    """Returns the place where an escape of JSON took the beginning of a LaTeX command, if any."""
+    match = _MISREAD.search(text)
+    return None if match is None else text[max(0, match.start() - 10) : match.end() + 10]
 
 
 def _read(text: str) -> tuple[list[object], str | None, int]:

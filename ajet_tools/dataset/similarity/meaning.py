@@ -49,7 +49,7 @@ def open_embedder(
         return ModelClient(at, model, concurrency=1, cache=cache, transport=_LocalModel(model))
     if not where.startswith(("http://", "https://")):
         raise ConfigError(
-            f"--embeddings takes a URL and a model, or `local` and a directory (got {where!r})"
+            f"embeddings are at a URL, NAME@https://HOST/v1, or in a directory (got {where!r})"
         )
     key = api_key("OPENAI_API_KEY")
     return ModelClient(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
@@ -93,13 +93,13 @@ class _LocalModel:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"--embeddings local {model}: no model can be loaded there: {error}"
+                f"embeddings of {model}: no model can be loaded there: {error}"
             ) from error
         # the pooler isn't used, and many embedding models are saved without one
         missing = sorted(name for name in report["missing_keys"] if not name.startswith("pooler."))
         if missing:
             raise ConfigError(
-                f"--embeddings local {model}: the checkpoint lacks {len(missing)} tensors, such as"
+                f"embeddings of {model}: the checkpoint lacks {len(missing)} tensors, such as"
                 f" {missing[0]}"
             )
         self._network = network.eval()

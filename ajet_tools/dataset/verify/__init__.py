@@ -40,20 +40,14 @@ VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 
 
 def open_verification(
-    verify: str | Verify, writer: ModelClient, *, seed: int = 0, first: Verifier | None = None
+    verify: str | Verify, writer: ModelClient, *, seed: int = 0
 ) -> CombinedVerifier | None:
     """Opens the verifier of a run, each part with its model; None if nothing is checked.
 
-    `first` is asked before the verifiers of the spec. Raises as `open_verifier`, and ConfigError
-    for a model, price or key that no part uses.
+    Raises as `open_verifier`, and ConfigError for a model that no part uses.
     """
     verify = Verify.of(verify)
     opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
-    if first is not None:
-        opened = CombinedVerifier(
-            "+".join([first.name, *([opened.name] if opened.parts else [])]),
-            [[VerifierPart(first)], *opened.groups],
-        )
     if not opened.parts:
         if verify.models:
             raise ConfigError(
@@ -61,7 +55,7 @@ def open_verification(
             )
         return None
     kinds = {part.kind for part in opened.parts if part.verifier.calls}
-    for text in (*verify.models, *verify.prices, *verify.key_envs):
+    for text in verify.models:
         kind = text.partition("=")[0]
         if ("=" in text and kind in PARTS and kind not in kinds) or not kinds:
             asks = (

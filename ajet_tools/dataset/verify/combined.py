@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet_sdk.engines.budget import Budget, Price, Usage
+from ajet_sdk.engines.budget import Budget, Usage
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.questions import answer_of
 from ajet_sdk.tasks.row_names import ANSWERS
-from ajet_tools.dataset.model.open import open_named
+from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.verify.consistency import inconsistency
 from ajet_tools.dataset.verify.verdict import RowVerdict, Verifier
 
 KINDS = ("agreement", "judge", "code", "llm", "none")
-PARTS = (*KINDS, "paraphrase")
+PARTS = KINDS[:-1]
 _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
 
 
@@ -26,19 +26,13 @@ _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
 class Verify:
     """The settings of verification; the options `--verify...` of the commands.
 
-    An entry of `models`, `prices` and `key_envs` is `[PART=]VALUE`, where PART is `agreement`,
-    `judge`, `code`, `llm` or `paraphrase`; without PART it is the default of all parts.
+    An entry of `models` is `[PART=]MODEL`, where PART is `agreement`, `judge`, `code` or `llm`;
+    without PART it is the default of all parts.
     """
 
     spec: str = "none"
     models: Sequence[str] = ()
-    """`NAME[@URL]`, the directory of a checkpoint, or `scripted:FILE.py:FUNCTION`."""
-    prices: Sequence[str] = ()
-    """`IN,OUT` per million tokens."""
-    key_envs: Sequence[str] = ()
-    """Environment variables of the API keys."""
-    paraphrases: bool = False
-    """Ask a model whether a row paraphrases an evaluation row."""
+    """MODEL is a `ModelSpec`; a NAME without URL is at the writer's endpoint."""
     unfenced: bool = False
     """Run programs without a sandbox."""
 
@@ -49,39 +43,35 @@ class Verify:
     def endpoint(self, kind: str, writer: ModelClient) -> ModelClient:
         """Opens the model of a part: its own, else the writer's with separate counts. Raises
         ConfigError."""
-        price = _chosen(self.prices, kind, "--verify-price")
-        model = _chosen(self.models, kind, "--verify-model")
+        models = self._models()
+        model = models.get(kind, models.get(""))
         if model is None:
-            if price is not None:
-                raise ConfigError(
-                    f"--verify-price {price}: without --verify-model the writer is asked, at"
-                    " --price"
-                )
             return writer.counted_apart()
-        return open_named(
-            model,
-            option="--verify-model",
-            base_url=writer.base_url,
-            key_env=_chosen(self.key_envs, kind, "--verify-api-key-env"),
-            like=writer,
-            budget=writer.budget.part(Price.parse(price) if price is not None else None),
+        spec = ModelSpec.parse(model, "--verify-model")
+        return spec.open(
+            writer.base_url,
+            concurrency=writer.concurrency,
+            retries=writer.retries,
+            cache=writer.cache,
+            budget=writer.budget.part(spec.price),
         )
 
-
-def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
-    """Returns the value for a part, else the default. Raises ConfigError for two different
-    values."""
-    of: dict[str, str] = {}
-    for text in given:
-        part, equals, value = text.partition("=")
-        part, value = (part, value) if equals and part in PARTS else ("", text)
-        if not value.strip():
-            raise ConfigError(f"{option} {text!r} names nothing")
-        if of.setdefault(part, value) != value:
-            raise ConfigError(
-                f"{option} is given twice for {part or 'every part'}: {of[part]} and {value}"
-            )
-    return of.get(kind, of.get(""))
+    def _models(self) -> dict[str, str]:
+        """Returns the models by part; "" is the default. Raises ConfigError."""
+        models: dict[str, str] = {}
+        for text in self.models:
+            part, _, model = text.partition("=")
+            if part not in PARTS:
+                part = ""
+                model = text
+            if not model.strip():
+                raise ConfigError(f"--verify-model {text!r} names nothing")
+            if models.setdefault(part, model) != model:
+                raise ConfigError(
+                    f"--verify-model is given twice for {part or 'every part'}: {models[part]} and"
+                    f" {model}"
+                )
+        return models
 
 
 def split_spec(spec: str) -> list[list[str]]:
@@ -148,7 +138,7 @@ class CombinedVerifier:
         if not self.parts:
             return RowVerdict(True, "not verified")
         verdict = await self._ask(row, endpoint)
-        if verdict.ok and any(part.kind in KINDS for part in self.parts):
+        if verdict.ok and any(part.kind in PARTS for part in self.parts):
             # a writer and a checker make the same mistakes; a calculation makes none
             return inconsistency(row) or verdict
         return verdict

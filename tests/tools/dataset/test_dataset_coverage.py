@@ -22,7 +22,7 @@ from ajet_sdk.engines.budget import Budget
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.coverage import (
+from ajet_tools.dataset.generate.cells import (
     WINDOW,
     Axis,
     Collapsed,
@@ -30,9 +30,11 @@ from ajet_tools.dataset.generate.coverage import (
     axes_of,
     cells_of,
 )
-from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.expand import Expansion
-from ajet_tools.dataset.generate.records import GenerationConfig, GenerationResult
+from ajet_tools.dataset.generate.pipeline import Pipeline
+from ajet_tools.dataset.generate.records import GenerationResult
+from ajet_tools.dataset.generate.seeds import read_seeds
+from ajet_tools.dataset.generate.settings import GenerationConfig
 from ajet_tools.dataset.model.open import open_endpoint
 
 TUTORIAL = Path(__file__).parents[3] / "tutorial" / "example_dataset_expansion"
@@ -48,7 +50,8 @@ def grown(writer: str, cells: str, tokens: int | None = 20_000, **options: Any) 
         endpoint = open_endpoint(
             None, None, scripted=f"{TUTORIAL / 'writer.py'}:{writer}", budget=Budget(tokens=tokens)
         )
-        return await Expansion(read_seeds(TUTORIAL / "problems.jsonl"), config, endpoint).run()
+        source = Expansion(read_seeds(TUTORIAL / "problems.jsonl"), config)
+        return await Pipeline(source, endpoint).run()
 
     return asyncio.run(run())
 
@@ -66,15 +69,9 @@ def test_at_equal_cost_cells_give_twice_the_forms_of_a_writer_that_reads_them_an
     assert "cells" in steered.coverage_text and "cells" not in free.coverage_text
 
 
-def test_more_rows_of_a_steered_run_are_those_of_a_fresh_one() -> None:
-    few, many = (
-        grown("reply", TOPICS, None, count=count, window=8, validation=0.2) for count in (30, 70)
-    )
-    assert (
-        few.train == many.train[: len(few.train)]
-        and few.validation == many.validation[: len(few.validation)]
-    )
-    cells = Counter(tuple(row["provenance"]["parameters"]["cell"].items()) for row in many.train)
+def test_a_steered_run_asks_for_each_cell_in_turn() -> None:
+    result = grown("reply", TOPICS, None, count=70, window=8, validation=0.2)
+    cells = Counter(tuple(row["provenance"]["parameters"]["cell"].items()) for row in result.train)
     assert max(cells.values()) <= 8, "a call or two each"
 
 
@@ -85,12 +82,11 @@ SEEDS = [
 ]  # fmt: skip
 
 
-def test_the_axes_are_the_seeds_fields_and_lengths_and_those_that_are_given() -> None:
+def test_the_axes_are_the_seeds_fields_and_those_that_are_given() -> None:
     axes = {axis.name: axis.values for axis in axes_of(SEEDS, None)}
     assert axes == {
         "topic": ("ages", "areas", "rates"),
         "difficulty": ("0", "1"),
-        "length": ("up to 7 words", "8 to 9 words", "more than 9 words"),
     }
     given_too = {
         axis.name: axis for axis in axes_of(SEEDS, {"topic": ("x", "y"), "skill": ("p", "q")})
@@ -98,22 +94,20 @@ def test_the_axes_are_the_seeds_fields_and_lengths_and_those_that_are_given() ->
     assert given_too["topic"] == Axis("topic", ("x", "y"), ("metadata", "topic"))
     assert given_too["skill"].value_of({"question": "?"}, {"skill": "p"}) == "p"
     assert given_too["topic"].value_of({"metadata": {"topic": "y"}}, {"topic": "x"}) == "y"
-    assert given_too["length"].value_of({"question": "one two"}, {}) == "up to 7 words"
     assert axes_of(SEEDS, {}) == [] and axes_of(SEEDS, {"domain": ("a", "b")}) == axes_of(
         SEEDS, None
     )
     with pytest.raises(
-        ConfigError, match=r"there are 18,000 cells \(topic 3, difficulty 2, length 3, x 1000\)"
+        ConfigError, match=r"there are 6,000 cells \(topic 3, difficulty 2, x 1000\)"
     ):
         axes_of(SEEDS, {"x": tuple(map(str, range(1000)))})
 
 
 def test_cells_are_read_from_options_and_files(tmp_path: Path) -> None:
     (tmp_path / "topics.txt").write_text("rates\n\nages\n")
-    (tmp_path / "cells.yaml").write_text("skill: [sums, 2]\nlevel: [a, b]\n")
     assert cells_of([]) is None and cells_of(["none"]) == {}
-    assert cells_of([f"topic={tmp_path / 'topics.txt'}", "form = open , choice", str(tmp_path / "cells.yaml")]) == {
-        "topic": ("rates", "ages"), "form": ("open", "choice"), "skill": ("sums", "2"), "level": ("a", "b"),
+    assert cells_of([f"topic={tmp_path / 'topics.txt'}", "form = open , choice"] ) == {
+        "topic": ("rates", "ages"), "form": ("open", "choice"),
     }  # fmt: skip
     for text, message in (
         ("nope", "write AXIS="),
@@ -122,9 +116,6 @@ def test_cells_are_read_from_options_and_files(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             cells_of([text])
-    (tmp_path / "cells.yaml").write_text("- a\n")
-    with pytest.raises(ConfigError, match="names no axes"):
-        cells_of([str(tmp_path / "cells.yaml")])
 
 
 @given(st.lists(st.integers(2, 4), min_size=1, max_size=3), st.integers(0, 2**32))
@@ -163,17 +154,16 @@ def test_seeds_of_one_form_are_followed_and_others_end_in_a_collapse() -> None:
     assert Coverage([], same, 0.1).seeds_repeat and not Coverage([], other, 0.1).seeds_repeat
     for seeds, least in ((same, 0.1), (other, 0.0)):
         coverage = Coverage([], seeds, least)
-        assert all(coverage.add(row, {}) or coverage.collapse() is None for _ in range(3 * WINDOW))
-    coverage, said = Coverage([], other, 0.1), list[str | None]()
-    with pytest.raises(Collapsed, match="what rows should differ in"):
         for _ in range(3 * WINDOW):
             coverage.add(row, {})
-            said.append(coverage.collapse())
-    assert (
-        len(said) == 2 * WINDOW - 1
-        and [bool(one) for one in said].index(True) == WINDOW - 1
-        and sum(map(bool, said)) == 1
-    )
+            coverage.check()
+    coverage = Coverage([], other, 0.1)
+    for _ in range(WINDOW - 1):
+        coverage.add(row, {})
+        coverage.check()
+    coverage.add(row, {})
+    with pytest.raises(Collapsed):
+        coverage.check()
 
 
 def test_the_card_has_the_cells(tmp_path: Path) -> None:

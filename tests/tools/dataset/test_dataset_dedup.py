@@ -123,7 +123,7 @@ def test_a_row_that_is_like_the_kept_one_by_way_of_a_third_says_which(tmp_path: 
     source = write(tmp_path / "a.jsonl", *steps)
     report = tmp_path / "r.jsonl"
     out = tmp_path / "o.jsonl"
-    ajet("dedup", source, "-o", str(out), "--report", str(report), "--similarity", "0.95")
+    ajet("dedup", source, "-o", str(out), "--report", str(report), "--near", "0.95")
     assert asked(out) == [FOX]
     told = read(report)
     assert [line.get("via") is not None for line in told] == [False, False, True, True, True]
@@ -149,7 +149,7 @@ def test_copies_with_other_answers_are_counted(tmp_path: Path) -> None:
 
 def test_exact_alone_and_numbers(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", FOX, FOX_2, f"{FOX} 12", f"{FOX} 13")
-    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--exact")
+    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--near", "1")
     assert len(asked(tmp_path / "o.jsonl")) == 4
     ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"))
     assert asked(tmp_path / "o.jsonl") == [FOX, f"{FOX} 12", f"{FOX} 13"]
@@ -238,9 +238,8 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
         source,
         "-o",
         str(tmp_path / "o.jsonl"),
-        "--embeddings",
-        made.url,
-        "m",
+        "--embed",
+        f"m@{made.url}",
         "--report",
         str(report),
     )
@@ -281,9 +280,8 @@ def test_an_endpoint_that_fails(
         write(tmp_path / "a.jsonl", FOX),
         "-o",
         str(out),
-        "--embeddings",
-        made.url,
-        "m",
+        "--embed",
+        f"m@{made.url}",
         code=code,
     )
     assert said in result.stderr
@@ -295,8 +293,7 @@ def test_meanings_by_a_local_model(tmp_path: Path) -> None:
     result = ajet(
         "dedup",
         write(tmp_path / "a.jsonl", FOX),
-        "--embeddings",
-        "local",
+        "--embed",
         str(tmp_path / "none"),
         code=2,
     )

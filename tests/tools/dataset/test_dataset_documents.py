@@ -17,7 +17,7 @@ from ajet_tools.dataset.documents.read import (
     read_document,
     read_documents,
 )
-from ajet_tools.dataset.generate.from_docs import Searchable, long_enough
+from ajet_tools.dataset.generate.quotation import Searchable, long_enough
 from tests.tools.dataset.written import lock, write_docx, write_pdf
 
 PUMP = [
@@ -202,7 +202,7 @@ def test_html_in_another_encoding_is_read_as_it_declares(tmp_path: Path) -> None
     )
     assert read_document(path).blocks[0].text == "Ein schöner Tag für alle."
     path.write_bytes("<p>Ein schöner Tag.</p>".encode("latin-1"))
-    assert "--encoding" in said(path)
+    assert "--with encoding" in said(path)
 
 
 def test_markdown_is_cut_by_its_structure(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_429_past_the_patience_says_what_to_do(model_server) -> None:
     )
     [error] = asked(server, {}, patience=0.5)
     assert isinstance(error, EngineUnavailable) and error.status == 429
-    assert "429: slow" in str(error) and "--concurrency" in str(error)
+    assert "429: slow" in str(error) and "concurrency" in str(error)
 
 
 def test_a_spent_quota_is_not_waited_for(model_server) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from ajet_sdk.engines.budget import Budget, BudgetSpent
 from ajet_sdk.engines.client import ModelClient
+from ajet_sdk.engines.reply_cache import ReplyCache
 from ajet_sdk.errors import (
     ConfigError,
     EndpointMisconfigured,
@@ -26,19 +27,18 @@ from ajet_sdk.errors import (
 )
 from ajet_tools.cli.dataset.generate import progress_lines
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.examples import as_example, select_seeds
+from ajet_tools.dataset.generate.directory import Journal
 from ajet_tools.dataset.generate.expand import Expansion
-from ajet_tools.dataset.generate.loop import NO_PROGRESS, PROBE
+from ajet_tools.dataset.generate.pipeline import NO_PROGRESS, PROBE, Pipeline
 from ajet_tools.dataset.generate.records import (
-    STRATEGIES,
     Checks,
-    GenerationConfig,
     GenerationResult,
     Interrupted,
     NoProgress,
     Rejected,
-    strategies_of,
 )
+from ajet_tools.dataset.generate.seeds import as_example, select_seeds
+from ajet_tools.dataset.generate.settings import STRATEGIES, GenerationConfig, strategies_of
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from tests.tools.dataset.conftest import Held
@@ -90,10 +90,12 @@ def grown(
             budget=budget,
             retries=retries,
         )
+        journal = Journal(ReplyCache(cache)) if cache is not None else None
+        pipeline = Pipeline(Expansion(seeds, recipe), endpoint, Checks(**options), journal)
         try:
-            return await Expansion(seeds, recipe, endpoint, Checks(**options)).run()
+            return await pipeline.run()
         finally:
-            await endpoint.aclose()
+            await pipeline.aclose()
 
     return asyncio.run(run())
 
@@ -135,51 +137,94 @@ def test_accepted_rows_become_examples_beside_the_seeds(model_server) -> None:
     assert set(last["seeds"]) <= seeds
 
 
-def test_the_same_replies_give_the_same_bytes_at_any_speed(model_server) -> None:
+def test_one_call_at_a_time_gives_the_same_rows_for_the_same_replies(model_server) -> None:
     def slow(body: dict[str, Any], number: int) -> Any:
-        return random.random() / 20, sums(body)
+        return random.random() / 50, sums(body)
 
-    results = [grown(model_server(say), GenerationConfig(40, seed=7)) for say in (sums, slow, slow)]
-    assert len({bytes_of(result) for result in results}) == 1
-    assert bytes_of(grown(model_server(sums), GenerationConfig(40, seed=8))) != bytes_of(results[0])
+    def config(seed: int) -> GenerationConfig:
+        return GenerationConfig(20, seed=seed, window=1)
+
+    fast, slowly = (grown(model_server(say), config(7)) for say in (sums, slow))
+    assert bytes_of(fast) == bytes_of(slowly)
+    assert bytes_of(grown(model_server(sums), config(8))) != bytes_of(fast)
+
+
+def test_one_slow_reply_holds_up_no_other(model_server) -> None:
+    """The first reply is not given before all other rows are there."""
+    enough = threading.Event()
+
+    def say(body: dict[str, Any], number: int) -> Any:
+        if number >= 14:
+            enough.set()
+        return Held(enough, sums(body)) if number == 0 else sums(body)
+
+    result = grown(model_server(say), GenerationConfig(60, window=4), concurrency=4)
+    assert (result.accepted, result.stopped) == (60, None)
+
+
+def messy(body: dict[str, Any], number: int = 0) -> str:
+    """A writer that repeats itself, replies prose and has no number; `CHECK` is the verifier's."""
+    if body["messages"][-1]["content"].startswith("CHECK"):
+        return "checked"
+    chance = random.Random(json.dumps(body["messages"]) + str(body["seed"]))
+    if chance.random() < 0.2:
+        return "Gladly!"
+    rows = [chance.randint(10, 150) for _ in range(wanted(body))]
+    return json.dumps([task(f"What is {a} plus 7?", str(a + 7)) for a in rows])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("few", "many", "settings"), [(7, 30, {}), (20, 33, {"validation": 0.3, "per_call": 3})]
 )
-def test_more_rows_are_those_of_a_fresh_run_and_go_on_from_those_there_are(
+def test_more_rows_go_on_from_those_there_are(
     model_server, tmp_path: Path, few: int, many: int, settings: dict[str, Any]
 ) -> None:
-    """The writer repeats itself, replies prose and errs: what is refused comes at other places in
-    each run."""
-
-    def say(body: dict[str, Any], number: int) -> str:
-        if body["messages"][-1]["content"].startswith("CHECK"):
-            return "checked"
-        chance = random.Random(json.dumps(body["messages"]) + str(body["seed"]))
-        if chance.random() < 0.2:
-            return "Gladly!"
-        rows = [chance.randint(10, 150) for _ in range(wanted(body))]
-        return json.dumps([task(f"What is {a} plus 7?", str(a + 7)) for a in rows])
-
-    server, fresh, kept = (
-        model_server(say),
-        model_server(say),
-        {"cache": tmp_path / "replies.sqlite"},
-    )
+    server, kept = model_server(messy), {"cache": tmp_path / "replies.sqlite"}
     before = grown(server, GenerationConfig(few, window=6, **settings), verifier=Even(), **kept)
     after = grown(server, GenerationConfig(many, window=6, **settings), verifier=Even(), **kept)
-    assert bytes_of(after) == bytes_of(
-        grown(fresh, GenerationConfig(many, window=6, **settings), verifier=Even())
-    )
+    assert (before.accepted, after.accepted) == (few, many)
     assert after.train[: len(before.train)] == before.train
     assert after.validation[: len(before.validation)] == before.validation
-    assert (before.accepted, after.accepted) == (few, many)
+    assert len({row["task_id"] for row in (*after.train, *after.validation)}) == many
     asked = [json.dumps(body) for body in server.requests]
-    assert len(asked) == len(set(asked)) and set(asked) == {
-        json.dumps(body) for body in fresh.requests
-    }
+    assert len(asked) == len(set(asked)), "nothing is paid for twice"
+    made = len(asked)
+    again = grown(server, GenerationConfig(many, window=2, **settings), verifier=Even(), **kept)
+    assert bytes_of(again) == bytes_of(after) and len(server.requests) == made
+
+
+@pytest.mark.slow
+def test_whatever_ends_a_process_its_rows_stay_and_no_reply_is_paid_for_twice(
+    model_server, tmp_path: Path
+) -> None:
+    """Each process is cancelled after some requests, as a kill does it: between a reply and its
+    verification, or before the outcome is stored."""
+    server, rows = model_server(messy), list[dict[str, Any]]()
+    cache = tmp_path / "replies.sqlite"
+
+    async def killed(after: int) -> GenerationResult:
+        endpoint = ModelClient(server.url, "writer", cache=cache)
+        source = Expansion(SEEDS, GenerationConfig(40, validation=0, window=5))
+        pipeline = Pipeline(source, endpoint, Checks(verifier=Even()), Journal(ReplyCache(cache)))
+        begun = len(server.requests)
+        running = asyncio.create_task(pipeline.run())
+        while not running.done() and len(server.requests) - begun < after:
+            await asyncio.sleep(0.001)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await pipeline.aclose()
+        return pipeline.result
+
+    for number in range(1, 40):
+        result = asyncio.run(killed(1 + number % 7))
+        assert result.train[: len(rows)] == rows, "what was accepted stays, in its order"
+        rows = list(result.train)
+        if result.is_complete:
+            break
+    assert len({row["task_id"] for row in rows}) == len(rows) == 40
+    written = [b["seed"] for b in server.requests if "CHECK" not in b["messages"][-1]["content"]]
+    assert len(written) == len(set(written)) or len(written) - len(set(written)) <= 5 * number
 
 
 def test_it_says_what_it_waits_for(model_server, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,7 +248,7 @@ def test_it_says_what_it_waits_for(model_server, caplog: pytest.LogCaptureFixtur
 
     async def run() -> GenerationResult:
         endpoint = ModelClient(model_server(say).url, "writer", concurrency=2)
-        expansion = Expansion(SEEDS, GenerationConfig(10, validation=0), endpoint)
+        expansion = Pipeline(Expansion(SEEDS, GenerationConfig(10, validation=0)), endpoint)
         expansion.quiet = 0.02
         running = asyncio.create_task(expansion.run())
         while not running.done():
@@ -235,7 +280,8 @@ def test_a_progress_line_fits_and_says_how_many_reasons_it_leaves_out() -> None:
         "wrong format",
         "no reply",
     ]
-    expansion = Expansion(SEEDS, GenerationConfig(500), ModelClient("http://127.0.0.1:9/v1", "m"))
+    endpoint = ModelClient("http://127.0.0.1:9/v1", "m")
+    expansion = Pipeline(Expansion(SEEDS, GenerationConfig(500)), endpoint)
     for number, reason in enumerate(reasons):
         expansion.result.rejected += [Rejected(reason, "", None, {})] * (1000 - 100 * number)
     for width in (60, 80, 120, 300):
@@ -274,6 +320,20 @@ def test_what_is_no_row_of_the_dataset_is_refused_with_its_reason(model_server) 
             one.as_row()["rejected"]["reason"] == one.reason
             and one.as_row()["provenance"]["prompt"]
         )
+
+
+def test_a_row_that_no_file_can_hold_is_refused_and_the_run_goes_on(model_server) -> None:
+    def say(body: dict[str, Any], number: int) -> str:
+        bad = [
+            json.dumps([task("\ud800 What is 7000 plus 1?", "7001")]),
+            r'[{"main_query": "What is \frac{7000}{1} plus 2?", "metadata": {"answer": "7002"}}]',
+            '[{"main_query": "What is 7000 plus 3?", "metadata": {"answer": NaN}}]',
+        ]
+        return bad[number] if number < len(bad) else sums(body)
+
+    result = grown(model_server(say), GenerationConfig(12), concurrency=1)
+    assert (result.accepted, result.stopped) == (12, None)
+    assert result.refused == {"wrong format": 2, "incomplete JSON": 1}
 
 
 def test_a_row_that_repeats_the_prompt_is_refused(model_server) -> None:
@@ -429,8 +489,7 @@ def test_429_for_a_while_loses_nothing(model_server) -> None:
 
     server = model_server(say)
     result = grown(server, GenerationConfig(40))
-    assert result.accepted == 40 and result.stopped is None
-    assert bytes_of(result) == bytes_of(grown(model_server(sums), GenerationConfig(40)))
+    assert (result.accepted, result.stopped, result.rejected) == (40, None, [])
 
 
 def test_one_request_that_fails_is_gone_on_without_and_not_made_again(
@@ -448,7 +507,8 @@ def test_one_request_that_fails_is_gone_on_without_and_not_made_again(
     result = grown(server, GenerationConfig(60), **kept)
     assert result.accepted == 60 and result.refused["no reply"] == 1
     made = len(server.requests)
-    assert bytes_of(grown(server, GenerationConfig(60), **kept)) == bytes_of(result)
+    again = grown(server, GenerationConfig(60), **kept)
+    assert (again.train, again.validation) == (result.train, result.validation)
     assert len(server.requests) == made
 
 
@@ -464,16 +524,15 @@ def test_prose_for_ever_ends_with_the_reasons(model_server) -> None:
 def test_a_spent_budget_keeps_what_there_is_and_no_reply_is_paid_for_twice(
     model_server, tmp_path: Path, limit: int
 ) -> None:
-    whole = model_server(with_checks)
-    expected = grown(whole, GenerationConfig(24), verifier=Even())
     server, kept = model_server(with_checks), {"cache": tmp_path / "replies.sqlite"}
     first = grown(server, GenerationConfig(24), budget=Budget(calls=limit), verifier=Even(), **kept)
     assert isinstance(first.stopped, BudgetSpent) and len(server.requests) == limit
     assert first.accepted < 24
     rest = grown(server, GenerationConfig(24), verifier=Even(), **kept)
-    assert bytes_of(rest) == bytes_of(expected)
+    assert (rest.accepted, rest.stopped) == (24, None)
+    assert rest.train[: len(first.train)] == first.train
     asked = [json.dumps(body) for body in server.requests]
-    assert len(asked) == len(set(asked)) == len(whole.requests)
+    assert len(asked) == len(set(asked))
 
 
 def test_a_person_who_stops_it_keeps_what_is_under_way(model_server) -> None:
@@ -481,7 +540,7 @@ def test_a_person_who_stops_it_keeps_what_is_under_way(model_server) -> None:
 
     async def run() -> tuple[GenerationResult, int]:
         endpoint = ModelClient(server.url, "writer", concurrency=4)
-        expansion = Expansion(SEEDS, GenerationConfig(4000, window=8), endpoint)
+        expansion = Pipeline(Expansion(SEEDS, GenerationConfig(4000, window=8)), endpoint)
         task_ = asyncio.create_task(expansion.run())
         while len(server.requests) < 12:
             await asyncio.sleep(0.01)
@@ -539,9 +598,7 @@ def test_a_users_own_template_takes_the_place_of_the_strategies(
 def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
     mine = tmp_path / "mine.jinja"
     mine.write_text("{{ exampels }}")
-    expansion = Expansion(
-        SEEDS, GenerationConfig(5, template=mine), ModelClient("http://127.0.0.1:9/v1", "m")
-    )
+    expansion = Expansion(SEEDS, GenerationConfig(5, template=mine))
     with pytest.raises(ConfigError, match=r"exampels.*it may use cell, count, domain, examples"):
         expansion.preview("own")
     mine.write_text("\n{% if %}")

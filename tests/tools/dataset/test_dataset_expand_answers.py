@@ -76,7 +76,7 @@ def expand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
         options = [
             "--count",
             "4",
-            "--scripted",
+            "--model",
             "replies.py:reply",
             "--verify",
             "agreement:3",

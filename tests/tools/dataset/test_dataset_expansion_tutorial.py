@@ -48,7 +48,7 @@ def test_the_seeds_are_eight_right_ones_and_none_is_held_out() -> None:
 
 
 def test_eight_seeds_become_500_right_tasks_although_the_teacher_errs(tmp_path: Path) -> None:
-    arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "500", "--out", str(tmp_path / "out"), "--scripted",
+    arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "500", "--out", str(tmp_path / "out"), "--model",
                  f"{HERE / 'teacher.py'}:reply", "--strategy", "same-style", "--verify", "agreement:3",
                  "--eval", str(MATH / "val.jsonl"), "--validation", "0", "--yes"]  # fmt: skip
     assert CliRunner().invoke(app, ["dataset", *arguments]).exit_code == 0
@@ -73,7 +73,7 @@ def test_a_biased_teachers_products_are_refused_by_calculation_or_by_another_mod
         ("own", ()),
         ("other", ("--verify-model", f"scripted:{HERE / 'checker.py'}:reply")),
     ):
-        arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "200", "--out", str(tmp_path / name), "--scripted",
+        arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "200", "--out", str(tmp_path / name), "--model",
                      f"{HERE / 'teacher.py'}:biased", "--strategy", "same-style", "--verify", "agreement:3", *more,
                      "--validation", "0"]  # fmt: skip
         assert CliRunner().invoke(app, ["dataset", *arguments]).exit_code == 0

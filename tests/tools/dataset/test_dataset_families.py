@@ -18,8 +18,8 @@ from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.curation.validate import validate
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.examples import as_examples, read_seeds, split_sides
-from ajet_tools.dataset.generate.records import GenerationConfig, GenerationResult
+from ajet_tools.dataset.generate.seeds import as_examples, read_seeds, split_sides
+from ajet_tools.dataset.generate.settings import GenerationConfig
 
 REPLIES = """
 import json, random, re
@@ -72,7 +72,7 @@ def seed(number: int) -> dict[str, Any]:
 
 def expand(source: Path, out: str, *more: Any) -> list[dict[str, Any]]:
     Path("replies.py").write_text(REPLIES)
-    options = ["--count", 6, "--scripted", "replies.py:reply", "--verify", "none", "-y", "-o", out]
+    options = ["--count", 6, "--model", "replies.py:reply", "--verify", "none", "-y", "-o", out]
     ajet("expand", source, *options, *more)
     return [
         row
@@ -205,8 +205,8 @@ def test_one_family_gives_no_validation_rows() -> None:
         for n in range(6)
     ]
     config = GenerationConfig(10)
-    sides = split_sides(as_examples(grown), config, 0.3, GenerationResult(), of_seeds=0.3)
+    sides = split_sides(as_examples(grown), config, 0.3, of_seeds=0.3)
     assert list(sides) == ["train"]
     two = [*grown, Row("", seed(1))]
-    sides = split_sides(as_examples(two), config, 0.3, GenerationResult(), of_seeds=0.3)
+    sides = split_sides(as_examples(two), config, 0.3, of_seeds=0.3)
     assert [len(side.seeds) for side in sides.values()] == [6, 1]

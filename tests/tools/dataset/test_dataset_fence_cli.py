@@ -57,7 +57,7 @@ EXPAND = (
     "6",
     "--verify",
     "code",
-    "--scripted",
+    "--model",
     "replies.py:reply",
     "--out",
     "data",
@@ -69,7 +69,7 @@ FROM_DOCS = (
     "6",
     "--verify",
     "code",
-    "--scripted",
+    "--model",
     "replies.py:reply",
     "--out",
     "data",
@@ -104,7 +104,7 @@ def checked(file: Path) -> None:
 
 @pytest.mark.usefixtures("fenced")
 def test_programs_of_many_rows_are_run_at_once_and_wrong_ones_refused() -> None:
-    done = ajet(*EXPAND, "--count", "10", "--concurrency", "16")
+    done = ajet(*EXPAND, "--count", "10")
     assert done.exit_code == 0, done.output
     checked(Path("data/train.jsonl"))
     reasons = {
@@ -164,7 +164,7 @@ def test_a_bubblewrap_that_fences_nothing_in_is_found_out(without: None, tmp_pat
 def test_without_a_fence_it_is_refused_and_unfenced_says_what_that_means(
     without: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(NoFence, match=r"bubblewrap is not installed.*--unfenced"):
+    with pytest.raises(NoFence, match=r"bubblewrap is not installed.*unfenced"):
         fenced("--verify code", unfenced=False)
     with caplog.at_level("WARNING"):
         assert not fenced("--verify code", unfenced=True)
@@ -184,7 +184,7 @@ def test_every_command_that_runs_programs_is_refused_without_a_fence(
 
 
 def test_unfenced_runs_them_with_the_users_rights(without: None) -> None:
-    assert ajet(*EXPAND, "--unfenced").exit_code == 0
+    assert ajet(*EXPAND, "--with", "unfenced=true").exit_code == 0
     checked(Path("data/train.jsonl"))
 
 

@@ -64,7 +64,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def expand(*arguments: str, given: float = 0.0, code: int = 0) -> str:
     Path("replies.py").write_text(f"GIVEN = {given}\n{TEMPLATES}")
-    scripted = ("--scripted", "replies.py:reply", "--verify", "none")
+    scripted = ("--model", "replies.py:reply", "--verify", "none")
     result = CliRunner().invoke(
         app, ["dataset", "expand", "seeds.jsonl", "--out", "data", *scripted, *arguments]
     )
@@ -73,11 +73,11 @@ def expand(*arguments: str, given: float = 0.0, code: int = 0) -> str:
 
 
 def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> None:
-    said = expand("--count", "500", "--per-call", "20", "--min-new-forms", "0")
+    said = expand("--count", "500", "--with", "per_call=20", "--with", "min_new_forms=0")
     assert (
         "500 rows accepted" in said and "rows are 9 sentences with other numbers and names" in said
     )
-    assert "--max-same-form 5 keeps at most five of each" in said
+    assert "--with max_same_form=5 keeps at most five of each" in said
     card = Path("data/README.md").read_text()
     assert "Without their numbers and names the questions of 500 rows have 9 forms." in card
     assert "> 500 rows are 9 sentences" in card
@@ -93,21 +93,20 @@ def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> N
 def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on(
     place: Path,
 ) -> None:
-    said = expand("--count", "500", "--per-call", "20", code=1)
-    assert "if the next 100 are the same, the run stops" in said
-    assert "Collapsed: the writer repeats itself: of the last 100 rows 0 have a new form" in said
-    assert "--cells topic=" in said and "--min-new-forms 0 continues anyway" in said
-    assert "9 forms, 0% new in the last 100" in said
+    slowly = ("--model", "replies.py:reply,concurrency=1")
+    said = expand("--count", "500", "--with", "per_call=20", *slowly, code=1)
+    assert "Collapsed: the writer repeats itself: of the last 200 rows 9 have a new form" in said
+    assert "--cells topic=" in said and "--with min_new_forms=0 continues anyway" in said
     before = Path("data/train.jsonl").read_text()
     assert 200 <= len(before.splitlines()) < 300
     assert "500 rows accepted" in expand(
-        "--count", "500", "--per-call", "20", "--min-new-forms", "0", "--resume"
+        "--count", "500", "--with", "per_call=20", "--with", "min_new_forms=0", "--resume"
     )
     assert Path("data/train.jsonl").read_text().startswith(before)
 
 
 def test_a_bound_takes_so_many_of_each_form_and_refuses_the_rest(place: Path) -> None:
-    said = expand("--count", "500", "--per-call", "20", "--max-same-form", "3", code=1)
+    said = expand("--count", "500", "--with", "per_call=20", "--with", "max_same_form=3", code=1)
     assert "27 rows accepted" in said and "refused: form used too often" in said
     rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
     forms = [form_of(row["main_query"]) for row in rows]

@@ -80,10 +80,8 @@ def test_rows_are_tasks_whose_evidence_stands_in_their_document(
         docs,
         "--out",
         out,
-        "--base-url",
-        server.url,
         "--model",
-        "writer",
+        f"writer@{server.url}",
         "--yes",
         "--verify",
         "none",
@@ -115,8 +113,8 @@ def test_a_document_never_feeds_both_sides(model_server, tmp_path: Path) -> None
     docs = handbook(tmp_path / "docs")
     for seed in range(3):
         out = tmp_path / f"data{seed}"
-        ajet(docs, "--out", out, "--base-url", server.url, "--model", "w", "--yes", "--verify", "none", "--validation",
-             "0.3", "--seed", str(seed))  # fmt: skip
+        ajet(docs, "--out", out, "--model", f"w@{server.url}", "--yes", "--verify", "none", "--validation",
+             "0.3", "--with", f"seed={seed}")  # fmt: skip
         sides = {
             name: {row["provenance"]["document"]["name"] for row in rows(out / f"{name}.jsonl")}
             for name in ("train", "validation")
@@ -157,10 +155,8 @@ def test_questions_that_mean_the_same_are_asked_once_over_all_documents(
 
     server, maker = model_server(reply), embedder(lambda text: "pump" if "pump" in text else "lamp")
     asked = (
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url}",
         "--yes",
         "--verify",
         "none",
@@ -172,9 +168,8 @@ def test_questions_that_mean_the_same_are_asked_once_over_all_documents(
         "--out",
         tmp_path / "data",
         *asked,
-        "--embeddings",
-        maker.url,
-        "vectors",
+        "--embed",
+        f"vectors@{maker.url}",
     )
     kept = [row["main_query"] for row in rows(tmp_path / "data" / "train.jsonl")]
     assert sorted(map(maker.means, kept)) == ["lamp", "pump"]
@@ -217,15 +212,13 @@ def test_what_is_not_grounded_is_refused_with_its_reason(model_server, tmp_path:
         document,
         "--out",
         out,
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url}",
         "--yes",
         "--verify",
         "none",
-        "--per-call",
-        "9",
+        "--with",
+        "per_call=9",
     )
     accepted = rows(out / "train.jsonl")
     assert [row["metadata"]["answer"] for row in accepted] == ["45 litres", "green"]
@@ -263,7 +256,7 @@ def test_a_question_about_the_text_is_told_from_one_about_the_matter(
     (tmp_path / "a.txt").write_text("The pump of the plant moves water.")
     row = {"question": question, "answer": "water", "quote": "The pump of the plant moves water."}
     server = model_server(lambda body, number: json.dumps([row]))
-    ajet(tmp_path / "a.txt", "--out", tmp_path / "data", "--base-url", server.url, "--model", "w", "--yes", "--verify",
+    ajet(tmp_path / "a.txt", "--out", tmp_path / "data", "--model", f"w@{server.url}", "--yes", "--verify",
          "none", code=int(refused))  # fmt: skip
     assert [r["rejected"]["reason"] for r in rows(tmp_path / "data" / "rejected.jsonl")] == (
         ["asks about the text"] if refused else []
@@ -285,7 +278,7 @@ def test_the_grader_sees_the_passage_and_what_it_refuses_is_kept_apart(
     server = model_server(say)
     out = tmp_path / "data"
     docs = handbook(tmp_path / "docs", ["pump"])
-    ajet(docs, "--out", out, "--base-url", server.url, "--model", "w", "--yes")
+    ajet(docs, "--out", out, "--model", f"w@{server.url}", "--yes")
     assert len(rows(out / "train.jsonl")) == 2 and len(rows(out / "rejected.jsonl")) == 1
     assert all(row["provenance"]["verdict"]["ok"] for row in rows(out / "train.jsonl"))
     assert all("<excerpt>" not in row["main_query"] for row in rows(out / "train.jsonl")), (
@@ -337,10 +330,8 @@ def test_few_shot_tasks_have_the_shape_of_the_seeds_and_no_seed_is_on_both_sides
         out,
         "--seeds",
         seeds,
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url}",
         "--yes",
         "--verify",
         "none",
@@ -374,8 +365,8 @@ def test_seeds_with_a_field_of_the_evidences_name_are_told_what_to_do(tmp_path: 
             json.dumps({"question": f"Q{n}?", "answer": "a", "quote": "x"}) + "\n" for n in range(3)
         )
     )
-    given = (handbook(tmp_path / "docs", ["pump"]), "--seeds", seeds, "--out", tmp_path / "data", "--base-url",
-             "http://127.0.0.1:9/v1", "--model", "w", "--yes")  # fmt: skip
+    given = (handbook(tmp_path / "docs", ["pump"]), "--seeds", seeds, "--out", tmp_path / "data",
+             "--model", "w@http://127.0.0.1:9/v1", "--yes")  # fmt: skip
     assert "--map quote=metadata.quotation" in ajet(*given, code=2).output
     shown = ajet(*given, "--map", "quote=metadata.quotation", "--show-prompt").output
     assert "metadata.quotation: text" in shown or "from-docs/few-shot" in shown
@@ -387,7 +378,7 @@ def test_languages_take_turns_and_stand_in_the_prompt_and_the_provenance(
     server = model_server(lambda body, number: teach(body))
     out = tmp_path / "data"
     docs = handbook(tmp_path / "docs")
-    ajet(docs, "--out", out, "--base-url", server.url, "--model", "w", "--yes", "--verify", "none",
+    ajet(docs, "--out", out, "--model", f"w@{server.url}", "--yes", "--verify", "none",
          "--language", "German", "--language", "French")  # fmt: skip
     asked = Counter(word for request in server.requests for word in ("German", "French")
                     if f"is in {word}" in request["messages"][-1]["content"])  # fmt: skip
@@ -400,15 +391,11 @@ def test_n_rows_are_made_and_a_part_is_asked_again_for_others(model_server, tmp_
     server = model_server(lambda body, number: teach(body, most=1))
     docs, out = handbook(tmp_path / "docs", THINGS[:2]), tmp_path / "data"
     given = (
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url},concurrency=1",
         "--yes",
         "--verify",
         "none",
-        "--concurrency",
-        "1",
     )
     ajet(docs, "--out", out, "--count", "6", *given)
     assert len(rows(out / "train.jsonl")) == 6
@@ -429,7 +416,7 @@ def test_n_rows_are_made_and_a_part_is_asked_again_for_others(model_server, tmp_
     )
 
 
-def test_the_same_replies_give_the_same_bytes_at_any_speed(tmp_path: Path) -> None:
+def test_one_part_at_a_time_gives_the_same_bytes(tmp_path: Path) -> None:
     script = tmp_path / "replies.py"
     script.write_text(
         "import json, random, re, time\ndef reply(ask):\n    time.sleep(random.random() / 50)\n   "
@@ -439,18 +426,9 @@ def test_the_same_replies_give_the_same_bytes_at_any_speed(tmp_path: Path) -> No
         " 'answer': x.split()[-1], 'quote': x} for x in lines]\n    return json.dumps(rows)\n"
     )
     docs = handbook(tmp_path / "docs")
+    options = ("--count", 16, "--model", f"{script}:reply,concurrency=1", "--verify", "none")
     for name in ("one", "two"):
-        ajet(
-            docs,
-            "--out",
-            tmp_path / name,
-            "--count",
-            "16",
-            "--scripted",
-            f"{script}:reply",
-            "--verify",
-            "none",
-        )
+        ajet(docs, "--out", tmp_path / name, *map(str, options))
     for file in ("train.jsonl", "validation.jsonl", "documents.jsonl", "README.md"):
         assert (tmp_path / "one" / file).read_text().replace("one", "two") == (
             tmp_path / "two" / file
@@ -462,16 +440,17 @@ def test_a_run_that_was_stopped_goes_on_and_pays_nothing_twice(
 ) -> None:
     server = model_server(lambda body, number: teach(body))
     docs, whole, out = handbook(tmp_path / "docs"), tmp_path / "whole", tmp_path / "data"
-    given = (docs, "--base-url", server.url, "--model", "w", "--yes", "--verify", "none")
+    given = (docs, "--model", f"w@{server.url}", "--yes", "--verify", "none")
     ajet(*given, "--out", whole)
     calls = len(server.requests)
-    said = ajet(*given, "--out", out, "--max-calls", "5", code=1).output
+    said = ajet(*given, "--out", out, "--budget", "calls=5", code=1).output
     assert "the budget of 5 calls is spent" in said and 0 < len(rows(out / "train.jsonl")) < 24
     assert "--resume" in ajet(*given, "--out", out, code=2).output
     ajet(*given, "--out", out, "--resume")
     assert len(server.requests) == 2 * calls, "the five were not asked again"
     for name in ("train.jsonl", "validation.jsonl"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes()
+        questions = [{row["main_query"] for row in rows(path / name)} for path in (out, whole)]
+        assert questions[0] == questions[1], "each part is asked once"
     (docs / "new.txt").write_text("Another document has come, and says so at some length.")
     assert "documents was" in ajet(*given, "--out", out, "--resume", code=2).output
 
@@ -486,7 +465,7 @@ def test_bad_documents_are_told_the_others_are_used_and_the_exit_code_says_so(
     (docs / "broken.pdf").write_bytes(b"%PDF-1.4\nbroken")
     (docs / "empty.txt").write_bytes(b"")
     (docs / "latin.txt").write_bytes("Ein schöner Tag.".encode("latin-1"))
-    given = ("--out", out, "--base-url", server.url, "--model", "w", "--yes", "--verify", "none")
+    given = ("--out", out, "--model", f"w@{server.url}", "--yes", "--verify", "none")
     said = ajet(docs, *given, code=1).output
     for words in (
         "its 1 page has no text",
@@ -508,7 +487,7 @@ def test_no_document_that_can_be_read_is_an_error_before_any_call(
     model_server, tmp_path: Path
 ) -> None:
     server = model_server(lambda body, number: teach(body))
-    given = ("--out", tmp_path / "data", "--base-url", server.url, "--model", "w", "--yes")
+    given = ("--out", tmp_path / "data", "--model", f"w@{server.url}", "--yes")
     said = ajet(write_pdf(tmp_path / "scan.pdf", [[]]), *given, code=2).output
     assert "OCR" in said and not (tmp_path / "data").exists()
     (tmp_path / "none").mkdir()
@@ -526,25 +505,19 @@ def test_an_endpoint_that_fails_is_one_message_and_what_was_made_is_kept(
     docs, out = handbook(tmp_path / "docs"), tmp_path / "data"
     given = (
         docs,
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url},concurrency=1",
         "--yes",
         "--verify",
         "none",
-        "--concurrency",
-        "1",
     )
     assert ajet(*given, "--out", out, code=2).output.count("Incorrect API key") == 1
     assert len(rows(out / "train.jsonl")) + len(rows(out / "validation.jsonl")) == 9
     prose = model_server(lambda body, number: "Sure! Here is what I think about pumps.")
     said = ajet(
         docs,
-        "--base-url",
-        prose.url,
         "--model",
-        "w",
+        f"w@{prose.url}",
         "--yes",
         "--out",
         tmp_path / "b",
@@ -564,15 +537,11 @@ def test_a_part_without_an_answer_is_left_out_and_the_exit_code_says_so(
     server = model_server(say)
     docs, out = handbook(tmp_path / "docs"), tmp_path / "data"
     given = (
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url},retries=0",
         "--yes",
         "--verify",
         "none",
-        "--retries",
-        "0",
     )
     assert "1 of 8 parts got no answer" in ajet(docs, "--out", out, *given, code=1).output
     assert len(rows(out / "train.jsonl")) + len(rows(out / "validation.jsonl")) == 21
@@ -582,8 +551,8 @@ def test_a_part_without_an_answer_is_left_out_and_the_exit_code_says_so(
 def test_ctrl_c_keeps_what_was_made_and_resume_goes_on(model_server, tmp_path: Path) -> None:
     server = model_server(lambda body, number: (0.4, teach(body)))
     docs, out = handbook(tmp_path / "docs"), tmp_path / "data"
-    command = ["dataset", "from-docs", str(docs), "--out", str(out), "--base-url", server.url, "--model", "w", "--yes",
-               "--verify", "none", "--concurrency", "1"]  # fmt: skip
+    command = ["dataset", "from-docs", str(docs), "--out", str(out), "--model",
+               f"w@{server.url},concurrency=1", "--yes", "--verify", "none"]  # fmt: skip
     running = subprocess.Popen(
         [sys.executable, "-m", "ajet", *command], stderr=subprocess.PIPE, text=True
     )
@@ -612,10 +581,8 @@ def test_nothing_is_asked_without_a_yes_and_the_estimate_is_near(
         docs,
         "--out",
         tmp_path / "data",
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url}",
         "--verify",
         "none",
     )
@@ -643,12 +610,10 @@ def test_the_prompt_is_shown_and_a_template_of_ones_own_takes_its_place(
         docs,
         "--out",
         out,
-        "--template",
+        "--kind",
         own,
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url}",
         "--yes",
         "--verify",
         "none",
@@ -660,7 +625,7 @@ def test_the_prompt_is_shown_and_a_template_of_ones_own_takes_its_place(
 def test_rows_of_an_evaluation_set_are_refused(model_server, tmp_path: Path) -> None:
     server = model_server(lambda body, number: teach(body))
     docs = handbook(tmp_path / "docs", ["pump"])
-    given = (docs, "--base-url", server.url, "--model", "w", "--yes", "--verify", "none")
+    given = (docs, "--model", f"w@{server.url}", "--yes", "--verify", "none")
     ajet(*given, "--out", tmp_path / "a")
     [first, *_] = rows(tmp_path / "a" / "train.jsonl")
     (tmp_path / "eval.jsonl").write_text(json.dumps({"question": first["main_query"]}) + "\n")
@@ -678,10 +643,8 @@ def test_stdin_is_read_as_markdown(model_server, tmp_path: Path) -> None:
     given = (
         "--out",
         tmp_path / "data",
-        "--base-url",
-        server.url,
         "--model",
-        "w",
+        f"w@{server.url}",
         "--yes",
         "--verify",
         "none",
@@ -703,10 +666,10 @@ def test_stdin_is_read_as_markdown(model_server, tmp_path: Path) -> None:
     [
         (["--kind", "few-shot"], "--seeds FILE"),
         (["--kind", "poem"], "knowledge, few-shot"),
-        (["--chunk-size", "10"], "--chunk-size must be at least 200"),
+        (["--with", "chunk_size=10"], "--chunk-size must be at least 200"),
         (["--validation", "0.5"], "document is on both sides"),
         (["--verify", "magic"], "is unknown"),
-        (["--max-cost", "1"], "--price"),
+        (["--budget", "usd=1"], "price=IN/OUT"),
     ],
 )
 def test_wrong_options_are_told_before_any_call(
@@ -716,10 +679,8 @@ def test_wrong_options_are_told_before_any_call(
     given = (
         "--out",
         tmp_path / "data",
-        "--base-url",
-        "http://127.0.0.1:9/v1",
         "--model",
-        "w",
+        "w@http://127.0.0.1:9/v1",
         "--yes",
     )
     assert words in ajet(docs, *given, *options, code=2).output

@@ -25,7 +25,7 @@ from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.generate.examples import read_seeds
+from ajet_tools.dataset.generate.seeds import read_seeds
 from tests.waiting import until
 
 START = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

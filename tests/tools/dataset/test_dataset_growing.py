@@ -46,7 +46,7 @@ def job(tmp_path: Path, rollout: Mapping[str, Any] | None = None, **trainer: Any
     files = {"training": {"file_path": str(tmp_path / "seeds.jsonl")}}
     files["validation"] = {"file_path": str(tmp_path / "val.jsonl")}
     generation = {"query_reader": {"jsonl_dataset_file": files}, "scripted": f"{tmp_path / 'teacher.py'}->reply",
-                  "verify": "none"}  # fmt: skip
+                  "verify": "none", "num_workers": 1}  # fmt: skip
     return load_config(
         values={
             "experiment_name": "grows",

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.similarity.decontaminate import Leaks
-from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 
 ROWS = [
     json.loads(line) for line in (Path(__file__).parent / "leaks.jsonl").read_text().splitlines()
@@ -89,24 +88,6 @@ def test_a_short_question_with_a_number_is_found_among_other_words(text: str, le
     assert (Leaks(known)({"main_query": text}) is not None) == leaks
 
 
-def test_a_paraphrases_question_is_among_the_five_that_a_model_is_shown() -> None:
-    checks = Paraphrases(KNOWN)
-    near = [index in checks.nearest(row["paraphrase"]) for index, row in enumerate(ROWS)]
-    assert sum(near) >= 37
-
-
-def says(body: dict[str, Any], number: int) -> str:
-    """A model that knows the paraphrases."""
-    text = body["messages"][-1]["content"]
-    task = re.findall(r"<task>\s*(.*?)\s*</task>", text, re.DOTALL)[0]
-    shown = re.findall(r'<known number="\d+">\s*(.*?)\s*</known>', text, re.DOTALL)
-    of = next((row["question"] for row in ROWS if row["paraphrase"] == task), "")
-    same = shown.index(of) + 1 if of in shown else 0
-    return json.dumps(
-        {"same": same, "reason": "the same facts, the same question" if same else "another task"}
-    )
-
-
 WRITER = """
 import json
 
@@ -122,7 +103,7 @@ def reply(ask):
 """
 
 
-def test_expand_refuses_paraphrases_and_rows_that_hold_a_seed(
+def test_expand_refuses_rows_of_the_evaluation_set_and_rows_that_hold_a_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_server: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,26 +121,21 @@ def test_expand_refuses_paraphrases_and_rows_that_hold_a_seed(
         {"main_query": "2 + 2?", "metadata": {"answer": "4"}},
     ]
     (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seeds))
-    server = model_server(says)
-    given = ["dataset", "expand", "seeds.jsonl", "--count", "9", "--out", "data", "--scripted", "writer.py:reply",
-             "--verify", "none", "--eval", "eval.jsonl", "--eval-paraphrases",
-             "--verify-model", f"paraphrase=m@{server.url}", "--concurrency", "1", "--json"]  # fmt: skip
+    given = ["dataset", "expand", "seeds.jsonl", "--count", "9", "--out", "data", "--model",
+             "writer.py:reply,concurrency=1", "--verify", "none", "--eval", "eval.jsonl", "--json"]  # fmt: skip
     done = CliRunner().invoke(app, given)
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
-    assert (
-        report["refused"]["in the evaluation set"] >= 9 and report["refused"]["near duplicate"] >= 9
-    )
-    assert [one["verifier"] for one in report["checks"]] == ["paraphrase"]
+    assert report["refused"]["in the evaluation set"] and report["refused"]["near duplicate"]
     rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
-    assert {row["main_query"] for row in rows} <= {row["other"] for row in ROWS}
+    assert not {row["main_query"] for row in rows} & {row["question"] for row in ROWS}
     rejected = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
     details = [
         one["rejected"]["detail"]
         for one in rejected
         if one["rejected"]["reason"] == "in the evaluation set"
     ]
-    assert any("eval.jsonl line" in text and "same facts" in text for text in details)
+    assert any("eval.jsonl line" in text for text in details)
 
 
 def test_an_instruction_that_seeds_share_is_no_seed_in_the_row() -> None:

@@ -51,20 +51,11 @@ def here(job: Callable[..., Path]) -> Path:
 
 
 def expand(*arguments: str) -> Result:
-    options = ["--scripted", "teacher.py:reply", "--verify", "judge:agent.py:correct", *arguments]
+    options = ["--model", "teacher.py:reply", "--verify", "judge:agent.py:correct", *arguments]
     return CliRunner().invoke(app, ["dataset", "expand", *options])
 
 
-FOR = (
-    "--for",
-    "scripted:policy.py:reply",
-    "--workflow",
-    "agent.py:solve",
-    "--judge",
-    "agent.py:exact",
-    "--attempts",
-    "6",
-)
+FOR = ("--for", "policy.py:reply,workflow=agent.py:solve,judge=agent.py:exact,attempts=6")
 
 
 def first(row: dict[str, Any]) -> int:
@@ -103,7 +94,7 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     assert Path("data/train.jsonl").read_bytes() == before
     assert Path("asked.txt").read_text().count("x") == tried
     other = expand(
-        "seeds.jsonl", "--count", "6", "--out", "data", *FOR, "--resume", "--band", "0.1:0.9"
+        "seeds.jsonl", "--count", "6", "--out", "data", FOR[0], FOR[1] + ",band=0.1:0.9", "--resume"
     )
     assert other.exit_code and "for.pass_rate was 0.2:0.8, is 0.1:0.9" in other.output
 
@@ -134,9 +125,7 @@ def test_a_policy_that_cannot_be_asked_ends_the_run_and_refuses_nothing_as_too_h
     here: Path,
 ) -> None:
     Path("agent.py").write_text(AGENT + CORRECT)
-    options = [
-        "scripted:policy.py:down" if one == "scripted:policy.py:reply" else one for one in FOR
-    ]
+    options = [option.replace("policy.py:reply", "policy.py:down") for option in FOR]
     done = expand("seeds.jsonl", "--count", "40", "--out", "data", *options)
     assert done.exit_code
     assert "the policy could not try any of 8 tasks; the last" in done.output
@@ -147,10 +136,11 @@ def test_a_policy_that_cannot_be_asked_ends_the_run_and_refuses_nothing_as_too_h
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--for", "scripted:policy.py:reply"], "--for needs an agent"),
-        (["--judge", "agent.py:exact"], "add --for"),
+        (["--for", "policy.py:reply"], "--for needs an agent"),
+        (["--conf", "job.yaml"], "add --for"),
         (["--from-failures", "trace"], "nothing to grow from"),
-        (["--band", "0.9:0.1", *FOR], "LOW:HIGH"),
+        ([FOR[0], FOR[1] + ",band=0.9:0.1"], "LOW:HIGH"),
+        ([FOR[0], FOR[1] + ",attempts=0"], "1 to 1000"),
     ],
 )
 def test_what_does_not_go_together_is_said(here: Path, options: list[str], says: str) -> None:
@@ -165,7 +155,7 @@ def test_a_policy_that_cannot_be_opened_is_told_before_a_row_is_paid_for(here: P
     Path("teacher.py").write_text(
         TEACHER.replace("def reply(ask):", "def reply(ask):\n    open('paid', 'w').close()")
     )
-    options = ["--for", "policy", "--workflow", "agent.py:solve", "--judge", "agent.py:exact"]
+    options = ["--for", "policy,workflow=agent.py:solve,judge=agent.py:exact"]
     done = expand("seeds.jsonl", "--count", "6", "--out", "data", *options)
     assert done.exit_code and "bug" not in done.output, done.output
     assert "model.path: " in done.output and "cannot be loaded" in done.output

@@ -23,7 +23,7 @@ from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.run import Kind
-from ajet_tools.dataset.generate.records import STRATEGIES
+from ajet_tools.dataset.generate.settings import STRATEGIES
 from ajet_tools.trace.export import TRAINING
 
 HELD_OUT = (
@@ -157,7 +157,7 @@ def expanded(strategy: str, *source: str) -> Callable[[Path, Sequence[str]], Pat
             "data",
             "--verify",
             "none",
-            "--scripted",
+            "--model",
             "replies.py:reply",
             "--validation",
             0,
@@ -200,10 +200,10 @@ def from_docs(trace: Path, more: Sequence[str]) -> Path:
         "with" if more else "without",
         "--verify",
         "none",
-        "--scripted",
+        "--model",
         "asked.py:reply",
-        "--shots",
-        6,
+        "--with",
+        "shots=6",
         "--validation",
         0,
         *more,
@@ -304,7 +304,10 @@ def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(
     )
     assert "e0-" in written or QUESTIONS[0] in written or "comes first" in written
     if "expand" not in command and command not in READERS:
-        both = text_in(WRITERS[command](trace, ["--include-validation"]))
+        more = ["--include-validation"]
+        if "from-docs" in command:
+            more = ["--with", "include_validation=true"]
+        both = text_in(WRITERS[command](trace, more))
         assert HELD_OUT in both or "e5-" in both
 
 
@@ -357,7 +360,7 @@ def test_rows_carry_their_splits_and_the_card_proves_them(trace: Path) -> None:
         "val.jsonl",
         "--count",
         5,
-        "--scripted",
+        "--model",
         "replies.py:reply",
         "--out",
         "b",
@@ -375,7 +378,7 @@ def test_seeds_in_a_file_named_after_a_validation_split_are_refused(trace: Path)
         "3",
         "--verify",
         "none",
-        "--scripted",
+        "--model",
         "replies.py:reply",
         "--validation",
         "0",
@@ -385,7 +388,7 @@ def test_seeds_in_a_file_named_after_a_validation_split_are_refused(trace: Path)
         "4 of 4 rows of test.jsonl come from validation tasks" in said.output
         and not Path("a").exists()
     )
-    ajet("dataset", "expand", *arguments, "--out", "b", "--include-validation")
+    ajet("dataset", "expand", *arguments, "--out", "b", "--with", "include_validation=true")
     row = json.loads(Path("b/train.jsonl").read_text().splitlines()[0])
     assert row["provenance"]["splits"] == ["train", "val"]
     assert "3 rows to learn were made of validation tasks" in Path("b/README.md").read_text()

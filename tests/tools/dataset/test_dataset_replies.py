@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ajet_tools.dataset.model.replies import rows_in
+from ajet_tools.dataset.model.replies import misread_escape, rows_in
 
 ROWS = [
     {"main_query": "a [b] {c}", "metadata": {"answer": "1"}},
@@ -87,3 +87,31 @@ def test_a_list_of_objects_comes_back_whole(rows: list[dict[str, Any]]) -> None:
         rows,
         *(r.get(k) for r in rows[:1] for k in r),
     )
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        (r"\(3+4\)", r"\(3+4\)"),
+        (r"\sqrt{4} \\ \"x\" \u00e9", r"\sqrt{4} \ " + '"x" \u00e9'),
+        (r"\usepackage", r"\usepackage"),
+        (r"a\nb\tc", "a\nb\tc"),
+    ],
+)
+def test_a_backslash_that_is_no_escape_of_json_is_one(question: str, text: str) -> None:
+    rows, problem = rows_in('[{"question": "' + question + '"}]')
+    assert (rows, problem) == ([{"question": text}], None)
+    assert misread_escape(text) is None
+
+
+@pytest.mark.parametrize("command", ["frac{1}{2}", "beta", "times 3", "neq 4", "right)", "theta"])
+def test_a_command_of_latex_that_begins_like_an_escape_is_told(command: str) -> None:
+    [row], problem = rows_in('[{"question": "What is \\' + command + '?"}]')
+    assert problem is None and isinstance(row, dict)
+    assert misread_escape(row["question"]) is not None
+
+
+def test_what_is_no_number_is_no_json() -> None:
+    assert rows_in('[{"a": NaN}]')[0] == [] and rows_in('[{"a": 1}, {"a": Infinity}]')[0] == [
+        {"a": 1}
+    ]

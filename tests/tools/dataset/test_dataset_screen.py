@@ -14,11 +14,12 @@ from ajet_tools.dataset import prompts
 from ajet_tools.dataset.curation.forms import given_away
 from ajet_tools.dataset.documents.read import find_documents
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.generate.examples import as_examples
-from ajet_tools.dataset.generate.from_docs import may_be_spelt
-from ajet_tools.dataset.generate.records import NO_CHECKS, Candidate, DocsConfig, GenerationConfig
+from ajet_tools.dataset.generate.quotation import may_be_spelt
+from ajet_tools.dataset.generate.records import NO_CHECKS, Candidate
 from ajet_tools.dataset.generate.runs import read_corpus
 from ajet_tools.dataset.generate.screen import Screen
+from ajet_tools.dataset.generate.seeds import as_examples
+from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig
 
 SEEDS = [
     Row("", {"main_query": text, "metadata": {"answer": "1"}})

@@ -62,7 +62,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--by", "metadata.doc"], ["--stratify", "metadata.level"], ["--near"]]
+    "options", [[], ["--by", "metadata.doc"], ["--stratify", "metadata.level"], ["--near", "0.8"]]
 )
 def test_a_row_stays_on_its_side_when_the_file_grows(tmp_path: Path, options: list[str]) -> None:
     small, large = write(tmp_path / "a.jsonl", rows(300)), write(tmp_path / "b.jsonl", rows(500))
@@ -136,7 +136,17 @@ def test_near_copies_stay_together(tmp_path: Path) -> None:
         ]
     source = write(tmp_path / "a.jsonl", made)
     ajet("split", source, "-o", str(tmp_path / "apart"), "--fractions", "0.5")
-    ajet("split", source, "-o", str(tmp_path / "near"), "--fractions", "0.5", "--near", "--json")
+    ajet(
+        "split",
+        source,
+        "-o",
+        str(tmp_path / "near"),
+        "--fractions",
+        "0.5",
+        "--near",
+        "0.8",
+        "--json",
+    )
     apart, near = sides(tmp_path / "apart"), sides(tmp_path / "near")
     assert any(apart[2 * n] != apart[2 * n + 1] for n in range(60))
     assert all(near[2 * n] == near[2 * n + 1] for n in range(60))

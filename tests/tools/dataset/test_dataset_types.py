@@ -202,7 +202,7 @@ def test_seeds_with_images_are_refused_with_what_to_do(
         "expand",
         "--verify",
         "none",
-        "--scripted",
+        "--model",
         "replies.py:reply",
         "--out",
         "data",

@@ -74,7 +74,7 @@ def expand(*options: str) -> Any:
         "seeds.jsonl",
         "--count",
         "12",
-        "--scripted",
+        "--model",
         "writer.py:reply",
         *options,
     ]
@@ -86,11 +86,11 @@ def expand(*options: str) -> Any:
 def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
     models = (
         "--verify-model",
-        "agreement=scripted:checker.py:solve",
+        "agreement=checker.py:solve",
         "--verify-model",
-        "llm=scripted:checker.py:grade",
+        "llm=checker.py:grade,price=1000/1000",
     )
-    prices = ("--price", "1,1", "--verify-price", "llm=1000,1000")
+    prices = ("--model", "writer.py:reply,price=1/1")
     made = expand("--out", "data", "--verify", "agreement:2+llm", *models, *prices, "--json")
     assert made.exit_code == 0, made.output
     report = json.loads(made.stdout)
@@ -143,8 +143,8 @@ def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
 
 @pytest.mark.usefixtures("place")
 def test_one_of_several_is_enough_where_the_spec_says_so() -> None:
-    made = expand("--out", "data", "--verify", "llm|agreement:1", "--verify-model", "llm=scripted:checker.py:grade",
-                  "--verify-model", "scripted:checker.py:solve", "--json")  # fmt: skip
+    made = expand("--out", "data", "--verify", "llm|agreement:1", "--verify-model", "llm=checker.py:grade",
+                  "--verify-model", "checker.py:solve", "--json")  # fmt: skip
     llm, agreement = json.loads(made.stdout)["checks"]
     assert llm["refused"] == agreement["checked"] > agreement["refused"] > 0
 
@@ -159,19 +159,18 @@ def test_one_of_several_is_enough_where_the_spec_says_so() -> None:
         ),
         (("--verify", "agreement:3", "--verify-model", "judge-7b"), "add its endpoint"),
         (("--verify", "agreement:3+none"), "cannot be combined"),
-        (("--verify", "agreement:3", "--verify-price", "1,1"), "without --verify-model"),
         (
             (
                 "--verify",
                 "llm",
                 "--verify-model",
-                "scripted:checker.py:grade",
-                "--price",
-                "1,1",
-                "--max-cost",
-                "1",
+                "checker.py:grade",
+                "--model",
+                "writer.py:reply,price=1/1",
+                "--budget",
+                "usd=1",
             ),
-            "--verify-price",
+            "NAME@URL,price=IN/OUT",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import random
 import re
 from collections import Counter
@@ -20,7 +21,7 @@ from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.schema import OURS, query_of
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
-from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
+from ajet_tools.dataset.generate.settings import CallSettings
 
 log = logging.getLogger("ajet.dataset")
 LARGEST = 64 << 10
@@ -82,14 +83,16 @@ def select_seeds(
         elif skip_bad:
             log.warning("%s %s: skipped", row.where, problem)
         else:
-            raise TaskError(f"{row.where} {problem}. To skip such rows, pass --skip-bad-rows")
+            raise TaskError(
+                f"{row.where} {problem}. To skip such rows, pass --with skip_bad_rows=true"
+            )
     if held_out:
         what = f"{held_out:,} of {read_rows:,} rows of {name} come from validation tasks"
         if len(seeds) < 2:
             raise TaskError(
-                f"{what}: no training data is made of them, unless you pass --include-validation"
+                f"{what}: no training data is made of them, unless you pass --with include_validation=true"
             )
-        log.warning("%s and are left out; --include-validation keeps them", what)
+        log.warning("%s and are left out; --with include_validation=true keeps them", what)
     if read_rows == 0:
         raise TaskError(f"{name} is empty; a dataset grows from at least 2 seeds, better 5 or more")
     if len(seeds) < 2:
@@ -210,39 +213,45 @@ class Side:
     name: str
     share: float
     target: int | None
-    rows: list[dict[str, Any]]
     seeds: list[Example]
-    accepted: list[Example] = field(default_factory=list)
-    """Its rows, as examples."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """The accepted rows, with their provenance."""
+    grown: list[Example] = field(default_factory=list)
+    """Sound rows as examples."""
     used: Counter[str] = field(default_factory=Counter)
-    """How often each example was drawn."""
+    """How often each example was shown."""
     sound: int = 0
     """Number of sound rows, including those beyond the target."""
-    composed: int = 0
-    """Rows requested by composed calls without a result."""
-    sent: int = 0
+    in_flight: int = 0
     """Rows requested by calls in flight."""
 
-    def lacks(self, each: float) -> float:
-        """Returns the rows still to request, at an acceptance rate of `each`."""
-        return float("inf") if self.target is None else self.target - self.sound - each * self.sent
+    @property
+    def is_full(self) -> bool:
+        return self.target is not None and len(self.rows) >= self.target
 
-    def progress(self, each: float) -> float:
+    def accept(self, row: dict[str, Any]) -> None:
+        """Adds a sound row, unless the side is full."""
+        self.sound += 1
+        if not self.is_full:
+            self.rows.append(row)
+
+    def lacks(self, rate: float) -> float:
+        """Returns the rows still to request, at this acceptance rate."""
+        if self.target is None:
+            return math.inf
+        return self.target - self.sound - rate * self.in_flight
+
+    def progress(self, rate: float) -> float:
         """Returns present and expected rows relative to the share; the lowest side is next."""
-        return (self.sound + each * self.composed) / self.share
-
-    def as_begun(self) -> Side:
-        """Returns the side in its state before the first call."""
-        return replace(self, accepted=[], used=Counter())
+        return (self.sound + rate * self.in_flight) / self.share
 
     def draw(self, count: int, chance: random.Random) -> list[Example]:
         """Draws diverse, little used examples; at least half are seeds, if there are enough."""
-        grown = min(count // 2, len(self.accepted))
-        taken = self._spread(self.seeds, count - grown, [], chance)
-        taken += self._spread(self.accepted, grown, taken, chance)
-        chance.shuffle(taken)
-        self.used.update(example.id for example in taken)
-        return taken
+        grown = min(count // 2, len(self.grown))
+        drawn = self._spread(self.seeds, count - grown, [], chance)
+        drawn += self._spread(self.grown, grown, drawn, chance)
+        chance.shuffle(drawn)
+        return drawn
 
     def _spread(
         self,
@@ -251,81 +260,81 @@ class Side:
         beside: Sequence[Example],
         chance: random.Random,
     ) -> list[Example]:
-        looked_at = (
-            source if len(source) <= 3 * _LOOKED_AT else chance.sample(source, 3 * _LOOKED_AT)
-        )
-        order = sorted(looked_at, key=lambda example: (self.used[example.id], chance.random()))[
-            :_LOOKED_AT
-        ]
-        nearest = {
-            example.id: max((alike(example, chosen) for chosen in beside), default=0.0)
-            for example in order
-        }
-        taken: list[Example] = []
-        while order and len(taken) < count:
-            best = min(order, key=lambda example: nearest[example.id])
-            taken.append(best)
-            order.remove(best)
-            for example in order:
-                nearest[example.id] = max(nearest[example.id], alike(example, best))
-        return taken
+        """Draws examples that are unlike each other and those `beside`."""
+        pool = list(source)
+        if len(pool) > 3 * _LOOKED_AT:
+            pool = chance.sample(pool, 3 * _LOOKED_AT)
+        pool.sort(key=lambda example: (self.used[example.id], chance.random()))
+        pool = pool[:_LOOKED_AT]
+        drawn: list[Example] = []
+        while pool and len(drawn) < count:
+            shown = [*beside, *drawn]
+            best = min(pool, key=lambda example: _likeness(example, shown))
+            drawn.append(best)
+            pool.remove(best)
+        return drawn
+
+
+def _likeness(example: Example, others: Iterable[Example]) -> float:
+    """Returns the largest share of words that the example has in common with another."""
+    return max((alike(example, other) for other in others), default=0.0)
 
 
 def split_sides(
-    seeds: Sequence[Example],
-    config: CallSettings,
-    share: float,
-    result: GenerationResult,
-    *,
-    of_seeds: float,
+    seeds: Sequence[Example], config: CallSettings, share: float, *, of_seeds: float
 ) -> dict[str, Side]:
     """Returns both sides, or one if the validation share is 0; seeds are assigned by hash, families
     as a whole."""
-    wanted = config.count or 0
-    apart, target = (
-        min(max(1, round(part * whole)), whole - 1) if share else 0
-        for part, whole in ((of_seeds, len(seeds)), (share, wanted))
-    )
-    order = sorted(
-        seeds, key=lambda seed: hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest()
-    )
-    ids = _held_out_ids(order, apart)
-    if apart > 0 and not ids:
+    count = config.count or 0
+    held_out = _part(of_seeds, len(seeds)) if share else 0
+    target = _part(share, count) if share else 0
+
+    def order(seed: Example) -> bytes:
+        return hashlib.blake2b(f"{config.seed}:{seed.id}".encode()).digest()
+
+    ids = _held_out_ids(sorted(seeds, key=order), held_out)
+    if held_out > 0 and not ids:
         log.warning(
             "no validation rows are made: all seeds are of one family (provenance.roots), and a"
             " family is on one side. Make validation rows from tasks that these were not grown from"
         )
-        share, target = 0.0, 0
-    targets = (None, None) if config.count is None else (wanted - target, target)
-    train, validation = (
-        [seed for seed in seeds if (seed.id in ids) is is_apart] for is_apart in (False, True)
+        share = 0.0
+        target = 0
+    train = Side(
+        name="train",
+        share=1 - share,
+        target=None if config.count is None else count - target,
+        seeds=[seed for seed in seeds if seed.id not in ids],
     )
-    sides = [
-        Side(name="train", share=1 - share, target=targets[0], rows=result.train, seeds=train),
-        Side(
-            name="validation",
-            share=share,
-            target=targets[1],
-            rows=result.validation,
-            seeds=validation,
-        ),
-    ]
-    return {side.name: side for side in sides if side.share}
+    if not share:
+        return {"train": train}
+    validation = Side(
+        name="validation",
+        share=share,
+        target=None if config.count is None else target,
+        seeds=[seed for seed in seeds if seed.id in ids],
+    )
+    return {"train": train, "validation": validation}
+
+
+def _part(share: float, total: int) -> int:
+    """Returns a share of the total: at least 1, and not all."""
+    return min(max(1, round(share * total)), total - 1)
 
 
 def _held_out_ids(order: Sequence[Example], count: int) -> set[str]:
     """Returns the ids of the first seeds, by whole families; none if there is only one family."""
-    first = families([Descent(frozenset({seed.id}), roots=frozenset(seed.roots)) for seed in order])
+    descents = [Descent(frozenset({seed.id}), roots=frozenset(seed.roots)) for seed in order]
     members: dict[int, list[str]] = {}
-    for seed, family in zip(order, first, strict=True):
+    for seed, family in zip(order, families(descents), strict=True):
         members.setdefault(family, []).append(seed.id)
     ids: set[str] = set()
-    by_size = sorted(members.values(), key=len)
     for family_ids in members.values():
         if len(ids) + len(family_ids) <= count:
             ids.update(family_ids)
-    if count and not ids and len(by_size) > 1:
-        ids.update(by_size[0])
+    if count and not ids and len(members) > 1:
+        smallest = sorted(members.values(), key=len)[0]
+        ids.update(smallest)
     return ids
 
 
