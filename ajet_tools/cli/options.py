@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,16 +44,32 @@ def explain_listen_errors(host: str, port: int) -> Iterator[None]:
 
 
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
-    """Prints a value as JSON: dataclasses as objects, NaN and infinities as null."""
+    """Prints a value as JSON: dataclasses as objects (without fields of
+    metadata `json: False`), NaN and infinities as null."""
     echo(json_line(_finite(value), indent=indent), err=err)
+
+
+def print_result(
+    result: object, lines: Iterable[str], *, as_json: bool, to_stderr: bool = False
+) -> None:
+    """Prints what a command that writes a file has done: as JSON, else as lines to stderr.
+
+    With `to_stderr`, stdout is for the rows.
+    """
+    if as_json:
+        print_json(result, indent=None if to_stderr else 2, err=to_stderr)
+        return
+    for line in lines:
+        echo(line, err=True)
 
 
 def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict):
+        fields = [field for field in dataclasses.fields(value) if field.metadata.get("json", True)]
+        value = {field.name: getattr(value, field.name) for field in fields}
+    if isinstance(value, Mapping):
         return {str(k): _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]

@@ -42,7 +42,7 @@ from ajet_tools.dataset.calibrate import Band, Measurements, conditions, task_of
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.from_traces.choice import Choice
-from ajet_tools.dataset.from_traces.run import Options, task_rows
+from ajet_tools.dataset.from_traces.export import Options, task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.dataset.generate.coverage import cells_of
 from ajet_tools.dataset.generate.examples import select_seeds
@@ -257,7 +257,7 @@ def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | N
         result, row_values = task_rows(sources, choice, Options(need_answer=True))
         rows = [Row(f"failed task {number}", values) for number, values in enumerate(row_values, 1)]
         held_out = None if include_validation else leaks_of(validation_tasks(sources.reader))
-    left_out = f"; {counted(len(result.rejected), 'task')} left out" if result.rejected else ""
+    left_out = f"; {counted(len(result.rejected_rows), 'task')} left out" if result.rejected else ""
     echo(
         f"{counted(len(rows), 'task')} with answers of"
         f" {counted(result.chosen, 'failed episode')}{left_out}",
