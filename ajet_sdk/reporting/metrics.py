@@ -142,8 +142,8 @@ def _advice_without_variance(
         )
     size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
     return (
-        f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset"
-        " calibrate)"
+        f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet run"
+        " --out measures it)"
     )
 
 

@@ -51,7 +51,7 @@ _PATIENCE = 5.0
 """Seconds to wait for threads after a command ended."""
 READER_LEFT = 141
 """Exit code if the reader of stdout closed it early, as after SIGPIPE."""
-_OF_A_JOB = ("train", "run", "baseline", "rehearse", "work")
+_OF_A_JOB = ("train", "run", "rehearse", "work")
 """Commands whose first argument may be the config file."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
@@ -65,7 +65,6 @@ class _Root(LazyGroup):
             "demo": "start",
             "init": "start",
             "run": "run",
-            "baseline": "run",
             "train": "train",
             "swarm": "swarm",
             "work": "work",
@@ -83,6 +82,8 @@ class _Root(LazyGroup):
             "doctor": "doctor",
         },
     }
+
+    moved = {"baseline": "run --advise"}
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """`ajet --conf FILE …` means `ajet train --conf FILE …`, and so does `ajet train FILE.yaml`;
@@ -286,7 +287,7 @@ def root(
     ajet demo
     ajet init demo
     ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
-      --base-url http://127.0.0.1:8000/v1 --model NAME
+      --model NAME@http://127.0.0.1:8000/v1
     ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --model PATH
     ajet --conf math.yaml ajet.rollout.num_repeat=8

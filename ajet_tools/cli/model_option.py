@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.model_name import ModelName
 from ajet_tools.dataset.model.open import open_endpoint
 
 MODEL_HELP = (
@@ -35,28 +35,6 @@ _BUDGET_HELP = (
     " rpm=N, concurrency=N, retries=N; separated by commas."
 )
 Budgeted = Annotated[str | None, Option("--budget", metavar="KEY=N,...", help=_BUDGET_HELP)]
-
-_ENDPOINT = re.compile(r"(.+?)@(https?://.+)")
-_FUNCTION = re.compile(r"(.+\.py)(?::|->)(\w+)|([\w.]+)->(\w+)")
-
-
-@dataclass(frozen=True)
-class ModelName:
-    """A model as `--model` names it; one of the fields besides `name` is set, or none."""
-
-    name: str
-    base_url: str | None = None
-    scripted: str | None = None
-    """FILE.py:NAME or package.module->Name."""
-
-    @classmethod
-    def parse(cls, text: str) -> ModelName:
-        if endpoint := _ENDPOINT.fullmatch(text):
-            return cls(endpoint[1], base_url=endpoint[2])
-        if _FUNCTION.fullmatch(text):
-            return cls(text, scripted=text)
-        return cls(text)
-
 
 _LIMITS = ("calls", "tokens", "cost", "price", "rpm", "concurrency", "retries")
 

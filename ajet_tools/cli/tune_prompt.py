@@ -23,6 +23,7 @@ from ajet_tools.cli.arguments import (
     Tasks,
     split_arguments,
 )
+from ajet_tools.cli.model_name import ModelName
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.tuning import Reflect, Tuned, tune
 
@@ -34,9 +35,7 @@ def tune_prompt(
     tasks: Tasks = None,
     val_tasks: HeldOutTasks = None,
     prompt: list[str] | None = None,
-    reflect_with: str | None = None,
-    reflect_url: str | None = None,
-    reflect_scripted: str | None = None,
+    reflect_with: Annotated[str | None, Option(metavar="NAME@URL|FILE:NAME")] = None,
     budget: Annotated[int, Option(min=2, help="Maximum number of episodes for the search.")] = 200,
     k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
     apply: Annotated[
@@ -48,15 +47,13 @@ def tune_prompt(
 
     Args:
         prompt: Variable of the agent's module that holds the prompt. Default: all that the agent uses.
-        reflect_with: Model that writes new prompts, by its name at --reflect-url.
-        reflect_url: Endpoint of that model. Default: --base-url, else OPENAI_BASE_URL.
-        reflect_scripted: writer.py:function that writes prompts instead of a model: text in, text out.
+        reflect_with: Model that writes new prompts: NAME@URL, NAME at the agent's endpoint or OPENAI_BASE_URL, or
+            writer.py:function, text in, text out.
 
     \b
     ajet tune-prompt --conf agent.yaml --reflect-with NAME
     ajet tune-prompt agent.py:solve --judge exact --tasks train.jsonl \\
-      --val-tasks val.jsonl --base-url URL --model NAME --reflect-with NAME \\
-      --apply
+      --val-tasks val.jsonl --model NAME@URL --reflect-with NAME --apply
     """
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and agent is None:
@@ -64,7 +61,7 @@ def tune_prompt(
             "no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)"
         )
     config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks)
-    reflect = _reflect(config, reflect_with, reflect_url, reflect_scripted)
+    reflect = _reflect(config, reflect_with)
     tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
     if as_json:
         print_json(_as_json(tuned, config))
@@ -77,20 +74,21 @@ def tune_prompt(
         echo("To write it into the file, pass --apply.")
 
 
-def _reflect(config: Config, model: str | None, url: str | None, scripted: str | None) -> Reflect:
-    if scripted is not None:
-        function: Reflect = load_object(scripted.replace(":", "->"), Path.cwd())
+def _reflect(config: Config, model: str | None) -> Reflect:
+    named = ModelName.parse(model or "")
+    if named.scripted is not None:
+        function: Reflect = load_object(named.scripted.replace(":", "->"), Path.cwd())
         return function
-    base_url = url or config.model.base_url or os.environ.get("OPENAI_BASE_URL")
+    base_url = named.base_url or config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or base_url is None:
         raise ConfigError(
-            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL,"
-            " --base-url URL or OPENAI_BASE_URL; or --reflect-scripted writer.py:function"
+            "no model to write prompts: pass --reflect-with NAME@URL, or --reflect-with"
+            " writer.py:function"
         )
     key = api_key(config.model.api_key_env) or "none"
 
     async def ask(text: str) -> str:
-        reply = await Model(base_url, key, model).chat([{"role": "user", "content": text}])
+        reply = await Model(base_url, key, named.name).chat([{"role": "user", "content": text}])
         return str(reply["content"] or "")
 
     return lambda text: asyncio.run(ask(text))

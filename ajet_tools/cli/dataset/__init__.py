@@ -18,13 +18,13 @@ class DatasetCommands(LazyGroup):
         "Make": {"expand": "generate", "from-docs": "generate"},
         "Change": {
             "filter": "selection",
-            "calibrate": "calibrate",
             "dedup": "similarity",
             "split": "similarity",
         },
         "Exchange": {"export": "export"},
     }
     moved = {
+        "calibrate": "run --out FILE",
         "view": "dataset label FILE",
         "mix": "dataset filter",
         "stats": "dataset check",

@@ -100,16 +100,10 @@ class LearningOptions:
             raise ConfigError(
                 "--for needs an agent: pass --workflow agent.py:solve, or --conf FILE"
             )
-        scripted = (
-            self.policy.removeprefix("scripted:") if self.policy.startswith("scripted:") else None
-        )
-        name, at, url = self.policy.partition("@http")
         config = AgentOptions(
             conf=self.conf,
             judge=self.judge,
-            scripted=scripted,
-            model=name if scripted is None else None,
-            base_url=f"http{url}" if at and scripted is None else None,
+            model=self.policy.removeprefix("scripted:"),
             exp_dir=directory.own,
         ).config(self.workflow, more={"experiment_name": "trials"})
         config = asyncio.run(with_model(config))

@@ -60,7 +60,7 @@ def branch(
 
     \b
     ajet trace branch 3f2a91 launcher_record/math --at 2 --model launcher_record/math/checkpoint/9d1c…/model
-    ajet trace branch 3f2a91 --at 2 --base-url http://127.0.0.1:8000/v1 --model NAME -k 16
+    ajet trace branch 3f2a91 --at 2 --model NAME@http://127.0.0.1:8000/v1 -k 16
     ajet trace branch 3f2a91 agent.py:solve --judge agent.py:exact --at 0 --token 12 --model PATH
     """
     given = arguments or []
@@ -79,7 +79,7 @@ def branch(
         config = _config(reader, where, point, answering, agent, overrides)
     if k > 1 and config.rollout.temperature == 0:
         raise ConfigError(
-            "that call was sampled greedily, so forks would be equal: pass --temperature 1 or -k 1"
+            "that call was sampled greedily, so forks would be equal: pass ajet.rollout.temperature=1 or -k 1"
         )
     with ProgressBar("Forks", k, quiet=as_json) as bar:
         report, forks = sample_forks(config, point, k, lambda episode: bar.advance())
@@ -110,25 +110,21 @@ def _config(
             f"run {run_id[:_ID]} recorded no agent: name it and its judge (agent.py:solve --judge"
             " JUDGE)"
         )
-    if options.model or options.base_url or options.scripted:
+    if options.model:
         job["model"] = {key: value for key, value in model.items() if key not in _ADDRESS}
     elif options.conf is None and _trains(reader, run_id):
         newest = (where if where.is_dir() else where.parent) / "checkpoint" / run_id / "model"
         path = newest if newest.is_dir() else "CHECKPOINT"
         raise ConfigError(
-            f"that run trained: name the model to sample, --model {path} or --base-url URL --model"
-            " NAME"
+            f"that run trained: name the model to sample, --model {path} or --model NAME@URL"
         )
     recorded["branch"] = {
         "episode": point.episode.episode_id,
         "call": call.call_id,
         "token": point.keep,
     }
-    sampled = {name: call.sampling.get(name) for name in ("temperature", "top_p", "top_k")}
     more = {
-        f"rollout.{name}": value
-        for name, value in sampled.items()
-        if getattr(options, name, None) is None
+        f"rollout.{name}": call.sampling.get(name) for name in ("temperature", "top_p", "top_k")
     }
     name = f"branch-of-{point.episode.episode_id[:_ID]}"
     more |= {"rollout.sampling": "run", "experiment_name": name, "experiment_dir": "auto"}

@@ -506,10 +506,10 @@ def test_a_measured_copy_of_a_held_out_file_is_held_out(
     source = held_out_file(tmp_path, [{"question": "1 + 1?", "answer": "2"}], suffix)
     (tmp_path / "agent.py").write_text(AGENT)
     monkeypatch.chdir(tmp_path)
-    options = ["--workflow", "agent.py:solve", "--judge", "exact", "--scripted", "agent.py:reply"]
+    options = ["agent.py:solve", "--judge", "exact", "--model", "agent.py:reply"]
     measured = tmp_path / f"measured.{suffix}"
     done = CliRunner().invoke(
-        app, ["dataset", "calibrate", str(source), *options, "-k", "1", "--out", str(measured)]
+        app, ["run", *options, "--tasks", str(source), "--out", str(measured)]
     )
     assert done.exit_code == 0, done.output
     [row] = rows_of(measured)
