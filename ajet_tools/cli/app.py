@@ -108,7 +108,7 @@ class _Root(LazyGroup):
         try:
             with _log_shown():
                 done = super().invoke(ctx)
-            sys.stdout.flush()
+            _flush_stdout()
             return done
         except KeyboardInterrupt:
             raise _interrupted(ctx) from None
@@ -172,6 +172,11 @@ def in_plain_words(message: str) -> str:
     if kind := _KIND.fullmatch(message):
         return f"must be {'an integer' if kind[1] == 'integer' else f'a {kind[1]}'}"
     return message.removeprefix("Value error, ")
+
+
+def _flush_stdout() -> None:
+    if sys.stdout is not None and not sys.stdout.closed:  # closed by users' code
+        sys.stdout.flush()
 
 
 def _stdout() -> tuple[int, int] | None:
@@ -251,7 +256,7 @@ def _log_shown() -> Iterator[None]:
 
 
 def _print_message(kind: str, message: str) -> None:
-    sys.stdout.flush()
+    _flush_stdout()
     message = public(message)
     cut = f" … ({len(message) - _LONGEST:,} more characters)" if len(message) > _LONGEST else ""
     echo(f"{style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
@@ -316,7 +321,7 @@ def main() -> None:
 
 def _end(code: int) -> None:
     """Ends the process without finalizing modules, which daemon threads may still use."""
-    sys.stdout.flush()
+    _flush_stdout()
     sys.stderr.flush()
     os._exit(code)
 

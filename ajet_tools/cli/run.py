@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from rich.console import Console
 from typer import Option
 
 from ajet_sdk import run as sdk
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import ProgressBar, echo
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.reporting.results import Report, TaskScore
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
@@ -26,7 +26,7 @@ from ajet_tools.cli.arguments import (
     WithLogview,
     split_arguments,
 )
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.result import HIDDEN, Result
 from ajet_tools.cli.viewer import logview
 from ajet_tools.dataset.calibrate import ScoredRows, content_key, task_of_row, write_scored
 from ajet_tools.dataset.curation.descent import marked_rows
@@ -67,7 +67,7 @@ class ScoredTask:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Result):
     """Score of one set of tasks."""
 
     run_id: str
@@ -79,6 +79,21 @@ class RunResult:
     tasks: list[ScoredTask]
     scored: ScoredRows | None = None
     """The file of --out."""
+    report: Report | None = field(default=None, metadata=HIDDEN)
+
+    @property
+    def exit_code(self) -> int:
+        is_measured = self.scored is None or not self.scored.unmeasured
+        return 0 if self.reward is not None and is_measured else 1
+
+    @property
+    def compact(self) -> bool:
+        return self.scored is not None and self.scored.path == "-"
+
+    def show(self, out: Console) -> None:
+        out.print(str(self.report), soft_wrap=True)
+        for line in _scored_lines(self.scored):
+            out.print(line, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,32 @@ class SetScore:
     failed: int
 
 
+@dataclass(frozen=True)
+class AdviceResult(Result):
+    """Scores of the training and held-out tasks, and how to train."""
+
+    reports: dict[str, Report]
+    directory: Path
+
+    @property
+    def exit_code(self) -> int:
+        return int(all(report.reward is None for report in self.reports.values()))
+
+    def document(self) -> object:
+        scores = {name: _set_score(report) for name, report in self.reports.items()}
+        return {**scores, "next": advice(self.reports)}
+
+    def show(self, out: Console) -> None:
+        for line in _advice_table(self.reports):
+            out.print(line, soft_wrap=True)
+        for name, report in self.reports.items():
+            for line in (*report.failures, *report.notices):
+                out.print(f"{name}: {line}", soft_wrap=True)
+        steps = "\n      ".join(advice(self.reports))
+        out.print(f"\nNext: {steps}", soft_wrap=True)
+        out.print(f"Traces are in {self.directory}", soft_wrap=True)
+
+
 def run(
     arguments: AgentAndOverrides = None,
     *,
@@ -106,8 +147,7 @@ def run(
     out: Annotated[str | None, Option("--out", "-o", metavar="FILE|-")] = None,
     advise: Annotated[bool, Option("--advise")] = False,
     with_logview: WithLogview = False,
-    as_json: AsJson = False,
-) -> None:
+) -> RunResult | AdviceResult:
     """Run an agent over tasks and score it; nothing is trained.
 
     With --out, each task's row is written with metadata.pass_rate (of its attempts) and
@@ -150,8 +190,7 @@ def run(
             raise ConfigError(
                 "--out is for the rows of one set: leave out --val-tasks and --advise"
             )
-        _run_both(config, k or _ADVICE_ATTEMPTS, limit or _ADVICE_TASKS, as_json)
-        return
+        return _run_both(config, k or _ADVICE_ATTEMPTS, limit or _ADVICE_TASKS)
     rows = None if out is None else _rows(tasks, out, config, limit)
     with logview(config.directory, with_logview):
         if rows is not None:
@@ -160,18 +199,10 @@ def run(
             sets = load_tasks(config)
             chosen = (sets.train if tasks is not None or not sets.val else sets.val)[:limit]
         k = k or 1
-        with ProgressBar("Episodes", len(chosen) * k, quiet=as_json) as bar:
+        with ProgressBar("Episodes", len(chosen) * k) as bar:
             report = sdk.run(config, tasks=chosen, k=k, on_episode=lambda episode: bar.advance())
     scored = write_scored(rows, report, out) if rows is not None and out is not None else None
-    to_stdout = out == "-"
-    if as_json:
-        print_json(_result(report, scored), indent=None if to_stdout else 2, err=to_stdout)
-    else:
-        echo(str(report), err=to_stdout)
-        for line in _scored_lines(scored):
-            echo(line, err=to_stdout)
-    if report.reward is None or (scored is not None and scored.unmeasured):
-        raise typer.Exit(1)
+    return _result(report, scored)
 
 
 def _rows(tasks: str | None, out: str, config: Config, limit: int | None) -> list[tuple[Row, Task]]:
@@ -210,6 +241,7 @@ def _result(report: Report, scored: ScoredRows | None) -> RunResult:
         notices=report.notices,
         tasks=[_scored_task(score) for score in report.tasks],
         scored=scored,
+        report=report,
     )
 
 
@@ -235,8 +267,8 @@ def _scored_episode(episode: Episode) -> ScoredEpisode:
     )
 
 
-def _run_both(config: Config, k: int, limit: int, as_json: bool) -> None:
-    """Scores training and held-out tasks, and prints how to train."""
+def _run_both(config: Config, k: int, limit: int) -> AdviceResult:
+    """Scores training and held-out tasks."""
     if not config.is_set("rollout.temperature"):
         # Attempts that are sampled greedily can't differ.
         sampled = config.rollout.model_copy(update={"temperature": 1.0})
@@ -245,23 +277,12 @@ def _run_both(config: Config, k: int, limit: int, as_json: bool) -> None:
     reports: dict[str, Report] = {}
     for name, all_tasks in (("training", sets.train), ("held-out", sets.val)):
         if all_tasks:
-            reports[name] = _score(config, name, all_tasks[:limit], k, quiet=as_json)
-    if as_json:
-        scores = {name: _set_score(report) for name, report in reports.items()}
-        print_json({**scores, "next": advice(reports)})
-    else:
-        echo("\n".join(_advice_table(reports, k)))
-        for name, report in reports.items():
-            for line in (*report.failures, *report.notices):
-                echo(f"{name}: {line}")
-        echo("\nNext: " + "\n      ".join(advice(reports)))
-        echo(f"Traces are in {config.directory}")
-    if all(report.reward is None for report in reports.values()):
-        raise typer.Exit(1)
+            reports[name] = _score(config, name, all_tasks[:limit], k)
+    return AdviceResult(reports, config.directory)
 
 
-def _score(config: Config, name: str, tasks: Sequence[Task], k: int, *, quiet: bool) -> Report:
-    with ProgressBar(f"{name} episodes", len(tasks) * k, quiet=quiet) as bar:
+def _score(config: Config, name: str, tasks: Sequence[Task], k: int) -> Report:
+    with ProgressBar(f"{name} episodes", len(tasks) * k) as bar:
         return sdk.score_tasks(
             config,
             tasks,
@@ -291,7 +312,8 @@ def _count_with_signal(report: Report) -> int:
     )
 
 
-def _advice_table(reports: Mapping[str, Report], k: int) -> list[str]:
+def _advice_table(reports: Mapping[str, Report]) -> list[str]:
+    k = max(report.k for report in reports.values())
     rows: list[tuple[str, ...]] = [
         ("", "tasks", "reward", "pass@1", f"pass@{k}", "with signal", "failed")
     ]

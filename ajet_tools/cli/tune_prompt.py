@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
 from typer import Option
 
 from ajet_sdk.agent.model import Model
@@ -14,7 +16,6 @@ from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.paired import Paired
 from ajet_tools.cli.arguments import (
     AgentAndOverrides,
@@ -24,8 +25,42 @@ from ajet_tools.cli.arguments import (
     split_arguments,
 )
 from ajet_tools.cli.model_name import ModelName
-from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.tuning import Reflect, Tuned, tune
+from ajet_tools.cli.options import pick
+from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.tuning import Reflect, tune
+
+
+@dataclass(frozen=True)
+class TuneResult(Result):
+    directory: str
+    prompts: dict[str, str]
+    """The best prompt of each name."""
+    changed: bool
+    candidates: int
+    episodes: int
+    before: float
+    """Held-out reward."""
+    after: float
+    gain: dict[str, object]
+    diff: str
+    paired: Paired = field(metadata=HIDDEN)
+    written_to: Path | None = field(default=None, metadata=HIDDEN)
+
+    def show(self, out: Console) -> None:
+        head = f"{self.candidates} prompts tried in {self.episodes} episodes. "
+        if not self.changed:
+            out.print(
+                f"{head}None is better than the current prompt (held-out reward"
+                f" {self.before:.3f}).",
+                soft_wrap=True,
+            )
+            return
+        rewards = f"Held-out reward {self.before:.3f} before, {self.after:.3f} after"
+        out.print(f"{head}{rewards}: {_gain(self.paired)}.\n\n{self.diff}", soft_wrap=True)
+        if self.written_to is None:
+            out.print("To write it into the file, pass --apply.")
+        else:
+            out.print(f"Written to {self.written_to}", soft_wrap=True)
 
 
 def tune_prompt(
@@ -41,8 +76,7 @@ def tune_prompt(
     apply: Annotated[
         bool, Option("--apply", help="Write the best prompt into the agent's file.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> TuneResult:
     """Search for a better prompt with GEPA, and measure its gain on held-out tasks.
 
     Args:
@@ -63,15 +97,21 @@ def tune_prompt(
     config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks)
     reflect = _reflect(config, reflect_with)
     tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
-    if as_json:
-        print_json(_as_json(tuned, config))
-    else:
-        echo(_text(tuned))
     if apply and tuned.changed:
         tuned.prompts.apply(tuned.best)
-        echo(f"Written to {tuned.prompts.path}", err=as_json)
-    elif tuned.changed and not as_json:
-        echo("To write it into the file, pass --apply.")
+    return TuneResult(
+        directory=str(config.directory),
+        prompts=dict(tuned.best),
+        changed=tuned.changed,
+        candidates=tuned.candidates,
+        episodes=tuned.episodes,
+        before=tuned.before,
+        after=tuned.after,
+        gain={**pick(tuned.gain, "mean", "low", "high", "p"), "tasks": tuned.gain.n},
+        diff=tuned.prompts.diff(tuned.best),
+        paired=tuned.gain,
+        written_to=tuned.prompts.path if apply and tuned.changed else None,
+    )
 
 
 def _reflect(config: Config, model: str | None) -> Reflect:
@@ -94,18 +134,6 @@ def _reflect(config: Config, model: str | None) -> Reflect:
     return lambda text: asyncio.run(ask(text))
 
 
-def _text(tuned: Tuned) -> str:
-    head = f"{tuned.candidates} prompts tried in {tuned.episodes} episodes. "
-    if not tuned.changed:
-        return (
-            head + f"None is better than the current prompt (held-out reward {tuned.before:.3f})."
-        )
-    return (
-        f"{head}Held-out reward {tuned.before:.3f} before, {tuned.after:.3f} after:"
-        f" {_gain(tuned.gain)}.\n\n{tuned.prompts.diff(tuned.best)}"
-    )
-
-
 def _gain(gain: Paired) -> str:
     if gain.low is None or gain.high is None or gain.p is None:
         return f"{gain.mean:+.3f} over {gain.n} tasks, too few to be conclusive"
@@ -113,13 +141,3 @@ def _gain(gain: Paired) -> str:
         f"{gain.mean:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f}, p = {gain.p:.3g},"
         f" {gain.n} tasks)"
     )
-
-
-def _as_json(tuned: Tuned, config: Config) -> dict[str, object]:
-    return {
-        "directory": str(config.directory),
-        "prompts": dict(tuned.best),
-        **pick(tuned, "changed", "candidates", "episodes", "before", "after"),
-        "gain": {**pick(tuned.gain, "mean", "low", "high", "p"), "tasks": tuned.gain.n},
-        "diff": tuned.prompts.diff(tuned.best),
-    }

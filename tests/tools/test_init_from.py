@@ -52,7 +52,7 @@ def test_the_job_runs_as_it_is_written_and_the_agent_stays_as_it_is(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "job")
-    assert "ajet baseline --conf config.yaml" in said and "mine.py:answer_question" in said
+    assert "ajet run --conf config.yaml --advise" in said and "mine.py:answer_question" in said
     assert (here / "mine.py").read_text() == AGENT
     assert len((here / "job" / "tasks.jsonl").read_text().splitlines()) == 6
     assert len((here / "job" / "val.jsonl").read_text().splitlines()) == 2

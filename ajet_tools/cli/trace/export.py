@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.model_option import Budgeted, ModelNamed, open_model
-from ajet_tools.cli.options import AsJson, IncludeValidation, print_result
+from ajet_tools.cli.options import IncludeValidation
+from ajet_tools.cli.result import Result
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, Split
 from ajet_tools.dataset.from_traces.export import Format, Options, TraceExport
@@ -102,6 +103,31 @@ class ConversionOptions:
         )
 
 
+@dataclass(frozen=True)
+class ExportResult(Result):
+    done: TraceExport
+    redacts: bool
+    failures: bool
+    """Whether only failures were exported."""
+
+    beside_rows = True
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.done.stopped is not None)
+
+    @property
+    def compact(self) -> bool:
+        return self.done.path == "-"
+
+    def document(self) -> object:
+        return self.done
+
+    def show(self, out: Console) -> None:
+        for line in _lines(self.done, redact=self.redacts, failures=self.failures):
+            out.print(line, soft_wrap=True)
+
+
 def export(
     paths: Annotated[
         list[str] | None, Argument(metavar="[PATH]...", help=_PATHS, show_default=False)
@@ -120,8 +146,7 @@ def export(
     skip_bad_rows: Annotated[
         bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> ExportResult:
     """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML
     page.
 
@@ -177,14 +202,7 @@ def export(
             progress=lambda what, count, of: bar.show(f"{what} episodes", count, of),
         )
         _write_rejected(done)
-    print_result(
-        done,
-        _lines(done, redact=converting.redact, failures=choosing.failed),
-        as_json=as_json,
-        to_stderr=out == "-",
-    )
-    if done.stopped:
-        raise typer.Exit(1)
+    return ExportResult(done, redacts=converting.redact, failures=choosing.failed)
 
 
 def _run_of(paths: list[str]) -> tuple[str | None, list[str]]:

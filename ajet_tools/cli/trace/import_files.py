@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Exit, Option
+from rich.console import Console
+from typer import Argument, Option
 
-from ajet_sdk.reporting.output import ProgressBar, echo, visible
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_sdk.reporting.output import ProgressBar, visible
+from ajet_tools.cli.result import Result
 from ajet_tools.cli.trace.options import FROM_HELP
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.imports import Imported, format_of, import_files
+
+
+@dataclass(frozen=True)
+class ImportResult(Result):
+    done: Imported
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.done.understood else 1
+
+    def document(self) -> object:
+        return vars(self.done)
+
+    def show(self, out: Console) -> None:
+        for line in _lines(self.done):
+            out.print(line, soft_wrap=True)
+
+
+def _lines(done: Imported) -> Iterator[str]:
+    yield (
+        f"{counted(done.episodes, 'episode')} with {counted(done.calls, 'call')} into {done.path}"
+    )
+    for file, format in done.formats.items():
+        yield f"  {visible(file)}: {format}"
+    if done.already:
+        yield f"  already there: {counted(done.already, 'episode')}"
+    for reason, count in sorted(done.left_out.items()):
+        yield f"  left out: {count:,} {visible(reason)}"
+    if done.bad_rows:
+        yield f"  skipped: {counted(done.bad_rows, 'bad row')}, the first:"
+    for problem in done.problems:
+        yield f"    {visible(problem)}"
 
 
 def import_(
@@ -21,8 +56,7 @@ def import_(
     skip_bad_rows: Annotated[
         bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> ImportResult:
     """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.
 
     Reads ajet's native, messages and tokens, OpenAI's messages, logs of its chat completions and
@@ -46,23 +80,4 @@ def import_(
             skip_bad_rows=skip_bad_rows,
             progress=bar.update,
         )
-    if as_json:
-        print_json({**vars(done), "path": str(done.path)})
-    else:
-        _report_import(done)
-    if not done.understood:
-        raise Exit(1)
-
-
-def _report_import(done: Imported) -> None:
-    echo(f"{counted(done.episodes, 'episode')} with {counted(done.calls, 'call')} into {done.path}")
-    for file, format in done.formats.items():
-        echo(f"  {visible(file)}: {format}")
-    if done.already:
-        echo(f"  already there: {counted(done.already, 'episode')}")
-    for reason, count in sorted(done.left_out.items()):
-        echo(f"  left out: {count:,} {visible(reason)}")
-    if done.bad_rows:
-        echo(f"  skipped: {counted(done.bad_rows, 'bad row')}, the first:")
-    for problem in done.problems:
-        echo(f"    {visible(problem)}")
+    return ImportResult(done)

@@ -217,7 +217,7 @@ def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Pat
     assert "30 rows of messages" in said and "left out: 1 row without a reply or an answer" in said
     assert lines(out)[0]["messages"][1] == {"role": "assistant", "content": "2"}
     out.write_text("before")
-    said = ajet("export", path, "--format", "preferences", "-o", out, code=2).stderr
+    said = ajet("export", path, "--format", "trl-preference", "-o", out, code=2).stderr
     assert "no row of" in said and ": 31 rows without a chosen and a rejected reply" in said
     assert out.read_text() == "before"
     assert "'x'" in ajet("export", path, "--format", "x", code=2).stderr
