@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich.console import Console
+from rich.text import Text
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, QueryError
@@ -22,20 +23,17 @@ from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.explain import Explanation, explain, lines_of
+from ajet_tools.trace.compare.runs import RunComparison, compare_runs, run_tables, task_tables
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.experiments import (
     Group,
     TaskReward,
-    by_task,
-    differing,
-    groups,
     leaderboard,
     run_names,
     task_rewards,
 )
-from ajet_tools.trace.queries.runs import REWARDS, RunOverview, steps_of
+from ajet_tools.trace.queries.runs import RunOverview
 
-_TASKS = 40
 _RUNS = 30
 
 
@@ -49,31 +47,9 @@ class RunsResult(Result):
     names: Mapping[str, str] = field(default_factory=dict, metadata=HIDDEN)
 
     def show(self, out: Console) -> None:
-        short = _short([key for run in self.runs for key in run["settings"]])
-        means = [name for name in REWARDS if any(run.get(name) is not None for run in self.runs)]
-        rows: list[dict[str, object]] = []
-        for run in self.runs:
-            row: dict[str, object] = {"run": self.names[run["run_id"]]}
-            row |= {short[key]: value for key, value in run["settings"].items()}
-            row |= {name: run.get(name) for name in means}
-            row |= {"status": run["status"], "step": steps_of(run)}  # type: ignore[arg-type]
-            rows.append(row)
-        out.print(render.table(rows, out.width))
-        meanings = "; ".join(f"{name}: {REWARDS[name]}" for name in means)
-        out.print(meanings, style="dim", soft_wrap=True)
-        if len(self.groups) == len(self.runs):
-            return
-        seeds: list[dict[str, object]] = []
-        for group in self.groups:
-            row = {short[key]: value for key, value in group.settings.items()}
-            row |= {"runs": len(group.runs), group.of or "reward": group.mean}
-            row |= {"low": group.low, "high": group.high}
-            seeds.append(row)
-        out.print(render.table(seeds, out.width, title="\nover seeds"))
-        out.print(
-            "low, high: 95 % interval from six runs on, else the least and the greatest",
-            style="dim",
-        )
+        comparison = RunComparison(self.runs, self.groups, self.names)
+        for part in run_tables(comparison, out.width):
+            out.print(part, soft_wrap=isinstance(part, Text))
 
 
 @dataclass(frozen=True)
@@ -85,11 +61,8 @@ class TasksResult(Result):
     rewards: Sequence[TaskReward]
 
     def show(self, out: Console) -> None:
-        table = _by_task(self.rewards, self.runs)
-        out.print(render.table(table[:_TASKS], out.width))
-        if len(table) > _TASKS:
-            more = len(table) - _TASKS
-            out.print(f"and {more:,} more, which differ less; --json has all", style="dim")
+        for part in task_tables(self.rewards, self.runs, out.width):
+            out.print(part)
 
 
 @dataclass(frozen=True)
@@ -163,31 +136,8 @@ def compare(
             return _compare_task(reader, where, runs, task)
         if tasks:
             return TasksResult(where, names, task_rewards(reader, [*names]))
-        settings = differing(reader, [run["run_id"] for run in runs])
-    rows = [{**run, "settings": settings[run["run_id"]]} for run in runs]
-    return RunsResult(where, rows, groups(runs, settings), names)
-
-
-def _short(keys: Sequence[str]) -> dict[str, str]:
-    """Shortens keys to their last part, if that is unique."""
-    last = {key: key.rpartition(".")[2] for key in keys}
-    return {
-        key: name if [*last.values()].count(name) == 1 else key.removeprefix("ajet.")
-        for key, name in last.items()
-    }
-
-
-def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[dict[str, object]]:
-    """Returns a row per task with a column per run, at the last step, by decreasing difference."""
-    table = by_task(rewards, "run_id")
-    shown = [run_id for run_id in names if any(run_id in row.rewards for row in table)]
-    return [
-        {
-            "task": one_line(row.task, 60),
-            **{names[run_id]: row.rewards.get(run_id) for run_id in shown},
-        }
-        for row in table
-    ]
+        compared = compare_runs(reader, runs)
+    return RunsResult(where, compared.runs, compared.groups, compared.names)
 
 
 def _compare_task(
