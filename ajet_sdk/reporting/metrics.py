@@ -311,7 +311,8 @@ _CAUSES = {
         " hand over its weights more often"
     ),
     "failed": (
-        "of episodes without a reward: `ajet trace ls --status failed` lists those that failed"
+        "of episodes without a reward: `ajet trace ls -f \"status = 'failed'\"` lists those that"
+        " failed"
     ),
     "cancelled": (
         "the agent's client left, or its episode ended, while the reply was sampled: raise the time"
