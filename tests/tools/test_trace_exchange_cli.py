@@ -172,6 +172,39 @@ def test_a_cut_reply_is_neither_preferred_nor_rejected(cut_trace: Path, tmp_path
     assert (row["chosen_episode_id"], row["rejected_episode_id"]) == ("c", "b")
 
 
+@pytest.mark.parametrize(
+    ("option", "format"),
+    [
+        ("--accept-outputs", "messages"),
+        ("--need-answer", "tokens"),
+        ("--per-task=1", "tasks"),
+        ("--margin=0.5", "messages"),
+    ],
+)
+def test_an_option_without_meaning_for_a_format_is_refused(
+    trace: Path, tmp_path: Path, option: str, format: str
+) -> None:
+    out = tmp_path / "out.jsonl"
+    ajet("export", str(trace), "--format", format, option, "-o", str(out), code=2)
+    assert not out.exists()
+
+
+def test_a_run_is_named_in_place_of_a_path(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TraceWriter(trace) as writer:
+        writer.put(Run(run_id="abc", name="math-v1.2", status="finished"))
+        messages = [{"role": "user", "content": "Hi"}]
+        reply = {"choices": [{"message": {"role": "assistant", "content": "hello"}}]}
+        writer.put(
+            Call(call_id="c", episode_id="e", request={"messages": messages}, response=reply)
+        )
+        writer.put(Episode(episode_id="e", run_id="abc", task=Task(main_query="Hi")))
+    monkeypatch.chdir(tmp_path)
+    done = ajet("export", "math-v1.2", "--format", "messages", "-o", "out.jsonl", "--json")
+    assert json.loads(done.stdout)["of"] == 1
+
+
 def test_a_trace_without_rewards_is_exported(tmp_path: Path) -> None:
     path = tmp_path / "plain.duckdb"
     with TraceWriter(path) as writer:

@@ -11,6 +11,7 @@ from typing import Annotated
 from rich.console import Console
 from typer import Argument, Option
 
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.model_option import Budgeted, ModelNamed, open_model
 from ajet_tools.cli.options import IncludeValidation
@@ -37,6 +38,17 @@ _FROM = (
     "Format of inputs that are not ajet traces: auto, openai, otlp, studio, tokens or another of"
     " `ajet trace import`."
 )
+
+_FILES = (".duckdb", ".json", ".jsonl", ".gz", ".parquet", ".sqlite")
+"""Suffixes of inputs: a missing file of one isn't taken for the name of a run."""
+_CONVERSATIONS: tuple[Format, ...] = ("messages", "sharegpt", "trl-prompt")
+_OF_FORMAT: dict[str, tuple[Format, ...]] = {
+    "--accept-outputs": ("tasks",),
+    "--need-answer": ("tasks",),
+    "--per-task": _CONVERSATIONS,
+    "--margin": ("preferences",),
+}
+"""Options that have a meaning for these formats only."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +105,17 @@ class ConversionOptions:
     margin: Annotated[float, Option(min=0)] = 0.0
     redact: Annotated[bool, Option("--redact/--no-redact")] = True
 
-    def options(self) -> Options:
+    def options(self, format: Format) -> Options:
+        given = {
+            "--accept-outputs": self.accept_outputs,
+            "--need-answer": self.need_answer,
+            "--per-task": self.per_task is not None,
+            "--margin": self.margin > 0,
+        }
+        for option, is_given in given.items():
+            if is_given and format not in _OF_FORMAT[option]:
+                formats = ", ".join(_OF_FORMAT[option])
+                raise ConfigError(f"{option} is for --format {formats} (got {format})")
         return Options(
             redact=self.redact,
             need_answer=self.need_answer,
@@ -197,7 +219,7 @@ def export(
             format,
             out,
             choosing.choice(run),
-            converting.options(),
+            converting.options(format),
             grader=grader,
             progress=lambda what, count, of: bar.show(f"{what} episodes", count, of),
         )
@@ -209,7 +231,8 @@ def _run_of(paths: list[str]) -> tuple[str | None, list[str]]:
     """A single argument that is no path names a run."""
     if len(paths) == 1 and paths[0] != "-":
         path = Path(paths[0])
-        if not path.exists() and not path.suffix and path.name == paths[0]:
+        is_name = path.name == paths[0] and path.suffix not in _FILES
+        if is_name and not path.exists():
             return paths[0], []
     return None, paths
 
