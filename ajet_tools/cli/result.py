@@ -29,6 +29,8 @@ class Result:
     def exit_code(self) -> int:
         return 0
 
+    paged: ClassVar[bool] = False
+    """Whether text that is longer than the terminal goes through a pager."""
     beside_rows: ClassVar[bool] = False
     """Whether the command writes a file, which may be stdout: the text goes to stderr."""
 
@@ -55,6 +57,9 @@ def print_result(result: Result, *, as_json: bool) -> None:
         return
     if result.beside_rows or result.compact:
         result.show(console(stderr=True))
+        return
+    if not result.paged:
+        result.show(console())
         return
     with paged() as out:
         result.show(out)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_tools.cli.app import app
-from ajet_tools.cli.arguments import JobOptions, split_arguments
+from ajet_tools.cli.arguments import AgentOptions, JobOptions, split_arguments
 from ajet_tools.cli.machine import EXTRAS, required
 from ajet_tools.cli.train import newest_experiment
 from tests.serving import answering, replying, serving
@@ -513,6 +513,30 @@ def test_training_needs_no_file(starter: Path) -> None:
     assert config.task_reader.jsonl_dataset_file.validation.file_path == str(starter / "val.jsonl")
     assert config.model.path == "m/n"
     assert JobOptions(Path("config.yaml"), "exact").config(None).task_judge.judge_type == "exact"
+
+
+ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "name": "old"}
+NO_MODEL = {"path": None, "base_url": None, "name": None, "scripted": None}
+
+
+@pytest.mark.parametrize("configured", [ENDPOINT, {"scripted": "old.py->reply"}, {"path": "old"}])
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("qwen2.5:7b@http://h/v1", {"base_url": "http://h/v1", "name": "qwen2.5:7b"}),
+        ("@cf/llama@https://h/v1", {"base_url": "https://h/v1", "name": "@cf/llama"}),
+        ("owner/name", {"path": "owner/name"}),
+        ("package.module->reply", {"scripted": "package.module->reply"}),
+    ],
+)
+def test_the_option_model_takes_the_place_of_all_that_names_one_in_a_config(
+    starter: Path, configured: dict[str, str], option: str, expected: dict[str, str]
+) -> None:
+    document = {"ajet": {"model": {**configured, "dtype": "float32"}}}
+    (starter / "job.yaml").write_text(json.dumps(document))
+    model = AgentOptions(conf=Path("job.yaml"), model=option).config("agent.py:solve").model
+    assert {name: getattr(model, name) for name in NO_MODEL} == {**NO_MODEL, **expected}
+    assert model.dtype == "float32"
 
 
 def test_tasks_are_a_file_a_directory_or_a_hub_name(starter: Path) -> None:

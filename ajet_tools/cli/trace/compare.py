@@ -46,6 +46,8 @@ class RunsResult(Result):
     groups: Sequence[Group]
     names: Mapping[str, str] = field(default_factory=dict, metadata=HIDDEN)
 
+    paged = True
+
     def show(self, out: Console) -> None:
         comparison = RunComparison(self.runs, self.groups, self.names)
         for part in run_tables(comparison, out.width):
@@ -59,6 +61,8 @@ class TasksResult(Result):
     trace: Path
     runs: Mapping[str, str]
     rewards: Sequence[TaskReward]
+
+    paged = True
 
     def show(self, out: Console) -> None:
         for part in task_tables(self.rewards, self.runs, out.width):
@@ -75,6 +79,8 @@ class TaskResult(Result):
     task: str
     leaderboard: Sequence[Mapping[str, Any]]
     rewards: Sequence[Mapping[str, object]]
+
+    paged = True
 
     def show(self, out: Console) -> None:
         out.print(render.table(self.leaderboard, out.width, title=one_line(self.task, 100)))
@@ -176,6 +182,8 @@ def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
 @dataclass(frozen=True)
 class ExplainResult(Result):
     explanation: Explanation
+
+    paged = True
 
     def document(self) -> object:
         return asdict(self.explanation)

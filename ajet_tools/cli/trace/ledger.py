@@ -37,6 +37,8 @@ class LedgerResult(Result):
     outcomes: Sequence[LedgerTotal]
     filter: str | None = field(default=None, metadata=HIDDEN)
 
+    paged = True
+
     @property
     def exit_code(self) -> int:
         """A run that goes on may have calls that are not booked yet."""
@@ -71,6 +73,8 @@ class SplitsResult(Result):
     splits: Sequence[Mapping[str, object]]
     sampled: int = field(default=0, metadata=HIDDEN)
     """Sampled tokens."""
+
+    paged = True
 
     def show(self, out: Console) -> None:
         counts = [

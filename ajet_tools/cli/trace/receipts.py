@@ -32,6 +32,8 @@ class ReceiptsResult(Result):
     receipts: Sequence[TokenReceipt]
     of_clients: bool = field(default=True, metadata=HIDDEN)
 
+    paged = True
+
     def show(self, out: Console) -> None:
         rows = client_rows(self.receipts) if self.of_clients else part_rows(self.receipts)
         out.print(render.table(rows, out.width) if rows else "no tokens were sampled")

@@ -67,6 +67,8 @@ class ListResult(Result):
     start: int = field(default=0, metadata=HIDDEN)
     """Number of episodes on the pages before."""
 
+    paged = True
+
     def show(self, out: Console) -> None:
         out.print(str(self.trace), style="dim", soft_wrap=True)
         self._show_runs(out)
