@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 from typer import Exit, Option
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.cli.result import Result, print_result
+from ajet_tools.cli.result import Result
 from ajet_tools.cli.result import print_json as print_json
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def expand_options(command: Callable[..., Result | None]) -> Callable[..., None]
         }
         result = command(**values, **grouped)
         if isinstance(result, Result):
-            print_result(result, as_json=as_json)
+            # By name: commands that return no result don't need rich, which takes long to import.
+            output = importlib.import_module("ajet_tools.cli.result_output")
+            output.print_result(result, as_json=as_json)
             if result.exit_code:
                 raise Exit(result.exit_code)
 

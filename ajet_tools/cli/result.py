@@ -1,4 +1,4 @@
-"""What a command returns: a dataclass, which this module alone prints, as JSON or as text.
+"""What a command returns: a dataclass, which `result_output` alone prints, as JSON or as text.
 
 A command is annotated with the `Result` that it returns. It then has the option `--json`, and its
 exit code is the result's.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from ajet_sdk.reporting.output import echo, json_line
-from ajet_tools.text.tables import console, paged
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,23 +44,6 @@ class Result:
     def show(self, out: Console) -> None:
         """Prints the result for people."""
         raise NotImplementedError
-
-
-def print_result(result: Result, *, as_json: bool) -> None:
-    if as_json:
-        indent = None if result.compact else 2
-        print_json(result.document(), indent=indent, err=result.compact)
-        return
-    if sys.stdout is None or sys.stdout.closed:  # closed by users' code
-        return
-    if result.beside_rows or result.compact:
-        result.show(console(stderr=True))
-        return
-    if not result.paged:
-        result.show(console())
-        return
-    with paged() as out:
-        result.show(out)
 
 
 def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
