@@ -3,8 +3,7 @@
     python docs/screenshots.py TRACE OUT [ROWS]
 
 TRACE is an experiment's directory below the directory in which its run was started, for the tokenizer is looked for
-from there; of a directory with several runs the screens that compare runs are drawn, and no others. OUT is a
-directory, made if it does not exist; ROWS is a dataset.
+from there. OUT is a directory, made if it does not exist; ROWS is a dataset.
 """
 
 from __future__ import annotations
@@ -84,14 +83,6 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
     }
 
 
-def comparisons(runs: list[str]) -> dict[str, Prepare]:
-    """The screens of several runs."""
-    return {
-        "many-runs": opened(lambda app: app.open_many_runs(runs)),
-        "leaderboard": opened(lambda app: app.open_many_runs(runs), "d"),
-    }
-
-
 def chosen(reader: TraceReader) -> tuple[str, str, list[str]]:
     """The newest run, a long trained episode with a reward, and two attempts at one task that went differently."""
     (run,) = reader.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1")[
@@ -123,8 +114,7 @@ async def main(trace: Path, out: Path) -> None:
     os.chdir(above)  # no path of this machine in a picture
     reader, _ = open_located(trace)
     where = trace.relative_to(above)
-    runs = reader.query("SELECT run_id FROM runs ORDER BY started_at")["run_id"].to_pylist()
-    for name, prepare in (comparisons(runs) if len(runs) > 1 else screens(*chosen(reader))).items():
+    for name, prepare in screens(*chosen(reader)).items():
         await picture(reader, where, out, name, prepare)
     reader.close()
 

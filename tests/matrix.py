@@ -39,7 +39,7 @@ TESTS = (
 COMMANDS = (
     "init demo",
     (
-        "run demo/agent.py:solve --judge demo/agent.py:exact --tasks demo/tasks.jsonl --scripted"
+        "run demo/agent.py:solve --judge demo/agent.py:exact --tasks demo/tasks.jsonl --model"
         " demo/replies.py:reply"
     ),
     "trace ls",

@@ -82,7 +82,7 @@ def test_the_agent_does_the_stand_ins_tasks(tmp_path: Path) -> None:
 def branched(directory: Path, episode: Episode, model: str) -> list[float | None]:
     """The rewards of two forks from the third call on: each has an instance of its own, which the
     first two calls led to where the original was."""
-    forks = ["--at", "2", "-k", "2", "--scripted", f"{directory / 'replies.py'}:{model}", "--json"]
+    forks = ["--at", "2", "-k", "2", "--model", f"{directory / 'replies.py'}:{model}", "--json"]
     trace, to = str(directory / "experiment"), ["--exp-dir", str(directory / model)]
     result = CliRunner().invoke(app, ["trace", "branch", episode.episode_id, trace, *forks, *to])
     assert result.exit_code == 0, result.output

@@ -163,7 +163,7 @@ def test_wheel_and_source_archive_are_built_and_work_where_nothing_else_is(tmp_p
     call(command, "init", "demo", cwd=here)
     run = ("run", "agent.py:solve", "--judge", "agent.py:exact", "--tasks", "tasks.jsonl")
     assert "Mean reward 0.75" in call(
-        command, *run, "--scripted", "replies.py:reply", cwd=here / "demo"
+        command, *run, "--model", "replies.py:reply", cwd=here / "demo"
     )
     assert "succeeded" in call(command, "trace", "ls", cwd=here / "demo")
     listed = call(command, "init", "--example", "list", cwd=here).split()

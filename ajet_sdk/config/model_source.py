@@ -144,7 +144,7 @@ def check_source(path: str | Path) -> None:
         )
     problem = f"model.path: there is no directory {name}"
     hint = (
-        "for a model behind an endpoint, also give its address (--base-url URL, model.base_url, or"
+        "for a model behind an endpoint, also give its address (--model NAME@URL, model.base_url, or"
         " OPENAI_BASE_URL); for local weights, give their directory or a Hugging Face name"
         " (owner/name)"
     )

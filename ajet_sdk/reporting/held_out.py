@@ -211,7 +211,7 @@ def without_signal(trace: TraceReader, run_id: str) -> str:
     always = sum(row["solved"] for row in same)
     beyond = sum(not row["solved"] and row["attempts"] >= MANY_ATTEMPTS for row in same)
     parts = [f"{len(same) - always} never solved", f"{always} always"]
-    advice = "`ajet dataset calibrate` keeps tasks that are solved now and then"
+    advice = "`ajet run --out` measures which tasks are solved now and then"
     if beyond:
         parts[0] += f", {beyond} of them in {MANY_ATTEMPTS} attempts and more"
         advice += (

@@ -142,8 +142,8 @@ def _advice_without_variance(
         )
     size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
     return (
-        f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset"
-        " calibrate)"
+        f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet run"
+        " --out measures it)"
     )
 
 
@@ -311,7 +311,8 @@ _CAUSES = {
         " hand over its weights more often"
     ),
     "failed": (
-        "of episodes without a reward: `ajet trace ls --status failed` lists those that failed"
+        "of episodes without a reward: `ajet trace ls -f \"status = 'failed'\"` lists those that"
+        " failed"
     ),
     "cancelled": (
         "the agent's client left, or its episode ended, while the reply was sampled: raise the time"

@@ -51,7 +51,7 @@ _PATIENCE = 5.0
 """Seconds to wait for threads after a command ended."""
 READER_LEFT = 141
 """Exit code if the reader of stdout closed it early, as after SIGPIPE."""
-_OF_A_JOB = ("train", "run", "baseline", "plan", "rehearse", "work")
+_OF_A_JOB = ("train", "run", "plan", "rehearse", "work")
 """Commands whose first argument may be the config file."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
@@ -65,7 +65,6 @@ class _Root(LazyGroup):
             "demo": "start",
             "init": "start",
             "run": "run",
-            "baseline": "run",
             "train": "train",
             "swarm": "swarm",
             "work": "work",
@@ -84,6 +83,8 @@ class _Root(LazyGroup):
             "doctor": "doctor",
         },
     }
+
+    moved = {"baseline": "run --advise"}
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """`ajet --conf FILE …` means `ajet train --conf FILE …`, and so does `ajet train FILE.yaml`;
@@ -108,7 +109,7 @@ class _Root(LazyGroup):
         try:
             with _log_shown():
                 done = super().invoke(ctx)
-            sys.stdout.flush()
+            _flush_stdout()
             return done
         except KeyboardInterrupt:
             raise _interrupted(ctx) from None
@@ -172,6 +173,11 @@ def in_plain_words(message: str) -> str:
     if kind := _KIND.fullmatch(message):
         return f"must be {'an integer' if kind[1] == 'integer' else f'a {kind[1]}'}"
     return message.removeprefix("Value error, ")
+
+
+def _flush_stdout() -> None:
+    if sys.stdout is not None and not sys.stdout.closed:  # closed by users' code
+        sys.stdout.flush()
 
 
 def _stdout() -> tuple[int, int] | None:
@@ -251,7 +257,7 @@ def _log_shown() -> Iterator[None]:
 
 
 def _print_message(kind: str, message: str) -> None:
-    sys.stdout.flush()
+    _flush_stdout()
     message = public(message)
     cut = f" … ({len(message) - _LONGEST:,} more characters)" if len(message) > _LONGEST else ""
     echo(f"{style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
@@ -287,7 +293,7 @@ def root(
     ajet demo
     ajet init demo
     ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
-      --base-url http://127.0.0.1:8000/v1 --model NAME
+      --model NAME@http://127.0.0.1:8000/v1
     ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --model PATH
     ajet --conf math.yaml ajet.rollout.num_repeat=8
@@ -316,7 +322,7 @@ def main() -> None:
 
 def _end(code: int) -> None:
     """Ends the process without finalizing modules, which daemon threads may still use."""
-    sys.stdout.flush()
+    _flush_stdout()
     sys.stderr.flush()
     os._exit(code)
 

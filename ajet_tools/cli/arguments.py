@@ -19,6 +19,7 @@ from ajet_sdk.config.judge_kinds import KINDS, judge_forms
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
 from ajet_sdk.types import Json
+from ajet_tools.cli.model_name import ModelName
 
 _FILES = "task_reader.jsonl_dataset_file"
 JUDGE_HELP = f"{', '.join(judge_forms(KINDS))}, or a judge of an installed package."
@@ -95,6 +96,7 @@ class JobOptions:
         more: Mapping[str, object] | None = None,
         recorded: Mapping[str, object] | None = None,
         beside: Path | None = None,
+        cleared: Sequence[str] = (),
     ) -> Config:
         """Combines options, overrides, config file and defaults, in this order of precedence.
         Raises ConfigError.
@@ -103,6 +105,7 @@ class JobOptions:
             more: further keys by dotted path, e.g. `model.base_url`; None leaves a key unset.
             recorded: a recorded config document, which the other settings override.
             beside: the file of the recorded config.
+            cleared: keys that are null, whatever the config file has.
         """
         settings: dict[str, object] = {
             "rollout.user_workflow": _from_here(agent) if agent else None,
@@ -121,6 +124,8 @@ class JobOptions:
         for path, value in settings.items():
             if value is not None:
                 _put(document["ajet"], path, value)
+        for path in cleared:
+            _put(document["ajet"], path, None)
         config = load_config(self.conf, overrides, document, beside=beside)
         if self.exp_dir is not None:
             config = config.model_copy(
@@ -134,38 +139,35 @@ class AgentOptions(JobOptions):
     """Options of a job without training: JobOptions, and the model that answers the agent.
 
     Args:
-        model: Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a name of
-            `ajet model list`.
+        model: NAME@URL (an OpenAI-compatible endpoint), NAME at OPENAI_BASE_URL, a local directory, a Hugging Face
+            name, a name of `ajet model list`, or FILE.py:NAME (a function that replies).
     """
 
-    model: str | None = None
-    base_url: Annotated[str | None, key_option("model.base_url")] = None
-    api_key_env: Annotated[str | None, key_option("model.api_key_env")] = None
-    scripted: Annotated[str | None, key_option("model.scripted", metavar="FILE:FUNCTION")] = None
-    temperature: Annotated[
-        float | None, Option(min=0, help="Sampling temperature. Default: the agent's own.")
-    ] = None
+    model: Annotated[str | None, Option(metavar="NAME@URL|PATH|FILE:NAME")] = None
 
     def config(self, agent: str | None, overrides: Sequence[str] = (), **settings: Any) -> Config:
         """As in `JobOptions`; also raises ConfigError if no model is named."""
-        answering = {
-            "model.base_url": self.base_url,
-            "model.name": self.model if self.base_url is not None else None,
-            "model.api_key_env": self.api_key_env,
-            "model.scripted": _from_here(self.scripted) if self.scripted else None,
-            "rollout.temperature": self.temperature,
-        }
-        if self.base_url is not None:
-            answering["model.path"] = None
-        config = super().config(
-            agent, overrides, **{**settings, "more": {**answering, **(settings.get("more") or {})}}
-        )
+        more = dict(settings.pop("more", None) or {})
+        if self.model is not None:
+            more |= _model_keys(ModelName.parse(self.model))
+            settings["cleared"] = tuple(key for key in _MODEL_KEYS if more.get(key) is None)
+        config = super().config(agent, overrides, more=more, **settings)
         if not (config.model.base_url or config.model.path or config.model.scripted):
             raise ConfigError(
-                "no model given: pass --base-url URL --model NAME, --model PATH, or --scripted"
-                " FILE:NAME"
+                "no model given: pass --model NAME@URL, --model PATH, or --model FILE.py:NAME"
             )
         return config
+
+
+_MODEL_KEYS = ("model.path", "model.base_url", "model.name", "model.scripted")
+
+
+def _model_keys(model: ModelName) -> dict[str, object]:
+    if model.base_url is not None:
+        return {"model.base_url": model.base_url, "model.name": model.name, "model.path": None}
+    if model.scripted is not None:
+        return {"model.scripted": _from_here(model.scripted), "model.path": None}
+    return {"model.path": _absolute(model.name) if Path(model.name).exists() else model.name}
 
 
 def _task_keys(tasks: str | None, val_tasks: str | None) -> dict[str, object]:

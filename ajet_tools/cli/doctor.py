@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from rich.console import Console
+from rich.text import Text
 from typer import Argument, Option
 
 import ajet
 from ajet_sdk.addresses import public
 from ajet_sdk.environments.client import service_health
 from ajet_sdk.errors import EnvironmentUnavailable
-from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.sandbox.fence import NoFence, fence
 from ajet_tools.cli.machine import EXTRAS, gpus, installed_version, required
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.result import Result
 
 Status = Literal["ok", "miss", "fail"]
 _COLOURS: dict[Status, str] = {"ok": "green", "miss": "yellow", "fail": "red"}
@@ -40,14 +40,37 @@ class Check:
     fix: str = ""
 
 
+@dataclass(frozen=True)
+class DoctorResult(Result):
+    ok: bool
+    checks: list[Check]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.ok else 1
+
+    def show(self, out: Console) -> None:
+        width = max(len(check.name) for check in self.checks)
+        room = max(30, out.width - width - 8) if out.is_terminal else sys.maxsize
+        for check in self.checks:
+            lines = [f"{check.detail}; {check.fix}" if check.fix else check.detail]
+            if len(lines[0]) > room:  # commands stay on one line
+                lines = textwrap.wrap(check.detail, room, break_on_hyphens=False)
+                if check.fix:
+                    lines.append(check.fix)
+            line = Text(f"{check.status:<4}", style=f"bold {_COLOURS[check.status]}")
+            indent = "\n" + " " * (width + 8)
+            line.append(f"  {check.name:<{width}}  {indent.join(lines)}", style="not bold default")
+            out.print(line, soft_wrap=True)
+
+
 def doctor(
     directory: Annotated[Path, Argument(help="Directory to which runs would write.")] = Path(),
     environment: Annotated[
         list[str] | None,
         Option(metavar="URL", help="URL of an environment service to check. Repeatable."),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> DoctorResult:
     """Check the installation: packages, GPUs, the sandbox, and whether a run could write and
     listen.
 
@@ -67,27 +90,7 @@ def doctor(
         _sandbox(),
         *(_service(url) for url in environment or ()),
     ]
-    failed = any(check.status == "fail" for check in checks)
-    if as_json:
-        print_json({"ok": not failed, "checks": checks})
-    else:
-        _print(checks)
-    raise typer.Exit(1 if failed else 0)
-
-
-def _print(checks: list[Check]) -> None:
-    width = max(len(check.name) for check in checks)
-    room = sys.maxsize
-    if sys.stdout.isatty():
-        room = max(30, shutil.get_terminal_size().columns - width - 8)
-    for check in checks:
-        status = style(f"{check.status:<4}", fg=_COLOURS[check.status], bold=True)
-        lines = [f"{check.detail}; {check.fix}" if check.fix else check.detail]
-        if len(lines[0]) > room:  # commands stay on one line
-            lines = textwrap.wrap(check.detail, room, break_on_hyphens=False)
-            if check.fix:
-                lines.append(check.fix)
-        echo(f"{status}  {check.name:<{width}}  " + ("\n" + " " * (width + 8)).join(lines))
+    return DoctorResult(all(check.status != "fail" for check in checks), checks)
 
 
 def _packages() -> Iterator[Check]:

@@ -123,7 +123,7 @@ def _lines_of(config: Config, plan: Plan, mean: PerEpisode | None) -> Iterator[s
         yield (
             f"no episode of this agent is recorded in {config.directory.parent} with a model's"
             " tokens; to estimate tokens and cost, record some there first: ajet run … --limit 8,"
-            " or ajet baseline"
+            " or ajet run --advise"
         )
         return
     yield (

@@ -16,7 +16,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.row_names import ANSWERS, REPLIES
 from ajet_tools.cli.machine import gpus
 from ajet_tools.dataset.files.tables import read
-from ajet_tools.dataset.from_traces.run import task_rows
+from ajet_tools.dataset.from_traces.export import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 
 _LLM_CALLS = (

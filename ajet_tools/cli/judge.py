@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.config.api_keys import placeholder_keys
@@ -26,8 +27,9 @@ from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes
 from ajet_tools.cli.arguments import JUDGE_HELP
-from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.text.tables import console, table
+from ajet_tools.cli.options import expand_options
+from ajet_tools.cli.result import Result
+from ajet_tools.text.tables import table
 from ajet_tools.trace.locate import open_located
 from ajet_tools.trace.queries.base import rows
 
@@ -45,7 +47,46 @@ def judge() -> None:
     """
 
 
+@dataclass(frozen=True)
+class EvaluationResult(Result):
+    judge: str
+    evaluation: Evaluation
+    built: Built | None = None
+    """The rubric, if the judge made one."""
+
+    @property
+    def exit_code(self) -> int:
+        return int(all(score is None for _, _, score in self.evaluation.scores))
+
+    def document(self) -> object:
+        document = {"judge": self.judge, **asdict(self.evaluation)}
+        return document if self.built is None else {**document, "rubric": asdict(self.built)}
+
+    def show(self, out: Console) -> None:
+        _print(self.judge, self.evaluation, out)
+        if self.built is not None:
+            out.print(f"\nRubric:\n{self.built.rubric}\n{_tried(self.built)}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class AttackResult(Result):
+    target: str
+    attack: Attack
+
+    @property
+    def exit_code(self) -> int:
+        return int(bool(self.attack.earned))
+
+    def document(self) -> object:
+        counts = {"cheats": len(self.attack.outcomes), "earned": len(self.attack.earned)}
+        return {"target": self.target, **counts, **asdict(self.attack)}
+
+    def show(self, out: Console) -> None:
+        _print_attack(self.target, self.attack, out)
+
+
 @app.command("eval")
+@expand_options
 def evaluate_judge(
     name: Annotated[
         str | None, Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Default: that of --conf.")
@@ -64,12 +105,11 @@ def evaluate_judge(
         int, Option(min=1, help="Verdicts per output, to measure their variance.")
     ] = 3,
     limit: Annotated[
-        int | None, Option(min=1, help="Maximum number of outputs, from the first.")
+        int | None, Option("--limit", "-n", min=1, help="Maximum number of outputs.")
     ] = None,
     concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
     seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
-    as_json: AsJson = False,
-) -> None:
+) -> EvaluationResult:
     """Compare a judge with labels: agreement, variance, the effects of order and length, cost.
 
     A row of the labels has a query, an output (or response, final_answer, answer) and a score (or
@@ -94,25 +134,17 @@ def evaluate_judge(
             "no judge given: name it as the argument, or pass a --conf with a task_judge"
         )
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
-    with ProgressBar("Judging", len(labelled) * repeats, quiet=as_json) as bar:
+    with ProgressBar("Judging", len(labelled) * repeats) as bar:
         work = evaluate(
             chosen, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance
         )
         result = asyncio.run(work)
     built = chosen.built if isinstance(chosen, RubricJudge) else None
-    if as_json:
-        print_json(
-            {"judge": name, **asdict(result), **({"rubric": asdict(built)} if built else {})}
-        )
-    else:
-        _print(name, result)
-        if built is not None:
-            console().print(f"\nRubric:\n{built.rubric}\n{_tried(built)}", soft_wrap=True)
-    if all(score is None for _, _, score in result.scores):
-        raise typer.Exit(1)
+    return EvaluationResult(name, result, built)
 
 
 @app.command("attack")
+@expand_options
 def attack_target(
     name: Annotated[
         str | None,
@@ -134,8 +166,7 @@ def attack_target(
     threshold: float | None = None,
     own_model: Annotated[bool, Option("--own-model")] = False,
     concurrency: Annotated[int, Option(min=1, help="Maximum number of concurrent judgements.")] = 8,
-    as_json: AsJson = False,
-) -> None:
+) -> AttackResult:
     """Give a judge or an environment outputs that cheat, and list those that earn a reward.
 
     Nearly 200 texts: quoted verdicts, instructions to the grader, flattery, length, empty answers,
@@ -161,7 +192,7 @@ def attack_target(
     """
     config = load_config(conf) if conf is not None else Config()
     environment = _environment(name)
-    with ProgressBar("Cheating", quiet=as_json) as bar:
+    with ProgressBar("Cheating") as bar:
         if environment is not None:
             if tasks is not None:
                 raise ConfigError(
@@ -195,19 +226,7 @@ def attack_target(
             )
             result = asyncio.run(work)
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
-    if as_json:
-        print_json(
-            {
-                "target": name,
-                "cheats": len(result.outcomes),
-                "earned": len(result.earned),
-                **asdict(result),
-            }
-        )
-    else:
-        _print_attack(name, result)
-    if result.earned:
-        raise typer.Exit(1)
+    return AttackResult(name, result)
 
 
 def _environment(name: str | None) -> Spec | None:
@@ -215,8 +234,7 @@ def _environment(name: str | None) -> Spec | None:
     return Spec(remainder) if kind == "env" else Spec(name or "") if kind in KINDS else None
 
 
-def _print_attack(name: str, result: Attack) -> None:
-    out = console()
+def _print_attack(name: str, result: Attack, out: Console) -> None:
     total, earned = (
         Counter(cheat.kind for cheat in outcomes) for outcomes in (result.outcomes, result.earned)
     )
@@ -293,8 +311,7 @@ def _episodes(path: Path, by: str) -> list[Labelled]:
         ]
 
 
-def _print(name: str, result: Evaluation) -> None:
-    out = console()
+def _print(name: str, result: Evaluation, out: Console) -> None:
     lines = [line for line in _lines(result) if line[1] is not None]
     out.print(f"{name}: {result.count} labelled outputs")
     out.print(

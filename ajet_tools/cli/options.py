@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
-from typer import Option
+from typer import Exit, Option
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, json_line
+from ajet_tools.cli.result import Result
+from ajet_tools.cli.result import print_json as print_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,28 +44,11 @@ def explain_listen_errors(host: str, port: int) -> Iterator[None]:
         raise ConfigError(message) from error
 
 
-def print_json(value: object, *, indent: int | None = 2, err: bool = False) -> None:
-    """Prints a value as JSON: dataclasses as objects, NaN and infinities as null."""
-    echo(json_line(_finite(value), indent=indent), err=err)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
-
-
-def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+def expand_options(command: Callable[..., Result | None]) -> Callable[..., None]:
     """Replaces each dataclass in a command's signature by the fields of the dataclass.
 
     Typer creates an option per field, and the command receives the dataclass. Field names must be
-    unique.
+    unique. A command that returns a `Result` gets `--json`, and its result is printed.
     """
     hints = inspect.get_annotations(
         command, eval_str=True
@@ -81,15 +65,29 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
                 parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
             )
 
+    returns_result = _is_result(hints.get("return"))
+    if returns_result:
+        as_json = inspect.Parameter(
+            "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+        )
+        parameters.append(as_json)
+
     @functools.wraps(command)
     def called(**values: object) -> None:
+        as_json = bool(values.pop("as_json")) if returns_result else False
         grouped = {
             name: group(
                 **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
             )
             for name, group in groups.items()
         }
-        command(**values, **grouped)
+        result = command(**values, **grouped)
+        if isinstance(result, Result):
+            # By name: commands that return no result don't need rich, which takes long to import.
+            output = importlib.import_module("ajet_tools.cli.result_output")
+            output.print_result(result, as_json=as_json)
+            if result.exit_code:
+                raise Exit(result.exit_code)
 
     del called.__wrapped__  # type: ignore[attr-defined]  # else inspect would use its signature
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -98,6 +96,12 @@ def expand_options(command: Callable[..., None]) -> Callable[..., None]:
     sections = ["".join(inspect.cleandoc(doc).partition("Args:\n")[1:]) for doc in docs]
     called.__doc__ = "\n\n".join([inspect.cleandoc(command.__doc__ or ""), *filter(None, sections)])
     return called
+
+
+def _is_result(annotation: object) -> bool:
+    """Whether a return annotation is a Result, or a choice of them."""
+    kinds = get_args(annotation) or (annotation,)
+    return all(isinstance(kind, type) and issubclass(kind, Result) for kind in kinds)
 
 
 def _parameters(group: type[DataclassInstance]) -> list[inspect.Parameter]:

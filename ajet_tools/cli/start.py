@@ -88,7 +88,7 @@ def init(
     ajet init demo
     cd demo
     ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
-      --scripted replies.py:reply
+      --model replies.py:reply
     ajet init --example frozenlake
     ajet init --from agent.py --tasks examples.jsonl job
     """
@@ -120,7 +120,7 @@ def init(
         echo(f"  {name / file}")
     echo(
         f"Now run it, without a model:\n{_enter(name)}  ajet run agent.py:solve --judge"
-        " agent.py:exact --tasks tasks.jsonl --scripted replies.py:reply"
+        " agent.py:exact --tasks tasks.jsonl --model replies.py:reply"
     )
 
 
@@ -140,7 +140,7 @@ def _init_job(
     )
     echo(
         f"The agent is {agent.file.name}:{agent.name}, which is unchanged. {judge}, then measure a"
-        f" baseline, and train:\n{_enter(name)}  ajet baseline --conf config.yaml\n  ajet train"
+        f" baseline, and train:\n{_enter(name)}  ajet run --conf config.yaml --advise\n  ajet train"
         " --conf config.yaml"
     )
 

@@ -77,7 +77,7 @@ def serve(
     ajet serve CHECKPOINT --trace served.duckdb
     ajet serve CHECKPOINT & ajet serve --wait
     ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
-      --base-url http://127.0.0.1:8000/v1 --model NAME
+      --model NAME@http://127.0.0.1:8000/v1
     """
     if wait:
         sdk.wait_for_server(host, port)

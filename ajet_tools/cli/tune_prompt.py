@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
 from typer import Option
 
 from ajet_sdk.agent.model import Model
@@ -14,7 +16,6 @@ from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.paired import Paired
 from ajet_tools.cli.arguments import (
     AgentAndOverrides,
@@ -23,8 +24,43 @@ from ajet_tools.cli.arguments import (
     Tasks,
     split_arguments,
 )
-from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.tuning import Reflect, Tuned, tune
+from ajet_tools.cli.model_name import ModelName
+from ajet_tools.cli.options import pick
+from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.tuning import Reflect, tune
+
+
+@dataclass(frozen=True)
+class TuneResult(Result):
+    directory: str
+    prompts: dict[str, str]
+    """The best prompt of each name."""
+    changed: bool
+    candidates: int
+    episodes: int
+    before: float
+    """Held-out reward."""
+    after: float
+    gain: dict[str, object]
+    diff: str
+    paired: Paired = field(metadata=HIDDEN)
+    written_to: Path | None = field(default=None, metadata=HIDDEN)
+
+    def show(self, out: Console) -> None:
+        head = f"{self.candidates} prompts tried in {self.episodes} episodes. "
+        if not self.changed:
+            out.print(
+                f"{head}None is better than the current prompt (held-out reward"
+                f" {self.before:.3f}).",
+                soft_wrap=True,
+            )
+            return
+        rewards = f"Held-out reward {self.before:.3f} before, {self.after:.3f} after"
+        out.print(f"{head}{rewards}: {_gain(self.paired)}.\n\n{self.diff}", soft_wrap=True)
+        if self.written_to is None:
+            out.print("To write it into the file, pass --apply.")
+        else:
+            out.print(f"Written to {self.written_to}", soft_wrap=True)
 
 
 def tune_prompt(
@@ -34,29 +70,24 @@ def tune_prompt(
     tasks: Tasks = None,
     val_tasks: HeldOutTasks = None,
     prompt: list[str] | None = None,
-    reflect_with: str | None = None,
-    reflect_url: str | None = None,
-    reflect_scripted: str | None = None,
+    reflect_with: Annotated[str | None, Option(metavar="NAME@URL|FILE:NAME")] = None,
     budget: Annotated[int, Option(min=2, help="Maximum number of episodes for the search.")] = 200,
     k: Annotated[int, Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
     apply: Annotated[
         bool, Option("--apply", help="Write the best prompt into the agent's file.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> TuneResult:
     """Search for a better prompt with GEPA, and measure its gain on held-out tasks.
 
     Args:
         prompt: Variable of the agent's module that holds the prompt. Default: all that the agent uses.
-        reflect_with: Model that writes new prompts, by its name at --reflect-url.
-        reflect_url: Endpoint of that model. Default: --base-url, else OPENAI_BASE_URL.
-        reflect_scripted: writer.py:function that writes prompts instead of a model: text in, text out.
+        reflect_with: Model that writes new prompts: NAME@URL, NAME at the agent's endpoint or OPENAI_BASE_URL, or
+            writer.py:function, text in, text out.
 
     \b
     ajet tune-prompt --conf agent.yaml --reflect-with NAME
     ajet tune-prompt agent.py:solve --judge exact --tasks train.jsonl \\
-      --val-tasks val.jsonl --base-url URL --model NAME --reflect-with NAME \\
-      --apply
+      --val-tasks val.jsonl --model NAME@URL --reflect-with NAME --apply
     """
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and agent is None:
@@ -64,48 +95,43 @@ def tune_prompt(
             "no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)"
         )
     config = answering.config(agent, overrides, tasks=tasks, val_tasks=val_tasks)
-    reflect = _reflect(config, reflect_with, reflect_url, reflect_scripted)
+    reflect = _reflect(config, reflect_with)
     tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
-    if as_json:
-        print_json(_as_json(tuned, config))
-    else:
-        echo(_text(tuned))
     if apply and tuned.changed:
         tuned.prompts.apply(tuned.best)
-        echo(f"Written to {tuned.prompts.path}", err=as_json)
-    elif tuned.changed and not as_json:
-        echo("To write it into the file, pass --apply.")
+    return TuneResult(
+        directory=str(config.directory),
+        prompts=dict(tuned.best),
+        changed=tuned.changed,
+        candidates=tuned.candidates,
+        episodes=tuned.episodes,
+        before=tuned.before,
+        after=tuned.after,
+        gain={**pick(tuned.gain, "mean", "low", "high", "p"), "tasks": tuned.gain.n},
+        diff=tuned.prompts.diff(tuned.best),
+        paired=tuned.gain,
+        written_to=tuned.prompts.path if apply and tuned.changed else None,
+    )
 
 
-def _reflect(config: Config, model: str | None, url: str | None, scripted: str | None) -> Reflect:
-    if scripted is not None:
-        function: Reflect = load_object(scripted.replace(":", "->"), Path.cwd())
+def _reflect(config: Config, model: str | None) -> Reflect:
+    named = ModelName.parse(model or "")
+    if named.scripted is not None:
+        function: Reflect = load_object(named.scripted.replace(":", "->"), Path.cwd())
         return function
-    base_url = url or config.model.base_url or os.environ.get("OPENAI_BASE_URL")
+    base_url = named.base_url or config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or base_url is None:
         raise ConfigError(
-            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL,"
-            " --base-url URL or OPENAI_BASE_URL; or --reflect-scripted writer.py:function"
+            "no model to write prompts: pass --reflect-with NAME@URL, or --reflect-with"
+            " writer.py:function"
         )
     key = api_key(config.model.api_key_env) or "none"
 
     async def ask(text: str) -> str:
-        reply = await Model(base_url, key, model).chat([{"role": "user", "content": text}])
+        reply = await Model(base_url, key, named.name).chat([{"role": "user", "content": text}])
         return str(reply["content"] or "")
 
     return lambda text: asyncio.run(ask(text))
-
-
-def _text(tuned: Tuned) -> str:
-    head = f"{tuned.candidates} prompts tried in {tuned.episodes} episodes. "
-    if not tuned.changed:
-        return (
-            head + f"None is better than the current prompt (held-out reward {tuned.before:.3f})."
-        )
-    return (
-        f"{head}Held-out reward {tuned.before:.3f} before, {tuned.after:.3f} after:"
-        f" {_gain(tuned.gain)}.\n\n{tuned.prompts.diff(tuned.best)}"
-    )
 
 
 def _gain(gain: Paired) -> str:
@@ -115,13 +141,3 @@ def _gain(gain: Paired) -> str:
         f"{gain.mean:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f}, p = {gain.p:.3g},"
         f" {gain.n} tasks)"
     )
-
-
-def _as_json(tuned: Tuned, config: Config) -> dict[str, object]:
-    return {
-        "directory": str(config.directory),
-        "prompts": dict(tuned.best),
-        **pick(tuned, "changed", "candidates", "episodes", "before", "after"),
-        "gain": {**pick(tuned.gain, "mean", "low", "high", "p"), "tasks": tuned.gain.n},
-        "diff": tuned.prompts.diff(tuned.best),
-    }

@@ -6,32 +6,30 @@
 counts as unsolved. If infrastructure or the judge spoils an attempt, the row is not measured and is
 set apart with the reason.
 
-Measurements are appended to a file, and nothing is measured twice under the same conditions: model,
-agent, judge, sampling and limits, number of attempts. The key is a hash of these and the task's
-content. Agent and judge are hashed by the text of their file (not of its imports), a local model by
-its files' names, sizes and times, an endpoint by its URL and model name.
+Measurements of trials (`ajet dataset expand --for`) are appended to a file, and nothing is measured
+twice under the same conditions: model, agent, judge, sampling and limits, number of attempts. The
+key is a hash of these and the task's content. Agent and judge are hashed by the text of their file
+(not of its imports), a local model by its files' names, sizes and times, an endpoint by its URL and
+model name.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
-from ajet_sdk.learn.recipe import with_model
-from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, solved
-from ajet_sdk.run import run
+from ajet_sdk.reporting.results import Report
+from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.files.blocks import Row
@@ -112,11 +110,8 @@ class Measurements:
         )
 
     def key(self, task: Task) -> str:
-        """Returns the key of a task; its id counts only if the task has no content."""
-        content = task.model_dump(mode="json", exclude={"task_id"})
-        if not any(content.values()):
-            content = {"task_id": task.task_id}
-        return _digest([self.held_under, content])
+        """Returns the key of a task under these conditions."""
+        return _digest([self.held_under, content_key(task)])
 
     def get(self, key: str) -> Measurement | None:
         return self._known.get(key)
@@ -156,16 +151,13 @@ def _read(path: Path) -> Iterator[tuple[str, Measurement]]:
         except (ValueError, KeyError, TypeError) as error:
             if line.strip() and not line.startswith(b"{"):  # else a truncated line
                 raise AjetError(
-                    f"{path} line {number} is not a measurement ({error}); the file is written by"
-                    " `ajet dataset calibrate`: name another with --measurements, or delete it to"
-                    " measure everything again"
+                    f"{path} line {number} is not a measurement ({error}); delete the file to measure"
+                    " everything again"
                 ) from error
 
 
 _SHORT = 300
 _MODULE = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w+:)")
-_FRUITLESS = 64
-"""Stop after this many attempts if none was usable."""
 
 
 @dataclass(frozen=True)
@@ -197,82 +189,70 @@ class Band:
 
 
 @dataclass
-class Calibration:
-    """The result of a calibration. `histogram[i]` counts rows that i of the k attempts solved."""
+class ScoredRows:
+    """Where the rows of a run's tasks were written, with their measured difficulty."""
 
-    k: int
+    path: str
     rows: int = 0
-    kept: int = 0
-    outside: int = 0
     unmeasured: Counter[str] = field(default_factory=Counter)
     """Rows without a measurement, by reason."""
-    histogram: list[int] = field(default_factory=list)
-    tasks: int = 0
-    """Number of distinct tasks."""
-    known: int = 0
-    """Number of tasks measured before."""
-    labelled: int = 0
-    """Number of rows that kept their own `metadata.difficulty`."""
-    notices: list[str] = field(default_factory=list)
-    traces: Path | None = None
+    rejected_path: str | None = None
+    """File of the rows without a measurement."""
 
 
-def calibrate(
-    rows: Iterable[Row],
-    config: Config,
-    out: Path | str,
-    *,
-    k: int = 8,
-    keep: Band | None = None,
-    rejected: Path | None = None,
-    measurements: Path | None = None,
-    on_start: Callable[[int], None] = lambda episodes: None,
-    on_episode: Callable[[Episode], None] = lambda episode: None,
-) -> Calibration:
-    """Measures rows with the agent, the judge and the model of `config`, and writes them.
+def content_key(task: Task) -> str:
+    """Hashes a task; its id counts only if the task has no content."""
+    content = task.model_dump(mode="json", exclude={"task_id"})
+    if not any(content.values()):
+        content = {"task_id": task.task_id}
+    return _digest(content)
 
-    Args:
-        rows: task rows; they are held in memory.
-        out: for the measured rows within `keep` (default: all), each with its `metadata.pass_rate`.
-        rejected: for the others, with the reason in `rejected`. None: they are only counted.
-        measurements: the file of known measurements; a task in it under the same conditions is not measured again.
-        on_start: called with the number of episodes to run.
 
-    Raises as `ajet_sdk.run.run`, and TaskError if no row could be measured. Measurements up to
-    then, or up to Ctrl-C, are in `measurements`.
+def write_scored(rows: Sequence[tuple[Row, Task]], report: Report, out: str) -> ScoredRows:
+    """Writes rows with the difficulty that a run measured; rows without a measurement go to
+    `OUT.rejected.jsonl`, with the reason.
+
+    Raises TaskError if no row was measured.
     """
-    measured = asyncio.run(with_model(config))  # first, since the conditions include its files
-    known = Measurements(measurements, conditions(config, k))
-    wanted: list[tuple[Row, Task | str]] = []
-    for row in rows:
+    measured: dict[str, Measurement] = {}
+    reasons: dict[str, str] = {}
+    for score in report.tasks:
+        key = content_key(score.task)
         try:
-            wanted.append((row, task_of_row(row.where, row.values)))
-        except TaskError as error:
-            wanted.append((row, str(error)))
-    tasks = {known.key(task): task for _, task in wanted if isinstance(task, Task)}
-    missing = {key: task for key, task in tasks.items() if known.get(key) is None}
-    done = Calibration(
-        k, len(wanted), histogram=[0] * (k + 1), tasks=len(tasks), known=len(tasks) - len(missing)
-    )
-    attempts = _AttemptLog(known, k, on_episode)
-    if missing:
-        on_start(len(missing) * k)
-        report = run(measured, tasks=list(missing.values()), k=k, on_episode=attempts.add)
-        done.traces = report.directory
-        done.notices = [
-            *failures_by_cause(attempts.counted),
-            *failure_messages(attempts.counted, cause=False),
-        ]
-        done.notices += [line for line in report.notices if "temperature 0" in line]
-    _write(wanted, known, attempts, done, out, rejected, keep or Band())
-    if wanted and not sum(done.histogram):
-        why = "; ".join(f"{count} × {reason}" for reason, count in done.unmeasured.most_common(3))
-        raise TaskError(f"none of the {len(wanted)} rows could be measured: {why}")
+            measured[key] = measurement(score.episodes)
+        except Inconclusive as error:
+            reasons[key] = str(error)
+    if not measured:
+        why = "; ".join(f"{n} × {reason}" for reason, n in Counter(reasons.values()).most_common(3))
+        raise TaskError(f"none of the {len(rows)} rows could be measured: {why}")
+    done = ScoredRows(out)
+    rejected: list[dict[str, object]] = []
+    with Writer(out) as writer:
+        for row, task in rows:
+            key = content_key(task)
+            if key in measured:
+                writer.write(with_difficulty(row.values, measured[key]))
+            else:
+                done.unmeasured[reasons[key]] += 1
+                rejected.append({**row.values, "rejected": reasons[key]})
+        done.rows = writer.rows
+    if rejected and out != "-":
+        path = Path(out)
+        stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+        done.rejected_path = str(path.with_name(f"{stem}.rejected.jsonl"))
+        with Writer(done.rejected_path) as writer:
+            for values in rejected:
+                writer.write(values)
     return done
 
 
-def task_of_row(where: str, values: Mapping[str, object]) -> Task:
-    """Returns the task of a row, measured or not. Raises TaskError."""
+def task_of_row(
+    where: str, values: Mapping[str, object], mapping: Mapping[str, str] | None = None
+) -> Task:
+    """Returns the task of a row, measured or not. Raises TaskError.
+
+    `mapping` is the job's `task_reader.field_mapping`.
+    """
     bare = {name: value for name, value in values.items() if name != "provenance"}
     metadata = values.get("metadata")
     if isinstance(metadata, Mapping) and _has_calibration(
@@ -281,7 +261,7 @@ def task_of_row(where: str, values: Mapping[str, object]) -> Task:
         bare["metadata"] = {
             n: value for n, value in metadata.items() if n not in ("pass_rate", "difficulty")
         }
-    return to_task(Row(where, bare), {})
+    return to_task(Row(where, bare), mapping or {})
 
 
 def _has_calibration(metadata: Mapping[str, Any]) -> bool:
@@ -292,37 +272,6 @@ def _has_calibration(metadata: Mapping[str, Any]) -> bool:
         and isinstance(difficulty, int | float)
         and abs(1 - rate - difficulty) < 1e-5
     )
-
-
-@dataclass
-class _AttemptLog:
-    """Collects episodes by task, and stores a measurement once a task has all its attempts."""
-
-    known: Measurements
-    k: int
-    told: Callable[[Episode], None]
-    under_way: dict[str, list[Episode]] = field(default_factory=dict)
-    spoilt: dict[str, str] = field(default_factory=dict)
-    """Why a task has no measurement."""
-    counted: list[Episode] = field(default_factory=list)
-    in_vain: int = 0
-
-    def add(self, episode: Episode) -> None:
-        key = self.known.key(episode.task)
-        if (why := _reason_to_discard(episode)) is not None:
-            self.spoilt.setdefault(key, why)
-            self.in_vain += 1
-            if self.in_vain >= _FRUITLESS and not self.counted:
-                raise TaskError(
-                    f"none of the first {self.in_vain} attempts was usable; the last: {why}"
-                )
-        else:
-            self.counted.append(episode.model_copy(update={"output": None}))
-            attempts = self.under_way.setdefault(key, [])
-            attempts.append(self.counted[-1])
-            if len(attempts) == self.k:
-                self.known.put(key, episode.task, measurement(attempts))
-        self.told(episode)
 
 
 class Inconclusive(Exception):
@@ -351,43 +300,6 @@ def _reason_to_discard(episode: Episode) -> str | None:
     judged = error.startswith("judge ") or episode.cause == "NoReward"
     spoilt = episode.infrastructure or episode.status == "aborted" or refused or judged
     return f"not measured: {error}" if spoilt else None
-
-
-def _write(
-    wanted: Sequence[tuple[Row, Task | str]],
-    known: Measurements,
-    attempts: _AttemptLog,
-    done: Calibration,
-    out: Path | str,
-    rejected: Path | None,
-    keep: Band,
-) -> None:
-    with ExitStack() as stack:
-        stored = [row.stored.columns for row, _ in wanted if row.stored is not None]
-        tables = list({id(columns): columns for columns in stored}.values())
-        inside = stack.enter_context(Writer(out, tables=tables))
-        outside = (
-            stack.enter_context(Writer(rejected, tables=tables)) if rejected is not None else None
-        )
-        for row, task in wanted:
-            key = known.key(task) if isinstance(task, Task) else ""
-            measured = known.get(key)
-            if measured is None:
-                early = attempts.spoilt.get(key, "not measured: the run was stopped early")
-                reason = task if isinstance(task, str) else early
-                done.unmeasured[reason] += 1
-                values = dict(row.values)
-            else:
-                done.histogram[measured.solved] += 1
-                values = with_difficulty(row.values, measured)
-                done.labelled += values["metadata"].get("difficulty") != _difficulty(measured)
-                reason = "" if measured.pass_rate in keep else outside_band(measured, keep)
-                done.kept += not reason
-                done.outside += bool(reason)
-            if not reason:
-                inside.write(values, row.stored)
-            elif outside is not None:
-                outside.write({**values, "rejected": reason}, row.stored)
 
 
 def outside_band(measured: Measurement, keep: Band) -> str:

@@ -32,8 +32,8 @@ from ajet_tools.dataset.curation.descent import descended_rows
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.from_traces.export import task_rows
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
-from ajet_tools.dataset.from_traces.run import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.records import Interrupted
@@ -367,13 +367,13 @@ def read_traced(config: Config) -> Rows:
     if graded.stopped:
         raise TaskError(f"{_TRACING}: grading stopped: {graded.stopped}")
     if any(of.params.print_reason for of in tracing.filters):
-        for row in graded.rejected:
+        for row in graded.rejected_rows:
             log.info("%s: %s", row["task_id"], row["reason"])
     log.info(
         "tracing: %d tasks of %d episodes, %d rejected",
         len(distinct),
         graded.of,
-        len(graded.rejected),
+        len(graded.rejected_rows),
     )
     if tracing.train_output_path is not None and distinct:
         with Writer(Path(tracing.train_output_path)) as writer:

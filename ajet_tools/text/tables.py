@@ -31,23 +31,23 @@ _STATUS = dict.fromkeys(
 _STATUS |= {"trained": "green", "running": "cyan", "failed": "red", "superseded": "dim"}
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Return a console as wide as the terminal, without highlighting or markup."""
-    result: Console = output.console(highlight=False, markup=False, emoji=False)
+    result: Console = output.console(highlight=False, markup=False, emoji=False, stderr=stderr)
     if not result.is_terminal and "COLUMNS" not in os.environ:
         result.width = _PIPE_WIDTH
     return result
 
 
 @contextmanager
-def paged(no_pager: bool = False) -> Iterator[Console]:
+def paged() -> Iterator[Console]:
     """Yield a console whose output goes through $PAGER, or `less`, if it is longer than the
     terminal.
 
-    Piped output is printed directly, as is all output without a pager or with an empty $PAGER.
+    Piped output is printed directly, as is all output with an empty $PAGER.
     """
     out = console()
-    command = None if no_pager or not (out.is_terminal and sys.stdin.isatty()) else _command()
+    command = None if not (out.is_terminal and sys.stdin.isatty()) else _command()
     if command is None:
         yield out
         return

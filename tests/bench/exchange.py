@@ -25,7 +25,7 @@ EPISODES = 1_000
 TURNS = 4
 TEXT = 800
 """Characters of each message."""
-MEASURED: tuple[Format, ...] = ("messages", "trl-preference", "tokens", "otlp", "native")
+MEASURED: tuple[Format, ...] = ("messages", "preferences", "tokens", "otlp", "native")
 GOAL = 10_000
 """Episodes a minute."""
 

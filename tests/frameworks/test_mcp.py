@@ -170,7 +170,7 @@ def test_by_stdio_and_in_the_trace(server: Path, tmp_path: Path) -> None:
         [stored] = episodes(reader)
     assert stored.events == finished.events
     shown = subprocess.run(
-        [sys.executable, "-m", "ajet", "trace", "show", stored.episode_id, str(tmp_path), "--no-pager"],
+        [sys.executable, "-m", "ajet", "trace", "show", stored.episode_id, str(tmp_path)],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert "→ add " in shown and '"b": 3' in shown and "error: " in shown

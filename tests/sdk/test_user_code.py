@@ -190,7 +190,7 @@ def test_what_it_does_to_its_process_ends_no_run(tmp_path: Path, workflow: str) 
         "--judge",
         "agent.py:fair",
     ]
-    command += ["--tasks", "tasks.jsonl", "--scripted", "agent.py:reply", "--exp-dir", "out"]
+    command += ["--tasks", "tasks.jsonl", "--model", "agent.py:reply", "--exp-dir", "out"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ}
     )

@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_tools.cli.app import app
-from ajet_tools.cli.arguments import JobOptions, split_arguments
+from ajet_tools.cli.arguments import AgentOptions, JobOptions, split_arguments
 from ajet_tools.cli.machine import EXTRAS, required
 from ajet_tools.cli.train import newest_experiment
 from tests.serving import answering, replying, serving
 
 ROOT = Path(__file__).parents[2]
-SCRIPTED = ["--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "--scripted", "replies.py:reply"]
+SCRIPTED = ["--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "--model", "replies.py:reply"]
 
 
 @pytest.fixture(autouse=True)
@@ -289,7 +289,7 @@ def test_an_empty_file_of_tasks_is_named(starter: Path) -> None:
         "agent.py:exact",
         "--tasks",
         "empty.jsonl",
-        "--scripted",
+        "--model",
         "replies.py:reply",
     )
     assert done.exit_code == 2 and "empty.jsonl" in done.stderr
@@ -316,7 +316,7 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
         (["run", "agent.py:solve"], "no tasks given: pass --tasks"),
         (
             ["run", "agent.py:solve", "--tasks", "tasks.jsonl"],
-            "no model given: pass --base-url URL --model NAME",
+            "no model given: pass --model NAME@URL",
         ),
         (["run", "agent.py:solv", *SCRIPTED], "did you mean solve?"),
         (["run", "agent.py", *SCRIPTED], "an agent is file.py:function"),
@@ -326,7 +326,7 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
             ["run", "agent.py:solve", *SCRIPTED, "--tasks", "none.jsonl"],
             "there is no file none.jsonl",
         ),
-        (["run", "agent.py:solve", *SCRIPTED, "-k", "2", "--temperature", "0"], "pass@2"),
+        (["run", "agent.py:solve", *SCRIPTED, "-k", "2", "ajet.rollout.temperature=0"], "pass@2"),
         (
             ["run", "agent.py:solve", *SCRIPTED, "ajet.rollout.num_repeats=3"],
             "did you mean rollout.num_repeat?",
@@ -513,6 +513,30 @@ def test_training_needs_no_file(starter: Path) -> None:
     assert config.task_reader.jsonl_dataset_file.validation.file_path == str(starter / "val.jsonl")
     assert config.model.path == "m/n"
     assert JobOptions(Path("config.yaml"), "exact").config(None).task_judge.judge_type == "exact"
+
+
+ENDPOINT = {"base_url": "http://127.0.0.1:1/v1", "name": "old"}
+NO_MODEL = {"path": None, "base_url": None, "name": None, "scripted": None}
+
+
+@pytest.mark.parametrize("configured", [ENDPOINT, {"scripted": "old.py->reply"}, {"path": "old"}])
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("qwen2.5:7b@http://h/v1", {"base_url": "http://h/v1", "name": "qwen2.5:7b"}),
+        ("@cf/llama@https://h/v1", {"base_url": "https://h/v1", "name": "@cf/llama"}),
+        ("owner/name", {"path": "owner/name"}),
+        ("package.module->reply", {"scripted": "package.module->reply"}),
+    ],
+)
+def test_the_option_model_takes_the_place_of_all_that_names_one_in_a_config(
+    starter: Path, configured: dict[str, str], option: str, expected: dict[str, str]
+) -> None:
+    document = {"ajet": {"model": {**configured, "dtype": "float32"}}}
+    (starter / "job.yaml").write_text(json.dumps(document))
+    model = AgentOptions(conf=Path("job.yaml"), model=option).config("agent.py:solve").model
+    assert {name: getattr(model, name) for name in NO_MODEL} == {**NO_MODEL, **expected}
+    assert model.dtype == "float32"
 
 
 def test_tasks_are_a_file_a_directory_or_a_hub_name(starter: Path) -> None:
@@ -760,7 +784,7 @@ def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_mo
             " error: print(error)\n"
         )
         models = {
-            "gpt-4o-mini": "--base-url URL",
+            "gpt-4o-mini": "--model NAME@URL",
             "a/b/c": "no directory a/b/c",
             "./owner/there": "no directory ./owner/there",
             "tasks.jsonl": "is a file",
@@ -801,7 +825,7 @@ for arguments in {[run, ["train", *run[1:]], ["serve", "."], ["serve", "owner/na
     said = done.stderr.split("===== 2\n")
     assert len(said) == 6 and said.pop() == "", done.stderr
     assert all('pip install "ajet[local]"' in one for one in said[:-1]), done.stderr
-    assert "OPENAI_BASE_URL" in said[-1] and "--base-url URL" in said[-1], done.stderr
+    assert "OPENAI_BASE_URL" in said[-1] and "--model NAME@URL" in said[-1], done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -845,7 +869,7 @@ def test_whatever_ends_a_command_is_one_message_and_traceback_shows_the_rest(sta
         "class Odd:\n    def __getattr__(self, name):\n        raise"
         " ZeroDivisionError('odd')\nreply = Odd()\n"
     )
-    odd = ["run", "agent.py:solve", *SCRIPTED[:4], "--scripted", "odd.py:reply"]
+    odd = ["run", "agent.py:solve", *SCRIPTED[:4], "--model", "odd.py:reply"]
     said = refused(*odd, code=1)
     assert (
         said.count("\n") == 1

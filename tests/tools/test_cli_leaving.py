@@ -51,7 +51,7 @@ def ajet(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_process_that_is_left_is_ended_and_named() -> None:
     Path("replies.py").write_text("def reply(ask):\n    return '4'\n")
     Path("tasks.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}\n')
-    more = ("--judge", "agent.py:plain", "--tasks", "tasks.jsonl", "--scripted", "replies.py:reply")
+    more = ("--judge", "agent.py:plain", "--tasks", "tasks.jsonl", "--model", "replies.py:reply")
     done = ajet("run", "agent.py:spawns", *more)
     assert done.returncode == 0 and "killed the process helper (pid " in done.stderr, done.stderr
     assert Path("registered").exists()

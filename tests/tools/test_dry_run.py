@@ -78,14 +78,12 @@ def test_tokens_and_cost_are_those_of_recorded_episodes_of_the_agent(job: Path, 
             "--tasks",
             "tasks.jsonl",
             "--model",
-            "m",
-            "--base-url",
-            url,
+            f"m@{url}",
         ]
         assert CliRunner().invoke(app, [*shared, "agent.py:solve"]).exit_code == 0
     (job.parent / "replies.py").write_text("def reply(ask):\n    return 'no'\n")
     scripted = ["run", "agent.py:solve", "--judge", "agent.py:right", "--tasks", "tasks.jsonl"]
-    assert CliRunner().invoke(app, [*scripted, "--scripted", "replies.py:reply"]).exit_code == 0
+    assert CliRunner().invoke(app, [*scripted, "--model", "replies.py:reply"]).exit_code == 0
     output = dry_run(job, kl=kl)
     assert (
         "3.0 calls, 3,000 prompt and 300 sampled tokens, 1,100 to train on (mean of 7 recorded)"
@@ -108,9 +106,7 @@ def test_episodes_of_another_agent_do_not_count(job: Path) -> None:
             "--tasks",
             "tasks.jsonl",
             "--model",
-            "m",
-            "--base-url",
-            url,
+            f"m@{url}",
         ]
         assert CliRunner().invoke(app, [*shared, "other.py:solve"]).exit_code == 0
     assert "no episode of this agent" in dry_run(job, kl=False)

@@ -55,7 +55,7 @@ COMMANDS = [
     "judge eval --conf FILE.yaml --labels seeds.jsonl",
     "judge eval llm:FILE.yaml --labels seeds.jsonl", "judge attack judge.py:ok --tasks FILE.jsonl -n 1",
     "judge attack combined:FILE.yaml", "judge attack rubric:FILE.yaml",
-    "run agent.py:solve --judge judge.py:ok --tasks FILE.jsonl --scripted replies.py:reply -n 1",
+    "run agent.py:solve --judge judge.py:ok --tasks FILE.jsonl --model replies.py:reply -n 1",
     "run agent.py:solve --judge judge.py:ok --tasks seeds.jsonl --model FOLDER",
     "dataset expand seeds.jsonl --cells topic=FILE.yaml --model replies.py:reply --dry-run --out o",
     "dataset check FILE.json",

@@ -52,13 +52,13 @@ def test_the_job_runs_as_it_is_written_and_the_agent_stays_as_it_is(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = ajet("init", "--from", "mine.py", "--tasks", "few.jsonl", "job")
-    assert "ajet baseline --conf config.yaml" in said and "mine.py:answer_question" in said
+    assert "ajet run --conf config.yaml --advise" in said and "mine.py:answer_question" in said
     assert (here / "mine.py").read_text() == AGENT
     assert len((here / "job" / "tasks.jsonl").read_text().splitlines()) == 6
     assert len((here / "job" / "val.jsonl").read_text().splitlines()) == 2
     (here / "job" / "replies.py").write_text(REPLIES)
     monkeypatch.chdir(here / "job")
-    ran = ajet("run", "--conf", "config.yaml", "--scripted", "replies.py:reply")
+    ran = ajet("run", "--conf", "config.yaml", "--model", "replies.py:reply")
     assert "Mean reward 1 over 2 tasks" in ran
 
 
@@ -72,7 +72,7 @@ def test_tasks_of_recorded_calls_make_a_job_too(here: Path) -> None:
         "job/config.yaml",
         "--tasks",
         "few.jsonl",
-        "--scripted",
+        "--model",
         "replies.py:reply",
         "--exp-dir",
         "out",

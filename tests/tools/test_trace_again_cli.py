@@ -65,7 +65,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "2",
         ]
         for name, script in (("first", "replies.py:reply"), ("second", "sure.py:reply")):
-            ajet("run", *common, "--scripted", script, f"ajet.experiment_name={name}")
+            ajet("run", *common, "--model", script, f"ajet.experiment_name={name}")
     return here / "demo"
 
 

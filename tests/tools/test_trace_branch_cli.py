@@ -122,7 +122,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(agent: str = "solve", replies: str = "bad") -> Episode:
-    scripted = ["--scripted", f"replies.py:{replies}"]
+    scripted = ["--model", f"replies.py:{replies}"]
     ajet(
         "run",
         f"agent.py:{agent}",
@@ -166,7 +166,7 @@ def test_forks_of_a_held_out_task_are_held_out(here: Path, held_out: bool) -> No
             trace.execute(
                 """UPDATE runs SET config = json_merge_patch(config, '{"tasks": "validation"}')"""
             )
-    result = branch(original, "--at", "1", "-k", "1", "--scripted", "replies.py:good")
+    result = branch(original, "--at", "1", "-k", "1", "--model", "replies.py:good")
     with open_trace(result["directory"]) as reader:
         rows = reader.query(f"SELECT {OF_VALIDATION} AS held_out FROM episodes e").to_pylist()
     assert rows == [{"held_out": held_out}]
@@ -176,7 +176,7 @@ def test_forks_of_a_held_out_task_are_held_out(here: Path, held_out: bool) -> No
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_calls_before_the_branch_are_as_recorded(here: Path, at: int) -> None:
     original = run(replies="odd")
-    result = branch(original, "--at", str(at), "-k", "2", "--scripted", "replies.py:good")
+    result = branch(original, "--at", str(at), "-k", "2", "--model", "replies.py:good")
     forks = stored(result["directory"])
     assert [fork["reward"] for fork in result["forks"]] == [1.0, 1.0] and result["reward"] == 0.0
     assert result["counted"] == len(forks) == 2 and result["call"] == at
@@ -246,7 +246,7 @@ def test_calls_beside_each_other_may_come_in_another_order(here: Path, at: int) 
     original = run("team")
     Path("turned").touch()
     asked = original.calls[at].request["messages"][0]["content"]
-    result = branch(original, "--at", str(at), "-k", "2", "--scripted", "replies.py:good")
+    result = branch(original, "--at", str(at), "-k", "2", "--model", "replies.py:good")
     assert result["counted"] == 2 and "assistant" in result["forks"][0]["first_difference"]
     for fork in stored(result["directory"]):
         replies = {
@@ -289,7 +289,7 @@ def test_a_reply_goes_on_from_a_token(here: Path) -> None:
         "0",
         "--token",
         "2",
-        "--scripted",
+        "--model",
         "replies.py:good",
         code=2,
     )
@@ -313,10 +313,10 @@ def test_what_cannot_be_branched_is_refused(here: Path) -> None:
     assert "no call of the workflow has that number or start of an id" in ajet(
         *command, "7", code=2
     )
-    assert "sampled greedily" in ajet(*command, "0", "--temperature", "0", code=2)
+    assert "sampled greedily" in ajet(*command, "0", "ajet.rollout.temperature=0", code=2)
     assert "give one trace only" in ajet(*command, "0", "launcher_record", code=2)
     assert not Path(f"launcher_record/branch-of-{original.episode_id[:12]}").exists()
-    said = ajet(*command, "1", "-k", "2", "--scripted", "replies.py:counted")
+    said = ajet(*command, "1", "-k", "2", "--model", "replies.py:counted")
     assert "Mean reward 0.5 over 2 forks: 1 above the original, 0 below" in said
     query = "SELECT config->'branch' AS branch FROM runs ORDER BY started_at DESC LIMIT 1"
     assert original.episode_id in ajet("trace", "sql", query, "launcher_record", "--json")

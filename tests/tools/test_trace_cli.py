@@ -114,7 +114,7 @@ def test_ls_of_a_directory_a_file_and_all_below(
     for text in said:
         assert "run-1" in text and "finished" in text and "abcd01" in text and "0.75" in text
         assert "RuntimeError" in text and all(len(line) <= 100 for line in text.splitlines()[1:])
-    found = json.loads(ajet("ls", "--json", "--status", "failed"))
+    found = json.loads(ajet("ls", "--json", "-f", "status = 'failed'"))
     assert [e["episode_id"] for e in found["episodes"]] == ["abff02"]
     assert found["runs"][0]["episodes"] == 2 and found["runs"][0]["unsound"] == 1
     assert (

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.cli.app import app
-from ajet_tools.trace.export import FORMATS
+from ajet_tools.dataset.from_traces.export import FORMATS
 
 VALIDATION = "--include-validation"
 
@@ -60,7 +57,7 @@ def test_export_to_a_file_says_what_it_wrote_and_redacted(trace: Path, tmp_path:
         "export", str(trace), "--format", "messages", "--out", str(out), "--run", "run", VALIDATION
     ).output
     assert (
-        "2 episodes, 2 rows of messages" in said
+        "2 rows of messages into" in said
         and "redacted: 2 email" in said
         and "names" in said.lower()
     )
@@ -89,8 +86,8 @@ def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
         return [json.loads(line)["episode_id"] for line in Path(out).read_text().splitlines()]
 
     assert ids("--split", "val", "--run", "run-1") == ["e2"]
-    assert ids("--all-runs", VALIDATION) == ["e1", "e2"], "e0 earned nothing"
-    assert ids("--all-runs", VALIDATION, "--include-failures") == ["e0", "e1", "e2"]
+    assert ids(VALIDATION) == ["e1", "e2"], "e0 earned nothing"
+    assert ids(VALIDATION, "--include-failures") == ["e0", "e1", "e2"]
     assert ids("--episode", "e2", "--episode", "e0", VALIDATION) == ["e2", "e0"]
 
 
@@ -168,11 +165,44 @@ def test_a_cut_reply_is_neither_preferred_nor_rejected(cut_trace: Path, tmp_path
                             response={"choices": [choice]}))  # fmt: skip
             writer.put(Episode(episode_id=name, run_id="run", group_id="pairs", task=Task(main_query="Choose."),
                                rewards=(Reward(value=value),)))  # fmt: skip
-    ajet("export", str(cut_trace), "--format", "trl-preference", "-o", str(out))
+    ajet("export", str(cut_trace), "--format", "preferences", "-o", str(out))
     [row] = [
         row for row in map(json.loads, out.read_text().splitlines()) if row["group_id"] == "pairs"
     ]
     assert (row["chosen_episode_id"], row["rejected_episode_id"]) == ("c", "b")
+
+
+@pytest.mark.parametrize(
+    ("option", "format"),
+    [
+        ("--accept-outputs", "messages"),
+        ("--need-answer", "tokens"),
+        ("--per-task=1", "tasks"),
+        ("--margin=0.5", "messages"),
+    ],
+)
+def test_an_option_without_meaning_for_a_format_is_refused(
+    trace: Path, tmp_path: Path, option: str, format: str
+) -> None:
+    out = tmp_path / "out.jsonl"
+    ajet("export", str(trace), "--format", format, option, "-o", str(out), code=2)
+    assert not out.exists()
+
+
+def test_a_run_is_named_in_place_of_a_path(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TraceWriter(trace) as writer:
+        writer.put(Run(run_id="abc", name="math-v1.2", status="finished"))
+        messages = [{"role": "user", "content": "Hi"}]
+        reply = {"choices": [{"message": {"role": "assistant", "content": "hello"}}]}
+        writer.put(
+            Call(call_id="c", episode_id="e", request={"messages": messages}, response=reply)
+        )
+        writer.put(Episode(episode_id="e", run_id="abc", task=Task(main_query="Hi")))
+    monkeypatch.chdir(tmp_path)
+    done = ajet("export", "math-v1.2", "--format", "messages", "-o", "out.jsonl", "--json")
+    assert json.loads(done.stdout)["of"] == 1
 
 
 def test_a_trace_without_rewards_is_exported(tmp_path: Path) -> None:
@@ -197,7 +227,6 @@ def test_export_with_a_filter(trace: Path, tmp_path: Path) -> None:
         "messages",
         "-o",
         str(out),
-        "--all-runs",
         "--filter",
         "reward>0.5",
         VALIDATION,
@@ -208,96 +237,12 @@ def test_export_with_a_filter(trace: Path, tmp_path: Path) -> None:
 def test_json_tells_the_counts(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
     told = json.loads(
-        ajet(
-            "export", str(trace), "--format", "native", "-o", str(out), "--all-runs", "--json"
-        ).stdout
+        ajet("export", str(trace), "--format", "native", "-o", str(out), "--json").stdout
     )
     assert told["episodes"] == 3 and told["redacted"] == {"email": 3} and told["path"] == str(out)
     back = tmp_path / "back.duckdb"
     told = json.loads(ajet("import", str(out), "--out", str(back), "--json").stdout)
     assert (told["episodes"], told["calls"], told["formats"]) == (3, 3, {str(out): "native"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protobuf", [True, False])
-def test_otlp_is_sent_to_a_collector(
-    trace: Path, protobuf: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Langfuse (JSON or protobuf, a user and a password) and Phoenix (protobuf only) take it."""
-    received: list[tuple[str, dict[str, str], bytes]] = []
-
-    class Server(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            received.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
-            self.send_response(
-                200
-                if "protobuf" in self.headers["content-type"] or "langfuse" in self.path
-                else 415
-            )
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing is printed."""
-
-    if protobuf:
-        service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    else:
-        monkeypatch.setitem(
-            sys.modules, "opentelemetry.proto.collector.trace.v1.trace_service_pb2", None
-        )
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{server.server_port}"
-        langfuse = f"http://pk-lf:sk%2Flf@{address}/langfuse/v1/traces"
-        said = ajet(
-            "export", str(trace), "--format", "otlp", "--run", "run-1", "-o", langfuse
-        ).output
-        phoenix = [
-            "export",
-            str(trace),
-            "--format",
-            "otlp",
-            "--run",
-            "run-1",
-            "-o",
-            f"http://{address}/v1/traces",
-        ]
-        refused = ajet(*phoenix, code=0 if protobuf else 2).output
-        server.shutdown()
-    assert "2 episodes, 4 rows of otlp" in said
-    assert [path for path, _, _ in received] == ["/langfuse/v1/traces"] * 2 + ["/v1/traces"] * (
-        2 if protobuf else 1
-    )
-    assert received[0][1]["authorization"] == "Basic " + base64.b64encode(b"pk-lf:sk/lf").decode()
-    if protobuf:
-        request = service.ExportTraceServiceRequest.FromString(received[0][2])
-        spans = request.resource_spans[0].scope_spans[0].spans
-        assert [len(span.trace_id) for span in spans] == [16, 16] and spans[
-            1
-        ].parent_span_id == spans[0].span_id
-        of = {a.key: a.value.string_value for a in spans[1].attributes}
-        assert (
-            of["openinference.span.kind"] == "LLM"
-            and of["llm.input_messages.0.message.role"] == "user"
-        )
-        assert of["llm.output_messages.0.message.content"] == "3"
-    else:
-        assert "answered 415" in refused and "pip install opentelemetry-proto" in refused
-    gone = ajet(
-        "export",
-        str(trace),
-        "--format",
-        "otlp",
-        "-o",
-        f"http://u:secret@{address}/v1/traces",
-        code=2,
-    ).output
-    assert "cannot send to http://***@127.0.0.1" in gone and "secret" not in gone
-    assert (
-        "only --format otlp"
-        in ajet("export", str(trace), "-o", f"http://{address}/", code=2).output
-    )
 
 
 def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -> None:
@@ -313,7 +258,6 @@ def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -
             "native",
             "-o",
             "-",
-            "--all-runs",
             "--no-redact",
         ],
         capture_output=True,
@@ -402,12 +346,12 @@ def test_a_file_is_what_its_name_says_or_is_refused(
 ) -> None:
     out = tmp_path / f"o{suffix}"
     done = CliRunner().invoke(
-        app, ["trace", "export", str(trace), "--format", format, "--out", str(out), "--all-runs"]
+        app, ["trace", "export", str(trace), "--format", format, "--out", str(out)]
     )
     if done.exit_code:
         assert done.exit_code == 2 and not out.exists() and "bug" not in done.output, done.output
         return
     first = out.read_bytes()[:4]
     starts = {".parquet": b"PAR1", ".jsonl.gz": b"\x1f\x8b", ".jsonl": b"{", ".html": b"<"}
-    assert (not first and format == "trl-preference") or first.startswith(starts.get(suffix, b""))
+    assert (not first and format == "preferences") or first.startswith(starts.get(suffix, b""))
     assert suffix in (*starts, ".csv")

@@ -103,10 +103,8 @@ def test_ls_filters_sorts_and_pages(trace: Path) -> None:
     assert listed(trace, "-f", "reward<0.3", "--sort", "reward") == ["e00", "e01", "e02"]
     assert listed(trace, "-f", "reward<0.3", "--sort", "-reward") == ["e02", "e01", "e00"]
     assert listed(trace, "--sort", "step", "-n", "3", "--page", "2") == ["e03", "e04", "e05"]
-    assert listed(
-        trace, "-f", "has('question 7') or step=8", "--sort", "step", "--status", "succeeded"
-    ) == ["e07", "e08"]
-    assert listed(trace, "--status", "failed") == []
+    assert listed(trace, "-f", "has('question 7') or step=8", "--sort", "step") == ["e07", "e08"]
+    assert listed(trace, "-f", "status = 'failed'") == []
     whole = json.loads(ajet("ls", str(trace), "-f", "step<10", "-n", "4", "--json"))
     assert (whole["count"], whole["of"], whole["page"]) == (10, 31, 1)
 
@@ -130,7 +128,6 @@ def test_the_help_names_every_field_and_column() -> None:
     [
         (("-f", "rewrd<1"), "did you mean reward?"),
         (("-f", "reward<"), "syntax error"),
-        (("--status", "faild"), "failed"),
         (("--sort", "colour"), "no column 'colour'"),
     ],
 )
@@ -249,10 +246,9 @@ def test_what_is_longer_than_the_screen_goes_through_the_pager(trace: Path, tmp_
     paged = tmp_path / "paged"
     at_a_terminal(command, f"tee {paged}")
     assert "turn 59 said" in paged.read_text()
-    for other in ([*command, "--no-pager"], [*command[:5], "e01", str(trace)]):
-        paged.unlink(missing_ok=True)
-        text = at_a_terminal(other, f"tee {paged}")
-        assert not paged.exists() and ("turn 59 said" in text or "Question 1" in text)
+    paged.unlink()
+    short = at_a_terminal([*command[:5], "e01", str(trace)], f"tee {paged}")
+    assert not paged.exists() and "Question 1" in short
     assert "turn 59 said" in at_a_terminal(command, ""), "an empty $PAGER is none"
     assert "turn 59 said" in at_a_terminal(command, "no-such-pager"), "nor is one that is not there"
 

@@ -176,7 +176,7 @@ def test_the_tutorial_finds_the_three_rules_and_writes_them_down(
 ) -> None:
     with serving(server(example, monkeypatch)) as url:
         command = ["tune-prompt", "--conf", str(example / "prompt_tuning.yaml"), "--reflect-with", "writer",
-                   "--base-url", f"{url}/v1", "--model", "clerk", "--budget", "200",
+                   "--model", f"clerk@{url}/v1", "--budget", "200",
                    "--apply", "--json"]  # fmt: skip
         done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output

@@ -4,7 +4,7 @@
 
 `clerk` writes dates as its system prompt tells it, as far as it knows the words. `writer` is what
 reflects: it reads the examples that went wrong and adds a sentence to the prompt. Real models take
-their place by --base-url and --reflect-url.
+their place by --model and --reflect-with.
 """
 
 import argparse

@@ -43,20 +43,21 @@ class DatasetCommands(LazyGroup):
     package = "ajet_tools.cli.dataset"
     panels = {
         "Look": {"label": "label", "check": "inspect"},
-        "Make": {"expand": "generate", "from-docs": "generate", "from-traces": "from_traces"},
+        "Make": {"expand": "generate", "from-docs": "generate"},
         "Change": {
             "filter": "selection",
-            "calibrate": "calibrate",
             "dedup": "similarity",
             "split": "similarity",
         },
         "Exchange": {"export": "export"},
     }
     moved = {
+        "calibrate": "run --out FILE",
         "view": "dataset label FILE",
         "mix": "dataset filter",
         "stats": "dataset check",
         "validate": "dataset check",
+        "from-traces": "trace export --format tasks",
         "decontaminate": "dataset dedup --against EVAL",
     }
     moved_options = {
@@ -89,7 +90,8 @@ def dataset(ctx: typer.Context) -> None:
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/
     ajet dataset from-docs handbook.pdf --out data/
-    ajet dataset from-traces launcher_record/prod --feedback down --out tasks.jsonl
+    ajet trace export launcher_record/prod --format tasks --feedback down \\
+      --out tasks.jsonl
     ajet dataset dedup tasks.jsonl --out clean.jsonl
     ajet dataset check clean.jsonl
 

@@ -36,7 +36,7 @@ from ajet_tools.dataset.calibrate import Band, Measurements, conditions, task_of
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.from_traces.choice import Choice
-from ajet_tools.dataset.from_traces.run import Options, task_rows
+from ajet_tools.dataset.from_traces.export import Options, task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.dataset.generate.cells import cells_of
 from ajet_tools.dataset.generate.directory import Directory
@@ -76,14 +76,8 @@ def _policy(
     k = int(attempts)
     band = Band.parse(settings.get("band", "0.2:0.8"))
     model = ModelSpec.parse(model_text, "--for")
-    name, at, url = model.place.partition("@http")
     options = AgentOptions(
-        conf=conf,
-        judge=settings.get("judge"),
-        scripted=model.place if model.is_scripted else None,
-        model=None if model.is_scripted else name,
-        base_url=f"http{url}" if at else None,
-        exp_dir=directory.own,
+        conf=conf, judge=settings.get("judge"), model=model.place, exp_dir=directory.own
     )
     config = options.config(settings.get("workflow"), more={"experiment_name": "trials"})
     config = asyncio.run(with_model(config))
@@ -220,7 +214,7 @@ def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | N
         result, row_values = task_rows(sources, choice, Options(need_answer=True))
         rows = [Row(f"failed task {number}", values) for number, values in enumerate(row_values, 1)]
         held_out = None if include_validation else leaks_of(validation_tasks(sources.reader))
-    left_out = f"; {counted(len(result.rejected), 'task')} left out" if result.rejected else ""
+    left_out = f"; {counted(len(result.rejected_rows), 'task')} left out" if result.rejected else ""
     echo(
         f"{counted(len(rows), 'task')} with answers of"
         f" {counted(result.chosen, 'failed episode')}{left_out}",

@@ -26,7 +26,7 @@ class TraceCommands(LazyGroup):
             "branch": "branch",
         },
         "Change": {"prune": "files"},
-        "Exchange": {"export": "exchange", "import": "exchange"},
+        "Exchange": {"export": "export", "import": "import_files"},
     }
     moved = {
         "diff": "trace compare A B",

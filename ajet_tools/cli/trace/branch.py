@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
-import typer
+from rich.console import Console
 from typer import Argument, Option
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.output import ProgressBar, echo
+from ajet_sdk.reporting.output import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.types import Json
 from ajet_tools.cli.arguments import AgentOptions, split_arguments
-from ajet_tools.cli.options import AsJson, pick, print_json
+from ajet_tools.cli.options import pick
+from ajet_tools.cli.result import Result
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import number
 from ajet_tools.trace import queries
@@ -29,6 +31,25 @@ from ajet_tools.trace.locate import open_named
 _ADDRESS = ("path", "base_url", "name", "scripted", "recipe", "api_key_env")
 """Keys of a recorded `model` that identify the model."""
 _ID = 12
+
+
+@dataclass(frozen=True)
+class BranchResult(Result):
+    point: BranchPoint
+    report: Report
+    forks: Sequence[Fork]
+    where: Path
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if _rewards(self.forks) else 1
+
+    def document(self) -> object:
+        return _as_json(self.point, self.report, self.forks)
+
+    def show(self, out: Console) -> None:
+        for line in _lines(self.point, self.report, self.forks, self.where):
+            out.print(line, soft_wrap=True)
 
 
 def branch(
@@ -46,8 +67,7 @@ def branch(
     ] = 0,
     answering: AgentOptions,
     k: Annotated[int, Option("--attempts", "-k", min=1, help="How many forks to sample.")] = 8,
-    as_json: AsJson = False,
-) -> None:
+) -> BranchResult:
     """Sample an episode again from one of its calls on, and show the forks beside the original.
 
     The run's workflow is run again for the task: calls before CALL get the recorded replies, the
@@ -60,7 +80,7 @@ def branch(
 
     \b
     ajet trace branch 3f2a91 launcher_record/math --at 2 --model launcher_record/math/checkpoint/9d1c…/model
-    ajet trace branch 3f2a91 --at 2 --base-url http://127.0.0.1:8000/v1 --model NAME -k 16
+    ajet trace branch 3f2a91 --at 2 --model NAME@http://127.0.0.1:8000/v1 -k 16
     ajet trace branch 3f2a91 agent.py:solve --judge agent.py:exact --at 0 --token 12 --model PATH
     """
     given = arguments or []
@@ -79,15 +99,11 @@ def branch(
         config = _config(reader, where, point, answering, agent, overrides)
     if k > 1 and config.rollout.temperature == 0:
         raise ConfigError(
-            "that call was sampled greedily, so forks would be equal: pass --temperature 1 or -k 1"
+            "that call was sampled greedily, so forks would be equal: pass ajet.rollout.temperature=1 or -k 1"
         )
-    with ProgressBar("Forks", k, quiet=as_json) as bar:
+    with ProgressBar("Forks", k) as bar:
         report, forks = sample_forks(config, point, k, lambda episode: bar.advance())
-    if as_json:
-        print_json(_as_json(point, report, forks))
-    else:
-        _print(point, report, forks, where)
-    raise typer.Exit(0 if _rewards(forks) else 1)
+    return BranchResult(point, report, forks, where)
 
 
 def _config(
@@ -110,25 +126,21 @@ def _config(
             f"run {run_id[:_ID]} recorded no agent: name it and its judge (agent.py:solve --judge"
             " JUDGE)"
         )
-    if options.model or options.base_url or options.scripted:
+    if options.model:
         job["model"] = {key: value for key, value in model.items() if key not in _ADDRESS}
     elif options.conf is None and _trains(reader, run_id):
         newest = (where if where.is_dir() else where.parent) / "checkpoint" / run_id / "model"
         path = newest if newest.is_dir() else "CHECKPOINT"
         raise ConfigError(
-            f"that run trained: name the model to sample, --model {path} or --base-url URL --model"
-            " NAME"
+            f"that run trained: name the model to sample, --model {path} or --model NAME@URL"
         )
     recorded["branch"] = {
         "episode": point.episode.episode_id,
         "call": call.call_id,
         "token": point.keep,
     }
-    sampled = {name: call.sampling.get(name) for name in ("temperature", "top_p", "top_k")}
     more = {
-        f"rollout.{name}": value
-        for name, value in sampled.items()
-        if getattr(options, name, None) is None
+        f"rollout.{name}": call.sampling.get(name) for name in ("temperature", "top_p", "top_k")
     }
     name = f"branch-of-{point.episode.episode_id[:_ID]}"
     more |= {"rollout.sampling": "run", "experiment_name": name, "experiment_dir": "auto"}
@@ -167,31 +179,31 @@ def _rewards(forks: Sequence[Fork]) -> list[float]:
     return [fork.reward for fork in forks if fork.reward is not None]
 
 
-def _print(point: BranchPoint, report: Report, forks: Sequence[Fork], where: Path) -> None:
+def _lines(point: BranchPoint, report: Report, forks: Sequence[Fork], where: Path) -> Iterator[str]:
     original, shown, rewards = (
         point.episode,
         [fork for fork in forks if not fork.why_not],
         _rewards(forks),
     )
     place = f"call {point.call.index}{f', token {point.keep}' if point.keep else ''}"
-    echo(
+    yield (
         f"{original.episode_id[:_ID]}  reward {number(original.reward):>6}  the original, branched"
         f" at {place}"
     )
     for fork in shown:
         error = f"failed with {fork.episode.cause}; " if fork.episode.status != "succeeded" else ""
         place = f"parts at {fork.parts}" if fork.parts else "the same to the end"
-        echo(f"{fork.episode.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}")
+        yield (f"{fork.episode.episode_id[:_ID]}  reward {number(fork.reward):>6}  {error}{place}")
     if rewards:
         before = original.reward
         above, below = (
             sum(sign * (reward - (before or 0.0)) > 1e-9 for reward in rewards) for sign in (1, -1)
         )
         beside = "" if before is None else f": {above} above the original, {below} below"
-        echo(f"\nMean reward {fmean(rewards):.4g} over {counted(len(rewards), 'fork')}{beside}")
+        yield (f"\nMean reward {fmean(rewards):.4g} over {counted(len(rewards), 'fork')}{beside}")
     for reason, count in Counter(fork.why_not for fork in forks if fork.why_not).items():
-        echo(f"Not counted, {count} × {one_line(reason, 300)}")
+        yield (f"Not counted, {count} × {one_line(reason, 300)}")
     if shown:
         a, b = original.episode_id[:_ID], shown[0].episode.episode_id[:_ID]
         to = report.directory
-        echo(f"Forks are stored in {to}: ajet trace compare {a} {b} {where} --path-b {to}")
+        yield (f"Forks are stored in {to}: ajet trace compare {a} {b} {where} --path-b {to}")

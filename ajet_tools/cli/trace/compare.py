@@ -6,36 +6,85 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+from rich.console import Console
+from rich.text import Text
 from typer import Argument, Option
 
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.trace.diff import Decoding, Split, compare_two
-from ajet_tools.cli.trace.options import NoPager, Where
+from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.cli.trace.diff import Decoding, EpisodePairResult, RunPairResult, Split, compare_two
+from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
-from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
-from ajet_tools.trace.compare.explain import explain, lines_of
+from ajet_tools.trace.compare.explain import Explanation, explain, lines_of
+from ajet_tools.trace.compare.runs import RunComparison, compare_runs, run_tables, task_tables
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.experiments import (
+    Group,
     TaskReward,
-    by_task,
-    differing,
-    groups,
     leaderboard,
     run_names,
     task_rewards,
 )
-from ajet_tools.trace.queries.runs import REWARDS, RunOverview, steps_of
+from ajet_tools.trace.queries.runs import RunOverview
 
-_TASKS = 40
 _RUNS = 30
+
+
+@dataclass(frozen=True)
+class RunsResult(Result):
+    """Many runs: their settings and rewards."""
+
+    trace: Path
+    runs: Sequence[Mapping[str, Any]]
+    groups: Sequence[Group]
+    names: Mapping[str, str] = field(default_factory=dict, metadata=HIDDEN)
+
+    paged = True
+
+    def show(self, out: Console) -> None:
+        comparison = RunComparison(self.runs, self.groups, self.names)
+        for part in run_tables(comparison, out.width):
+            out.print(part, soft_wrap=isinstance(part, Text))
+
+
+@dataclass(frozen=True)
+class TasksResult(Result):
+    """Tasks by runs: the mean rewards of the last step."""
+
+    trace: Path
+    runs: Mapping[str, str]
+    rewards: Sequence[TaskReward]
+
+    paged = True
+
+    def show(self, out: Console) -> None:
+        for part in task_tables(self.rewards, self.runs, out.width):
+            out.print(part)
+
+
+@dataclass(frozen=True)
+class TaskResult(Result):
+    """One task: who solves it best, and runs by steps."""
+
+    trace: Path
+    runs: Mapping[str, str]
+    task_id: str
+    task: str
+    leaderboard: Sequence[Mapping[str, Any]]
+    rewards: Sequence[Mapping[str, object]]
+
+    paged = True
+
+    def show(self, out: Console) -> None:
+        out.print(render.table(self.leaderboard, out.width, title=one_line(self.task, 100)))
+        out.print(render.table(self.rewards, out.width, title="\nby step"))
 
 
 def compare(
@@ -52,9 +101,7 @@ def compare(
     ] = None,
     split: Annotated[Split | None, Option()] = None,
     decoding: Annotated[Decoding | None, Option()] = None,
-    no_pager: NoPager = False,
-    as_json: AsJson = False,
-) -> None:
+) -> RunsResult | TasksResult | TaskResult | EpisodePairResult | RunPairResult:
     """Compare the runs in and below a directory: what differs in their configs, and how they did.
     Or compare two: two episodes message by message, two runs or steps by their rewards.
 
@@ -85,119 +132,35 @@ def compare(
             raise ConfigError("name two episodes or runs, and at most one trace after them")
         a, b, *rest = targets
         path = Path(rest[0]) if rest else None
-        compare_two(a, b, path, path_b, split, decoding, as_json)
-        return
+        return compare_two(a, b, path, path_b, split, decoding)
     path = Path(targets[0]) if targets else None
     reader, where, _ = open_named(None, path)
     with reader:
         runs = queries.overview(reader)[: limit or (_RUNS if task is None else None)]
         names = run_names(runs)
         if task is not None:
-            _compare_task(reader, where, runs, task, no_pager, as_json)
-            return
+            return _compare_task(reader, where, runs, task)
         if tasks:
-            rewards = task_rewards(reader, [*names])
-            if as_json:
-                print_json({"trace": str(where), "runs": names, "rewards": rewards})
-                return
-            table = _by_task(rewards, names)
-            with paged(no_pager) as out:
-                out.print(render.table(table[:_TASKS], out.width))
-                if len(table) > _TASKS:
-                    out.print(
-                        f"and {len(table) - _TASKS:,} more, which differ less; --json has all",
-                        style="dim",
-                    )
-            return
-        settings = differing(reader, [run["run_id"] for run in runs])
-    grouped = groups(runs, settings)
-    if as_json:
-        rows = [{**run, "settings": settings[run["run_id"]]} for run in runs]
-        print_json(
-            {"trace": str(where), "runs": rows, "groups": [asdict(group) for group in grouped]}
-        )
-        return
-    short = _short([key for values in settings.values() for key in values])
-    means = [name for name in REWARDS if any(run.get(name) is not None for run in runs)]
-    with paged(no_pager) as out:
-        rows = [
-            {
-                "run": names[run["run_id"]],
-                **{short[k]: v for k, v in settings[run["run_id"]].items()},
-            }
-            | {name: run.get(name) for name in means}
-            | {"status": run["status"], "step": steps_of(run)}
-            for run in runs
-        ]
-        out.print(render.table(rows, out.width))
-        out.print(
-            "; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True
-        )
-        if len(grouped) < len(runs):
-            seeds = [
-                {short[key]: value for key, value in group.settings.items()}
-                | {
-                    "runs": len(group.runs),
-                    group.of or "reward": group.mean,
-                    "low": group.low,
-                    "high": group.high,
-                }
-                for group in grouped
-            ]
-            out.print(render.table(seeds, out.width, title="\nover seeds"))
-            out.print(
-                "low, high: 95 % interval from six runs on, else the least and the greatest",
-                style="dim",
-            )
-
-
-def _short(keys: Sequence[str]) -> dict[str, str]:
-    """Shortens keys to their last part, if that is unique."""
-    last = {key: key.rpartition(".")[2] for key in keys}
-    return {
-        key: name if [*last.values()].count(name) == 1 else key.removeprefix("ajet.")
-        for key, name in last.items()
-    }
-
-
-def _by_task(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> list[dict[str, object]]:
-    """Returns a row per task with a column per run, at the last step, by decreasing difference."""
-    table = by_task(rewards, "run_id")
-    shown = [run_id for run_id in names if any(run_id in row.rewards for row in table)]
-    return [
-        {
-            "task": one_line(row.task, 60),
-            **{names[run_id]: row.rewards.get(run_id) for run_id in shown},
-        }
-        for row in table
-    ]
+            return TasksResult(where, names, task_rewards(reader, [*names]))
+        compared = compare_runs(reader, runs)
+    return RunsResult(where, compared.runs, compared.groups, compared.names)
 
 
 def _compare_task(
-    reader: TraceReader,
-    where: Path,
-    runs: Sequence[RunOverview],
-    task: str,
-    no_pager: bool,
-    as_json: bool,
-) -> None:
+    reader: TraceReader, where: Path, runs: Sequence[RunOverview], task: str
+) -> TaskResult:
     """Compares all runs on one task: ranking, and mean reward by step."""
     names = run_names(runs)
     task_id, text = _named_task(task_rewards(reader, [*names]), task)
-    table, history = leaderboard(reader, runs, task_id), task_rewards(reader, [*names], task_id)
-    called = {standing["run_id"]: standing["run"] for standing in table}
-    at = {(row["step"], row["run_id"]): row["reward"] for row in history}
-    by_step = [
-        {"step": step, **{name: at.get((step, run_id)) for run_id, name in called.items()}}
-        for step in sorted({step for step, _ in at})
-    ]
-    if as_json:
-        known = {"trace": str(where), "runs": names, "task_id": task_id, "task": text}
-        print_json({**known, "leaderboard": table, "rewards": by_step})
-        return
-    with paged(no_pager) as out:
-        out.print(render.table(table, out.width, title=one_line(text, 100)))
-        out.print(render.table(by_step, out.width, title="\nby step"))
+    table = leaderboard(reader, runs, task_id)
+    rewards: dict[int | None, dict[str, float | None]] = {}
+    for row in task_rewards(reader, [*names], task_id):
+        rewards.setdefault(row["step"], {})[row["run_id"]] = row["reward"]
+    by_step: list[Mapping[str, object]] = []
+    for step in sorted(rewards):  # type: ignore[type-var]
+        of_runs = {standing["run"]: rewards[step].get(standing["run_id"]) for standing in table}
+        by_step.append({"step": step, **of_runs})
+    return TaskResult(where, names, task_id, text, table, by_step)
 
 
 def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
@@ -216,15 +179,27 @@ def _named_task(rewards: Sequence[TaskReward], task: str) -> tuple[str, str]:
     return fitting.popitem()
 
 
+@dataclass(frozen=True)
+class ExplainResult(Result):
+    explanation: Explanation
+
+    paged = True
+
+    def document(self) -> object:
+        return asdict(self.explanation)
+
+    def show(self, out: Console) -> None:
+        for line in lines_of(self.explanation):
+            out.print(line, soft_wrap=True)
+
+
 def explain_(
     run: Annotated[str, Argument(metavar="RUN", help="A run, by its id, name or path.")] = ".",
     path: Where = None,
     step: Annotated[
         int | None, Option(min=0, help="Default: largest change of reward.", show_default=False)
     ] = None,
-    no_pager: NoPager = False,
-    as_json: AsJson = False,
-) -> None:
+) -> ExplainResult:
     """Say what changed at a step of a run, against the step or validation before, with the episodes
     behind it.
 
@@ -240,9 +215,4 @@ def explain_(
     reader, where, meant = open_named(run, path)
     with reader:
         explanation = explain(reader, queries.find_run(reader, meant), step, where)
-    if as_json:
-        print_json(asdict(explanation))
-        return
-    with paged(no_pager) as out:
-        for line in lines_of(explanation):
-            out.print(line, soft_wrap=True)
+    return ExplainResult(explanation)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+from rich.console import Console
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.reporting.paired import Paired
 from ajet_sdk.types import Episode
-from ajet_tools.cli.options import pick, print_json
+from ajet_tools.cli.options import pick
+from ajet_tools.cli.result import Result
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import diff_text
@@ -39,6 +42,28 @@ _MESSAGES = 3
 _LINES = 24
 
 
+@dataclass(frozen=True)
+class EpisodePairResult(Result):
+    episodes: EpisodeDiff
+
+    def document(self) -> object:
+        return _episodes_json(self.episodes)
+
+    def show(self, out: Console) -> None:
+        _print_episodes(self.episodes, out)
+
+
+@dataclass(frozen=True)
+class RunPairResult(Result):
+    runs: RunDiff
+
+    def document(self) -> object:
+        return _runs_json(self.runs)
+
+    def show(self, out: Console) -> None:
+        _print_runs(self.runs, out)
+
+
 def compare_two(
     a: str,
     b: str,
@@ -46,8 +71,7 @@ def compare_two(
     path_b: Path | None,
     split: Split | None,
     decoding: Decoding | None,
-    as_json: bool,
-) -> None:
+) -> EpisodePairResult | RunPairResult:
     """Compares two episodes message by message, or two runs or steps by their rewards on shared
     tasks."""
     with ExitStack() as stack:
@@ -63,8 +87,8 @@ def compare_two(
             episodes = diff_episodes(
                 episode_at(reader_a, targets[0].id), episode_at(reader_b, targets[1].id)
             )
-            print_json(_episodes_json(episodes)) if as_json else _print_episodes(episodes)
-        elif kinds == {"run"}:
+            return EpisodePairResult(episodes)
+        if kinds == {"run"}:
             runs = diff_runs(
                 (reader_a, targets[0].id),
                 (reader_b, targets[1].id),
@@ -72,10 +96,9 @@ def compare_two(
                 steps=(step_a, step_b),
                 decoding=decoding,
             )
-            print_json(_runs_json(runs)) if as_json else _print_runs(runs)
-        else:
-            description = " and ".join(f"{target.kind} {target.id}" for target in targets)
-            raise QueryError(f"give two episodes or two runs (got {description})")
+            return RunPairResult(runs)
+        description = " and ".join(f"{target.kind} {target.id}" for target in targets)
+        raise QueryError(f"give two episodes or two runs (got {description})")
 
 
 _STEP = re.compile(r"@(\d{1,9}|last)$")
@@ -123,8 +146,7 @@ def _facts(episode: Episode) -> dict[str, object]:
     }
 
 
-def _print_episodes(result: EpisodeDiff) -> None:
-    out = render.console()
+def _print_episodes(result: EpisodeDiff, out: Console) -> None:
     sides = _facts(result.a), _facts(result.b)
     rows = [
         {"": name, "A": _cell(sides[0][name]), "B": _cell(sides[1][name])}
@@ -153,20 +175,19 @@ def _print_episodes(result: EpisodeDiff) -> None:
         return
     before = sum(len(part.a) for part in result.parts[: result.parts.index(first)])
     out.print(f"First difference of the messages after {render.counted(before, 'message')}:")
-    _print_apart(first)
+    _print_apart(first, out)
     apart = sum(not part.same for part in result.parts)
     if apart > 1:
         out.print(f"{apart - 1} further messages differ; --json has all.", style="dim")
 
 
-def _print_apart(part: DiffPart) -> None:
+def _print_apart(part: DiffPart, out: Console) -> None:
     """Prints replaced messages; if both start with the same role, the first as a line diff."""
     a, b = part.a[:1], part.b[:1]
     if not a or not b or (a[0].agent, a[0].role) != (b[0].agent, b[0].role):
-        _print_messages(part.a, "-", "red")
-        _print_messages(part.b, "+", "green")
+        _print_messages(part.a, "-", "red", out)
+        _print_messages(part.b, "+", "green", out)
         return
-    out = render.console()
     agent = "" if a[0].agent == "default" else f" ({a[0].agent})"
     out.print(one_line(f"{a[0].role}{agent}"), style="bold")
     out.print(diff_text(text_diff(a[0].text, b[0].text)))
@@ -184,8 +205,9 @@ def _cell(value: object) -> str | None:
     return None if value is None else one_line(value, 60)
 
 
-def _print_messages(messages: Sequence[ComparedMessage], sign: str, style: str) -> None:
-    out = render.console()
+def _print_messages(
+    messages: Sequence[ComparedMessage], sign: str, style: str, out: Console
+) -> None:
     for entry in messages[:_MESSAGES]:
         agent = "" if entry.agent == "default" else f" ({entry.agent})"
         out.print(one_line(f"{sign} {entry.role}{agent}"), style=f"bold {style}")
@@ -238,8 +260,7 @@ def _side_json(side: RunSide) -> dict[str, object]:
     }
 
 
-def _print_runs(result: RunDiff) -> None:
-    out = render.console()
+def _print_runs(result: RunDiff, out: Console) -> None:
     a, b = _side_json(result.a), _side_json(result.b)
     names = {
         "reward": "mean reward",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from typer import Argument, Option
@@ -21,19 +22,20 @@ from ajet_sdk.trace.limits import age, bytes_of, size
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.result import Result
 from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.files.audit import Audit, audit
+from ajet_tools.trace.files.check import Broken, edited
 from ajet_tools.trace.files.check import check as check_trace
-from ajet_tools.trace.files.check import edited
 from ajet_tools.trace.files.invariants import INVARIANTS
 from ajet_tools.trace.files.prune import OnStage, RunSize, beyond_size, refuse_live, run_sizes
 from ajet_tools.trace.files.prune import older_than as older
 from ajet_tools.trace.files.prune import prune as prune_file
 from ajet_tools.trace.imports import format_of
-from ajet_tools.trace.imports.audited import audit_dump
+from ajet_tools.trace.imports.audited import Dump, audit_dump
 from ajet_tools.trace.locate import located_files
 from ajet_tools.trace.queries.base import rows
 
@@ -156,14 +158,101 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
     )
 
 
+@dataclass(frozen=True)
+class CheckResult(Result):
+    """Violations and audits by trace."""
+
+    broken: Mapping[Path, Sequence[Broken]]
+    audits: Mapping[Path, Audit] | None
+    """None without --deep."""
+
+    @property
+    def sound(self) -> bool:
+        audits = (self.audits or {}).values()
+        return not any(self.broken.values()) and not any(entry.differs for entry in audits)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.sound else 1
+
+    def document(self) -> object:
+        broken: list[dict[str, object]] = []
+        for where, entries in self.broken.items():
+            broken += [{"trace": str(where), **asdict(entry)} for entry in entries]
+        document = {"traces": len(self.broken), "sound": self.sound, "broken": broken}
+        if self.audits is None:
+            return document
+        audits = [{"trace": str(where), **asdict(entry)} for where, entry in self.audits.items()]
+        return {**document, "audits": audits}
+
+    def show(self, out: Console) -> None:
+        for line in self._lines():
+            out.print(line, soft_wrap=True)
+
+    def _lines(self) -> Iterator[str]:
+        audits = self.audits or {}
+        for where, violations in self.broken.items():
+            if not violations and not (where in audits and audits[where].differs):
+                yield f"{where}: no violations ({len(INVARIANTS) + 3} invariants hold)"
+            for entry in violations:
+                prefix = f"{where}: " if len(self.broken) > 1 else ""
+                yield f"{prefix}{entry.invariant}: {entry.says} ({entry.count:,})"
+                for line in entry.deeds or entry.ids:
+                    yield f"  {one_line(line, 200)}"
+                if entry.count > len(entry.ids) and not entry.deeds:
+                    yield f"  and {entry.count - len(entry.ids):,} more"
+            if where in audits:
+                yield from _audit_lines(str(where), audits[where])
+
+
+@dataclass(frozen=True)
+class DumpResult(Result):
+    """The check of other trainers' files."""
+
+    dump: Dump
+    files: Sequence[Path]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.dump.sound else 1
+
+    def document(self) -> object:
+        return {"sound": self.dump.sound, **asdict(self.dump)}
+
+    def show(self, out: Console) -> None:
+        for line in self._lines():
+            out.print(line, soft_wrap=True)
+
+    def _lines(self) -> Iterator[str]:
+        dump = self.dump
+        for file, format in dump.formats.items():
+            yield f"{visible(file)}: {format}"
+        yield f"{counted(dump.episodes, 'episode')} with {counted(dump.calls, 'call')}"
+        if dump.without_calls:
+            without = counted(dump.without_calls, "episode")
+            yield f"{without} without a request: a reward alone cannot be audited"
+        for problem in dump.problems:
+            yield visible(problem)
+        if dump.unreadable > len(dump.problems):
+            yield f"and {counted(dump.unreadable - len(dump.problems), 'row')} more"
+        if dump.calls:
+            where = "the other rows" if dump.unreadable else str(self.files[0])
+            yield from _audit_lines(where, dump.audit)
+        else:
+            yield "nothing was checked: no call could be read"
+        for split in dump.splits[:3]:
+            yield f"split: {split}"
+        if len(dump.splits) > 3:
+            yield f"and {counted(len(dump.splits) - 3, 'split')} more"
+
+
 def check(
     paths: Annotated[list[Path] | None, Argument(metavar="PATH...", show_default=False)] = None,
     deep: Annotated[bool, Option("--deep")] = False,
     weights: Annotated[bool, Option("--weights")] = False,
     source: Annotated[str, Option("--from", metavar="FORMAT")] = "auto",
     tokenizer: Annotated[Path | None, Option(metavar="DIR")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> CheckResult | DumpResult:
     """Check a trace for consistency and list violations with their ids. Exits with 1 if there are
     any.
 
@@ -207,13 +296,13 @@ def check(
                 "check traces (with --deep, --weights) or other trainers' files (with --from,"
                 " --tokenizer), not both in one command"
             )
-        _check_dumps(dumps, source, tokenizer, as_json)
-        return
+        return DumpResult(audit_dump(dumps, format_of(source), tokenizer), dumps)
     deep = deep or weights
     traces = {} if paths else _traces(None)
     for path in paths:
         traces |= _traces(path)
-    broken, audits = {}, {}
+    broken: dict[Path, list[Broken]] = {}
+    audits: dict[Path, Audit] = {}
     with _progress() as report:
         for where, files in traces.items():
             report(f"checking {where}")
@@ -224,37 +313,11 @@ def check(
                 changed := edited(*files)
             ):
                 broken[where].insert(0, changed)
-    sound = not any(broken.values()) and not any(entry.differs for entry in audits.values())
-    if as_json:
-        listed = [
-            {"trace": str(where), **asdict(entry)}
-            for where, entries in broken.items()
-            for entry in entries
-        ]
-        deeply = (
-            {"audits": [{"trace": str(where), **asdict(entry)} for where, entry in audits.items()]}
-            if deep
-            else {}
-        )
-        print_json({"traces": len(traces), "sound": sound, "broken": listed, **deeply})
-    for where, violations in () if as_json else broken.items():
-        if not violations and not (where in audits and audits[where].differs):
-            echo(f"{where}: no violations ({len(INVARIANTS) + 3} invariants hold)")
-        for entry in violations:
-            prefix = f"{where}: " if len(traces) > 1 else ""
-            echo(f"{prefix}{entry.invariant}: {entry.says} ({entry.count:,})")
-            for line in entry.deeds or entry.ids:
-                echo(f"  {one_line(line, 200)}")
-            if entry.count > len(entry.ids) and not entry.deeds:
-                echo(f"  and {entry.count - len(entry.ids):,} more")
-        if where in audits:
-            _print_audit(str(where), audits[where])
     if weights and not any(entry.rows.get("weights") for entry in audits.values()):
         raise TraceError(
             "--weights compared no call; name the directory with the run's checkpoints"
         )
-    if not sound:
-        raise typer.Exit(1)
+    return CheckResult(broken, audits if deep else None)
 
 
 def _is_trace(path: Path) -> bool:
@@ -267,54 +330,27 @@ def _is_trace(path: Path) -> bool:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _check_dumps(files: list[Path], source: str, tokenizer: Path | None, as_json: bool) -> None:
-    dump = audit_dump(files, format_of(source), tokenizer)
-    if as_json:
-        print_json({"sound": dump.sound, **asdict(dump)})
-    else:
-        for file, format in dump.formats.items():
-            echo(f"{visible(file)}: {format}")
-        echo(f"{counted(dump.episodes, 'episode')} with {counted(dump.calls, 'call')}")
-        if dump.without_calls:
-            echo(
-                f"{counted(dump.without_calls, 'episode')} without a request: a reward alone cannot"
-                " be audited"
-            )
-        for problem in dump.problems:
-            echo(visible(problem))
-        if dump.unreadable > len(dump.problems):
-            echo(f"and {counted(dump.unreadable - len(dump.problems), 'row')} more")
-        if dump.calls:
-            _print_audit("the other rows" if dump.unreadable else str(files[0]), dump.audit)
-        else:
-            echo("nothing was checked: no call could be read")
-        for split in dump.splits[:3]:
-            echo(f"split: {split}")
-        if len(dump.splits) > 3:
-            echo(f"and {counted(len(dump.splits) - 3, 'split')} more")
-    if not dump.sound:
-        raise typer.Exit(1)
-
-
-def _print_audit(where: str, audited: Audit) -> None:
+def _audit_lines(where: str, audited: Audit) -> Iterator[str]:
     if not audited.differs:
         forward = (
             f", {audited.rows['weights']:,} with the weights" if "weights" in audited.rows else ""
         )
         calls = counted(audited.rows["calls"], "call")
-        echo(f"{where}: recomputed, nothing differs ({audited.checks} checks of {calls}{forward})")
+        yield (
+            f"{where}: recomputed, nothing differs ({audited.checks} checks of {calls}{forward})"
+        )
     for entry in audited.differs:
         more = f" ({entry.count:,} rows)" if entry.count > 1 else ""
-        echo(f"{entry.check} of run {entry.run[:12]}: {one_line(entry.says, 200)}{more}")
-        echo(f"  expected {one_line(entry.expected)}")
-        echo(f"  stored   {one_line(entry.stored)}")
+        yield (f"{entry.check} of run {entry.run[:12]}: {one_line(entry.says, 200)}{more}")
+        yield (f"  expected {one_line(entry.expected)}")
+        yield (f"  stored   {one_line(entry.stored)}")
     unchecked: dict[tuple[str, str], list[str]] = {}
     for why in audited.unchecked:
         unchecked.setdefault((why.check, why.reason), []).append(why.run[:12])
     for (check, reason), runs in unchecked.items():
         more = f" and {len(runs) - 3:,} more" if len(runs) > 3 else ""
         named = f", run {', '.join(runs[:3])}{more}" if any(runs) else ""
-        echo(f"not checked{named}: {check}: {one_line(reason)}")
+        yield (f"not checked{named}: {check}: {one_line(reason)}")
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:

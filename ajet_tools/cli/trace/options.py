@@ -38,7 +38,6 @@ Newest = Annotated[
         "--limit", "-n", min=1, help="Only the newest N episodes. Default: all.", show_default=False
     ),
 ]
-NoPager = Annotated[bool, Option("--no-pager", help="Print without a pager.")]
 FROM_HELP = (
     "auto, native, openai, otlp, studio, tokens, verifiers, trl, tinker, tinker-capture, rllm or"
     " agent-lightning."

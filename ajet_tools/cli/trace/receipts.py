@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from rich.console import Console
 from typer import Argument
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.trace.options import NoPager, OfRun, Where
+from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.cli.trace.options import OfRun, Where
 from ajet_tools.text import tables as render
-from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.receipts import (
@@ -26,6 +26,19 @@ from ajet_tools.trace.queries.receipts import (
 )
 
 
+@dataclass(frozen=True)
+class ReceiptsResult(Result):
+    run_id: str
+    receipts: Sequence[TokenReceipt]
+    of_clients: bool = field(default=True, metadata=HIDDEN)
+
+    paged = True
+
+    def show(self, out: Console) -> None:
+        rows = client_rows(self.receipts) if self.of_clients else part_rows(self.receipts)
+        out.print(render.table(rows, out.width) if rows else "no tokens were sampled")
+
+
 def receipts(
     of: Annotated[
         str | None,
@@ -33,9 +46,7 @@ def receipts(
     ] = None,
     path: Where = None,
     run: OfRun = None,
-    no_pager: NoPager = False,
-    as_json: AsJson = False,
-) -> None:
+) -> ReceiptsResult:
     """Show what became of each client's tokens: trained, stale, abandoned, or why else not.
 
     The sums over the clients are the run's ledger. `pending`: the step is not trained yet.
@@ -54,12 +65,7 @@ def receipts(
             shown = by_episode(reader, run_id, of)
         elif of is not None:
             shown = by_call(reader, run_id, _episode(reader, of, clients))
-    if as_json:
-        print_json({"run_id": run_id, "receipts": [asdict(receipt) for receipt in shown]})
-        return
-    with paged(no_pager) as out:
-        rows = client_rows(shown) if shown is clients else part_rows(shown)
-        out.print(render.table(rows, out.width) if rows else "no tokens were sampled")
+    return ReceiptsResult(run_id, shown, of_clients=shown is clients)
 
 
 def _episode(reader: TraceReader, of: str, clients: Sequence[TokenReceipt]) -> str:

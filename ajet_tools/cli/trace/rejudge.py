@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import typer
+from rich.console import Console
 from typer import Option
 
 from ajet_sdk.errors import QueryError
@@ -13,7 +14,8 @@ from ajet_sdk.judges.load import named_judge
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar
 from ajet_tools.cli.arguments import JUDGE_HELP
-from ajet_tools.cli.options import AsJson, pick, print_json
+from ajet_tools.cli.options import pick
+from ajet_tools.cli.result import Result
 from ajet_tools.cli.trace.options import Fitting, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
@@ -26,6 +28,24 @@ from ajet_tools.trace.rejudge import Changes, compared_over, groups_of
 from ajet_tools.trace.rejudge import rejudge as run_rejudge
 
 _SHOWN = 10
+
+
+@dataclass(frozen=True)
+class RejudgeResult(Result):
+    run_id: str
+    judge: str
+    changes: Changes
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = self.changes.verdicts
+        return int(bool(verdicts) and all(verdict.cause for verdict in verdicts))
+
+    def document(self) -> object:
+        return {"run_id": self.run_id, **_changes_json(self.changes)}
+
+    def show(self, out: Console) -> None:
+        _print_changes(self.changes, self.run_id, self.judge, out)
 
 
 def rejudge(
@@ -47,8 +67,7 @@ def rejudge(
             help="Time limit of a judgement, in seconds. Default: the run's.",
         ),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> RejudgeResult:
     """Re-score recorded episodes with another judge, and show how rewards, groups and advantages
     change.
 
@@ -76,12 +95,7 @@ def rejudge(
                 progress=bar.advance,
             )
             changes = asyncio.run(work)
-    if as_json:
-        print_json({"run_id": run_id, **_changes_json(changes)})
-    else:
-        _print_changes(changes, run_id, judge)
-    if changes.verdicts and all(verdict.cause for verdict in changes.verdicts):
-        raise typer.Exit(1)
+    return RejudgeResult(run_id, judge, changes)
 
 
 def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:
@@ -134,8 +148,7 @@ def _changes_json(changes: Changes) -> dict[str, object]:
     }
 
 
-def _print_changes(changes: Changes, run_id: str, judge: str) -> None:
-    out = render.console()
+def _print_changes(changes: Changes, run_id: str, judge: str, out: Console) -> None:
     before, after = changes.mean("before"), changes.mean("after")
     out.print(
         f"Run {run_id[:12]}, judged by {one_line(judge)}:"
@@ -147,7 +160,7 @@ def _print_changes(changes: Changes, run_id: str, judge: str) -> None:
         out.print(f"Mean reward {before:.4g} → {after:.4g} ({change}) over {of} with both")
     else:
         out.print("No episode has rewards from both judges.")
-    _print_tables(changes)
+    _print_tables(changes, out)
     groups = changes.groups()
     if groups["groups"]:
         out.print(
@@ -172,8 +185,7 @@ def _print_changes(changes: Changes, run_id: str, judge: str) -> None:
         )
 
 
-def _print_tables(changes: Changes) -> None:
-    out = render.console()
+def _print_tables(changes: Changes, out: Console) -> None:
     tasks = [row for row in changes.by_task() if row["change"]]
     if tasks:
         rows = [{**row, "task_id": row["task_id"][:24]} for row in tasks[:_SHOWN]]

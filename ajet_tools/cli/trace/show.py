@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -14,13 +15,13 @@ from typer import Argument, Option
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar, visible
-from ajet_sdk.types import Call, Status
+from ajet_sdk.types import Call
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.pandas_import import leave_pandas_out
-from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
+from ajet_tools.cli.result import HIDDEN, Result
+from ajet_tools.cli.trace.options import Fitting, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line, short_ids
-from ajet_tools.text.conditions import literal
 from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.verdict import verdicts
@@ -50,6 +51,73 @@ _LONGEST = 4000
 """Maximum characters of a message to show."""
 
 
+@dataclass(frozen=True)
+class ListResult(Result):
+    trace: Path
+    runs: Sequence[Mapping[str, Any]]
+    groups: Sequence[Group]
+    run_id: str | None
+    """The run whose episodes are listed."""
+    count: int
+    """Episodes that match."""
+    of: int
+    page: int
+    episodes: Sequence[ListedEpisode]
+    listing: Listing = field(metadata=HIDDEN)
+    start: int = field(default=0, metadata=HIDDEN)
+    """Number of episodes on the pages before."""
+
+    paged = True
+
+    def show(self, out: Console) -> None:
+        out.print(str(self.trace), style="dim", soft_wrap=True)
+        self._show_runs(out)
+        if self.episodes:
+            self._show_episodes(out)
+        else:
+            out.print(_none_of(self.listing))
+
+    def _show_runs(self, out: Console) -> None:
+        newest = self.runs[:_RUNS]
+        ids = short_ids([run["run_id"] for run in self.runs])
+        means = [name for name in REWARDS if any(run.get(name) is not None for run in newest)]
+        columns = (*_RUN_COLUMNS[:6], *means, *_RUN_COLUMNS[6:])
+        rows = [_row("run", ids[run["run_id"]], run, columns) for run in newest]
+        out.print(render.table(rows, out.width))
+        if means:
+            meanings = "; ".join(f"{name}: {REWARDS[name]}" for name in means)
+            out.print(meanings, style="dim", soft_wrap=True)
+        if self.groups:
+            seeds: list[dict[str, object]] = []
+            for group in self.groups:
+                row: dict[str, object] = {"runs": group.name, "seeds": len(group.runs)}
+                row |= {group.of or "reward": group.mean, "low": group.low, "high": group.high}
+                seeds.append(row)
+            out.print(render.table(seeds, out.width, title="\nover seeds"))
+        if len(self.runs) > _RUNS:
+            earlier = counted(len(self.runs) - _RUNS, "earlier run")
+            out.print(f"and {earlier}; --json lists all", style="dim")
+
+    def _show_episodes(self, out: Console) -> None:
+        listing = self.listing
+        order = f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
+        if (listing.sort, listing.descending) == ("ended_at", True):
+            order = "latest first"
+        matching = f"{self.of:,}"
+        if self.count < self.of:
+            matching = f"{self.count:,} of {self.of:,}"
+        run = short_ids([run["run_id"] for run in self.runs]).get(self.run_id or "", "")
+        last = self.start + len(self.episodes)
+        title = f"\nepisodes {self.start + 1:,} to {last:,} of {matching}, run {run}, {order}"
+        is_shown = listing.sort in (*_EPISODE_COLUMNS, "ended_at")
+        columns = _EPISODE_COLUMNS if is_shown else (listing.sort, *_EPISODE_COLUMNS)
+        ids = short_ids([episode["episode_id"] for episode in self.episodes])
+        rows = [_row("episode", ids[e["episode_id"]], e, columns) for e in self.episodes]
+        out.print(render.table(rows, out.width, title=title))
+        if last < self.count:
+            out.print(f"more with --page {self.page + 1}, or -n", style="dim")
+
+
 def ls(
     path: WhereOrRun = None,
     run: OfRun = None,
@@ -59,13 +127,7 @@ def ls(
     ] = "-ended_at",
     page: Annotated[int, Option(min=1, help="Page number.")] = 1,
     limit: Annotated[int, Option("--limit", "-n", min=1, help="Episodes per page.")] = 20,
-    status: Annotated[
-        Status | None,
-        Option(help="Only episodes with this status; short for -f \"status = 'STATUS'\"."),
-    ] = None,
-    no_pager: NoPager = False,
-    as_json: AsJson = False,
-) -> None:
+) -> ListResult:
     """List runs, and the episodes of one: filtered, sorted, in pages.
 
     A filter is what SQL has after WHERE (DuckDB's), over these columns: episode_id run_id group_id
@@ -86,10 +148,6 @@ def ls(
     ajet trace ls --sort -tokens --json
     """
     wanted = parse(filter or "")
-    if status:
-        of_status = f"status = {literal(status)}"
-        both = of_status if wanted.is_empty else f"{wanted.as_condition} AND {of_status}"
-        wanted = parse(both)
     leave_pandas_out()
     reader, where, run = open_named(run, path)
     with reader, reader.steady():
@@ -110,73 +168,18 @@ def ls(
             listing.page(reader, at, min(_CHUNK, stop - at)) for at in range(start, stop, _CHUNK)
         )
         episodes = [row for chunk in chunks for row in chunk]
-    if as_json:
-        counts = {"count": listing.count, "of": listing.of, "page": page}
-        listed = {"trace": str(where), "runs": judged, "groups": seeds, "run_id": chosen}
-        print_json({**listed, **counts, "episodes": episodes})
-        return
-    _print_ls(where, judged, seeds, chosen, listing, episodes, start, no_pager)
-
-
-def _print_ls(
-    where: Path,
-    runs: Sequence[Mapping[str, object]],
-    seeds: Sequence[Group],
-    chosen: str | None,
-    listing: Listing,
-    episodes: Sequence[ListedEpisode],
-    start: int,
-    no_pager: bool,
-) -> None:
-    run_ids = short_ids([str(row["run_id"]) for row in runs])
-    ids = short_ids([row["episode_id"] for row in episodes])
-    means = [name for name in REWARDS if any(row.get(name) is not None for row in runs[:_RUNS])]
-    shown = (*_RUN_COLUMNS[:6], *means, *_RUN_COLUMNS[6:])
-    with paged(no_pager) as out:
-        out.print(str(where), style="dim", soft_wrap=True)
-        rows = [_row("run", run_ids[str(r["run_id"])], r, shown) for r in runs[:_RUNS]]
-        out.print(render.table(rows, out.width))
-        if means:
-            out.print(
-                "; ".join(f"{name}: {REWARDS[name]}" for name in means), style="dim", soft_wrap=True
-            )
-        if seeds:
-            rows = [
-                {
-                    "runs": of.name,
-                    "seeds": len(of.runs),
-                    of.of or "reward": of.mean,
-                    "low": of.low,
-                    "high": of.high,
-                }
-                for of in seeds
-            ]
-            out.print(render.table(rows, out.width, title="\nover seeds"))
-        if len(runs) > _RUNS:
-            out.print(
-                f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json lists all",
-                style="dim",
-            )
-        if not episodes:
-            out.print(_none_of(listing))
-            return
-        order = f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
-        order = (
-            "latest first" if (listing.sort, listing.descending) == ("ended_at", True) else order
-        )
-        fitting = (
-            f"{listing.count:,} of {listing.of:,}"
-            if listing.count < listing.of
-            else f"{listing.of:,}"
-        )
-        run = run_ids.get(chosen or "", "")
-        title = f"\nepisodes {start + 1:,} to {start + len(episodes):,} of {fitting}, run {run}"
-        is_shown = listing.sort in (*_EPISODE_COLUMNS, "ended_at")
-        columns = _EPISODE_COLUMNS if is_shown else (listing.sort, *_EPISODE_COLUMNS)
-        rows = [_row("episode", ids[r["episode_id"]], r, columns) for r in episodes]
-        out.print(render.table(rows, out.width, title=f"{title}, {order}"))
-        if start + len(episodes) < listing.count:
-            out.print(f"more with --page {start // len(episodes) + 2}, or -n", style="dim")
+    return ListResult(
+        trace=where,
+        runs=judged,
+        groups=seeds,
+        run_id=chosen,
+        count=listing.count,
+        of=listing.of,
+        page=page,
+        episodes=episodes,
+        listing=listing,
+        start=start,
+    )
 
 
 def _none_of(listing: Listing) -> str:
@@ -230,7 +233,6 @@ def show(
     ],
     path: Where = None,
     full: Annotated[bool, Option("--full", help="Show every call and message in full.")] = False,
-    no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """Show an episode's conversation, rewards and ledger, a whole call, or a run with its metrics.
@@ -253,7 +255,7 @@ def show(
                 )
             )
             return
-        with paged(no_pager) as out:
+        with paged() as out:
             show = {"run": _show_run, "episode": _show_episode, "call": _show_call}[target.kind]
             show(reader, target.id, out, full)
 

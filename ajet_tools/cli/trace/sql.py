@@ -18,7 +18,7 @@ from ajet_sdk.reporting.output import echo, json_default, visible
 from ajet_sdk.trace.query import rows_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.trace.options import NoPager, Where
+from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.tables import paged
 from ajet_tools.trace.locate import open_located
@@ -35,7 +35,6 @@ def sql(
     limit: Annotated[int, Option("--limit", "-n", min=1)] = 100,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV with a header.")] = False,
     out: Annotated[Path | None, Option("--out", "-o", metavar="FILE")] = None,
-    no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """Query a trace in SQL (DuckDB's dialect): one SELECT or EXPLAIN, read-only, at most 30 s.
@@ -70,7 +69,7 @@ def sql(
     elif as_csv:
         _write_csv(result, sys.stdout)
     else:
-        _print_table(result, limit, no_pager)
+        _print_table(result, limit)
 
 
 def _result(reader: TraceReader, query: str) -> pa.Table:
@@ -128,8 +127,8 @@ def _write_csv(table: pa.Table, file: TextIO) -> None:
         writer.writerow(cell(value) for value in row.values())
 
 
-def _print_table(result: pa.Table, limit: int, no_pager: bool) -> None:
-    with paged(no_pager) as out:
+def _print_table(result: pa.Table, limit: int) -> None:
+    with paged() as out:
         if result.column_names == ["explain_key", "explain_value"]:
             for row in result.to_pylist():
                 out.print(visible(row["explain_value"]), soft_wrap=True)

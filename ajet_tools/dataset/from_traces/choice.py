@@ -13,6 +13,7 @@ from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Feedback
 from ajet_tools.dataset.similarity.held_out import training_ids
 from ajet_tools.trace import queries
+from ajet_tools.trace.export.demonstrations import worthless
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.episodes import exported_ids
 from ajet_tools.trace.queries.filters import REWARD, parse
@@ -66,6 +67,9 @@ def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
 FEEDBACK = ("up", "down", "corrected")
 Split = Literal["train", "val", "trial"]
 _LOOKUP = 5_000
+_FAILED_BELOW = 0.5
+"""Rewards below this count as a failure, where nothing better says whether the task was solved."""
+KEEP_FAILURES = "--include-failures keeps them"
 
 
 @dataclass(frozen=True)
@@ -77,20 +81,33 @@ class Choice:
     feedback: Sequence[str] = ()
     """Any of FEEDBACK."""
     failures: bool = False
-    """Only failed episodes: by feedback, else by the run's result, else by a reward below
-    `below`."""
-    below: float = 0.5
+    """Only failed episodes: by feedback, else by the run's result, else by a low reward."""
     run: str | None = None
     """A unique prefix of a run id; None means all runs."""
     split: Split | None = None
     """None means all but trials."""
+    episodes: Sequence[str] = ()
+    """Unique prefixes of ids; empty means all episodes."""
     include_validation: bool = False
     """Include validation tasks and near copies; implied by `split` `val`."""
+    include_failures: bool = False
+    """Include replies and episodes that are no example to follow."""
 
     def __post_init__(self) -> None:
         for word in self.feedback:
             if word not in FEEDBACK:
                 raise ConfigError(f"--feedback must be one of {', '.join(FEEDBACK)} (got {word!r})")
+
+    @property
+    def keeps_cut(self) -> bool:
+        """Whether replies that were cut at their limit are kept; who names an episode wants it."""
+        return self.include_failures or bool(self.episodes)
+
+    @property
+    def takes_failures(self) -> bool:
+        """Whether conversations that are no example to follow are kept, as with a choice by
+        feedback or failure."""
+        return self.keeps_cut or bool(self.feedback) or self.failures
 
 
 @dataclass(frozen=True)
@@ -110,25 +127,39 @@ class Chosen:
     """Matching episodes of validation tasks, by reason."""
     splits: Mapping[str, str] = field(default_factory=dict)
     """Episode -> its split, if known."""
+    worthless: Mapping[str, str] = field(default_factory=dict)
+    """Episode -> why it is no example to follow: it earned nothing."""
 
 
-def choose(reader: TraceReader, choice: Choice) -> Chosen:
-    """Chooses episodes. Raises FilterError for an invalid filter, QueryError for an unknown run."""
+def choose(
+    reader: TraceReader, choice: Choice, *, learns: bool = True, copies: bool = False
+) -> Chosen:
+    """Chooses episodes.
+
+    Args:
+        learns: the result is training data, which has no validation tasks unless they are asked for.
+        copies: the result is a copy of the trace, with trials, rolled-back and unfinished episodes.
+
+    Raises FilterError for an invalid filter, QueryError for an unknown run or episode.
+    """
     run_id = queries.find_run(reader, choice.run) if choice.run else None
-    ids = exported_ids(reader, run_id, choice.split)
+    every = copies or bool(choice.episodes)
+    ids = exported_ids(reader, run_id, choice.split, rolled_back=every)
     of = len(ids)
+    if choice.episodes:
+        named = [queries.find(reader, prefix, "episode").id for prefix in choice.episodes]
+        exported = set(ids)
+        ids = [episode_id for episode_id in dict.fromkeys(named) if episode_id in exported]
     if choice.filter.strip():
         fitting = set(open_listing(reader, run_id, parse(choice.filter)).ids())
         ids = [episode_id for episode_id in ids if episode_id in fitting]
     left_out = Counter[str]()
-    if not (choice.include_validation or choice.split == "val"):
+    if learns and not (choice.include_validation or choice.split == "val"):
         ids, left_out = training_ids(reader, ids, run_id)
     all_opinions = opinions(reader)
     facts = _facts(reader, ids)
     failed = {
-        id: why
-        for id, row in facts.items()
-        if (why := _failure(row, all_opinions[id], choice.below))
+        id: why for id, row in facts.items() if (why := _failure(row, all_opinions[id])) is not None
     }
     attempts = Counter(row["task_id"] for row in facts.values())
     failures = Counter(facts[id]["task_id"] for id in failed)
@@ -139,12 +170,36 @@ def choose(reader: TraceReader, choice: Choice) -> Chosen:
         ids = [id for id in ids if id in failed]
     rewards = {id: row["reward"] for id, row in facts.items() if row["reward"] is not None}
     splits = {id: row["split"] for id, row in facts.items() if row["split"]}
-    return Chosen(ids, of, all_opinions, rewards, failed, tried, left_out, splits)
+    return Chosen(
+        ids,
+        of,
+        all_opinions,
+        rewards=rewards,
+        failed=failed,
+        tried=tried,
+        left_out=left_out,
+        splits=splits,
+        worthless=_worthless(facts, ids),
+    )
+
+
+def _worthless(facts: Mapping[str, Mapping[str, Any]], ids: Sequence[str]) -> dict[str, str]:
+    """Compares the episodes of each run among themselves: another run's judge has another scale."""
+    by_run: dict[str, dict[str, float | None]] = defaultdict(dict)
+    for episode_id in ids:
+        if episode_id in facts:
+            row = facts[episode_id]
+            by_run[row["run_id"]][episode_id] = row["reward"]
+    reasons: dict[str, str] = {}
+    for rewards in by_run.values():
+        reasons |= worthless(rewards)
+    return {episode_id: f"{reason}; {KEEP_FAILURES}" for episode_id, reason in reasons.items()}
 
 
 def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     sql = f"""
-        SELECT e.episode_id, e.task_id, e.status, e.cause, e.infrastructure, e.is_success, {REWARD} AS reward,
+        SELECT e.episode_id, e.run_id, e.task_id, e.status, e.cause, e.infrastructure, e.is_success,
+          {REWARD} AS reward,
           CASE WHEN {OF_VALIDATION} THEN 'val' WHEN split = 'val' THEN 'train' ELSE split END AS split
         FROM episodes e WHERE e.episode_id IN (SELECT unnest(?::VARCHAR[]))"""
     facts_by_id: dict[str, dict[str, object]] = {}
@@ -154,7 +209,7 @@ def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]
     return {episode_id: facts_by_id[episode_id] for episode_id in ids if episode_id in facts_by_id}
 
 
-def _failure(row: dict[str, Any], person_opinion: Opinion, below: float) -> str | None:
+def _failure(row: dict[str, Any], person_opinion: Opinion) -> str | None:
     """Returns why an episode failed, or None. Feedback outranks the reward; infrastructure faults
     don't count."""
     if row["infrastructure"]:
@@ -167,6 +222,6 @@ def _failure(row: dict[str, Any], person_opinion: Opinion, below: float) -> str 
         return f"{row['status']}: {row['cause']}" if row["cause"] else str(row["status"])
     if row["is_success"] is not None:
         return None if row["is_success"] else "the task was not solved"
-    if row["reward"] is not None and row["reward"] < below:
-        return f"the reward is below {below:g}"
+    if row["reward"] is not None and row["reward"] < _FAILED_BELOW:
+        return f"the reward is below {_FAILED_BELOW:g}"
     return None

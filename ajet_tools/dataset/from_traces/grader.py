@@ -1,12 +1,11 @@
-"""Grades episodes with a model, by a rubric, and extracts answers from liked outputs."""
+"""Grades episodes with a model, by a rubric."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.engines.budget import BudgetSpent
@@ -16,14 +15,11 @@ from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.llm_prompts import Material, shorten
 from ajet_sdk.judges.model import JudgeModel
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
 from ajet_tools.dataset.verify.judge import graded
-from ajet_tools.dataset.verify.verdict import RowVerdict, independent
+from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.queries.records import Record
 
-A = TypeVar("A")
-T = TypeVar("T")
 _LONGEST_OUTCOME = 4_000
 """Maximum characters of an output or an error."""
 
@@ -51,15 +47,12 @@ class EpisodeGrader:
     """Grades episodes as passed in; redacted episodes reach the endpoint redacted."""
 
     endpoint: ModelClient
-    """`from_traces` closes it after grading."""
-    rubric: str | None
-    """None disables grading."""
+    """Closed after grading."""
+    rubric: str
     least: float = 0.5
     """The score, from 0 to 1, from which an episode is good."""
     temperature: float = 0.0
     max_tokens: int = 1024
-    values: bool = False
-    """Whether to extract answers from liked outputs."""
     spent: str | None = None
     """Why no more requests are made, once the budget is spent."""
 
@@ -67,24 +60,24 @@ class EpisodeGrader:
     def prompt(self) -> str:
         return load("from-traces/grade").label
 
-    async def ask_all(
-        self, ask: Callable[[A], Awaitable[T]], about: Sequence[A], done: Callable[[], None]
-    ) -> list[T | None]:
-        """Asks about each item; returns None for items beyond the budget. Raises the endpoint's
+    async def grade_all(
+        self, records: Sequence[Record], graded: Callable[[], None]
+    ) -> list[RowVerdict | None]:
+        """Grades each episode; returns None for those beyond the budget. Raises the endpoint's
         errors."""
 
-        async def within_budget(item: A) -> T | None:
+        async def within_budget(record: Record) -> RowVerdict | None:
             if self.spent is not None:
                 return None
             try:
-                result = await ask(item)
+                verdict = await self.grade(record)
             except BudgetSpent as error:
                 self.spent = str(error)
                 return None
-            done()
-            return result
+            graded()
+            return verdict
 
-        tasks = [asyncio.ensure_future(within_budget(item)) for item in about]
+        tasks = [asyncio.ensure_future(within_budget(record)) for record in records]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -95,7 +88,7 @@ class EpisodeGrader:
     async def grade(self, record: Record) -> RowVerdict:
         """Grades an episode. An invalid reply is retried once; then the verdict is a failure."""
         judge = LlmJudge(
-            self.rubric or "",
+            self.rubric,
             model=JudgeModel(
                 self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1
             ),
@@ -110,24 +103,6 @@ class EpisodeGrader:
             Material("", _transcript(record), "\n".join(_remarks(record))),
             self.least,
             details,
-        )
-
-    async def value_of(self, asked: tuple[str, str]) -> str | None:
-        """Returns the answer that an output gives to a question, or None if it has no verifiable
-        one.
-
-        Two replies must agree, and the answer must occur in the output.
-        """
-        question, output = asked
-        text = load("from-traces/value").render(question=question, output=shorten(output))
-        replies = await independent(
-            self.endpoint, text, 2, seed=0, max_tokens=self.max_tokens, what="--read-values"
-        )
-        winner = votes([final_of(reply) for reply in replies])
-        return (
-            winner.answer
-            if winner.answer and winner.count == 2 and stands_in(winner.answer, output)
-            else None
         )
 
 

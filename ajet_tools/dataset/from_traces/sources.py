@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class Sources:
     reader: TraceReader
     names: tuple[str, ...]
+    path: Path | None = None
+    """The trace, from which the tokenizer of a run is looked for."""
     foreign_runs: frozenset[str] = frozenset()
     """Runs recorded by other tools; their tasks come from the conversations, their metadata from
     the log."""
@@ -49,7 +51,7 @@ def opened_sources(
     with ExitStack() as stack:
         if not foreign and len(traces) < 2:
             reader, at = open_located(traces[0] if traces else None)
-            yield Sources(stack.enter_context(closing(reader)), (str(at),))
+            yield Sources(stack.enter_context(closing(reader)), (str(at),), at)
             return
         files, names = (
             [file for path in traces for file in located_files(path)],
@@ -72,7 +74,7 @@ def opened_sources(
         reader = stack.enter_context(closing(open_trace(imported_file, *files)))
         if traces:
             _refuse_twice(reader)
-        yield Sources(reader, names, runs, done, done.formats)
+        yield Sources(reader, names, foreign_runs=runs, imported=done, formats=done.formats)
 
 
 def _studio_in(path: Path) -> Path:

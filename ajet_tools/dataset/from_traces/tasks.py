@@ -6,18 +6,15 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.judges.math import number
 from ajet_sdk.tasks.lineage import plain_text
-from ajet_sdk.tasks.questions import plain_question
 from ajet_sdk.types import Episode, Feedback, Task
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
-from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.verify.agreement import final_of
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.queries.records import Record
@@ -26,7 +23,7 @@ from ajet_tools.trace.redact import KINDS
 Message = Mapping[str, object]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 _MOST_EPISODES = 16
-_ORIGINS = ("task", "output", "model", "wording")
+_ORIGINS = ("task", "output", "wording")
 """Origins of answers without a correction, best first."""
 _MARKED = re.compile(r"^\s*ANSWER:|\\boxed\s*\{|####|\banswer is\b", re.MULTILINE)
 """Marks of a final answer that is not a number."""
@@ -301,13 +298,11 @@ class _Group:
         task = self.task if tried is None or not self.stored else _seed(self.task)
         metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
         provenance: dict[str, object] = {
-            "source": "from-traces", "seeds": [task.task_id], "episodes": self.episodes[:_MOST_EPISODES],
+            "source": "trace", "seeds": [task.task_id], "episodes": self.episodes[:_MOST_EPISODES],
             "splits": sorted(self.splits), "attempts": len(self.episodes), "answer_from": of, **more,
         }  # fmt: skip
         if corrected is not None:
             provenance["instead_of"] = corrected
-        if of == "model":
-            provenance["wording"] = self.answers["wording"]
         if self.scores:
             provenance["feedback"] = {
                 "mean": sum(self.scores) / len(self.scores),
@@ -338,8 +333,7 @@ class TaskPool:
         self.rejected: list[dict[str, object]] = []
         """Rejected tasks, each with a `reason`."""
         self.answered: Counter[str] = Counter()
-        """Rows by origin of their answer (`model`: extracted from an output); `none` without an
-        answer."""
+        """Rows by origin of their answer; `none` without an answer."""
 
     def add(
         self,
@@ -356,20 +350,6 @@ class TaskPool:
         self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(
             traced, failure, verdict, split
         )
-
-    async def read_values(self, model: EpisodeGrader, progress: Callable[[int, int], None]) -> None:
-        """Extracts answers from liked outputs with a model, where no rule finds one."""
-        asked = [seen for seen in self._seen.values() if seen.settle_answer()[1] == "wording"]
-        pairs = [
-            (plain_question(seen.task.model_dump()), seen.answers["wording"]) for seen in asked
-        ]
-        numbers = count(1)
-        values = await model.ask_all(
-            model.value_of, pairs, lambda: progress(next(numbers), len(asked))
-        )
-        for seen, value in zip(asked, values, strict=True):
-            if value is not None:
-                seen.answers["model"] = value
 
     def rows(
         self,

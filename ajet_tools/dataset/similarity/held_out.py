@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, BinaryIO
 
-from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.tasks.lineage import clash, question_of_task, same_tasks
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Task
-from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
-from ajet_tools.trace.export import IMITATED, SUFFIXES, TRAINING, Exported, Format, export
-from ajet_tools.trace.export.demonstrations import worthwhile_ids
-from ajet_tools.trace.export.job import refuse_trace
 from ajet_tools.trace.queries.base import rows
 
 INCLUDE = "--include-validation keeps them"
-KEEP = "--include-failures keeps them"
 _WHOLE = 1_000_000
 """A run of this many words is a whole question; phrases shared by tasks of one template don't
 count."""
@@ -90,62 +80,6 @@ def training_ids(
         else:
             kept.append(episode_id)
     return kept, left_out
-
-
-def export_rows(
-    reader: TraceReader,
-    /,
-    episode_ids: Sequence[str],
-    format: Format,
-    target: Path | BinaryIO,
-    run_id: str | None = None,
-    *,
-    include_validation: bool = False,
-    include_failures: bool = False,
-    **how: Any,
-) -> Exported:
-    """Exports as `export`, without validation tasks and near copies if the format is for training.
-
-    Formats to imitate are without replies that were cut at their limit and without episodes that
-    earned nothing. Considers the validation tasks of the run, or of all runs. Raises ConfigError if
-    nothing is left, and as `export` does.
-    """
-    left_out = Counter[str]()
-    if format in TRAINING and not include_validation:
-        episode_ids, left_out = training_ids(reader, episode_ids, run_id)
-    if format in IMITATED and not include_failures:
-        episode_ids, failures = worthwhile_ids(reader, episode_ids, KEEP)
-        left_out += failures
-    how["keep_cut"] = include_failures
-    if left_out and not episode_ids:
-        raise ConfigError(
-            "nothing to export; left out:"
-            f" {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}"
-        )
-    if (
-        isinstance(target, Path)
-        and format in TRAINING
-        and target.suffix.lower() not in (SUFFIXES[format], "")
-    ):
-        done = _export_table(reader, episode_ids, format, target, **how)
-    else:
-        done = export(reader, episode_ids, format, target, **how)
-    return replace(done, left_out={**left_out, **done.left_out})
-
-
-def _export_table(
-    reader: TraceReader, episode_ids: Sequence[str], format: Format, target: Path, **how: object
-) -> Exported:
-    """Exports in the format of the file's suffix; tokens are always Parquet."""
-    if format == "tokens":
-        raise ConfigError(f"tokens is written as Parquet: name the file *.parquet (got {target})")
-    refuse_trace(target)
-    with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file, Writer(target) as writer:
-        done = export(reader, episode_ids, format, file, **how)  # type: ignore[arg-type]
-        file.seek(0)
-        for line in file:
-            writer.write(json.loads(line))
-    return replace(done, path=target)
 
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:

@@ -1,4 +1,8 @@
-"""Exports episodes as datasets, token tables, OpenTelemetry traces or web pages."""
+"""Writes episodes as datasets, token tables, OpenTelemetry traces or web pages.
+
+A format is a line of `WRITERS` and a function that takes a job and a binary stream. Which episodes
+are written, and what of them may be learned from, is decided in `ajet_tools.dataset.from_traces`.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +10,35 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import BinaryIO, Literal, NamedTuple, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.export.job import Job, opened, refuse_trace
 
 Format = Literal[
-    "tasks",
-    "messages",
-    "sharegpt",
-    "trl-prompt",
-    "trl-preference",
-    "tokens",
-    "otlp",
-    "native",
-    "html",
+    "messages", "sharegpt", "trl-prompt", "preferences", "tokens", "otlp", "native", "html"
 ]
 FORMATS: tuple[Format, ...] = get_args(Format)
-TRAINING: tuple[Format, ...] = (
-    "tasks",
-    "messages",
-    "sharegpt",
-    "trl-prompt",
-    "trl-preference",
-    "tokens",
-)
-"""Training data; other formats are for people, other tools, and copies of a trace."""
-IMITATED: tuple[Format, ...] = ("messages", "sharegpt", "trl-prompt")
-"""Training data whose replies are imitated, so that episodes worth nothing are left out."""
-SUFFIXES: dict[Format, str] = {
-    **dict.fromkeys(FORMATS, ".jsonl"),
-    "tokens": ".parquet",
-    "html": ".html",
-}
-"""File suffix of each format."""
 
-_WRITERS: dict[Format, tuple[str, str]] = {
-    "tasks": ("conversations", "write_tasks"),
-    "messages": ("conversations", "write_messages"),
-    "sharegpt": ("conversations", "write_sharegpt"),
-    "trl-prompt": ("trl", "write_prompts"),
-    "trl-preference": ("trl", "write_preferences"),
-    "tokens": ("tokens", "write"),
-    "otlp": ("otlp", "write"),
-    "native": ("native", "write"),
-    "html": ("html", "write"),
+
+class FormatWriter(NamedTuple):
+    module: str
+    function: str
+    """Takes a job and a stream."""
+    suffix: str
+
+
+WRITERS: dict[Format, FormatWriter] = {
+    "messages": FormatWriter("conversations", "write_messages", ".jsonl"),
+    "sharegpt": FormatWriter("conversations", "write_sharegpt", ".jsonl"),
+    "trl-prompt": FormatWriter("trl", "write_prompts", ".jsonl"),
+    "preferences": FormatWriter("trl", "write_preferences", ".jsonl"),
+    "tokens": FormatWriter("tokens", "write", ".parquet"),
+    "otlp": FormatWriter("otlp", "write", ".jsonl"),
+    "native": FormatWriter("native", "write", ".jsonl"),
+    "html": FormatWriter("html", "write", ".html"),
 }
-"""Module and writer of each format; a writer takes a job and a stream."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +54,15 @@ class Exported:
     """Redacted values by kind; repetitions in an episode count once."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Omitted items, by a reason that names them."""
+
+
+def writer_of(format: Format) -> Callable[[Job, BinaryIO], None]:
+    """Returns the function that writes a format. Raises ConfigError for an unknown one."""
+    if format not in WRITERS:
+        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
+    module = importlib.import_module(f"{__name__}.{WRITERS[format].module}")
+    writer: Callable[[Job, BinaryIO], None] = getattr(module, WRITERS[format].function)
+    return writer
 
 
 def export(
@@ -92,27 +86,26 @@ def export(
         target: a path or an open binary stream.
         redact: replace secrets and personal data by placeholders (see `ajet_tools.trace.redact`).
         keep_cut: also write replies that were cut at their limit, which formats to imitate leave out.
-        margin: least difference of rewards for a pair of `trl-preference`.
+        margin: least difference of rewards for a pair of `preferences`.
         trace: path of the trace, from which `html` looks for the tokenizer.
         progress: called with the numbers of finished episodes and of all.
 
-    Raises ConfigError for an unknown format, or a target that is a trace or cannot be written.
+    Raises ConfigError for an unknown format, a target that is a trace or cannot be written, or if
+    the episodes give no row.
     """
-    if format not in _WRITERS:
-        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
+    write = writer_of(format)
+    suffix = WRITERS[format].suffix
     if isinstance(target, Path):
         refuse_trace(target)
-    if isinstance(target, Path) and target.suffix.lower() not in (SUFFIXES[format], ""):
-        raise ConfigError(
-            f"{format} is written as *{SUFFIXES[format]}, not as {target.name}; name the file so"
-        )
-    module, name = _WRITERS[format]
-    write: Callable[[Job, object], None] = getattr(
-        importlib.import_module(f"{__name__}.{module}"), name
-    )
+        if target.suffix.lower() not in (suffix, ""):
+            raise ConfigError(
+                f"{format} is written as *{suffix}, not as {target.name}; name the file so"
+            )
     job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, trace, keep_cut)
     with opened(target) as file:
         write(job, file)
+        if not job.rows:
+            raise job.no_rows(format)
     return Exported(
         format=format,
         path=target if isinstance(target, Path) else None,

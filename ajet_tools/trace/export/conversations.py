@@ -1,4 +1,4 @@
-"""Conversations of an episode, and their export as OpenAI messages, ShareGPT rows and task rows.
+"""Conversations of an episode, and their export as OpenAI messages and ShareGPT rows.
 
 A call extends a conversation of its agent if its messages begin with that conversation and it has
 the same tools; otherwise it opens another one. Each reply is a turn of exactly one conversation.
@@ -6,7 +6,6 @@ the same tools; otherwise it opens another one. Each reply is a turn of exactly 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from ajet_sdk.dialects.message_parts import content_text, reply_of
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.export.demonstrations import is_cut
-from ajet_tools.trace.export.job import Job, json_line
+from ajet_tools.trace.export.job import Job
 
 Message = Mapping[str, object]
 
@@ -220,24 +219,3 @@ def _function(call: object) -> object:
         except ValueError:
             return {"name": function.get("name"), "arguments": arguments}
     return {"name": function.get("name"), "arguments": arguments}
-
-
-def write_tasks(job: Job, file: BinaryIO) -> None:
-    """Write a line per task, the first one of each id; other tasks with the same id are left
-    out."""
-    known: dict[bytes, bytes] = {}
-    for record in job.records():
-        task = record.episode.task
-        line = json_line(task.model_dump())
-        digest = hashlib.blake2b(line, digest_size=16).digest()
-        key = hashlib.blake2b(task.task_id.encode("utf-8", "replace"), digest_size=16).digest()
-        if not (task.main_query or task.init_messages or task.metadata):
-            job.left_out["episodes without a task"] += 1
-        elif key not in known:
-            known[key] = digest
-            file.write(line)
-            job.wrote(record)
-        elif known[key] != digest:
-            job.left_out["episodes whose task has the id of another task"] += 1
-        else:
-            job.wrote(record, rows=0)

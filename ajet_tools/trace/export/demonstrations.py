@@ -6,18 +6,13 @@ that was never sampled.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ajet_sdk.dialects.finish import finish_of
-from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import Call
-from ajet_tools.trace.queries.base import rows
-from ajet_tools.trace.queries.filters import REWARD
 
 NOTHING = "episodes that earned nothing"
 UNREWARDED = "episodes without a reward"
-_LOOKUP = 5_000
 
 
 def is_cut(call: Call) -> bool:
@@ -47,25 +42,3 @@ def worthless(rewards: Mapping[str, float | None]) -> dict[str, str]:
         elif reward <= 0 and (highest > 0 or reward == lowest):
             reasons[episode_id] = NOTHING
     return reasons
-
-
-def worthwhile_ids(
-    reader: TraceReader, ids: Sequence[str], keep: str
-) -> tuple[list[str], Counter[str]]:
-    """Returns the episodes to imitate, and the number of the others by reason; `keep` says how to
-    keep them.
-
-    The episodes of each run are compared among themselves: another run's judge has another scale.
-    """
-    sql = f"""
-        SELECT e.episode_id, e.run_id, {REWARD} AS reward FROM episodes e
-        WHERE e.episode_id IN (SELECT unnest(?::VARCHAR[]))"""
-    by_run: dict[str, dict[str, float | None]] = {}
-    for start in range(0, len(ids), _LOOKUP):
-        for row in rows(reader, sql, list(ids[start : start + _LOOKUP])):
-            by_run.setdefault(row["run_id"], {})[row["episode_id"]] = row["reward"]
-    reasons: dict[str, str] = {}
-    for rewards in by_run.values():
-        reasons |= worthless(rewards)
-    left_out = Counter(f"{reason}; {keep}" for reason in reasons.values())
-    return [episode_id for episode_id in ids if episode_id not in reasons], left_out

@@ -66,6 +66,12 @@ class Job:
             self.left_out["episodes without a chat reply"] += 1
         self.left_out[CUT] += cut
 
+    def no_rows(self, format: str) -> ConfigError:
+        """Returns the error of an export without any row."""
+        counts = [f"{n:,} {reason}" for reason, n in self.left_out.most_common() if n]
+        why = f"; left out: {'; '.join(counts)}" if counts else ""
+        return ConfigError(f"{len(self.episode_ids):,} episodes give no row of {format}{why}")
+
     def records(self, *, whole: bool = False) -> Iterator[Record]:
         """Yield the records in order; `whole` reads all parts of a record, and unfinished episodes
         too."""

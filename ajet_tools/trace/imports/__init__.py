@@ -135,8 +135,8 @@ def recognised(start: bytes, name: str) -> SourceFormat:
     if start[8:12] == b"DUCK":
         raise ConfigError(
             f"{name} is already a trace; to join traces, put the files into one directory, which"
-            " every command reads as one trace, or import what `ajet trace export --format native"
-            " --all-runs` writes of each"
+            " every command reads as one trace, or import what `ajet trace export --format native`"
+            " writes of each"
         )
     head = start.decode("utf-8", "replace")
     for tool, needles in _BY_OTLP_SIGNS:

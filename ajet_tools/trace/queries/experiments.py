@@ -15,7 +15,7 @@ from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.text.clean import flat_keys, short_ids
 from ajet_tools.trace.queries.base import grouped, rows
-from ajet_tools.trace.queries.runs import REWARDS, Curve, Panel, RunOverview
+from ajet_tools.trace.queries.runs import REWARDS, RunOverview
 
 _IDENTITY = ("config_file", "ajet.experiment_name", "ajet.experiment_dir")
 SEED = "ajet.trainer_common.seed"
@@ -218,20 +218,3 @@ def leaderboard(reader: TraceReader, runs: Sequence[RunOverview], task_id: str) 
 
 def _kind_of(row: TaskReward) -> str:
     return " ".join(filter(None, (row["split"], row["decoding"])))
-
-
-def reward_panel(rewards: Sequence[TaskReward], names: Mapping[str, str]) -> Panel:
-    """Return the mean reward by step, one curve per run."""
-    totals: dict[tuple[str, int], list[float]] = {}
-    for row in rewards:
-        total = totals.setdefault((row["run_id"], row["step"]), [0.0, 0.0])
-        total[0] += row["reward"] * row["attempts"]
-        total[1] += row["attempts"]
-    means = {key: total / attempts for key, (total, attempts) in totals.items()}
-    points = {
-        run_id: [(step, mean) for (of, step), mean in means.items() if of == run_id]
-        for run_id in names
-    }
-    kinds = sorted({_kind_of(row) for row in rewards})
-    curves = tuple(Curve(names[run_id], of) for run_id, of in points.items() if of)
-    return Panel(f"mean reward ({', '.join(kinds)})", curves)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,12 +13,12 @@ from textual.binding import Binding, BindingType
 from ajet_sdk.errors import AjetError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
+from ajet_tools.trace.compare.runs import side_by_side
 from ajet_tools.tui.base import GoScreen
 from ajet_tools.tui.trace.compare import CompareScreen
-from ajet_tools.tui.trace.dialogs import ExplanationScreen, FeedbackScreen
+from ajet_tools.tui.trace.dialogs import ExplanationScreen, FeedbackScreen, TextScreen, text_width
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
-from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.screen import TraceViewer
@@ -60,7 +61,19 @@ class TraceApp(TraceViewer):
         self.push_screen(CompareScreen(tuple(episode_ids)))
 
     def open_many_runs(self, run_ids: Sequence[str]) -> None:
-        self.push_screen(ManyRunsScreen(run_ids))
+        name = f"{len(run_ids)} runs" if len(run_ids) > 1 else f"run {run_ids[0][:12]}"
+        self.push_screen(TextScreen(name, partial(self._side_by_side, tuple(run_ids))))
+
+    def _side_by_side(self, run_ids: Sequence[str]) -> str:
+        """Called in a thread."""
+        width = text_width(self)
+        runs = [run for run in queries.overview(self.reader) if run["run_id"] in run_ids]
+        options = self.console.options.update(width=width)
+        lines: list[str] = []
+        for part in side_by_side(self.reader, runs, width):
+            for segments in self.console.render_lines(part, options):
+                lines.append("".join(segment.text for segment in segments).rstrip())
+        return "\n".join(lines)
 
     def open_explanation(self, run_id: str) -> None:
         self.push_screen(ExplanationScreen(run_id))

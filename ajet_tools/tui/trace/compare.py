@@ -313,14 +313,6 @@ class SideBySide(LineView, can_focus=True):
         overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1;
     }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "scroll_up", "Line up", show=False),
-        Binding("down,j", "scroll_down", "Line down", show=False),
-        Binding("pageup", "page_up", "Page up", show=False),
-        Binding("pagedown", "page_down", "Page down", show=False),
-        Binding("home", "scroll_home", "Start", show=False),
-        Binding("end", "scroll_end", "End", show=False),
-    ]
 
     @dataclass
     class Chosen(Message):

@@ -202,7 +202,7 @@ class TraceViewer(ViewerApp):
 
     @abstractmethod
     def open_many_runs(self, run_ids: Sequence[str]) -> None:
-        """Compare runs by curves and tasks, or a single run by tasks and steps."""
+        """Compare runs as `ajet trace compare` does, or the tasks of a single run by steps."""
 
     @abstractmethod
     def open_explanation(self, run_id: str) -> None:

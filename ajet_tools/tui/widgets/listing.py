@@ -60,8 +60,6 @@ class ListingTable(RowView, can_focus=True):
         Binding("end", "jump(-1)", "Last", show=False),
         Binding("left", "sideways(-1)", "Left", show=False),
         Binding("right", "sideways(1)", "Right", show=False),
-        Binding("shift+up", "extend(-1)", "Select up", show=False),
-        Binding("shift+down", "extend(1)", "Select down", show=False),
         Binding("space", "choose", "Select"),
         Binding("a", "all", "Select all, or none", show=False),
         Binding("enter", "open", "Open"),
@@ -113,7 +111,6 @@ class ListingTable(RowView, can_focus=True):
         self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(1024)
         self._styles: dict[str, Style] = {}
         self._widths = tuple(column.width for column in self.columns)
-        self._anchor: tuple[int, frozenset[str]] | None = None
         self._height = 0
         self._places: Mapping[str, int] | None = None
         self._fetching = self._failed = False
@@ -170,7 +167,6 @@ class ListingTable(RowView, can_focus=True):
         self._places = None
         self._pages.clear()
         self._failed = False
-        self._anchor = None
         follows = top and not self.cursor
         self.cursor = (
             0 if follows else max(0, min(self._place(cursor, self.cursor), rows.count - 1))
@@ -223,7 +219,6 @@ class ListingTable(RowView, can_focus=True):
     # Keys and mouse
 
     def action_move(self, by: int) -> None:
-        self._anchor = None
         self.go_to(self.cursor + by)
 
     def action_page(self, by: int) -> None:
@@ -235,12 +230,8 @@ class ListingTable(RowView, can_focus=True):
     def action_sideways(self, by: int) -> None:
         self.scroll_to(x=self.scroll_offset.x + 8 * by)
 
-    def action_extend(self, by: int) -> None:
-        self._extend_to(self.cursor + by)
-
     def action_choose(self) -> None:
         if (id := self.cursor_id) is not None:
-            self._anchor = None
             self.select(self.selected ^ {id})
 
     def action_all(self) -> None:
@@ -267,23 +258,11 @@ class ListingTable(RowView, can_focus=True):
         index = self.scroll_offset.y + at.y - 1
         if index >= self.count:
             return
-        if event.shift:
-            self._extend_to(index)
-            return
-        self._anchor = None
         self.go_to(index)
         if event.ctrl or at.x < _GUTTER:
             self.action_choose()
         elif event.chain == 2:
             self.action_open()
-
-    def _extend_to(self, index: int) -> None:
-        if self.rows is None or not self.count:
-            return
-        start, before = self._anchor = self._anchor or (self.cursor, self.selected)
-        self.go_to(index)
-        low, high = min(start, self.cursor), max(start, self.cursor)
-        self.select(before | frozenset(self.rows.ids(low, high + 1)))
 
     # Layout
 

@@ -55,7 +55,7 @@ def test_the_loop_from_a_served_agent_to_tasks(tmp_path: Path, model_server: Any
     )
     assert "simulated users on 60 answers" in program("users.py", traces)
     more = ["--accept-outputs", "--need-answer", "--out", str(tasks)]
-    done = CliRunner().invoke(app, ["dataset", "from-traces", str(traces), *more])
+    done = CliRunner().invoke(app, ["trace", "export", str(traces), "--format", "tasks", *more])
     assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in tasks.read_text().splitlines()]
     assert len(rows) > 15 and len({row["main_query"] for row in rows}) == len(rows)

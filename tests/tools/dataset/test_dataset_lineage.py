@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,9 +22,8 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.files.tables import read
-from ajet_tools.dataset.from_traces.run import Kind
+from ajet_tools.dataset.from_traces.export import TRAINING
 from ajet_tools.dataset.generate.settings import STRATEGIES
-from ajet_tools.trace.export import TRAINING
 
 HELD_OUT = (
     "How many marbles are left in the jar after Alma gives nine of her twenty-one marbles to a"
@@ -125,19 +124,10 @@ def text_in(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def exported(format: str) -> Callable[[Path, Sequence[str]], Path]:
+def exported(format: str, *options: str) -> Callable[[Path, Sequence[str]], Path]:
     def run(trace: Path, more: Sequence[str]) -> Path:
         out = Path("out.parquet" if format == "tokens" else "out.jsonl")
-        ajet("trace", "export", trace, "--format", format, "--out", out, *more)
-        return out
-
-    return run
-
-
-def from_traces(kind: str, *options: str) -> Callable[[Path, Sequence[str]], Path]:
-    def run(trace: Path, more: Sequence[str]) -> Path:
-        out = Path("out.parquet" if kind == "tokens" else "out.jsonl")
-        ajet("dataset", "from-traces", trace, "--to", kind, "--out", out, *options, *more)
+        ajet("trace", "export", trace, "--format", format, "--out", out, *options, *more)
         return out
 
     return run
@@ -172,7 +162,15 @@ def write_seeds(trace: Path) -> None:
     """Tasks of the trace as seeds, those of validation with them: whoever reads the file is to
     leave them out."""
     ajet(
-        "dataset", "from-traces", trace, "--failed", "--out", "seeds.jsonl", "--include-validation"
+        "trace",
+        "export",
+        trace,
+        "--format",
+        "tasks",
+        "--failed",
+        "--out",
+        "seeds.jsonl",
+        "--include-validation",
     )
     rows = [json.loads(line) for line in Path("seeds.jsonl").read_text().splitlines()]
     for row in rows:
@@ -283,9 +281,8 @@ WRITERS = {
     **READERS,
     "from-docs --seeds": from_docs,
     **{f"trace export --format {format}": exported(format) for format in TRAINING},
-    **{f"from-traces --to {kind}": from_traces(kind, *(["--feedback", "corrected"] * (kind == "messages")))
-       for kind in get_args(Kind)},
-    "from-traces --failed": from_traces("tasks", "--failed"),
+    "trace export --failed": exported("tasks", "--failed"),
+    "trace export --feedback": exported("messages", "--feedback", "corrected"),
     **{f"expand --from-failures --strategy {name}": expanded(name) for name in STRATEGIES},
 }  # fmt: skip
 
@@ -313,24 +310,20 @@ def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(
 
 @pytest.mark.slow
 def test_what_is_left_out_is_counted(trace: Path) -> None:
-    said = ajet("trace", "export", trace, "--out", "out.jsonl").output
-    assert (
-        "4 episodes" in said
-        and "left out: 4 episodes that earned nothing; --include-failures keeps them" in said
-    )
-    said = ajet("trace", "export", trace, "--out", "out.jsonl", "--include-failures").output
-    assert (
-        "8 episodes" in said
-        and "left out: 2 validation episodes; --include-validation keeps them" in said
-    )
-    assert "left out: 2 episodes whose task nearly repeats a validation task" in said
-    assert ajet("trace", "export", trace, "--split", "val", "--out", "out.jsonl").output.startswith(
-        "1 episode,"
-    )
+    def counts(*options: str) -> tuple[int, dict[str, int]]:
+        done = ajet("trace", "export", trace, "--out", "out.jsonl", "--json", *options)
+        told = json.loads(done.stdout)
+        return told["rows"], told["left_out"]
+
+    rows, left_out = counts()
+    assert rows == 8, "of four tasks, a corrected attempt and one that earned something"
+    assert sorted(left_out.values()) == [2, 2], "of a validation task and of its near copy"
+    assert counts("--split", "val") == (2, {})
+    assert counts("--include-validation")[0] == 12
     refused = ajet(
         "trace", "export", trace, "--episode", "e5-0", "--out", "none.jsonl", code=2
     ).output
-    assert "nothing to export; left out: 1 validation episodes" in " ".join(refused.split())
+    assert "left out: 1 validation episodes" in " ".join(refused.split())
     assert not Path("none.jsonl").exists()
     grown = expanded("harder")
     grown(trace, [])
@@ -343,7 +336,15 @@ def test_what_is_left_out_is_counted(trace: Path) -> None:
 
 def test_rows_carry_their_splits_and_the_card_proves_them(trace: Path) -> None:
     ajet(
-        "dataset", "from-traces", trace, "--failed", "--out", "tasks.jsonl", "--include-validation"
+        "trace",
+        "export",
+        trace,
+        "--format",
+        "tasks",
+        "--failed",
+        "--out",
+        "tasks.jsonl",
+        "--include-validation",
     )
     rows = [json.loads(line) for line in Path("tasks.jsonl").read_text().splitlines()]
     assert {row["main_query"]: row["provenance"]["splits"] for row in rows}[HELD_OUT] == ["val"]
@@ -508,10 +509,10 @@ def test_a_measured_copy_of_a_held_out_file_is_held_out(
     source = held_out_file(tmp_path, [{"question": "1 + 1?", "answer": "2"}], suffix)
     (tmp_path / "agent.py").write_text(AGENT)
     monkeypatch.chdir(tmp_path)
-    options = ["--workflow", "agent.py:solve", "--judge", "exact", "--scripted", "agent.py:reply"]
+    options = ["agent.py:solve", "--judge", "exact", "--model", "agent.py:reply"]
     measured = tmp_path / f"measured.{suffix}"
     done = CliRunner().invoke(
-        app, ["dataset", "calibrate", str(source), *options, "-k", "1", "--out", str(measured)]
+        app, ["run", *options, "--tasks", str(source), "--out", str(measured)]
     )
     assert done.exit_code == 0, done.output
     [row] = rows_of(measured)

@@ -125,17 +125,6 @@ def test_a_reader_of_stdout_may_leave(tasks: Path, tmp_path: Path) -> None:
         ("dedup", "--report"),
         ("dedup", "--against", "tests.jsonl", "--report"),
         ("dedup", "--against"),
-        ("from-traces", "--rejected"),
-        (
-            "calibrate",
-            "--workflow",
-            "a.py:f",
-            "--judge",
-            "exact",
-            "--scripted",
-            "a.py:r",
-            "--rejected",
-        ),
     ],
 )
 def test_two_files_of_a_command_are_not_one(

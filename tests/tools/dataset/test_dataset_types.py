@@ -133,39 +133,6 @@ def test_forms_of_other_libraries_keep_the_types_of_the_columns_beside(source: P
     ]
 
 
-AGENT = """
-import ajet
-from openai import AsyncOpenAI
-
-@ajet.workflow
-async def solve(question: str, model) -> str:
-    reply = await AsyncOpenAI(base_url=model.base_url, api_key=model.api_key).chat.completions.create(
-        model=model.name, messages=[{"role": "user", "content": question}])
-    return reply.choices[0].message.content
-
-@ajet.judge
-def exact(output: str, answer: str) -> float:
-    return float(output == answer)
-"""
-REPLY = """
-def reply(ask):
-    return str(1000 + 18 * (int(ask.body["messages"][-1]["content"].split()[2]) - 1000))
-"""
-
-
-@pytest.mark.slow
-def test_calibration_adds_to_the_metadata_and_changes_no_type(source: Path) -> None:
-    Path("agent.py").write_text(AGENT)
-    Path("replies.py").write_text(REPLY)
-    ajet("calibrate", "typed.parquet", "-w", "agent.py:solve", "--judge", "agent.py:exact", "--scripted",
-         "replies.py:reply", "-k", "1", "--band", "0.5:", "--out", "fit.parquet")  # fmt: skip
-    fit = check_kept(source, Path("fit.parquet"), more=("metadata",), less=("metadata",))
-    inner = {fit.schema.field("metadata").type.field(i).name: fit.schema.field("metadata").type.field(i).type
-             for i in range(5)}  # fmt: skip
-    assert inner == {"level": pa.int8(), "at": pa.timestamp("us"), "score": pa.float32(), "pass_rate": pa.float64(),
-                     "difficulty": pa.float64()}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

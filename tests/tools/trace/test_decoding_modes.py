@@ -86,6 +86,8 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
         "trace",
         "export",
         str(runs),
+        "--run",
+        "two",
         "--include-validation",
         "--filter",
         "decoding='greedy'",
@@ -115,7 +117,7 @@ def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
 
     assert splits() == {"train": 6, "val": 12} and splits("--split", "trial") == {"trial": 6}
     whole = CliRunner().invoke(
-        app, ["trace", "export", str(runs), "--format", "native", "--no-redact", "--all-runs"]
+        app, ["trace", "export", str(runs), "--format", "native", "--no-redact"]
     )
     assert whole.stdout.count('"trial"') >= 12
     with duckdb.connect(str(runs)) as connection:

@@ -25,6 +25,9 @@ from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Event, Feedback, Reward, Run, Task, Trained
+from ajet_tools.dataset.from_traces.choice import Choice
+from ajet_tools.dataset.from_traces.export import export as export_trace
+from ajet_tools.dataset.from_traces.sources import Sources
 from ajet_tools.trace.export import FORMATS, Exported, export
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.imports import import_files
@@ -190,15 +193,21 @@ def _export(
 
 
 def test_tasks_are_read_back_by_the_task_reader(reader: TraceReader, tmp_path: Path) -> None:
-    done, rows = _export(reader, "tasks", tmp_path / "tasks.jsonl")
-    assert done.rows == len(rows) == 2 and done.episodes == 6
+    undisputed = Choice(episodes=("ep2", "ep3", "empty"))
+    out = tmp_path / "tasks.jsonl"
+    done = export_trace(Sources(reader, ("trace",)), "tasks", out, undisputed)
+    assert (done.rows, done.episodes) == (2, 3)
     section = {
         "type": "jsonl_dataset_file",
         "jsonl_dataset_file": {"training": {"file_path": str(tmp_path / "tasks.jsonl")}},
     }
     config = load_config(values={"ajet": {"task_reader": section}})
     tasks = {episode.task.task_id: episode.task for episode in episodes(reader)}
-    assert {task.task_id: task for task in load_tasks(config).train} == tasks
+    loaded = {task.task_id: task for task in load_tasks(config).train}
+    assert loaded.keys() == tasks.keys()
+    for task_id, task in loaded.items():
+        assert task.main_query == tasks[task_id].main_query
+        assert task.metadata.items() >= tasks[task_id].metadata.items()
 
 
 def test_messages_hold_every_reply_once_with_its_call(reader: TraceReader, tmp_path: Path) -> None:
@@ -301,7 +310,7 @@ def test_trl_prompts_have_one_reply_each(reader: TraceReader, tmp_path: Path) ->
 def test_trl_preferences_pair_better_with_worse_and_ties_give_none(
     reader: TraceReader, tmp_path: Path
 ) -> None:
-    done, rows = _export(reader, "trl-preference", tmp_path / "p.jsonl")
+    done, rows = _export(reader, "preferences", tmp_path / "p.jsonl")
     pairs = [
         (r["chosen_episode_id"], r["rejected_episode_id"], r["agent"])
         for r in rows
@@ -320,7 +329,7 @@ def test_trl_preferences_pair_better_with_worse_and_ties_give_none(
     ]
     assert done.left_out["corrections identical to the reply"] == 1
     tied = "groups in which no two rewards differ by more than the margin"
-    wide = _export(reader, "trl-preference", tmp_path / "w.jsonl", margin=1.0)
+    wide = _export(reader, "preferences", tmp_path / "w.jsonl", margin=1.0)
     assert wide[0].left_out[tied] > done.left_out.get(tied, 0)
     assert not [r for r in wide[1] if r["source"] == "reward"], (
         "a difference of the margin is not more than it"
@@ -333,7 +342,7 @@ def test_what_is_made_for_trl_is_loaded_by_datasets_and_trl(
     datasets = pytest.importorskip("datasets")
     data_utils = pytest.importorskip("trl.data_utils")
     datasets.disable_progress_bars()
-    for format in ("trl-prompt", "trl-preference"):
+    for format in ("trl-prompt", "preferences"):
         path = tmp_path / f"{format}.jsonl"
         _, rows = _export(reader, format, path)
         loaded = datasets.load_dataset(
@@ -497,7 +506,7 @@ def test_a_file_appears_whole_or_not_at_all(
 def test_an_export_never_takes_the_place_of_a_trace(reader: TraceReader, trace: Path) -> None:
     with pytest.raises(ConfigError, match="is a trace"):
         export(reader, ["ep0"], "messages", trace)
-    with pytest.raises(ConfigError, match="no export format 'csv'; formats: tasks"):
+    with pytest.raises(ConfigError, match="no export format 'csv'; formats: messages"):
         export(reader, ["ep0"], "csv", trace)  # type: ignore[arg-type]
 
 

@@ -611,7 +611,7 @@ def test_a_run_records_its_code_and_the_section_of_a_judge_that_was_named(tmp_pa
     digests = []
     for name in ("one", "two"):
         options = ["--judge", f"{file}:exact", "--tasks", str(tmp_path / "tasks.jsonl")]
-        options += ["--scripted", f"{tmp_path}/replies.py:reply", "--exp-dir", str(tmp_path)]
+        options += ["--model", f"{tmp_path}/replies.py:reply", "--exp-dir", str(tmp_path)]
         agent = f"{Path(__file__).with_name('echo_agent.py')}:answer"
         done = CliRunner().invoke(app, ["run", agent, *options, f"ajet.experiment_name={name}"])
         assert done.exit_code == 0, done.output

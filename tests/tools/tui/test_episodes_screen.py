@@ -273,7 +273,7 @@ async def test_a_search_can_be_stopped(trace: Path) -> None:
 @pytest.mark.slow
 async def test_the_selection_outlives_a_filter_and_says_what_it_hides(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
-        await pilot.press("space", "shift+down")
+        await pilot.press("space", "down", "space")
         await entered(pilot, "slash", "reward<0.39")
         assert screen.table.selected == {"ep0039", "ep0038"}
         assert "2 selected (1 not in this list)" in status(screen)
@@ -359,7 +359,7 @@ async def test_the_ids_are_copied(trace: Path) -> None:
     async with viewed(trace) as (pilot, _):
         await pilot.press("y")
         assert pilot.app.clipboard == "ep0039"
-        await pilot.press("space", "shift+down", "y")
+        await pilot.press("space", "down", "space", "y")
         assert pilot.app.clipboard == "ep0039\nep0038"
 
 
@@ -622,7 +622,8 @@ def test_looks(trace: Path, snap_compare: Any, size: tuple[int, int]) -> None:
             "b",
             "up",
             "space",
-            "shift+up",
+            "up",
+            "space",
             "down",
             "down",
             "down",

@@ -1,5 +1,4 @@
-"""Several runs in the viewer: curves over each other, tasks by runs and by steps, seeds as one
-row."""
+"""Several runs in the viewer: side by side, tasks by runs and by steps, seeds as one row."""
 
 from __future__ import annotations
 
@@ -19,13 +18,12 @@ from typer.testing import CliRunner
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run, Task, now
 from ajet_tools.cli.app import app
-from ajet_tools.trace.queries.experiments import TaskReward, by_task, reward_panel
+from ajet_tools.trace.compare.runs import step_rows
+from ajet_tools.trace.queries.experiments import TaskReward, by_task
 from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
-from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
-from ajet_tools.tui.widgets.chart import Chart
 from ajet_tools.tui.widgets.long_text import LongText
 from tests.waiting import settled
 
@@ -91,27 +89,13 @@ async def test_marked_runs_over_each_other(sweep: Path, viewing: Any, until: Any
         ]
         await pilot.press("c")
         await until(
-            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
+            pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text
         )
-        panel = pilot.app.screen.query_one(Chart).panel
-        assert panel is not None and panel.title == "mean reward (val sampled)"
-        assert [(curve.label, list(curve.points)) for curve in panel.curves] == [
-            ("lr=3e-4,seed=1", [(0, 0.0), (4, 1.0)]),
-            ("lr=1e-4,seed=1", [(0, 0.0), (4, 0.25)]),
-        ]
-        assert cells(pilot) == [
-            ["question 1", "1", "0"],
-            ["question 0", "1", "0.5"],
-        ], "where they differ most first"
-        await pilot.press("enter")
-        await settled(pilot)
-        assert (
-            isinstance(pilot.app.screen, EpisodesScreen)
-            and pilot.app.screen.filter_text == "task_id = 't1' and run_id in ('3abc', '1abc')"
-        )
-        shown = "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
-        assert "lr=3e-4,seed=1" in shown and "lr=1e-4,seed=1" in shown, (
-            "each row says of which run it is"
+        lines = [line.split() for line in pilot.app.screen.text.splitlines()]
+        assert ["0", "0", "0"] in lines and ["4", "1", "0.25"] in lines, "mean rewards by step"
+        tasks = [line for line in lines if line[:1] == ["question"]]
+        assert tasks == [["question", "1", "1", "0"], ["question", "0", "1", "0.5"]], (
+            "where they differ most first"
         )
 
 
@@ -128,13 +112,10 @@ async def test_runs_that_differ_by_their_seed_are_one_row(
         ]
         await pilot.press("down", "c")
         await until(
-            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
+            pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text
         )
-        panel = pilot.app.screen.query_one(Chart).panel
-        assert panel is not None and [curve.label for curve in panel.curves] == [
-            "lr=1e-4,seed=1",
-            "lr=1e-4,seed=0",
-        ]
+        text = pilot.app.screen.text
+        assert "lr=1e-4,seed=1" in text and "lr=1e-4,seed=0" in text and "lr=3e-4" not in text
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
         await pilot.press("g")
@@ -151,15 +132,11 @@ async def test_tasks_by_steps_of_one_run(sweep: Path, viewing: Any, until: Any) 
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
         await pilot.press("h")
         await until(
-            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
+            pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text
         )
-        assert [row[1:] for row in cells(pilot)] == [["0", "1"], ["0", "1"]]
-        table = pilot.app.screen.query_one(DataTable)
-        assert [str(column.label) for column in table.columns.values()] == [
-            "task",
-            "step 0",
-            "step 4",
-        ]
+        lines = [line.split() for line in pilot.app.screen.text.splitlines() if line.strip()]
+        assert ["task", "step", "0", "step", "4"] in lines
+        assert sorted(lines[-2:]) == [["question", "0", "0", "1"], ["question", "1", "0", "1"]]
 
 
 @pytest.mark.slow
@@ -231,33 +208,6 @@ def test_the_leaderboard_of_a_task(sweep: Path) -> None:
     assert lines[0] == "question 1" and lines[-1].split() == ["4", "1", "0.75", "0", "0"]
 
 
-@pytest.mark.slow
-async def test_who_solves_a_task_best_is_a_key(sweep: Path, viewing: Any, until: Any) -> None:
-    async with viewing(sweep, run_id="0abc", size=(120, 30)) as pilot:
-        await until(
-            pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen) and pilot.app.screen.listing
-        )
-        await pilot.press("escape")  # a run without metrics opens on its episodes
-        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await pilot.press("h")
-        await until(
-            pilot, lambda: isinstance(pilot.app.screen, ManyRunsScreen) and len(cells(pilot)) == 2
-        )
-        assert cells(pilot)[1][0] == "question 1"
-        await pilot.press("down", "d")
-        await until(
-            pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text
-        )
-        lines = pilot.app.screen.text.splitlines()
-        assert [line.split()[0] for line in lines[1:]] == [name for name, *_ in LEADERS], (
-            "all runs, not this alone"
-        )
-        text = pilot.app.screen.query_one(LongText)
-        await until(pilot, lambda: text.size.height)
-        rows = [text.render_line(y).text.rstrip() for y in range(text.size.height)]
-        assert [row for row in rows if row] == lines, "each run has a row"
-
-
 @pytest.mark.parametrize(("letter", "rows"), [("a", 2), ("é", 2), ("…", 2), ("─", 2), ("你", 4)])
 async def test_a_long_line_is_folded_where_the_window_ends(letter: str, rows: int) -> None:
     """Two windows' widths of letters; wide ones take two cells."""
@@ -295,7 +245,7 @@ def row_of(task: int, run: str, step: int, reward: float, attempts: int) -> Task
         max_size=20,
     )
 )
-def test_curves_are_the_means_over_all_attempts(
+def test_rewards_by_step_are_the_means_over_all_attempts(
     values: dict[tuple[int, str, int], tuple[float, int]],
 ) -> None:
     def listed() -> Iterable[TaskReward]:
@@ -303,10 +253,12 @@ def test_curves_are_the_means_over_all_attempts(
             yield row_of(task, run, step, *of)
 
     rewards = list(listed())
-    for curve in reward_panel(rewards, {"a": "a", "b": "b"}).curves:
-        for step, mean in curve.points:
-            of = [pair for (_, run, at), pair in values.items() if (run, at) == (curve.label, step)]
-            assert mean == pytest.approx(sum(r * n for r, n in of) / sum(n for _, n in of))
+    for line in step_rows(rewards, {"a": "a", "b": "b"}):
+        for name in "ab":
+            where = (name, line["step"])
+            of = [pair for (_, run, at), pair in values.items() if (run, at) == where]
+            mean = sum(r * n for r, n in of) / sum(n for _, n in of) if of else None
+            assert line[name] == (None if mean is None else pytest.approx(mean))
     for row in by_task(rewards, "run_id"):
         for run, reward in row.rewards.items():
             steps = {

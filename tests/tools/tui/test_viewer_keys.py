@@ -12,7 +12,6 @@ from ajet_tools.tui.trace.compare import CompareScreen
 from ajet_tools.tui.trace.dialogs import ExplanationScreen, FeedbackScreen, TextScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
-from ajet_tools.tui.trace.many_runs import ManyRunsScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.tokens import TokensScreen
@@ -20,7 +19,6 @@ from ajet_tools.tui.trace.tokens import TokensScreen
 SCREENS: tuple[type[Screen], ...] = (
     RunsScreen,
     RunScreen,
-    ManyRunsScreen,
     EpisodesScreen,
     EpisodeScreen,
     TokensScreen,

@@ -188,7 +188,7 @@ def started(directory: Path, **environment: str) -> subprocess.CompletedProcess[
             "ajet",
             "run",
             *named,
-            "--scripted",
+            "--model",
             "replies.py:reply",
             "--with-logview",
         ],

@@ -1,4 +1,4 @@
-"""`ajet dataset from-traces`: what people said of an agent in service, as data to learn from."""
+"""`ajet trace export`: what people said of an agent in service, as data to learn from."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def said(
 
 
 def made(*arguments: Any, code: int = 0, stdin: str | None = None) -> Result:
-    result = CliRunner().invoke(app, ["dataset", "from-traces", *map(str, arguments)], input=stdin)
+    given = list(map(str, arguments))
+    if "--format" not in given:
+        given += ["--format", "tasks"]
+    result = CliRunner().invoke(app, ["trace", "export", *given], input=stdin)
     assert result.exit_code == code, result.output
     return result
 
@@ -126,7 +129,7 @@ def test_a_correction_is_the_answer_and_the_same_task_is_one_row(service: Path) 
     assert row["init_messages"] == asking("What is 2+2?")
     of = row["provenance"]
     assert (of["source"], of["episodes"], of["attempts"], of["answer_from"]) == (
-        "from-traces",
+        "trace",
         ["wrong", "again"],
         2,
         "correction",
@@ -170,66 +173,6 @@ def test_the_value_of_an_output_that_people_liked_is_the_answer_where_a_judge_ca
     )
     made("trace.duckdb", "--accept-outputs", "-o", "tasks.jsonl")
     assert [row["metadata"]["answer"] for row in rows(Path("tasks.jsonl"))] == [answer]
-
-
-@pytest.mark.slow
-def test_a_model_reads_the_value_of_a_liked_output_where_no_rule_tells(
-    tmp_path: Path, model_server: Any
-) -> None:
-    """It counts where two replies agree and it stands in the output; a task with a correction is
-    not asked about."""
-    outputs = {
-        "How many apples?": (
-            "It is 1,042 apples then.",
-            ["So.\nANSWER: 1042", "ANSWER: **1042**"],
-            "1042",
-        ),
-        "Which city?": ("Paris, I would say.", ["ANSWER: paris", "ANSWER: Paris"], "paris"),
-        "Which river?": ("That must be the Seine.", ["ANSWER: Loire", "ANSWER: Loire"], None),
-        "Which day?": ("On Monday or Tuesday.", ["ANSWER: Monday", "ANSWER: Tuesday"], None),
-        "Which poem?": ("Roses are red.", ["ANSWER: NO VALUE", "ANSWER: NO VALUE"], None),
-        "What is 1+1?": ("The answer is 2.", [], "2"),
-        "What is 2+2?": ("Four, I think.", [], "4"),
-    }
-
-    def say(body: dict[str, Any], number: int) -> list[str]:
-        [asked] = [
-            replies for q, (_, replies, _) in outputs.items() if q in body["messages"][0]["content"]
-        ]
-        return asked
-
-    trace(
-        tmp_path / "trace.duckdb",
-        *(
-            episode(f"e{at}", question, said, at)
-            for at, (question, (said, *_)) in enumerate(outputs.items())
-        ),
-        feedback=[*(said(f"e{at}", 1.0) for at in range(6)), said("e6", 1.0, "4")],
-    )
-    server = model_server(say)
-    asking = ["--read-values", "--base-url", server.url, "--model", "judge", "--price", "1,2"]
-    told = made("trace.duckdb", *asking, "-o", "tasks.jsonl").stderr
-    found = {row["main_query"]: row for row in rows(Path("tasks.jsonl"))}
-    assert {q: row["metadata"]["answer"] for q, row in found.items()} == {
-        question: output if value is None else value
-        for question, (output, _, value) in outputs.items()
-    }
-    assert found["Which city?"]["provenance"]["wording"] == "Paris, I would say."
-    assert {q: row["provenance"]["answer_from"] for q, row in found.items()} == {
-        "How many apples?": "model", "Which city?": "model", "Which river?": "wording", "Which day?": "wording",
-        "Which poem?": "wording", "What is 1+1?": "output", "What is 2+2?": "correction",
-    }  # fmt: skip
-    assert (
-        "answers: 3 in the words of a liked output, 2 read from a liked output by the model" in told
-    )
-    assert "asked the model: 5 calls, 1,000 tokens, 0.0015 in money" in told
-    summary = json.loads(made("trace.duckdb", *asking, "--json", "-o", "again.jsonl").stdout)
-    assert summary["answers"] == {"wording": 3, "model": 2, "output": 1, "correction": 1}
-    assert (summary["usage"]["calls"], summary["usage"]["cached"], len(server.requests)) == (
-        0,
-        5,
-        5,
-    )
 
 
 def test_training_reads_what_was_made(service: Path) -> None:
@@ -306,7 +249,7 @@ def taught(file: Path, kind: str, *options: str) -> list[str]:
     """What is to be learnt of a trace: answers, the last reply of conversations, what was chosen of
     pairs."""
     out = Path(f"{kind}.jsonl")
-    made(file, "--to", kind, "-o", out, *options)
+    made(file, "--format", kind, "-o", out, *options)
     learnt = {
         "tasks": lambda row: row["metadata"].get("answer"),
         "messages": lambda row: row["messages"][-1]["content"],
@@ -344,10 +287,10 @@ def test_a_correction_has_one_verdict_in_every_kind_of_rows(tmp_path: Path, kind
             said("h", None, "Garda", author="Bob", at=1),
         ],
     )
-    learnt = taught(file, kind, *(["--per-task", "0"] if kind == "messages" else []))
+    learnt = taught(file, kind)
     assert {text.strip(".").casefold() for text in learnt} == {"bern", "baltic"}
     if kind != "tasks":
-        told = made(file, "--to", kind, "-o", "again.jsonl").stderr
+        told = made(file, "--format", kind, "-o", "again.jsonl").stderr
         assert (
             "contradict each other" in told
             and "most people contradict" in told
@@ -474,15 +417,13 @@ def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Pat
     }
     assert (sometimes["provenance"]["attempts"], sometimes["provenance"]["failed"]) == (2, 1)
     assert "ajet dataset expand seeds.jsonl --count 500 --out data/" in result.stderr
-    made(file, "--failed", "--below", "0.1", "-o", "seeds.jsonl")
-    assert [row["main_query"] for row in rows(Path("seeds.jsonl"))] == ["Always?"]
 
 
 # Messages, preferences, tokens
 
 
 def test_messages_show_the_corrected_reply_and_not_what_was_disliked(service: Path) -> None:
-    result = made(service, "--to", "messages", "-o", "sft.jsonl")
+    result = made(service, "--format", "messages", "--per-task", 1, "-o", "sft.jsonl")
     found = {row["messages"][1]["content"]: row for row in rows(Path("sft.jsonl"))}
     assert set(found) == {"What is 1+1?", "What is 2+2?", "What is 4+4?"}
     row = found["What is 2+2?"]
@@ -495,7 +436,7 @@ def test_messages_show_the_corrected_reply_and_not_what_was_disliked(service: Pa
         "1 episodes that people gave a thumb down" in result.stderr
         and "duplicates: 1" in result.stderr
     )
-    made(service, "--to", "messages", "--per-task", "0", "-o", "all.jsonl")
+    made(service, "--format", "messages", "-o", "all.jsonl")
     assert len(rows(Path("all.jsonl"))) == 4
 
 
@@ -505,7 +446,7 @@ def test_nothing_follows_a_corrected_reply(tmp_path: Path) -> None:
         _chat("chat"),
         feedback=[said("chat", 0.0, "I am Bo.", call_id="chat-0")],
     )
-    made(file, "--to", "messages", "-o", "sft.jsonl")
+    made(file, "--format", "messages", "-o", "sft.jsonl")
     [row] = rows(Path("sft.jsonl"))
     assert [m["content"] for m in row["messages"]] == [
         "Be brief.",
@@ -525,7 +466,7 @@ def test_pairs_are_of_one_task_whoever_ran_it_and_of_corrections(tmp_path: Path)
     )
     other = episode("down", "Why?", "No.", run_id="other")
     second = trace(tmp_path / "b.duckdb", other, feedback=[said("down", 0.0)], run="other")
-    made(first, second, "--to", "preferences", "-o", "pairs.jsonl")
+    made(first, second, "--format", "preferences", "-o", "pairs.jsonl")
     pairs = {row["prompt"][-1]["content"]: row for row in rows(Path("pairs.jsonl"))}
     why, many = pairs["Why?"], pairs["How many?"]
     assert (why["chosen"][0]["content"], why["rejected"][0]["content"]) == (
@@ -543,7 +484,7 @@ def test_the_same_pair_is_there_once(tmp_path: Path) -> None:
         *(episode(name, "How many?", "five", i) for i, name in enumerate("ab")),
         feedback=[said(name, None, "six") for name in "ab"],
     )
-    result = made(file, "--to", "preferences", "-o", "pairs.jsonl")
+    result = made(file, "--format", "preferences", "-o", "pairs.jsonl")
     assert len(rows(Path("pairs.jsonl"))) == 1 and "duplicates: 1" in result.stderr
 
 
@@ -557,7 +498,7 @@ def test_tokens_are_those_of_the_export_and_only_of_what_was_chosen(tmp_path: Pa
         for i, name in enumerate(("no", "yes"))
     ]  # fmt: skip
     file = trace(tmp_path / "t.duckdb", *found)
-    made(file, "--to", "tokens", "--filter", "reward>0.5", "-o", "tokens.parquet")
+    made(file, "--format", "tokens", "--filter", "reward>0.5", "-o", "tokens.parquet")
     CliRunner().invoke(
         app,
         [
@@ -579,7 +520,7 @@ def test_tokens_are_those_of_the_export_and_only_of_what_was_chosen(tmp_path: Pa
         == theirs["token_ids"].to_pylist()
         == [[*ids["prompt_ids"], *ids["output_ids"]]]
     )
-    assert ".parquet" in made(file, "--to", "tokens", "-o", "tokens.jsonl", code=2).stderr
+    assert ".parquet" in made(file, "--format", "tokens", "-o", "tokens.jsonl", code=2).stderr
 
 
 def test_a_parquet_file_of_tasks_comes_back_as_it_was(service: Path) -> None:
@@ -750,7 +691,7 @@ def _grades(text: str) -> Callable[[dict[str, Any], int], str]:
 
 
 def _rubric(server: Any, *more: Any) -> list[Any]:
-    return ["--rubric", "A number is given.", "--base-url", server.url, "--model", "judge", *more]
+    return ["--rubric", "A number is given.", "--model", f"judge@{server.url}", *more]
 
 
 def test_a_rubric_keeps_what_is_good_and_every_reason(service: Path, model_server: Any) -> None:
@@ -774,7 +715,7 @@ def test_messages_that_a_rubric_refuses_are_kept_apart_with_the_reason(
     service: Path, model_server: Any
 ) -> None:
     server = model_server(_grades("[assistant] 2"))
-    made(service, *_rubric(server), "--to", "messages", "-o", "sft.jsonl")
+    made(service, *_rubric(server), "--format", "messages", "-o", "sft.jsonl")
     [row] = rows(Path("sft.jsonl"))
     assert (
         row["messages"][1]["content"] == "What is 1+1?"
@@ -796,10 +737,8 @@ def test_no_grade_is_paid_for_twice_and_other_words_are_another_question(
         service,
         "--rubric",
         "It is polite.",
-        "--base-url",
-        server.url,
         "--model",
-        "judge",
+        f"judge@{server.url}",
         "-o",
         "tasks.jsonl",
     )
@@ -851,7 +790,7 @@ def test_what_was_graded_before_an_endpoint_failed_is_not_asked_again(
         return _grades("[assistant] 2")(body, number)
 
     server = model_server(say)
-    made(service, *_rubric(server, "--concurrency", 1), "-o", "tasks.jsonl", code=2)
+    made(service, *_rubric(server, "--budget", "concurrency=1"), "-o", "tasks.jsonl", code=2)
     broken[0] = False
     asked = len(server.requests)
     made(service, *_rubric(server), "-o", "tasks.jsonl")
@@ -862,7 +801,7 @@ def test_a_budget_stops_grading_and_what_was_graded_is_written(
     service: Path, model_server: Any
 ) -> None:
     server = model_server(lambda body, number: '{"score": 8, "reason": "Good."}')
-    result = made(service, *_rubric(server, "--max-calls", 2), "-o", "tasks.jsonl", code=1)
+    result = made(service, *_rubric(server, "--budget", "calls=2"), "-o", "tasks.jsonl", code=1)
     assert len(server.requests) == 2 and 1 <= len(rows(Path("tasks.jsonl"))) <= 2
     assert "stopped asking: the budget of 2 calls is spent" in result.stderr
     assert "3 episodes that were not graded" in result.stderr
@@ -873,8 +812,18 @@ def test_ctrl_c_leaves_no_file_and_no_grade_is_asked_for_again(
     service: Path, model_server: Any
 ) -> None:
     server = model_server(lambda body, number: (0.5, '{"score": 8, "reason": "Good."}'))
-    rubric = [str(one) for one in _rubric(server, "--concurrency", 1, "-o", "tasks.jsonl")]
-    command = [sys.executable, "-m", "ajet", "dataset", "from-traces", str(service), *rubric]
+    rubric = [str(one) for one in _rubric(server, "--budget", "concurrency=1", "-o", "tasks.jsonl")]
+    command = [
+        sys.executable,
+        "-m",
+        "ajet",
+        "trace",
+        "export",
+        str(service),
+        "--format",
+        "tasks",
+        *rubric,
+    ]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     until(lambda: len(server.requests) >= 3)
@@ -892,7 +841,7 @@ def test_grades_make_pairs_where_nobody_gave_a_reward(tmp_path: Path, model_serv
         tmp_path / "t.duckdb", episode("a", "Why?", "Well, 2."), episode("b", "Why?", "Dunno.", 1)
     )
     server = model_server(_grades("[assistant] Well"))
-    made(file, "--to", "preferences", *_rubric(server), "-o", "pairs.jsonl")
+    made(file, "--format", "preferences", *_rubric(server), "-o", "pairs.jsonl")
     [pair] = rows(Path("pairs.jsonl"))
     assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("Well, 2.", "Dunno.")
     assert (pair["chosen_reward"], pair["rejected_reward"]) == (0.9, 0.1)
@@ -904,7 +853,7 @@ def test_a_scripted_grader_needs_no_endpoint(service: Path, tmp_path: Path) -> N
         "    good = '[assistant] 8' in ask.body['messages'][-1]['content']\n"
         '    return \'{"reason": "as it is", "score": %d}\' % (10 * good)\n'
     )
-    made(service, "--rubric", "Eight.", "--scripted", "grader.py:grade", "-o", "tasks.jsonl")
+    made(service, "--rubric", "Eight.", "--model", "grader.py:grade", "-o", "tasks.jsonl")
     assert [row["main_query"] for row in rows(Path("tasks.jsonl"))] == ["What is 4+4?"]
 
 
@@ -921,14 +870,14 @@ def test_a_scripted_grader_needs_no_endpoint(service: Path, tmp_path: Path) -> N
             ["trace.duckdb", "--feedback", "sideways"],
             "--feedback must be one of up, down, corrected",
         ),
-        (["trace.duckdb", "--to", "songs"], "'songs'"),
+        (["trace.duckdb", "--format", "songs"], "'songs'"),
         (["trace.duckdb", "--filter", "reward>3"], "none of 5 episodes matches"),
-        (["trace.duckdb", "--to", "tokens", "-o", "t.parquet"], "episodes without token ids"),
+        (["trace.duckdb", "--format", "tokens", "-o", "t.parquet"], "episodes without token ids"),
         (
-            ["trace.duckdb", "--to", "preferences", "--filter", "has('4+4')"],
+            ["trace.duckdb", "--format", "preferences", "--filter", "has('4+4')"],
             "no two attempts at a task differ",
         ),
-        (["trace.duckdb", "--rubric", "Good."], "--base-url URL"),
+        (["trace.duckdb", "--rubric", "Good."], "--model NAME@URL"),
         (["trace.duckdb", "--rubric", "rubric.md"], "there is no file rubric.md"),
         (["bad.jsonl"], "bad.jsonl line 2"),
         (["trace.duckdb", "--from", "pigeon"], "there is no import format"),
@@ -939,7 +888,16 @@ def test_a_mistake_is_one_message_and_leaves_no_file(
 ) -> None:
     Path("bad.jsonl").write_text(_openai("Fine?") + '{"messages": 3}\n')
     out = [] if "-o" in arguments else ["-o", "out.jsonl"]
-    result = CliRunner().invoke(app, ["dataset", "from-traces", *arguments, *out])
+    result = CliRunner().invoke(
+        app,
+        [
+            "trace",
+            "export",
+            *arguments,
+            *out,
+            *([] if "--format" in arguments else ["--format", "tasks"]),
+        ],
+    )
     assert result.exit_code in (1, 2) and message in " ".join(result.stderr.split())
     assert not Path("out.jsonl").exists() and not Path("t.parquet").exists()
 
@@ -953,6 +911,6 @@ def test_rows_go_to_stdout_and_nothing_else_does(service: Path) -> None:
 @pytest.mark.slow
 def test_the_same_trace_gives_the_same_bytes(service: Path) -> None:
     for kind in ("tasks", "messages", "preferences"):
-        made(service, "--to", kind, "-o", "one.jsonl")
-        made(service, "--to", kind, "-o", "two.jsonl")
+        made(service, "--format", kind, "-o", "one.jsonl")
+        made(service, "--format", kind, "-o", "two.jsonl")
         assert Path("one.jsonl").read_bytes() == Path("two.jsonl").read_bytes()

@@ -1,4 +1,4 @@
-"""`ajet baseline`: scores of both sets, and the training that fits them."""
+"""`ajet run --advise`: scores of both sets, and the training that fits them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ HALF, NEVER, ALWAYS = [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]
         (
             report(HALF, *[NEVER] * 9),
             None,
-            "(`ajet dataset calibrate`): 1 of 10 have signal (0 always solved, 9 never)",
+            "(`ajet run --out`, `ajet dataset filter`): 1 of 10 have signal (0 always solved, 9 never)",
         ),
         (report([None, None]), None, "make the agent run: no attempt has a reward"),
     ],
@@ -111,8 +111,8 @@ def test_both_sets_are_scored_and_held_out_tasks_stay_held_out(tmp_path: Path) -
         "--exp-dir",
         str(tmp_path),
     ]
-    command = ["baseline", f"{tmp_path}/agent.py:solve", "--judge", "exact", *files, "-k", "4"]
-    command += ["--scripted", f"{tmp_path}/replies.py:reply"]
+    command = ["run", f"{tmp_path}/agent.py:solve", "--judge", "exact", *files, "-k", "4"]
+    command += ["--model", f"{tmp_path}/replies.py:reply"]
     done = CliRunner().invoke(app, [*command, "--json"])
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
@@ -137,6 +137,6 @@ def test_both_sets_are_scored_and_held_out_tasks_stay_held_out(tmp_path: Path) -
     )
 
 
-def test_without_an_agent_or_tasks_it_says_what_to_give() -> None:
+def test_an_old_name_leads_to_the_new_one() -> None:
     done = CliRunner().invoke(app, ["baseline"])
-    assert done.exit_code == 2 and "name an agent (agent.py:solve) and --tasks" in done.output
+    assert done.exit_code == 2 and "ajet run --advise" in done.output

@@ -9,13 +9,14 @@ from itertools import takewhile
 
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_sdk.types import Episode, Reward
-from ajet_tools.dataset.from_traces.choice import Opinion, opinion
+from ajet_tools.dataset.from_traces.choice import KEEP_FAILURES, Opinion, opinion
 from ajet_tools.dataset.from_traces.tasks import has_placeholder, traced_tasks
 from ajet_tools.trace.export.conversations import exchange_of, exchanges
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.records import Record
 
+_LOOKUP = 5_000
 REDACTED = "corrections with personal data or a secret, now redacted"
 _REPLACED = "corrections that their author replaced"
 _OUTVOTED = "corrections that most people contradict"
@@ -103,7 +104,8 @@ class ConversationsJob(Job):
 
     foreign_runs: frozenset[str] = frozenset()
     corrections: Corrections = field(default_factory=Corrections)
-    per_task: int = 1
+    per_task: int = 0
+    """Maximum number of episodes of a task; 0 means all."""
     liked: bool = True
     """Skip failed episodes, disliked ones without a correction, and those that earned nothing and
     nobody liked."""
@@ -134,7 +136,7 @@ class ConversationsJob(Job):
         failed = episode.status != "succeeded"
         if failed or "down" in record_opinion.kinds:
             self.left_out[
-                f"episodes that {'failed' if failed else 'people gave a thumb down'}"
+                f"episodes that {'failed' if failed else 'people gave a thumb down'}; {KEEP_FAILURES}"
             ] += 1
             return False
         reason = self.worthless.get(episode.episode_id)
@@ -181,8 +183,11 @@ class ConversationsJob(Job):
 
 @dataclass
 class AttemptsJob(Job):
-    """Groups attempts by task across runs; if none has a reward, feedback or grader scores replace
-    it."""
+    """Groups the attempts at a task; if none has a reward, feedback or grader scores replace it.
+
+    A run's groups are attempts of one policy and stay apart. What an agent in service did alone
+    is grouped by its task, across runs.
+    """
 
     foreign_runs: frozenset[str] = frozenset()
     corrections: Corrections = field(default_factory=Corrections)
@@ -190,25 +195,37 @@ class AttemptsJob(Job):
     """The grader's scores by episode, from 0 to 1."""
 
     def members(self) -> dict[tuple[str, str], list[str]]:
-        """Groups by task; tasks of other tools' traces are identified by their text."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        alone: list[str] = []
+        for key, episode_ids in super().members().items():
+            if len(episode_ids) > 1:
+                groups[key] = episode_ids
+            else:
+                alone += episode_ids
+        task_keys = self._task_keys(alone)
+        for episode_id in alone:
+            key = task_keys.get(episode_id, ("episode", episode_id))
+            groups.setdefault(key, []).append(episode_id)
+        return groups
+
+    def _task_keys(self, episode_ids: list[str]) -> dict[str, tuple[str, str]]:
+        """Identifies the tasks of other tools' traces by their text."""
         sql = (
             "SELECT episode_id, run_id, task_id FROM episodes WHERE episode_id IN (SELECT"
             " unnest(?::VARCHAR[]))"
         )
         keys: dict[str, tuple[str, str]] = {}
         foreign: list[str] = []
-        for start in range(0, len(self.episode_ids), 5_000):
-            for row in rows(self.reader, sql, list(self.episode_ids[start : start + 5_000])):
-                keys[row["episode_id"]] = ("id", row["task_id"])
-                foreign += [row["episode_id"]] if row["run_id"] in self.foreign_runs else []
+        for start in range(0, len(episode_ids), _LOOKUP):
+            for row in rows(self.reader, sql, episode_ids[start : start + _LOOKUP]):
+                keys[row["episode_id"]] = ("task id", row["task_id"])
+                if row["run_id"] in self.foreign_runs:
+                    foreign.append(row["episode_id"])
         for record in Job(self.reader, foreign, self.redact).records():
             traced = next(traced_tasks(record, foreign=True), None)
             if traced is not None:
-                keys[record.episode.episode_id] = ("text", traced.key)
-        groups: dict[tuple[str, str], list[str]] = {}
-        for episode_id in self.episode_ids:
-            groups.setdefault(keys.get(episode_id, ("episode", episode_id)), []).append(episode_id)
-        return groups
+                keys[record.episode.episode_id] = ("task text", traced.key)
+        return keys
 
     def groups(self, *, feedback: bool = False, trained: bool = False) -> Iterator[list[Record]]:
         for records in super().groups(feedback=True, trained=trained):

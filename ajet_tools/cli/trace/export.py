@@ -1,0 +1,302 @@
+"""`ajet trace export`: chosen episodes, in a format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from typer import Argument, Option
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.output import ProgressBar
+from ajet_tools.cli.model_option import Budgeted, ModelNamed, open_model
+from ajet_tools.cli.options import IncludeValidation
+from ajet_tools.cli.result import Result
+from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.from_traces.choice import Choice, Split
+from ajet_tools.dataset.from_traces.export import Format, Options, TraceExport
+from ajet_tools.dataset.from_traces.export import export as export_trace
+from ajet_tools.dataset.from_traces.grader import EpisodeGrader, read_rubric
+from ajet_tools.dataset.from_traces.sources import opened_sources
+from ajet_tools.text.clean import counted
+from ajet_tools.trace.imports import format_of
+
+_PATHS = (
+    "ajet traces (files, directories, live runs), a run by its id or name, AgentScope Studio"
+    " databases, OTLP or OpenAI logs; - is stdin. Default: all traces in or below the current"
+    " directory."
+)
+_FORMAT = (
+    "tasks (for RL), messages, sharegpt or trl-prompt (for SFT), preferences (pairs), tokens, otlp,"
+    " native or html."
+)
+_FROM = (
+    "Format of inputs that are not ajet traces: auto, openai, otlp, studio, tokens or another of"
+    " `ajet trace import`."
+)
+
+_FILES = (".duckdb", ".json", ".jsonl", ".gz", ".parquet", ".sqlite")
+"""Suffixes of inputs: a missing file of one isn't taken for the name of a run."""
+_CONVERSATIONS: tuple[Format, ...] = ("messages", "sharegpt", "trl-prompt")
+_OF_FORMAT: dict[str, tuple[Format, ...]] = {
+    "--accept-outputs": ("tasks",),
+    "--need-answer": ("tasks",),
+    "--per-task": _CONVERSATIONS,
+    "--margin": ("preferences",),
+}
+"""Options that have a meaning for these formats only."""
+
+
+@dataclass(frozen=True)
+class ChoiceOptions:
+    """Options to choose episodes.
+
+    Args:
+        filter: Only episodes that match, as in `ajet trace ls`.
+        run: Only this run, by its id or name. Default: all.
+        episode: Only this episode, by a unique prefix of its id; repeatable.
+        split: Only these episodes. Default: all but trial.
+        feedback: Only episodes with this feedback; repeatable.
+        failed: Only failed tasks, the most frequent first.
+        include_failures: Also cut replies and episodes that earned nothing, as with --episode.
+    """
+
+    filter: Annotated[str, Option("--filter", "-f", metavar="EXPR")] = ""
+    run: Annotated[str | None, Option(metavar="RUN")] = None
+    episode: Annotated[list[str] | None, Option(metavar="ID")] = None
+    split: Split | None = None
+    feedback: Annotated[list[str] | None, Option(metavar="up|down|corrected")] = None
+    failed: Annotated[bool, Option("--failed")] = False
+    include_validation: IncludeValidation = False
+    include_failures: Annotated[bool, Option("--include-failures")] = False
+
+    def choice(self, run: str | None) -> Choice:
+        return Choice(
+            filter=self.filter,
+            feedback=tuple(self.feedback or ()),
+            failures=self.failed,
+            run=self.run or run,
+            split=self.split,
+            episodes=tuple(self.episode or ()),
+            include_validation=self.include_validation,
+            include_failures=self.include_failures,
+        )
+
+
+@dataclass(frozen=True)
+class ConversionOptions:
+    """Options to convert episodes to rows.
+
+    Args:
+        accept_outputs: tasks: use an output with a thumb up as the answer.
+        need_answer: tasks: reject those without an answer.
+        per_task: Conversations: the best N episodes per task. Default: all.
+        margin: preferences: minimum difference between the rewards of a pair.
+        redact: Replace secrets and personal data with placeholders.
+    """
+
+    accept_outputs: Annotated[bool, Option("--accept-outputs")] = False
+    need_answer: Annotated[bool, Option("--need-answer")] = False
+    per_task: Annotated[int | None, Option(min=1, metavar="N")] = None
+    margin: Annotated[float, Option(min=0)] = 0.0
+    redact: Annotated[bool, Option("--redact/--no-redact")] = True
+
+    def options(self, format: Format) -> Options:
+        given = {
+            "--accept-outputs": self.accept_outputs,
+            "--need-answer": self.need_answer,
+            "--per-task": self.per_task is not None,
+            "--margin": self.margin > 0,
+        }
+        for option, is_given in given.items():
+            if is_given and format not in _OF_FORMAT[option]:
+                formats = ", ".join(_OF_FORMAT[option])
+                raise ConfigError(f"{option} is for --format {formats} (got {format})")
+        return Options(
+            redact=self.redact,
+            need_answer=self.need_answer,
+            accept_outputs=self.accept_outputs,
+            per_task=self.per_task or 0,
+            margin=self.margin,
+        )
+
+
+@dataclass(frozen=True)
+class ExportResult(Result):
+    done: TraceExport
+    redacts: bool
+    failures: bool
+    """Whether only failures were exported."""
+
+    beside_rows = True
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.done.stopped is not None)
+
+    @property
+    def compact(self) -> bool:
+        return self.done.path == "-"
+
+    def document(self) -> object:
+        return self.done
+
+    def show(self, out: Console) -> None:
+        for line in _lines(self.done, redact=self.redacts, failures=self.failures):
+            out.print(line, soft_wrap=True)
+
+
+def export(
+    paths: Annotated[
+        list[str] | None, Argument(metavar="[PATH]...", help=_PATHS, show_default=False)
+    ] = None,
+    *,
+    format: Annotated[Format, Option(help=_FORMAT)] = "messages",
+    out: Annotated[str, Option("--out", "-o", metavar="FILE|-")] = "-",
+    choosing: ChoiceOptions,
+    converting: ConversionOptions,
+    rubric: Annotated[
+        str | None, Option(metavar="FILE|TEXT", help="Let --model grade episodes by this rubric.")
+    ] = None,
+    model: ModelNamed = None,
+    budget: Budgeted = None,
+    source: Annotated[str, Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
+    skip_bad_rows: Annotated[
+        bool, Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
+    ] = False,
+) -> ExportResult:
+    """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML
+    page.
+
+    Secrets and personal data are replaced and counted (--no-redact keeps them); a reply that had
+    any is not learned. Formats to train on leave out validation tasks, and tasks that nearly repeat
+    one. Conversations also leave out replies that were cut at their limit, failures, what people
+    disliked, and episodes that earned nothing: a reward of 0 or less (without any above 0, the
+    lowest), or none in a run that has rewards. A person's correction takes the place of a reply, and
+    is the answer of a task. All that is left out is counted. Files are written whole or not at all.
+
+    Args:
+        out: Output file; - is stdout. Rows: .jsonl, .jsonl.gz, .parquet or .csv; no suffix makes a Hugging Face
+            directory. Rejected rows go to OUT.rejected.jsonl, with the reason.
+
+    \b
+    ajet trace export --format messages --out chats.jsonl
+    ajet trace export launcher_record/math --format preferences \\
+      --filter "step>10" --margin 0.5 --out pairs.jsonl
+    ajet trace export --format tokens --split train --out tokens.parquet
+    ajet trace export --format html --episode 3f2a91 --out episode.html
+    ajet trace export --format native --no-redact -o - | gzip > all.jsonl.gz
+
+    Data from a deployed agent and its users' feedback:
+
+    \b
+    ajet trace export traces/ --format tasks --feedback corrected -o tasks.jsonl
+    ajet trace export traces/ --format messages --feedback up -o sft.parquet
+    ajet trace export ~/AgentScope-Studio/database.sqlite logs.jsonl \\
+      --rubric "The answer is polite and cites a source." \\
+      --model NAME@http://127.0.0.1:8000/v1 --format tasks -o tasks.jsonl
+    ajet trace export traces/ --format tasks --failed --out seeds.jsonl
+    ajet dataset expand seeds.jsonl --count 500 --out data/
+    """
+    import_format = format_of(source)
+    grader = None
+    if rubric is not None:
+        words = read_rubric(rubric)
+        cache = (Path(out).parent if out != "-" else Path()) / ".ajet-replies.sqlite"
+        grader = EpisodeGrader(open_model(model, budget, cache), words)
+    run, paths = _run_of(paths or [])
+    with ExitStack() as stack:
+        sources = stack.enter_context(
+            opened_sources(paths, import_format, skip_bad_rows=skip_bad_rows)
+        )
+        bar = stack.enter_context(ProgressBar("reading episodes"))
+        done = export_trace(
+            sources,
+            format,
+            out,
+            choosing.choice(run),
+            converting.options(format),
+            grader=grader,
+            progress=lambda what, count, of: bar.show(f"{what} episodes", count, of),
+        )
+        _write_rejected(done)
+    return ExportResult(done, redacts=converting.redact, failures=choosing.failed)
+
+
+def _run_of(paths: list[str]) -> tuple[str | None, list[str]]:
+    """A single argument that is no path names a run."""
+    if len(paths) == 1 and paths[0] != "-":
+        path = Path(paths[0])
+        is_name = path.name == paths[0] and path.suffix not in _FILES
+        if is_name and not path.exists():
+            return paths[0], []
+    return None, paths
+
+
+def _write_rejected(done: TraceExport) -> None:
+    if done.path == "-" or not done.rejected_rows:
+        return
+    out = Path(done.path)
+    stem = Path(out.name.removesuffix(".gz")).stem
+    done.rejected_path = str(out.with_name(f"{stem}.rejected.jsonl"))
+    with Writer(done.rejected_path) as writer:
+        for row in done.rejected_rows:
+            writer.write(row)
+
+
+_NOUNS = {"tasks": "task", "preferences": "pair", "tokens": "timeline", "otlp": "span"}
+_ANSWERS = {
+    "correction": "corrected by people",
+    "task": "from the trace",
+    "output": "from a liked output",
+    "wording": "in the words of a liked output",
+    "none": "without one",
+}
+
+
+def _lines(done: TraceExport, *, redact: bool, failures: bool) -> Iterator[str]:
+    into = "" if done.path == "-" else f" into {done.path}"
+    rows = f"{counted(done.rows, 'row')} of {done.format}"
+    if done.format in _NOUNS:
+        rows = counted(done.rows, _NOUNS[done.format])
+    yield f"{rows}{into}, from {done.chosen:,} of {counted(done.of, 'episode')}"
+    for file, format in done.imported.items():
+        yield f"  read {file} as {format}"
+    if done.bad_rows:
+        bad_rows = counted(done.bad_rows, "bad row")
+        yield f"  skipped: {bad_rows}, the first: {done.first_bad_row}"
+    if done.answers:
+        origins = (f"{n:,} {_ANSWERS[origin]}" for origin, n in done.answers.most_common())
+        yield f"  answers: {', '.join(origins)}"
+    if done.graded:
+        yield f"  graded by the rubric: {counted(done.graded, 'episode')}"
+    if done.usage:
+        cost = "" if done.usage["cost"] is None else f", {done.usage['cost']:.4f} in money"
+        tokens = done.usage["input_tokens"] + done.usage["output_tokens"]
+        yield f"  asked the model: {counted(done.usage['calls'], 'call')}, {tokens:,} tokens{cost}"
+    if done.stopped:
+        yield f"  stopped asking: {done.stopped}"
+    if done.duplicates:
+        yield f"  duplicates: {done.duplicates:,}"
+    for reason, count in sorted(done.left_out.items()):
+        yield f"  left out: {count:,} {reason}"
+    for reason, count in sorted(done.rejected.items()):
+        yield f"  rejected: {count:,}: {reason}"
+    if done.rejected_path:
+        yield f"  rejected rows are in {done.rejected_path}"
+    yield f"  {_redaction(done, redact)}"
+    if failures and done.path != "-":
+        yield (
+            f"To generate more like these: ajet dataset expand {done.path} --count 500 --out data/"
+        )
+
+
+def _redaction(done: TraceExport, redact: bool) -> str:
+    if not redact:
+        return "not redacted: it may contain secrets and personal data"
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in done.redacted.most_common())
+    return f"redacted: {kinds or 'nothing found'}; names and addresses in prose are not detected"
