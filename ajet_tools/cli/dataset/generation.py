@@ -15,19 +15,18 @@ import typer
 import yaml
 from typer import Option
 
-from ajet_sdk.config.api_keys import api_key
-from ajet_sdk.engines.budget import Budget, Price
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.dataset.options import Embed, Map, counted, mapping_of
+from ajet_tools.cli.model_option import CONCURRENCY, parse_budget
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.estimate import Estimate
 from ajet_tools.dataset.generate.records import Call
 from ajet_tools.dataset.generate.seeds import read_seeds
-from ajet_tools.dataset.model.open import ModelSpec, open_endpoint
+from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.prompts import Prompt
 from ajet_tools.dataset.similarity.embedding import Embedding
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
@@ -172,7 +171,7 @@ class GenerationOptions:
         """Opens the model that writes. A dry run needs none and creates no file. Raises
         ConfigError."""
         spec = self.spec()
-        budget = _budget(self.budget, spec)
+        budget = parse_budget(self.budget, spec)
         if self.dry_run and not spec.place:
             return ModelClient("http://127.0.0.1:9", "MODEL", budget=budget)
         if not spec.place:
@@ -205,35 +204,6 @@ class GenerationOptions:
         directory = Directory(self.out)
         directory.check(resume=self.resume)
         return directory
-
-
-CONCURRENCY = 16
-"""Concurrent requests to a model without this setting."""
-
-
-def _budget(text: str | None, spec: ModelSpec) -> Budget:
-    """Parses `calls=500,tokens=2000000,usd=5`. Raises ConfigError."""
-    limits: dict[str, float] = {}
-    for part in (text or "").split(",") if text else ():
-        name, _, number = part.strip().partition("=")
-        try:
-            limits[name] = float(number.replace("_", ""))
-        except ValueError:
-            limits[name] = -1.0
-        if name not in ("calls", "tokens", "usd") or limits[name] < 0:
-            raise ConfigError(f"--budget {part}: write calls=500, tokens=2000000 or usd=5")
-    if "usd" in limits and spec.price is None:
-        raise ConfigError(
-            "--budget usd=... needs the price of a million tokens: --model NAME@URL,price=IN/OUT"
-        )
-    calls = limits.get("calls")
-    tokens = limits.get("tokens")
-    return Budget(
-        None if calls is None else int(calls),
-        None if tokens is None else int(tokens),
-        limits.get("usd"),
-        spec.price,
-    )
 
 
 def show_prompts(first: Iterable[tuple[Call, Prompt]]) -> None:
@@ -271,62 +241,3 @@ def confirm(estimate: Estimate, options: GenerationOptions, before: Sequence[str
         )
     if not typer.confirm("Continue?", err=True):
         raise typer.Exit(1)
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """Options of the model, its rate limits and the budget.
-
-    Args:
-        base_url: An OpenAI-compatible endpoint.
-        model: Model name at --base-url; without --base-url, a checkpoint directory to load.
-        api_key_env: Environment variable with the endpoint's API key.
-        scripted: replies.py:function that replies instead of a model.
-        price: Price of a million input and output tokens, such as 0.15,0.60.
-        cache: Cache directory for replies, so that no call is paid for twice.
-    """
-
-    base_url: Annotated[
-        str | None, Option(metavar="URL", envvar="OPENAI_BASE_URL", show_default=False)
-    ] = None
-    model: Annotated[
-        str | None, Option(metavar="NAME|PATH", envvar="OPENAI_MODEL", show_default=False)
-    ] = None
-    api_key_env: Annotated[str, Option(metavar="NAME")] = "OPENAI_API_KEY"
-    scripted: Annotated[str | None, Option(metavar="FILE:NAME")] = None
-    concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 16
-    rpm: Annotated[float | None, Option(min=0.1, help="Maximum requests per minute.")] = None
-    retries: Annotated[int, Option(min=0, help="Retries after a 5xx or a lost connection.")] = 4
-    price: Annotated[str | None, Option(metavar="IN,OUT")] = None
-    max_calls: Annotated[int | None, Option(min=1, help="Stop before more than N calls.")] = None
-    max_total_tokens: Annotated[
-        int | None, Option(min=1, help="Stop before more than N tokens.")
-    ] = None
-    max_cost: Annotated[
-        float | None, Option(min=0, help="Stop before this cost is exceeded; needs --price.")
-    ] = None
-    cache: Annotated[Path | None, Option(metavar="FILE", show_default="in or beside --out")] = None
-
-    def endpoint(self, cache: Path, *, dry_run: bool = False) -> ModelClient:
-        """Opens the model: a scripted function, an endpoint, or a local checkpoint. Raises
-        ConfigError.
-
-        `cache` is the default of the option. With `dry_run`, nothing is sent, so no model is needed
-        and no file is created.
-        """
-        price = Price.parse(self.price) if self.price is not None else None
-        budget = Budget(self.max_calls, self.max_total_tokens, self.max_cost, price)
-        cache_path = self.cache or cache
-        if dry_run and not (self.scripted or self.base_url or self.model):
-            return ModelClient("http://127.0.0.1:9", "MODEL", budget=budget)
-        return open_endpoint(
-            self.base_url,
-            self.model,
-            api_key(self.api_key_env),
-            scripted=self.scripted,
-            concurrency=self.concurrency,
-            per_minute=self.rpm,
-            retries=self.retries,
-            cache=cache_path if cache_path.exists() or not dry_run else None,
-            budget=budget,
-        )

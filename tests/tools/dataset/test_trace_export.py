@@ -690,8 +690,8 @@ def _grades(text: str) -> Callable[[dict[str, Any], int], str]:
     return say
 
 
-def _rubric(server: Any, *more: Any) -> list[Any]:
-    return ["--rubric", "A number is given.", "--model", f"judge@{server.url}", *more]
+def _rubric(server: Any, *more: Any, settings: str = "") -> list[Any]:
+    return ["--rubric", "A number is given.", "--model", f"judge@{server.url}{settings}", *more]
 
 
 def test_a_rubric_keeps_what_is_good_and_every_reason(service: Path, model_server: Any) -> None:
@@ -790,7 +790,7 @@ def test_what_was_graded_before_an_endpoint_failed_is_not_asked_again(
         return _grades("[assistant] 2")(body, number)
 
     server = model_server(say)
-    made(service, *_rubric(server, "--budget", "concurrency=1"), "-o", "tasks.jsonl", code=2)
+    made(service, *_rubric(server, settings=",concurrency=1"), "-o", "tasks.jsonl", code=2)
     broken[0] = False
     asked = len(server.requests)
     made(service, *_rubric(server), "-o", "tasks.jsonl")
@@ -812,7 +812,7 @@ def test_ctrl_c_leaves_no_file_and_no_grade_is_asked_for_again(
     service: Path, model_server: Any
 ) -> None:
     server = model_server(lambda body, number: (0.5, '{"score": 8, "reason": "Good."}'))
-    rubric = [str(one) for one in _rubric(server, "--budget", "concurrency=1", "-o", "tasks.jsonl")]
+    rubric = [str(one) for one in _rubric(server, "-o", "tasks.jsonl", settings=",concurrency=1")]
     command = [
         sys.executable,
         "-m",
