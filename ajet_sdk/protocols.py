@@ -120,8 +120,6 @@ class Ask:
     sampling: Sampling
     episode_id: str
     agent: str
-    target: str = ""
-    """The target tag, or else the agent: what a model is trained for."""
     messages: Sequence[Any] | None = None
     """The conversation to continue; None if `prompt` is set."""
     prompt: object = None
@@ -136,6 +134,8 @@ class Ask:
     """The equivalent route of OpenAI's API."""
     logprobs: bool = False
     """Whether to return the log-probability of each token."""
+    target: str = ""
+    """The target tag, or else the agent: what a model is trained for."""
 
     @property
     def body(self) -> dict[str, Any]:

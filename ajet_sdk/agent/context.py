@@ -213,11 +213,6 @@ class AgentIdentity:
     child: str = field(default="", compare=False)
     """The child process that sends it; empty: the process of the workflow, or unknown."""
 
-    @property
-    def target(self) -> str:
-        """The name that `trainable_targets` selects: the target tag, or else the agent."""
-        return self.target_tag or self.agent
-
     def segment(self) -> str:
         """Encode as a path segment: `villager;target=wolf;trainable=0;debug=gpt-4o`, without absent
         parts."""

@@ -310,7 +310,8 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Jso
     try:
         neutral = counter.neutral(request.body, episode.stored)
         ask = counter.form.ask(neutral, episode.episode_id, request.identity.agent)
-        ask = replace(ask, target=request.identity.target)
+        identity = request.identity
+        ask = replace(ask, target=identity.target_tag or identity.agent)
         return counter.count(await episode.spec.engine.count(ask))
     except RequestRefused as error:
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error

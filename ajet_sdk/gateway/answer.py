@@ -56,6 +56,7 @@ class CallInFlight:
     def __init__(self, episode: OpenEpisode, request: Request) -> None:
         self.episode = episode
         self.identity = request.identity
+        self.target = request.identity.target_tag or request.identity.agent
         self.phase: Phase = request.phase
         self.body = self.neutral = request.body
         """The JSON as sent, and in the format of completions, which is recorded."""
@@ -114,7 +115,7 @@ class CallInFlight:
         """Choose the engine and the sampling parameters, which may override the request's. Raises
         ConfigError."""
         sampling = ask.sampling
-        spec, name = self.episode.spec, self.identity.target
+        spec, name = self.episode.spec, self.target
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
         if (
             not self.identity.trainable
@@ -396,7 +397,7 @@ def _read(call: CallInFlight, request: Request) -> Ask:
             )
     ask = dialect.form.ask(neutral, call.episode.episode_id, request.identity.agent)
     sampling = call.choose_engine(ask)
-    return replace(ask, sampling=sampling, target=request.identity.target)
+    return replace(ask, sampling=sampling, target=call.target)
 
 
 async def _whole(call: CallInFlight, body: bytes) -> Chunks:
