@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +24,8 @@ from ajet_tools.dataset.from_traces.grader import EpisodeGrader, read_rubric
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.text.clean import counted
 from ajet_tools.trace.imports import format_of
+from ajet_tools.trace.locate import open_named
+from ajet_tools.trace.queries.base import find_run
 
 _PATHS = (
     "ajet traces (files, directories, live runs), a run by its id or name, AgentScope Studio"
@@ -57,7 +59,7 @@ class ChoiceOptions:
 
     Args:
         filter: Only episodes that match, as in `ajet trace ls`.
-        run: Only this run, by its id or name. Default: all.
+        run: Only this run, by its id, name or path. Default: all.
         episode: Only this episode, by a unique prefix of its id; repeatable.
         split: Only these episodes. Default: all but trial.
         feedback: Only episodes with this feedback; repeatable.
@@ -79,7 +81,7 @@ class ChoiceOptions:
             filter=self.filter,
             feedback=tuple(self.feedback or ()),
             failures=self.failed,
-            run=self.run or run,
+            run=run,
             split=self.split,
             episodes=tuple(self.episode or ()),
             include_validation=self.include_validation,
@@ -208,7 +210,7 @@ def export(
         words = read_rubric(rubric)
         cache = (Path(out).parent if out != "-" else Path()) / ".ajet-replies.sqlite"
         grader = EpisodeGrader(open_model(model, budget, cache), words)
-    run, paths = _run_of(paths or [])
+    run, paths = _run_of(choosing.run, paths or [])
     with ExitStack() as stack:
         sources = stack.enter_context(
             opened_sources(paths, import_format, skip_bad_rows=skip_bad_rows)
@@ -227,8 +229,15 @@ def export(
     return ExportResult(done, redacts=converting.redact, failures=choosing.failed)
 
 
-def _run_of(paths: list[str]) -> tuple[str | None, list[str]]:
-    """A single argument that is no path names a run."""
+def _run_of(run: str | None, paths: list[str]) -> tuple[str | None, list[str]]:
+    """The run to export, None for all, and the paths: a single argument that is no path names a
+    run, and `--run PATH` the newest run there."""
+    if run is not None and not paths and Path(run).exists():
+        reader, _, _ = open_named(run)
+        with closing(reader):
+            return find_run(reader, None), [run]
+    if run is not None:
+        return run, paths
     if len(paths) == 1 and paths[0] != "-":
         path = Path(paths[0])
         is_name = path.name == paths[0] and path.suffix not in _FILES
