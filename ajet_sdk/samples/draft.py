@@ -197,8 +197,12 @@ class Draft:
 
     def _target(self, call_id: str) -> str:
         """The target tag of a call, or else its agent."""
-        call = next(call for call in self.episode.calls if call.call_id == call_id)
+        call = self._calls[call_id]
         return call.target_tag or call.agent
+
+    @cached_property
+    def _calls(self) -> dict[str, Call]:
+        return {call.call_id: call for call in self.episode.calls}
 
     def _shorten(
         self, timeline: Timeline, spans: tuple[Span, ...], mask: npt.NDArray[np.bool_]
@@ -207,7 +211,7 @@ class Draft:
         size = len(mask)
         if spans == timeline.spans and size == len(timeline.token_ids):
             return timeline
-        calls = {call.call_id: call for call in self.episode.calls}
+        calls = self._calls
         prompts = {call_id: calls[call_id].prompt_ids for call_id in timeline.call_ids}
         versions = (calls[span.call_id].policy_version for span in spans)
         return Timeline(
