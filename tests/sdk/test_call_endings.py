@@ -350,6 +350,8 @@ def test_an_engine_that_fails_behind_a_client_that_left(
             raise error
 
     episode = gateway.open(EpisodeSpec("one", Failing()))
+    gc.collect()  # what other tests have left, of which asyncio complains too
+    caplog.clear()
 
     async def scenario() -> None:
         asked.append(request())
