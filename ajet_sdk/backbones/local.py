@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_sdk.backbones.shared.training import train
+from ajet_sdk.config.model_source import is_directory_name
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.determinism import deterministic_torch
@@ -47,7 +47,7 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
                 "rollout.trained_models: separate needs the names of the trained targets: list them"
                 " in rollout.trainable_targets, or in trainable_targets of the workflow"
             )
-        odd = [name for name in targets if Path(name).name != name or name.startswith(".")]
+        odd = [name for name in targets if not is_directory_name(name)]
         if odd:
             raise ConfigError(
                 f"rollout.trained_models: separate: the target {odd[0]!r} can't name the directory"

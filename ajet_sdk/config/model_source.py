@@ -94,9 +94,17 @@ def separate_targets(directory: Path) -> list[str] | None:
     if not file.is_file():
         return None
     try:
-        return [str(target) for target in json.loads(file.read_text())["targets"]]
+        targets = [str(target) for target in json.loads(file.read_text())["targets"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: {error}") from error
+    if not targets or not all(map(is_directory_name, targets)):
+        raise ConfigError(f"{file} is damaged: its targets name no directories beside it")
+    return targets
+
+
+def is_directory_name(name: str) -> bool:
+    """Whether a target can name the directory of its model, and no other place."""
+    return Path(name).name == name and not name.startswith(".")
 
 
 _HUB_SECONDS = 10.0

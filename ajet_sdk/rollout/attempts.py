@@ -55,7 +55,7 @@ def named_targets(rollout: Rollout, workflow: object) -> list[str] | None:
         named = make_workflow(workflow).trainable_targets
     elif named is None and workflow is not None:
         named = spec_of(workflow, "workflow").trainable_targets
-    return None if named is None else list(named)
+    return None if named is None else list(dict.fromkeys(named))
 
 
 def draw_seats(

@@ -124,7 +124,7 @@ class Collection:
         return attempt.claimed, True
 
     async def _await_place(self, claim: Claim, is_gone: IsGone | None) -> OpenAttempt:
-        if claim.task is not None:
+        if claim.task is not None:  # at once, and not after a wait
             self.splits.check(claim.task, claim.split)
         refusal = self._refusal(claim)
         if refusal is None:
@@ -224,7 +224,10 @@ class Collection:
         return str(value) if value is not None else task.env_type
 
     def _open(self, claim: Claim) -> OpenAttempt:
-        """Open an episode in the place that `_refusal` has found."""
+        """Open an episode in the place that `_refusal` has found. Raises Refused for a task that
+        another client took for the other split while this claim waited."""
+        if claim.task is not None:
+            self.splits.check(claim.task, claim.split)
         episode_id = new_id()
         task = claim.task or Task()
         group: AttemptGroup | None = None

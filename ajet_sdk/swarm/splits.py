@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ajet_sdk.swarm.refusals import Refused
-from ajet_sdk.tasks.lineage import TaskIndex
+from ajet_sdk.tasks.lineage import Descent, TaskIndex, roots_of, seeds_of
 from ajet_sdk.types import Task
 
 
@@ -14,13 +14,25 @@ class Splits:
     """The tasks of a run by split: those of its config, and those that clients bring."""
 
     def __init__(self, train: Iterable[Task] = (), val: Iterable[Task] = ()) -> None:
-        self._train = TaskIndex(train)
-        self._val = TaskIndex(val)
+        self._train = TaskIndex()
+        self._val = TaskIndex()
+        self._train_sources: set[str] = set()
+        """Ids of the tasks that training tasks were made of."""
+        self._val_ids: set[str] = set()
+        """Ids by which a training task may name a validation task as its source."""
+        for task in train:
+            self.add(task, "train")
+        for task in val:
+            self.add(task, "val")
 
     def add(self, task: Task, split: str) -> None:
         """Note that a task was given out in a split."""
-        index = self._val if split == "val" else self._train
-        index.add(task)
+        if split == "val":
+            self._val.add(task)
+            self._val_ids |= Descent.of(task).ids
+        else:
+            self._train.add(task)
+            self._train_sources |= _sources_of(task)
 
     def restore(self, given_out: Sequence[tuple[Task, str]]) -> None:
         """Note the tasks that were given out before a restart, with their splits.
@@ -35,9 +47,13 @@ class Splits:
                 self.add(task, split)
 
     def in_other(self, task: Task, split: str) -> bool:
-        """Whether a task, or one with the same question, belongs to the other split."""
-        other = self._train if split == "val" else self._val
-        return other.find(task) is not None
+        """Whether a task, or one with the same question, belongs to the other split, or one of the
+        two was made of the other (`provenance`)."""
+        if split == "val":
+            is_source = not self._train_sources.isdisjoint(Descent.of(task).ids)
+            return is_source or self._train.find(task) is not None
+        is_made = not self._val_ids.isdisjoint(_sources_of(task))
+        return is_made or self._val.find(task) is not None
 
     def check(self, task: Task, split: str) -> None:
         """Raise Refused for a task of the other split."""
@@ -47,12 +63,16 @@ class Splits:
             raise Refused(
                 409,
                 "held_out",
-                f"task {task.task_id} is a training task of this run, or asks the same question: a"
-                " validation with it would measure memorization",
+                f"task {task.task_id} is a training task of this run, asks the same question, or is the"
+                " source of one: a validation with it would measure memorization",
             )
         raise Refused(
             409,
             "held_out",
-            f"task {task.task_id} is a validation task of this training, or asks the same"
-            " question; claim it with split `val`",
+            f"task {task.task_id} is a validation task of this training, asks the same question, or"
+            " was made of one; claim it with split `val`",
         )
+
+
+def _sources_of(task: Task) -> frozenset[str]:
+    return seeds_of(task.metadata) | roots_of(task.metadata)

@@ -5,11 +5,11 @@ moves are safe, and moves. Neither can do it alone.
 """
 
 from lake import MOVES, Lake
+from lake_agent import TURNS
 
 import ajet
 
 PLAN, MOVE = "Say where to go.", "Move safely."
-TURNS = 12
 
 
 @ajet.workflow(trainable_targets=["planner", "executor"])
@@ -39,8 +39,3 @@ async def cross(model: ajet.Model, lake: list[str]) -> str:
         if end:
             return end
     return "lost"
-
-
-@ajet.judge
-def reached(output: str) -> float:
-    return float(output == "goal")

@@ -6,7 +6,8 @@ To begin from a real model instead, name one of the hub as `model.path`.
 import random
 
 from lake import MOVES, Lake, distances, draw_lake
-from relay_agent import MOVE, PLAN, TURNS
+from lake_agent import TURNS
+from relay_agent import MOVE, PLAN
 
 from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
 

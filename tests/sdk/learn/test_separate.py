@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,43 +25,18 @@ from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.types import Sample
 from ajet_tools.trace.files.audit import audit
 from tests.sdk.learn.test_trainer import batch, same, tiny, weights
+from tests.sdk.test_local_backbone import job as shared_job
+from tests.sdk.test_local_backbone import length, numbers
 
 TARGETS = ["planner", "executor"]
 
 
 def job(tmp_path: Path, model: Path, *, rollout: Mapping[str, Any] = {}, **trainer: Any) -> Config:
-    tasks = tmp_path / "tasks.jsonl"
-    rows = [{"question": f"Say {word}."} for word in ("yes", "no", "maybe", "so", "well")]
-    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    held_out = tmp_path / "val.jsonl"
-    held_out.write_text(json.dumps({"question": "Say never."}) + "\n")
-    files = {"training": {"file_path": str(tasks)}, "validation": {"file_path": str(held_out)}}
-    return load_config(
-        values={
-            "experiment_dir": str(tmp_path / "experiment"),
-            "backbone": "local",
-            "model": {"path": str(model)},
-            "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files},
-            "data": {"train_batch_size": 2},
-            "rollout": {
-                "num_repeat": 4,
-                "max_model_len": 128,
-                "deterministic": True,
-                "max_response_length_in_one_turn": 6,
-                "trainable_targets": TARGETS,
-                "trained_models": "separate",
-                **rollout,
-            },
-            "trainer_common": {
-                "total_steps": 2,
-                "val_pass_n": 1,
-                "test_freq": 2,
-                "save_freq": 1,
-                "logger": [],
-                **trainer,
-            },
-        }
-    )
+    """The small job of the local backbone's tests, with a model for each target."""
+    whole = shared_job(tmp_path, model, val_before_train=False, val_pass_n=1, logger=[], **trainer)
+    values = whole.model_dump(mode="json", exclude_unset=True)
+    values["rollout"] |= {"trainable_targets": TARGETS, "trained_models": "separate", **rollout}
+    return load_config(values=values)
 
 
 @ajet.workflow
@@ -74,22 +48,6 @@ async def relay(question: str, model: ajet.Model) -> str:
     asked = plan["content"] or "?"
     reply = await executor.chat([{"role": "user", "content": asked}], max_tokens=6)
     return reply["content"] or ""
-
-
-@ajet.judge
-def length(output: str) -> float:
-    return len(output) / 10
-
-
-def numbers(config: Config) -> dict[tuple[int, str], float]:
-    with open_trace(config.directory) as trace:
-        rows = trace.query("SELECT step, name, value FROM metrics").to_pylist()
-    timed = ("time/", "per_second", "seconds")
-    return {
-        (row["step"], row["name"]): row["value"]
-        for row in rows
-        if not any(part in row["name"] for part in timed)
-    }
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -306,6 +307,35 @@ def test_what_is_trained_is_not_validated(tmp_path: Path) -> None:
         [counted] = served.collection.take_validated().values()
         assert [episode.task.task_id for episode in counted] == ["b"]
         assert code_of(served.claim("b")) == "held_out"
+
+
+def test_a_claim_that_waits_is_looked_at_again_when_it_gets_its_place(tmp_path: Path) -> None:
+    with serve(tmp_path) as served, ThreadPoolExecutor(1) as pool:
+        served.begin()
+        first = [served.claimed(name) for name in ("a", "a", "b", "b")]
+        waiting = pool.submit(served.claim, "c", wait=20.0, client_id="late")
+        until(lambda: any(info.client_id == "late" for info in served.host.clients.infos()))
+        served.attempt("c", split="val")
+        for claimed in first[:2]:
+            served.abort(claimed, reason="lost")
+        assert code_of(waiting.result(20)) == "held_out"
+
+
+def test_what_was_made_of_a_validation_task_is_not_trained(tmp_path: Path) -> None:
+    held = Task(task_id="v", main_query="what is 2+2?")
+    grown = {
+        "task_id": "grown",
+        "main_query": "what is 3+3?",
+        "metadata": {"provenance": {"seeds": ["v"], "roots": ["v"]}},
+    }
+    with serve(tmp_path, val=[held]) as served:
+        served.begin()
+        assert code_of(served.claim(grown)) == "held_out"
+    with serve(tmp_path / "other") as served:
+        served.begin()
+        assert served.claim(grown).status_code == 201
+        source = {"task_id": "v", "main_query": "what is 2+2?"}
+        assert code_of(served.claim(source, split="val")) == "held_out"
 
 
 def test_the_tasks_of_a_validation_stay_held_out_after_a_restart(tmp_path: Path) -> None:
