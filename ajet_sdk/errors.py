@@ -117,6 +117,10 @@ CPU_TORCH = 'pip install "torch<2.14" --index-url https://download.pytorch.org/w
 _STACKS = {"trinity": "trinity", "verl": "trinity", "vllm": "vllm"}
 
 
+class PictureError(AjetError, ValueError):
+    """A picture is too large, broken, or of an unknown format."""
+
+
 class TraceError(AjetError, RuntimeError):
     """A trace file cannot be opened, read or written."""
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
@@ -26,9 +26,12 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
+    SerializationInfo,
     WithJsonSchema,
     model_validator,
 )
+
+from ajet_sdk.pictures import PlacedPicture, picture_at
 
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
@@ -83,6 +86,40 @@ def _list_of(kind: str) -> WithJsonSchema:
 Ids = Annotated[npt.NDArray[np.int32], _read_only(np.int32), _as_list, _list_of("integer")]
 Floats = Annotated[npt.NDArray[np.float32], _read_only(np.float32), _as_list, _list_of("number")]
 Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list, _list_of("boolean")]
+
+
+def _placed(value: Any) -> Any:
+    if isinstance(value, PlacedPicture):
+        return value
+    return PlacedPicture(
+        start=value["start"],
+        end=value["end"],
+        picture=picture_at(value["picture"]),
+        tokens=value["tokens"],
+    )
+
+
+def _pictures_as_json(pictures: Sequence[PlacedPicture], info: SerializationInfo) -> Any:
+    if info.mode == "python":
+        return tuple(pictures)
+    return [
+        {
+            "start": placed.start,
+            "end": placed.end,
+            "picture": placed.picture.url,
+            "tokens": placed.tokens,
+        }
+        for placed in pictures
+    ]
+
+
+Pictures = Annotated[
+    tuple[Any, ...],
+    BeforeValidator(lambda values: tuple(map(_placed, values))),
+    PlainSerializer(_pictures_as_json),
+    _list_of("object"),
+]
+"""Of `PlacedPicture`, in order."""
 
 
 class _Frozen(BaseModel):
@@ -155,6 +192,8 @@ class Call(_Frozen):
     """The response in the same format, with this choice only and the id that the client
     received."""
     prompt_ids: Ids | None = None
+    pictures: Pictures = ()
+    """The pictures in the prompt, by their places in `prompt_ids`."""
     output_ids: Ids | None = None
     logprobs: Floats | None = None
     """Log-probability of each output id under the distribution sampled from."""
@@ -312,6 +351,8 @@ class Timeline(_Frozen):
     """The oldest version among the masked-in calls."""
     spans: tuple[Span, ...] = ()
     """The spans of masked-in calls, in order; together they are exactly `loss_mask`."""
+    pictures: Pictures = ()
+    """By their places in `token_ids`."""
 
 
 class Split(_Frozen):
