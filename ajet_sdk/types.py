@@ -26,7 +26,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
-    SerializationInfo,
     WithJsonSchema,
     model_validator,
 )
@@ -99,9 +98,7 @@ def _placed(value: Any) -> Any:
     )
 
 
-def _pictures_as_json(pictures: Sequence[PlacedPicture], info: SerializationInfo) -> Any:
-    if info.mode == "python":
-        return tuple(pictures)
+def _pictures_as_json(pictures: Sequence[PlacedPicture]) -> list[dict[str, int | str]]:
     return [
         {
             "start": placed.start,
