@@ -34,6 +34,7 @@ MAX_PICTURES = 500
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 """What vendors take, by the names of Pillow."""
 
+Ids = npt.NDArray[np.int32]
 _next_key = count(1)
 _known: WeakValueDictionary[str, Picture] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -69,14 +70,13 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPicture:
-    """A picture in a prompt: its first token and the end of its last one, in token ids."""
+    """A picture in a prompt: the place of its first image token, and the end of its last one."""
 
     start: int
     end: int
     picture: Picture
-    tokens: int
-    """Number of image tokens; fewer than `end - start` if others separate the tiles of a
-    picture."""
+    token_id: int
+    """The image token. Others may separate the tiles of a picture."""
 
 
 def picture_of(data: bytes) -> Picture:
@@ -137,17 +137,28 @@ def picture_at(url: str) -> Picture:
     return picture_of(data)
 
 
-def keyed(ids: npt.NDArray[np.int32], pictures: Sequence[PlacedPicture]) -> npt.NDArray[np.int32]:
-    """Token ids with each picture's tokens replaced by its key; the same array without pictures.
+def keyed(ids: Ids, pictures: Sequence[PlacedPicture]) -> Ids:
+    """Token ids with the key of each picture in place of its image tokens; the same array without
+    pictures.
 
     Equal prefixes of keyed ids are equal to a model: same tokens, same pictures, same places.
     """
-    inside = [placed for placed in pictures if placed.start < len(ids)]
-    if not inside:
+    if not pictures:
         return ids
     out = ids.copy()
-    for placed in inside:
-        out[placed.start : placed.end] = placed.picture.key
+    for placed in pictures:
+        part = out[placed.start : placed.end]
+        part[part == placed.token_id] = placed.picture.key
+    return out
+
+
+def unkeyed(ids: Ids, pictures: Sequence[PlacedPicture]) -> Ids:
+    """The inverse of `keyed`."""
+    if not pictures:
+        return ids
+    out = ids.copy()
+    out[out < 0] = pictures[0].token_id
+    out.flags.writeable = False
     return out
 
 

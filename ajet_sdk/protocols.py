@@ -20,6 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from ajet_sdk.pictures import Picture, PlacedPicture
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -189,6 +190,8 @@ class Answer:
     usage: Mapping[str, int | float] = field(default_factory=dict)
     """prompt_tokens, completion_tokens, total_tokens; `cost` in money, of a provider that reports
     it."""
+    pictures: tuple[PlacedPicture, ...] = ()
+    """The pictures in `prompt_ids`."""
     new_ids: array[int] | None = None
     """The new part of `prompt_ids`, shared with the engine's cache to save memory."""
     grammar: str = ""
@@ -261,6 +264,38 @@ class Sampler(Protocol):
     async def aclose(self) -> None: ...
 
 
+class PictureSampler(Sampler, Protocol):
+    """A sampler that may take pictures."""
+
+    takes_pictures: bool
+
+    async def sample(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
+    ) -> list[Sampled]:
+        """As `Sampler.sample`, of a prompt with `pictures`."""
+
+
+class PictureFormat(Protocol):
+    """How pictures stand in the prompts of a model (`tokens.pictures`)."""
+
+    token_id: int
+    """The image token."""
+    placeholder: str
+    """What the chat template writes for a picture."""
+    never_sampled: tuple[int, ...]
+    """Tokens that stand for media: sampled, they would be pictures that are not there."""
+    marks: tuple[str, ...]
+    """Their texts, which in a message are only text."""
+
+    def text_of(self, picture: Picture) -> tuple[str, int]:
+        """The text in place of the placeholder, and the number of its image tokens. Raises
+        RequestRefused."""
+
+
 class Tokenizer(Protocol):
     """A tokenizer whose encoding adds no special tokens and whose decoding drops none."""
 
@@ -269,6 +304,10 @@ class Tokenizer(Protocol):
     """Template variables besides messages and tools: bos_token, eos_token, ..."""
     eos_ids: frozenset[int]
     """Ids that end a turn."""
+
+    @property
+    def pictures(self) -> PictureFormat | None:
+        """None if the model takes no pictures."""
 
     def __len__(self) -> int: ...
 

@@ -94,7 +94,7 @@ def _placed(value: Any) -> Any:
         start=value["start"],
         end=value["end"],
         picture=picture_at(value["picture"]),
-        tokens=value["tokens"],
+        token_id=value["token_id"],
     )
 
 
@@ -104,7 +104,7 @@ def _pictures_as_json(pictures: Sequence[PlacedPicture]) -> list[dict[str, int |
             "start": placed.start,
             "end": placed.end,
             "picture": placed.picture.url,
-            "tokens": placed.tokens,
+            "token_id": placed.token_id,
         }
         for placed in pictures
     ]

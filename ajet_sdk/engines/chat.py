@@ -11,13 +11,24 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ajet_sdk.dialects.fields import COMPLETIONS, refuse
+from ajet_sdk.engines.picture_text import encode_text
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
 from ajet_sdk.engines.reply_schema import tool_calls_fault
 from ajet_sdk.errors import ConfigError, ContextOverflow, RequestRefused
-from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
+from ajet_sdk.pictures import PlacedPicture
+from ajet_sdk.protocols import (
+    Answer,
+    Ask,
+    Choice,
+    PictureSampler,
+    Sampled,
+    Sampler,
+    Sampling,
+    Tokenizer,
+)
 from ajet_sdk.tokens.formats import Parsed, ReplyFormat
 from ajet_sdk.tokens.grammars import TYPED, allowed_tools, reply_grammar
 from ajet_sdk.tokens.pieces import CutPoints
@@ -46,6 +57,11 @@ class Conversation:
     prompt: Prompt | None = None
     """For chat."""
 
+    @property
+    def pictures(self) -> tuple[PlacedPicture, ...]:
+        """The pictures in `prompt_ids`."""
+        return () if self.prompt is None else self.prompt.pictures
+
 
 class Chat:
     """An engine without its sampler: validation, exact ids per episode and agent, parsing of
@@ -59,9 +75,11 @@ class Chat:
         tool_call_parser: str = "auto",
         rescored: bool = True,
         constrains: bool = True,
+        takes_pictures: bool = True,
         name: str = "the model",
     ) -> None:
         self.tokenizer, self.name = tokenizer, name
+        self._takes_pictures = takes_pictures and tokenizer.pictures is not None
         self._rescored, self._constrains = rescored, constrains
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
@@ -124,7 +142,8 @@ class Chat:
         return len(self._ids(ask)[0])
 
     def _prompt(self, ask: Ask) -> Prompt:
-        messages, tools = _checked_messages(ask.messages), _checked_tools(ask.tools)
+        messages = self._checked_messages(ask.messages)
+        tools = _checked_tools(ask.tools)
         arguments = ask.options.get("chat_template_kwargs") or {}
         if not isinstance(arguments, Mapping):
             raise RequestRefused("chat_template_kwargs must be an object", "chat_template_kwargs")
@@ -135,6 +154,27 @@ class Chat:
         return self.tokens(ask.episode_id, ask.agent).prompt(
             messages, tools, continue_last=goes_on, **arguments
         )
+
+    def _checked_messages(self, messages: Any) -> list[dict[str, object]]:
+        """The messages. Raises RequestRefused if one is malformed or has a part that the model
+        doesn't take."""
+        taken = {*_TEXT, "image_url"} if self._takes_pictures else _TEXT
+        for index, message in enumerate(messages):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
+            calls, content = message.get("tool_calls"), message.get("content")
+            if calls and (wrong := tool_calls_fault(calls)) is not None:
+                raise RequestRefused(f"messages[{index}].{wrong}", "messages")
+            for part in content if isinstance(content, list) else ():
+                kind = _kind(part)
+                if not isinstance(kind, str) or kind not in taken:
+                    only = "text and pictures are" if self._takes_pictures else "only text is"
+                    raise RequestRefused(
+                        f"messages[{index}] contains a part of type {kind!r}; {only} supported by"
+                        f" {self.name}",
+                        "messages",
+                    )
+        return list(messages)
 
     def _check_tools(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[object]
@@ -193,12 +233,18 @@ class Chat:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            return encode_text(self.tokenizer, prompt)
         if (
             isinstance(prompt, list)
             and prompt
             and all(isinstance(i, int) and 0 <= i < NO_LIMIT for i in prompt)
         ):
+            if self.tokenizer.pictures and set(self.tokenizer.pictures.never_sampled) & set(prompt):
+                raise RequestRefused(
+                    "the prompt has an image token without a picture; pictures are sent in messages"
+                    " (chat/completions)",
+                    "prompt",
+                )
             return list(prompt)
         raise RequestRefused("prompt must be a string or a list of token ids", "prompt")
 
@@ -317,6 +363,7 @@ class Chat:
             choices=choices,
             model=model,
             prompt_ids=conversation.prompt_ids,
+            pictures=conversation.pictures,
             policy_version=sampled[0].policy_version if sampled else None,
             usage={
                 "prompt_tokens": prompt,
@@ -341,7 +388,7 @@ class TokenEngine:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: Sampler | PictureSampler,
         tokenizer: Tokenizer,
         *,
         tool_call_parser: str = "auto",
@@ -354,6 +401,7 @@ class TokenEngine:
             max_model_len=sampler.max_model_len,
             tool_call_parser=tool_call_parser,
             rescored=rescored,
+            takes_pictures=getattr(sampler, "takes_pictures", False),
             name=sampler.model,
         )
 
@@ -365,7 +413,12 @@ class TokenEngine:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable."""
         conversation = await self.chat.prepare(ask)
         session = _session(ask.episode_id, ask.agent)
-        sampled = await self.sampler.sample(conversation.prompt_ids, conversation.sampling, session)
+        asked = (conversation.prompt_ids, conversation.sampling, session)
+        if conversation.pictures:
+            sampler = cast(PictureSampler, self.sampler)
+            sampled = await sampler.sample(*asked, conversation.pictures)
+        else:
+            sampled = await self.sampler.sample(*asked)
         return self.chat.answer(conversation, sampled, self.model)
 
     async def count(self, ask: Ask) -> int:
@@ -449,24 +502,8 @@ _TEXT = frozenset(
 )
 
 
-def _checked_messages(messages: Any) -> list[dict[str, object]]:
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
-        calls, content = message.get("tool_calls"), message.get("content")
-        if calls and (wrong := tool_calls_fault(calls)) is not None:
-            raise RequestRefused(f"messages[{index}].{wrong}", "messages")
-        for part in content if isinstance(content, list) else ():
-            kind = (
-                part.get("type")
-                if isinstance(part, dict)
-                else "string"
-                if isinstance(part, str)
-                else None
-            )
-            if not isinstance(kind, str) or kind not in _TEXT:
-                raise RequestRefused(
-                    f"messages[{index}] contains a part of type {kind!r}; only text is supported",
-                    "messages",
-                )
-    return list(messages)
+def _kind(part: object) -> object:
+    """The type of a part of a message."""
+    if isinstance(part, str):
+        return "string"
+    return part.get("type") if isinstance(part, dict) else None

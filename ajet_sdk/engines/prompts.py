@@ -13,6 +13,9 @@ rendered text of its prompt and out(c) its sampled ids. Then:
    rendered as in p, everything else as the client sent it.
 3. Only the template makes text; this module knows no markers of templates.
 
+Pictures are compared by their pixels, since all of one size have the same ids
+(`engines.picture_text`).
+
 Every call renders the whole conversation (a later message may change the rendering of an earlier
 one), but each token is encoded once and each text is compared once.
 """
@@ -32,6 +35,10 @@ from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
+
+from ajet_sdk.engines.picture_text import PictureText
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.splits import Side, Texts, align, explain
 from ajet_sdk.tokens.jinja import Shown
@@ -52,11 +59,13 @@ class Prompt:
     """Why it does not continue the deepest earlier call that its messages extend (a key of
     `splits.HINTS`)."""
     call: _Call = field(repr=False)
+    text: str = field(repr=False)
+    """The rendered text of the whole prompt."""
 
     @property
-    def text(self) -> str:
-        """The rendered text of the whole prompt."""
-        return self.call.text_of_prompt()
+    def pictures(self) -> tuple[PlacedPicture, ...]:
+        """The pictures in `ids`."""
+        return self.call.pictures
 
 
 @dataclass(eq=False)
@@ -72,6 +81,8 @@ class _Call:
     holder: _Call | None = None
     parent: _Call | None = None
     new_ids: array[int] = field(default_factory=partial(array, "i"))
+    pictures: tuple[PlacedPicture, ...] = ()
+    """Those of the whole prompt."""
     output_ids: array[int] = field(default_factory=partial(array, "i"))
     decoded: str | None = None
     """`sampled`; dropped once a later call continues this one, as it is rarely needed then."""
@@ -127,6 +138,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, cuts: CutPoints | None = None) -> None:
         self._tokenizer, self._cuts = tokenizer, cuts or CutPoints(tokenizer)
         self._encoder = PieceEncoder(tokenizer, self._cuts)
+        self._seeing = None if tokenizer.pictures is None else PictureText(tokenizer.pictures)
         self._at = datetime.now()
         self._lock = threading.Lock()
         self._answered: dict[bytes, list[_Call]] = {}
@@ -150,7 +162,7 @@ class PromptBuilder:
         """Build the ids of a request. With `continue_last` the reply continues the last message.
 
         Raises ConfigError without a chat template, RequestRefused if the template refuses the
-        messages (for example roles out of order).
+        messages (for example roles out of order) or shows other pictures than they have.
         """
         template = self._template
         with self._lock:
@@ -164,13 +176,16 @@ class PromptBuilder:
                 text = template.render_begun(formed, tools, at=self._at, **template_kwargs)
             else:
                 text = template.render(formed, tools, at=self._at, **template_kwargs)
+            rendered = text
+            if self._seeing is not None:
+                text = self._seeing.written(text, self._seeing.pictures_of(request.cleaned))
             side = Side(request.cleaned, tools, template_kwargs)
-            call = _Call(side, formed, keys, text, len(text), decode=self._tokenizer.decode)
+            call = _Call(side, formed, keys, text, len(text), decode=self._decode)
             cause = self._continue(call, text, candidates)
             if continue_last:
                 call.formed, call.keys, call.begun = formed[:-1], keys[:-1], request.cleaned[-1]
             ids = call.ids_of_prompt().tolist()
-            return Prompt(ids, len(ids) - len(call.new_ids), cause, call)
+            return Prompt(ids, len(ids) - len(call.new_ids), cause, call, rendered)
 
     def commit(
         self,
@@ -199,8 +214,8 @@ class PromptBuilder:
             call.output_ids = (
                 output_ids if isinstance(output_ids, array) else array("i", output_ids)
             )
-            call.decoded = self._tokenizer.decode(list(call.output_ids))
-            call.formed_reply = self._template.form_cleaned(reply)
+            call.decoded = self._decode(list(call.output_ids))
+            call.formed_reply = self._template.form_cleaned(self._apart(reply))
             call.side.reply, call.side.stop = reply, stop
             key = _key(call.keys[-1] if call.keys else b"", reply)
             self._answered.setdefault(key, []).append(call)
@@ -219,7 +234,8 @@ class PromptBuilder:
         # Compared by encoding: in Python 1 equals True, and dictionaries compare without order.
         spelling = marshal.dumps([dict(tool) for tool in tools], 2)
         if spelling != self._spelling:
-            self._spelling, self._tools = spelling, [Shown(_copy(tool)) for tool in tools]
+            self._spelling = spelling
+            self._tools = [Shown(self._apart(_copy(tool))) for tool in tools]
         return self._tools
 
     def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, object]]) -> _Request:
@@ -233,14 +249,23 @@ class PromptBuilder:
             if echoed == len(recent.raw):
                 self._recent.remove(recent)
         for message in messages[echoed:]:
+            cleaned = clean(message)
+            if self._seeing is not None:
+                cleaned = self._seeing.seen(cleaned)
             request.raw.append(_copy(message))
-            request.cleaned.append(clean(message))
-            request.formed.append(template.form_cleaned(request.cleaned[-1]))
-            request.keys.append(
-                _key(request.keys[-1] if request.keys else b"", request.cleaned[-1])
-            )
+            request.cleaned.append(cleaned)
+            request.formed.append(template.form_cleaned(self._apart(cleaned)))
+            request.keys.append(_key(request.keys[-1] if request.keys else b"", cleaned))
         self._recent.append(request)
         return request
+
+    def _apart(self, value: Any) -> Any:
+        """A message or tool whose text can't be taken for a picture."""
+        return value if self._seeing is None else self._seeing.apart(value)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """The text of sampled ids, as it is in the text of a later prompt."""
+        return str(self._apart(self._tokenizer.decode(ids)))
 
     def _candidates(self, request: _Request) -> list[_Call]:
         """The calls that a request may continue by the meaning of its messages, the deepest first.
@@ -265,16 +290,39 @@ class PromptBuilder:
             end = align(parent.sampled, text, parent.size)
             if end is None:
                 continue
-            call.parent, call.new_ids = parent, array("i", self._after(parent, text[end:]))
+            call.parent = parent
+            self._take_new_ids(call, text[end:])
             parent.decoded = None
             if parent.text is not None:
                 parent.text, parent.holder = None, call
             return None if parent is candidates[0] else self._cause(call, text, candidates)
-        call.new_ids = array("i", self._encoder.encode(text))
+        self._take_new_ids(call, text)
         return self._cause(call, text, candidates)
 
-    def _after(self, parent: _Call, tail: str) -> list[int]:
-        """The ids of text that follows a call's sampled ids.
+    def _take_new_ids(self, call: _Call, text: str) -> None:
+        """Encode the text that follows the parent's sampled ids, or the whole text without a
+        parent, and place its pictures."""
+        parent = call.parent
+        pieces = [text] if self._seeing is None else self._seeing.pieces(text)
+        before = [] if parent is None else list((parent.output_ids or parent.new_ids)[-4:])
+        ids = array("i")
+        for number, piece in enumerate(pieces):
+            if parent is None and number == 0:
+                ids.extend(self._encoder.encode(piece))
+            else:
+                ids.extend(self._after([*before, *ids][-4:], piece))
+        call.new_ids = ids
+        if self._seeing is None:
+            return
+        begin = 0
+        if parent is not None:
+            begin = len(parent.ids_of_prompt()) + len(parent.output_ids)
+            call.pictures = parent.pictures
+        new = np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, np.int32)
+        call.pictures += self._seeing.place(new, text, begin)
+
+    def _after(self, before: list[int], tail: str) -> list[int]:
+        """The ids of text that follows other ids, of which `before` are the last.
 
         Tokenizers encode the start of a text differently (SentencePiece adds a blank), and a
         special token may absorb the blanks after it. So the tail is encoded after the preceding
@@ -283,7 +331,6 @@ class PromptBuilder:
         """
         if not tail:
             return []
-        before = list((parent.output_ids or parent.new_ids)[-4:])
         shown = self._tokenizer.decode(before)
         first: list[int] | None = None
         for way in self._ways(before, shown, tail):

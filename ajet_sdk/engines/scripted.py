@@ -15,9 +15,11 @@ from typing import Any, Literal
 from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.chat import Chat, Conversation
 from ajet_sdk.engines.loop_calls import in_thread
+from ajet_sdk.engines.picture_text import encode_text
 from ajet_sdk.engines.reply_schema import tool_calls_fault
 from ajet_sdk.errors import EngineError
-from ajet_sdk.protocols import Answer, Ask, Engine, Sampled, Tokenizer
+from ajet_sdk.pictures import Picture
+from ajet_sdk.protocols import Answer, Ask, Engine, PictureFormat, Sampled, Tokenizer
 from ajet_sdk.tokens.template import ChatTemplate
 
 Reply = str | Mapping[str, object]
@@ -26,14 +28,26 @@ Replies = Callable[[Ask], Any] | Sequence[Reply]
 MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls")
 """Keys of a scripted message."""
 
-SPECIALS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+IMAGE = "<|image|>"
+SPECIALS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    IMAGE,
+)
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif -%}
 {%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\\n' -}}
 {%- if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif -%}
-{{- message.content or '' -}}
+{%- if message.content is string %}{{ message.content }}
+{%- else %}{% for part in message.content or [] -%}
+{{- '<|image|>' if part.type == 'image' else part.text -}}
+{%- endfor %}{% endif -%}
 {%- for call in message.tool_calls or [] -%}
 {%- set arguments = call.function.arguments -%}
 {{- '<tool_call>{"name": ' + (call.function.name | tojson) + ', "arguments": ' -}}
@@ -45,9 +59,26 @@ TEMPLATE = """\
 """
 
 
+class BytePictures:
+    """Pictures in the prompts of `ByteTokenizer`: a token for each square of 32 pixels, at most
+    256."""
+
+    token_id = 256 + SPECIALS.index(IMAGE)
+    placeholder = IMAGE
+    never_sampled: tuple[int, ...] = (token_id,)
+    marks: tuple[str, ...] = (IMAGE,)
+
+    def text_of(self, picture: Picture) -> tuple[str, int]:
+        squares = -(-picture.width // 32) * -(-picture.height // 32)
+        tokens = min(squares, 256)
+        return IMAGE * tokens, tokens
+
+
 class ByteTokenizer:
-    """A tokenizer with a chat template and nothing to load: one id per byte, and six special tokens
-    from 256 on."""
+    """A tokenizer with a chat template and nothing to load: one id per byte, and seven special
+    tokens from 256 on."""
+
+    pictures: PictureFormat | None = BytePictures()
 
     chat_template: str | None = TEMPLATE
     variables: Mapping[str, object] = {"bos_token": "", "eos_token": "<|im_end|>"}
@@ -163,7 +194,7 @@ class ScriptedEngine:
     def _sampled(self, conversation: Conversation, reply: Reply) -> Sampled:
         tokenizer, sampling = self.tokenizer, conversation.sampling
         text = reply if isinstance(reply, str) else self._spelt(reply)
-        ids = [*tokenizer.encode(text), min(tokenizer.eos_ids)]
+        ids = [*encode_text(tokenizer, text), min(tokenizer.eos_ids)]
         cut, finish = None, "stop"
         for end in range(1, len(ids) + 1) if sampling.stop else ():
             so_far = tokenizer.decode(ids[:end])

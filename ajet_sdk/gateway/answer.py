@@ -239,6 +239,7 @@ class CallInFlight:
                 "policy_version": answer.policy_version,
                 "response": {**self._completion, "choices": [self._completion["choices"][index]]},
                 "prompt_ids": answer.prompt_ids,
+                "pictures": answer.pictures,
                 "output_ids": choice.output_ids,
                 "logprobs": (
                     choice.logprobs if choice.of_policy and choice.output_ids is not None else None

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.pictures import unkeyed
 from ajet_sdk.samples.prefixes import IdRun, PrefixIndex
 from ajet_sdk.types import Call, Json
 
@@ -96,7 +97,11 @@ class OpenCalls:
                     if end == part.end:
                         whole.setdefault(part, ids)
         return tuple(
-            bare.whole() if length < 0 else bare.whole(prompt_ids=whole[run][:length])
+            (
+                bare.whole()
+                if length < 0
+                else bare.whole(prompt_ids=unkeyed(whole[run][:length], bare["pictures"]))
+            )
             for bare, run, length in entries
         )
 

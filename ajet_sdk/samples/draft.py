@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.pictures import within
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.samples.timelines import Merged
 from ajet_sdk.trace.counted import counted_reward
@@ -224,6 +225,7 @@ class Draft:
             ),
             policy_version=min((v for v in versions if v is not None), default=None),
             spans=spans,
+            pictures=within(timeline.pictures, size),
         )
 
     def ledger(self) -> Iterable[LedgerEntry]:

@@ -1,5 +1,8 @@
 """Finds the earlier call that a call extends, and the one with which it shares the longest prefix.
 
+Prompts are compared with the keys of their pictures in place of the image tokens
+(`pictures.keyed`), since all pictures of one size have the same ids.
+
 The extended call, of the same agent and phase, is a prefix of the prompt as a whole; merging
 follows it. The nearest call, of any agent, shares most tokens; the trace stores only the tokens
 after the shared prefix.
@@ -25,6 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.pictures import keyed
 from ajet_sdk.types import Call
 
 T = TypeVar("T")
@@ -42,6 +46,11 @@ def rank(call: Call) -> tuple[bool, Any, str]:
     """Order among calls with equal prompts and outputs, of which the first is extended: trained
     ones, then by time."""
     return not is_trained(call), call.started_at, call.call_id
+
+
+def prompt_of(call: Call) -> Ids:
+    """The keyed ids of a call's prompt; none if they are unknown."""
+    return _NO_IDS if call.prompt_ids is None else keyed(call.prompt_ids, call.pictures)
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
@@ -196,13 +205,14 @@ class PrefixIndex:
     def find(
         self, call: Call, engine_ids: array[int] | None = None
     ) -> tuple[CallPlace, IdRun | None]:
-        """Find the place of a call, and add it. Also returns the run that starts with its prompt.
+        """Find the place of a call, and add it. Also returns the run that starts with its keyed
+        prompt.
 
         `engine_ids` are the last ids of its prompt if the engine stores them, so that they are not
         stored twice.
         """
         with self._lock:
-            prompt = _NO_IDS if call.prompt_ids is None else call.prompt_ids
+            prompt = prompt_of(call)
             output = (
                 _NO_IDS if call.output_ids is None or call.prompt_ids is None else call.output_ids
             )

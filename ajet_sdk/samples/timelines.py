@@ -23,7 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.samples.prefixes import DIGEST, Ends, IdHash, common_prefix, is_trained, rank
+from ajet_sdk.pictures import unkeyed
+from ajet_sdk.samples.prefixes import (
+    DIGEST,
+    Ends,
+    IdHash,
+    common_prefix,
+    is_trained,
+    prompt_of,
+    rank,
+)
 from ajet_sdk.samples.splits import HINTS, Side, Texts, explain
 from ajet_sdk.tokens.template import ChatTemplate, clean, meaning
 from ajet_sdk.types import Call, Span, Split, Timeline
@@ -61,7 +70,7 @@ def merge(
     by_agent: dict[tuple[str, str], list[_Node]] = defaultdict(list)
     for call in {call.call_id: call for call in calls}.values():
         if call.prompt_ids is not None and call.output_ids is not None:
-            by_agent[call.agent, call.phase].append(_Node(call, call.prompt_ids, call.output_ids))
+            by_agent[call.agent, call.phase].append(_Node(call, prompt_of(call), call.output_ids))
     timelines: list[tuple[_Node, Timeline]] = []
     splits: list[tuple[_Node, Split]] = []
     for nodes in by_agent.values():
@@ -77,7 +86,7 @@ def merge(
 
 class _Node:
     """A call in the tree of calls; its parent's prompt and output are the longest prefix of its
-    prompt."""
+    prompt. Prompts have keys in place of image tokens."""
 
     def __init__(self, call: Call, prompt: _Ids, output: _Ids) -> None:
         self.call, self.prompt, self.output = call, prompt, output
@@ -89,6 +98,11 @@ class _Node:
         """The child that continues the timeline."""
         self.weight = 0
         """Tokens sampled in this call and its descendants."""
+
+    @property
+    def ids(self) -> _Ids:
+        """The prompt with its image tokens."""
+        return unkeyed(self.prompt, self.call.pictures)
 
     @cached_property
     def side(self) -> Side:
@@ -168,7 +182,8 @@ def _choose(nodes: Sequence[_Node]) -> None:
     the smallest ids as bytes, since the order of parallel calls varies; then the earlier one."""
 
     def key(node: _Node) -> tuple[Any, ...]:
-        return -node.weight, node.prompt.tobytes(), node.output.tobytes(), _began(node)
+        digests = [placed.picture.digest for placed in node.call.pictures]
+        return -node.weight, node.ids.tobytes(), digests, node.output.tobytes(), _began(node)
 
     for node in sorted(
         nodes, key=lambda n: (n.start, n.end), reverse=True
@@ -194,7 +209,7 @@ def _timeline(node: _Node) -> Timeline:
         before.append(ancestor)
         ancestor = ancestor.parent
     last, trained = chain[-1], [link for link in chain if link.trained and link.end > link.start]
-    token_ids = np.concatenate((last.prompt, last.output))
+    token_ids = np.concatenate((last.ids, last.output))
     mask = np.zeros(last.end, np.bool_)
     logprobs = np.zeros(last.end, np.float32)
     for link in trained:
@@ -213,6 +228,7 @@ def _timeline(node: _Node) -> Timeline:
         call_ids=tuple(link.call.call_id for link in [*reversed(before), *chain]),
         policy_version=min(versions, default=None),
         spans=tuple(Span(call_id=n.call.call_id, start=n.start, end=n.end) for n in trained),
+        pictures=last.call.pictures,
     )
 
 
@@ -241,9 +257,9 @@ def _split(
         texts = None
         if decode is not None:
             start = max(0, min(at, old.start) - _WINDOW)
-            prompt = decode(old.prompt[start:].tolist())
-            old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
-            new_text = decode(new.prompt[start : old.end + 1024].tolist())
+            prompt = decode(old.ids[start:].tolist())
+            old_text = decode(np.concatenate((old.ids, old.output))[start:].tolist())
+            new_text = decode(new.ids[start : old.end + 1024].tolist())
             texts = Texts(
                 old_text,
                 new_text,

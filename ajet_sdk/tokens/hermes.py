@@ -50,7 +50,7 @@ def with_tools_as_text(
     it.
 
     Args:
-        messages: with text as content.
+        messages: with text as content, or parts if there are pictures.
         tools: as in a request.
         show: converts a tool to JSON.
         role: `system`, or `user` if the template renders no system message.
@@ -61,29 +61,52 @@ def with_tools_as_text(
         return [{"role": role, "content": block}, *messages]
     first, following = messages[0], messages[1:]
     content = first["content"]
-    whole = f"{content}\n\n{block}" if role == "system" else f"{block}\n\n{content}"
-    return [{**first, "content": whole if content else block}, *following]
+    if not content:
+        whole: object = block
+    elif role == "system":
+        whole = _joined(content, f"\n\n{block}")
+    else:
+        whole = _joined(f"{block}\n\n", content)
+    return [{**first, "content": whole}, *following]
 
 
 def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
     """Writes calls into the assistant's turns, and consecutive results into a user's turn."""
     written: list[Message] = []
-    results: list[str] = []
+    results: list[object] = []
     for message in messages:
         if message.get("role") == "tool":
-            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            before = "\n" if results else ""
+            results += [f"{before}<tool_response>\n", message["content"], "\n</tool_response>"]
             continue
         if results:
-            written.append({"role": "user", "content": "\n".join(results)})
+            written.append({"role": "user", "content": _joined(*results)})
             results = []
         calls = message.get("tool_calls")
         if calls:
             blocks = [f"<tool_call>\n{_call(call)}\n</tool_call>" for call in calls]
-            content = [message["content"]] if message.get("content") else []
+            content = [message["content"], "\n"] if message.get("content") else []
             message = {key: value for key, value in message.items() if key != "tool_calls"}
-            message["content"] = "\n".join([*content, *blocks])
+            message["content"] = _joined(*content, "\n".join(blocks))
         written.append(message)
-    return [*written, {"role": "user", "content": "\n".join(results)}] if results else written
+    return [*written, {"role": "user", "content": _joined(*results)}] if results else written
+
+
+def _joined(*contents: object) -> object:
+    """Contents of messages one after another: text, or parts if one of them has parts."""
+    if not any(isinstance(content, list) for content in contents):
+        return "".join(map(str, contents))
+    parts: list[Json] = []
+    for content in contents:
+        for part in content if isinstance(content, list) else [_text_part(str(content))]:
+            if parts and part["type"] == parts[-1]["type"] == "text":
+                part = _text_part(parts.pop()["text"] + part["text"])
+            parts.append(part)
+    return parts
+
+
+def _text_part(text: str) -> Json:
+    return {"type": "text", "text": text}
 
 
 def _call(call: Message) -> str:

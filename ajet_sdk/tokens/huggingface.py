@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.model_source import adapter_base, check_source, refuse_code, tokenizer_source
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.tokens.pictures import picture_processor
 from ajet_sdk.types import JsonView
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class HFTokenizer:
         self._added = {i: str(token) for i, token in self.hf.added_tokens_decoder.items()}
         self._bytes: list[bytes | None] = [None] * len(self.hf)
         self.eos_ids: frozenset[int] = frozenset(self._turn_ends(path))
+        self.pictures = None if path is None else picture_processor(path, self.decode)
 
     def __len__(self) -> int:
         return len(self.hf)

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
 from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.protocols import PictureFormat
 
 Message = dict[str, Any]
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
@@ -35,6 +36,8 @@ def reply(text: str, **more: Any) -> Message:
 
 class Tok:
     """A `protocols.Tokenizer` over a `tokenizers.Tokenizer`."""
+
+    pictures: PictureFormat | None = None
 
     def __init__(self, inner: tokenizers.Tokenizer, template: str | None, **variables: str) -> None:
         self.inner = inner

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from ajet_sdk.engines.local.cache import RESTING, RUNNING, CacheRows, RowCache
-from ajet_sdk.engines.local.forward import causal_mask, forward_of
+from ajet_sdk.engines.local.forward import Shown, causal_mask, forward_of
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import (
     Continuation,
@@ -28,8 +28,10 @@ from ajet_sdk.engines.local.requests import (
     most_likely,
     uniform,
 )
+from ajet_sdk.engines.local.vision import Vision
 from ajet_sdk.errors import EngineError
 from ajet_sdk.memory import return_freed
+from ajet_sdk.pictures import Picture
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,7 +63,9 @@ class RunningBatch:
         max_batch: int,
         kv_bytes: int,
         deterministic: bool = False,
+        vision: Vision | None = None,
     ) -> None:
+        self._vision = vision
         self._device: torch.device = next(model.parameters()).device
         self._dtype: torch.dtype = model.dtype
         self._share = not deterministic
@@ -148,7 +152,11 @@ class RunningBatch:
         joiners = []
         copies: list[tuple[int, int, int]] = []
         for continuation in continuations:
-            row, source, shared = self._table.seat(continuation)
+            request = continuation.request
+            shift = 0
+            if self._vision is not None:
+                shift = self._vision.shift(request.prompt, request.pictures)
+            row, source, shared = self._table.seat(continuation, shift)
             joiners.append(_Joiner(row, shared, len(continuation.request.prompt) - shared))
             if source >= 0:
                 copies.append((source, row, shared))
@@ -203,6 +211,11 @@ class RunningBatch:
         table.reserve(int(begin.max()) + width)
         places_BT = begin[:, None] + np.arange(width)
         ids = np.take_along_axis(table.ids[rows], places_BT, axis=1).astype(np.int64)
+        shown = None
+        if self._vision is not None:
+            ids[np.arange(width) >= todo[:, None]] = 0  # padding, not a picture of an earlier row
+            shown = self._shown(rows, ids, begin)
+            ids = self._vision.model_ids(ids)
         write = self._tensor((rows[:, None] * self._cache.capacity + places_BT).reshape(-1))
         places = self._tensor(places_BT)
         mask = None
@@ -213,9 +226,27 @@ class RunningBatch:
         else:
             self._cache.fresh(write)
         last = None if (todo == width).all() else self._tensor(todo - 1)
-        logits = self._forward(self._tensor(ids), places, mask, last)
+        logits = self._forward(self._tensor(ids), places, mask, last, shown)
         table.length[rows] = begin + todo
         return logits
+
+    def _shown(self, rows: _Places, ids_BT: _Places, begin: _Places) -> Shown:
+        """The positions and pictures of prompts from `begin` on."""
+        assert self._vision is not None
+        table, width = self._table, ids_BT.shape[1]
+        pictures: dict[int, Picture] = {}
+        positions = np.zeros((3, *ids_BT.shape), np.int64)
+        for i, row in enumerate(rows):
+            continuation = table.continuations[row]
+            assert continuation is not None
+            pictures |= continuation.request.pictures
+            prompt = continuation.request.prompt
+            of_prompt = self._vision.positions(prompt, pictures)[:, begin[i] :]
+            positions[:, i, : min(width, of_prompt.shape[1])] = of_prompt[:, :width]
+        return Shown(
+            self._tensor(positions if self._vision.processor.has_grid_positions else positions[0]),
+            self._vision.arguments(ids_BT, pictures, self._device),
+        )
 
     def _decode(self) -> torch.Tensor:
         """Advance every running row by the token sampled last; returns the logits after it, [B,
@@ -232,9 +263,15 @@ class RunningBatch:
         # If dense, idle rows in between are computed, too, and ignored.
         self._cache.extend(write, slice(first, behind) if dense else self._tensor(rows), window)
         places_B1 = self._tensor(places[:, None])
-        logits = self._forward(
-            self._tensor(ids), places_B1, causal_mask(places_B1, window, self._dtype), None
-        )
+        shown = None
+        if self._vision is not None:
+            ids = self._vision.model_ids(ids)  # idle rows in between may have pictures
+            positions_B1 = (places + table.shift[batch])[:, None]
+            grid = self._vision.processor.has_grid_positions
+            positions = np.stack([positions_B1] * 3) if grid else positions_B1
+            shown = Shown(self._tensor(positions), {})
+        mask = causal_mask(places_B1, window, self._dtype)
+        logits = self._forward(self._tensor(ids), places_B1, mask, None, shown)
         table.length[rows] += 1
         return logits[self._tensor(rows - first)] if len(rows) < len(batch) else logits
 

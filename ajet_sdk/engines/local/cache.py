@@ -48,6 +48,9 @@ class CacheRows:
     """Maximum length, including the reply."""
     start: npt.NDArray[np.int64]
     """Length of the prompt."""
+    shift: npt.NDArray[np.int64]
+    """Difference of position and place of a sampled token: a picture has fewer positions than
+    tokens."""
     used: npt.NDArray[np.int64]
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float32]
@@ -72,7 +75,7 @@ class CacheRows:
 
     # Joining and leaving
 
-    def seat(self, continuation: Continuation) -> tuple[int, int, int]:
+    def seat(self, continuation: Continuation, shift: int = 0) -> tuple[int, int, int]:
         """Assign a row to a continuation. Returns (row, source, shared): copy the first `shared`
         tokens from the row `source` (-1: nothing to copy)."""
         request = continuation.request
@@ -86,6 +89,7 @@ class CacheRows:
         self._assign(row, request.session)
         total = len(request.prompt)
         self.ids[row, :total] = request.prompt
+        self.shift[row] = shift
         self.state[row] = RUNNING
         self.continuations[row], continuation.row = continuation, row
         self.start[row], self.limit[row], self.seed[row] = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,16 @@ class UnsupportedModel(Exception):
     """A model that cannot be run over rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a pass of a model that takes pictures has beside ids and places."""
+
+    positions: torch.Tensor
+    """(3, B, T), or (B, T) if the model has no grid of positions."""
+    arguments: Mapping[str, torch.Tensor]
+    """The pixels of the pictures among the ids."""
+
+
 class ModelForward:
     """The model's own forward pass over the rows that `cache` was told of; the logits behind each
     row's token at `last_B`, [B, V]. None: each row's last token is its T-th."""
@@ -54,6 +65,7 @@ class ModelForward:
         places_BT: torch.Tensor,
         mask: torch.Tensor | None,
         last_B: torch.Tensor | None,
+        shown: Shown | None = None,
     ) -> torch.Tensor:
         keep: torch.Tensor | int = 1
         which_B = None
@@ -66,11 +78,12 @@ class ModelForward:
         try:
             logits: torch.Tensor = self._model(
                 input_ids=ids_BT,
-                position_ids=places_BT,
+                position_ids=places_BT if shown is None else shown.positions,
                 attention_mask=mask,
                 use_cache=True,
                 logits_to_keep=keep,
                 **self._cache,
+                **({} if shown is None else shown.arguments),
             ).logits
         finally:
             config._attn_implementation = chosen
@@ -189,7 +202,9 @@ class LlamaForward:
         places_BT: torch.Tensor,
         mask: torch.Tensor | None,
         last_B: torch.Tensor | None,
+        shown: Shown | None = None,
     ) -> torch.Tensor:
+        assert shown is None, "models of the Llama family take no pictures"
         if not self._layers:
             self._prepare()
         body = self._model.model
@@ -399,7 +414,7 @@ def _gap(model: PreTrainedModel, forward: LlamaForward | ModelForward, cache: Ro
     device, length = model.device, 7
     ids = (
         torch.arange(2 * length, device=device).view(2, length) * 7919 + 13
-    ) % model.config.vocab_size
+    ) % model.config.get_text_config().vocab_size
     cache.resize(2, length)
     rows, places = torch.arange(2, device=device), torch.arange(length, device=device).expand(2, -1)
     was_training = model.training

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ajet_sdk.engines.local.logits import LogitsProcessor
+from ajet_sdk.pictures import Picture
 from ajet_sdk.protocols import Sampled, Sampling
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -189,12 +190,15 @@ class SamplingRequest:
     """A call of `sample`: the prompt, and a future for its `n` continuations."""
 
     prompt: npt.NDArray[np.int32]
+    """With the keys of its pictures (`pictures.keyed`)."""
     sampling: Sampling
     session: str
     seed: int
     max_new: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[list[Sampled]]
+    pictures: dict[int, Picture] = field(default_factory=dict)
+    """By key."""
     continuations: list[Continuation] = field(default_factory=list)
     unfinished: int = 0
     started: bool = False

@@ -25,10 +25,13 @@ from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope, vocabul
 from ajet_sdk.engines.local.logits import processors
 from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopWatch, mix
 from ajet_sdk.engines.local.single import SingleConversation
+from ajet_sdk.engines.local.vision import Vision
 from ajet_sdk.engines.local.weights import frozen_copy
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
+from ajet_sdk.pictures import PlacedPicture, keyed
 from ajet_sdk.protocols import Sampled, Sampling, SamplingCancelled, Tokenizer
+from ajet_sdk.tokens.pictures import PictureProcessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,6 +70,9 @@ class LocalSampler:
         self._tokenizer, self._seed = tokenizer, seed
         self._max_batch, self._threads = 1 if deterministic else max_batch, torch.get_num_threads()
         self._vocabulary = vocabulary(self.module)
+        seeing = tokenizer.pictures
+        self._vision = Vision(self.module, seeing) if isinstance(seeing, PictureProcessor) else None
+        self.takes_pictures = self._vision is not None
         self._batch = self._make_batch(kv_bytes, deterministic)
         self._ordinal = count()
         self._condition = threading.Condition()
@@ -92,24 +98,32 @@ class LocalSampler:
                 max_batch=self._max_batch,
                 kv_bytes=kv_budget(device) if kv_bytes is None else kv_bytes,
                 deterministic=deterministic,
+                vision=self._vision,
             )
         except UnsupportedModel as reason:
             _log.warning("%s Sampling one conversation at a time, which is slow.", reason)
             return SingleConversation(
-                self.module, eos_ids=eos, keep=0 if deterministic else self._max_batch
+                self.module,
+                eos_ids=eos,
+                keep=0 if deterministic else self._max_batch,
+                vision=self._vision,
             )
 
     # The asyncio side
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused,
         EngineUnavailable.
 
         If cancelled, it ends after the current token with SamplingCancelled.
         """
-        request = self._request(prompt_ids, sampling, session)
+        request = self._request(prompt_ids, sampling, session, pictures)
         with self._condition:
             if self._closed:
                 raise EngineUnavailable(f"the sampler of {self.model} is closed")
@@ -126,7 +140,11 @@ class LocalSampler:
             ) from None
 
     def _request(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture],
     ) -> SamplingRequest:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         max_new = room_for_reply(prompt_ids, sampling, self.model, self.max_model_len)
@@ -143,8 +161,9 @@ class LocalSampler:
         seed = mix(self._seed, next(self._ordinal)) if sampling.seed is None else sampling.seed
         loop = asyncio.get_running_loop()
         request = SamplingRequest(
-            prompt, sampling, session, seed, max_new, loop, loop.create_future()
+            keyed(prompt, pictures), sampling, session, seed, max_new, loop, loop.create_future()
         )
+        request.pictures = {placed.picture.key: placed.picture for placed in pictures}
         for i in range(sampling.n):
             watched = sampling.stop or sampling.stop_token_ids or sampling.ignore_eos
             stop = (

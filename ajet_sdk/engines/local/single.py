@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from transformers import DynamicCache
 from ajet_sdk.engines.local.forward import cache_name, distance, tolerance
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import Continuation, TokenDraw, draw, most_likely, uniform
+from ajet_sdk.engines.local.vision import Pictures, Vision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +39,16 @@ class SingleConversation:
     """`RunningBatch` for one conversation at a time; the cache of a session is kept for its next
     turn."""
 
-    def __init__(self, model: PreTrainedModel, *, eos_ids: Iterable[int], keep: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_ids: Iterable[int],
+        keep: int,
+        vision: Vision | None = None,
+    ) -> None:
         self.model, self._eos, self._keep = model, frozenset(eos_ids), keep
+        self._vision = vision
         self._device: torch.device = next(model.parameters()).device
         self._cached = self._cache_works()
         self.clear()
@@ -76,18 +85,37 @@ class SingleConversation:
             if self._advance(running, conversation)
         ]
 
-    def _logits(self, conversation: _Conversation, known: list[int]) -> torch.Tensor:
+    def _logits(
+        self, conversation: _Conversation, known: list[int], pictures: Pictures | None = None
+    ) -> torch.Tensor:
         """The logits after the last id, [1, V]."""
-        fresh = known[len(conversation.ids) :] if self._cached else known
-        ids = torch.tensor([fresh], device=self._device)
-        cache = {cache_name(self.model): conversation.cache} if self._cached else {}
-        logits: torch.Tensor = self.model(input_ids=ids, use_cache=self._cached, **cache).logits
+        begin = len(conversation.ids) if self._cached else 0
+        arguments = self._arguments(known, begin, pictures or {})
+        if self._cached:
+            arguments[cache_name(self.model)] = conversation.cache
+        logits: torch.Tensor = self.model(use_cache=self._cached, **arguments).logits
         conversation.ids = known
         return logits[:, -1]
 
+    def _arguments(self, known: list[int], begin: int, pictures: Pictures) -> dict[str, Any]:
+        """The model's arguments for the ids from `begin` on."""
+        keyed = np.array(known)
+        fresh = keyed[None, begin:]
+        if self._vision is None:
+            return {"input_ids": torch.from_numpy(fresh).to(self._device)}
+        arguments: dict[str, Any] = self._vision.arguments(
+            fresh, pictures, self._device, types_of=keyed[None]
+        )
+        ids = self._vision.model_ids(fresh)
+        arguments["input_ids"] = torch.from_numpy(ids).to(self._device)
+        if self._vision.processor.has_grid_positions:
+            positions = self._vision.positions(keyed, pictures)[:, None, begin:]
+            arguments["position_ids"] = torch.from_numpy(positions).to(self._device)
+        return arguments
+
     def _cache_works(self) -> bool:
         """Whether the model's cache works; if not, every token costs a full pass."""
-        ids = [(i * 7919 + 13) % self.model.config.vocab_size for i in range(5)]
+        ids = [(i * 7919 + 13) % self.model.config.get_text_config().vocab_size for i in range(5)]
         self._cached = True
         self.model.eval()
         with torch.inference_mode():
@@ -107,7 +135,9 @@ class SingleConversation:
 
     def _advance(self, continuation: Continuation, conversation: _Conversation) -> bool:
         logits = self._logits(
-            conversation, continuation.request.prompt.tolist() + continuation.output
+            conversation,
+            continuation.request.prompt.tolist() + continuation.output,
+            continuation.request.pictures,
         )
         sampling = continuation.request.sampling
         how = TokenDraw(

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 from transformers.utils import logging
 
+from ajet_sdk.engines.local.vision import forbid
 from ajet_sdk.errors import MissingExtra
+from ajet_sdk.tokens.pictures import media_tokens, takes_pictures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -105,17 +107,20 @@ def _common_prefix(missing: Collection[str], unexpected: Collection[str]) -> str
 def read_causal_lm(
     path: str | Path, *, trust_remote_code: bool, **options: Any
 ) -> tuple[PreTrainedModel, Mismatch]:
-    """The causal language model at `path`, and its tensors that do not fit.
+    """The causal language model at `path`, with its part for pictures if it has a processor for
+    them; and its tensors that do not fit.
 
     Tied tensors may be missing, as may buffers that the model computes; tensors that its class
     ignores and parts for other modalities do not count as unexpected. Raises the errors of
     transformers.
     """
+    sees = options.get("gguf_file") is None and takes_pictures(path)
+    model_class = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # its table of tensors that do not fit, which a message here replaces
     try:
         with no_progress_bar():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = model_class.from_pretrained(
                 path,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -132,6 +137,8 @@ def read_causal_lm(
         for name, there, here in report["mismatched_keys"]
     ]
     mark_untied(model)
+    if sees:
+        forbid(model, media_tokens(model.config.to_dict()))
     mismatch = Mismatch(
         missing=tuple(sorted(report["missing_keys"])),
         unexpected=tuple(sorted(unexpected)),
