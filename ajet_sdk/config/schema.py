@@ -105,6 +105,7 @@ HERE = (
     "model.dtype",
     "model.attn_implementation",
     "model.gradient_checkpointing",
+    "model.vision_tower",
     "model.device",
     "model.lora.enabled",
     "model.lora.alpha",
@@ -167,6 +168,11 @@ class ModelSource(Section):
     )
     gradient_checkpointing: bool = key(
         False, "Recompute activations in the backward pass: uses less memory and more time."
+    )
+    vision_tower: Literal["frozen", "trained"] = key(
+        "frozen",
+        "Of a model that takes pictures: whether the part that turns pixels into embeddings is"
+        " trained, too. A model trained from scratch needs it trained.",
     )
     device: str = key("auto", "Device: `auto`, `cpu`, `cuda` or `cuda:N`.")
     trust_remote_code: bool = key(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -15,8 +15,10 @@ import torch
 
 from ajet_sdk.engines.local.logits import LogitsProcessor, processors
 from ajet_sdk.engines.local.products import products_of
+from ajet_sdk.engines.local.vision import Vision
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.trees import Rows, Tokens, grid, trees_of
+from ajet_sdk.pictures import keyed, within
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
@@ -144,9 +146,12 @@ def trained_positions(sample: Sample) -> npt.NDArray[np.intp]:
 
 
 def trained_inputs(sample: Sample) -> Tokens:
-    """The input tokens for a sample's loss: all before its last trained token."""
-    trained = np.flatnonzero(sample.timeline.loss_mask)
-    return sample.timeline.token_ids[: int(trained[-1]) if len(trained) else 0]
+    """The input tokens for a sample's loss: all before its last trained token, with the keys of
+    pictures in place of their tokens (`pictures.keyed`)."""
+    line = sample.timeline
+    trained = np.flatnonzero(line.loss_mask)
+    size = int(trained[-1]) if len(trained) else 0
+    return keyed(line.token_ids[:size], within(line.pictures, size))
 
 
 def collate(
@@ -155,6 +160,7 @@ def collate(
     device: torch.device | str = "cpu",
     tokenizer: Tokenizer | None = None,
     row_sizes: Sequence[int] | None = None,
+    vision: Vision | None = None,
 ) -> MicroBatch:
     """Lay the samples out in rows, padded on the right.
 
@@ -167,9 +173,11 @@ def collate(
         device: of the tensors.
         tokenizer: needed if the sampling of a call is `processed`.
         row_sizes: number of samples in each row; None: one.
+        vision: needed if a sample has pictures.
     """
     inputs = [trained_inputs(sample) for sample in samples]
     rows, places = grid(inputs, row_sizes or [1] * len(samples), device)
+    rows = _with_pictures(rows, samples, inputs, places, vision)
     positions, targets, sampler, advantages, drawn = [], [], [], [], []
     processing: list[Processing] = []
     pairs: dict[str, int] = {}
@@ -218,6 +226,35 @@ def collate(
             np.repeat(np.arange(len(positions)), [len(part) for part in positions])
         ).to(device),
         turns_N=torch.from_numpy(np.concatenate(turns)).to(device),
+    )
+
+
+def _with_pictures(
+    rows: Rows,
+    samples: Sequence[Sample],
+    inputs: Sequence[Tokens],
+    places: Sequence[npt.NDArray[np.int64]],
+    vision: Vision | None,
+) -> Rows:
+    """The rows with their samples' pictures: ids, positions and pixels as the model takes them."""
+    pictures = {p.picture.key: p.picture for s in samples for p in s.timeline.pictures}
+    if vision is None:
+        if pictures:
+            raise TrainingError("the samples have pictures, but the model takes none")
+        return rows
+    keyed_BT = rows.ids_BT.cpu().numpy()
+    device = rows.ids_BT.device
+    positions_3BT = None
+    if vision.processor.has_grid_positions:
+        grid_3L = np.zeros((3, keyed_BT.size), np.int64)
+        for tokens, at in zip(inputs, places, strict=True):
+            grid_3L[:, at] = vision.positions(tokens, pictures)
+        positions_3BT = torch.from_numpy(grid_3L.reshape(3, *keyed_BT.shape)).to(device)
+    return replace(
+        rows,
+        ids_BT=torch.from_numpy(vision.model_ids(keyed_BT)).to(device),
+        positions_3BT=positions_3BT,
+        pictures=vision.arguments(keyed_BT, pictures, device),
     )
 
 

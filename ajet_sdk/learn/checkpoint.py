@@ -38,6 +38,7 @@ from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.losses import policy_pass
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
+from ajet_sdk.tokens.pictures import processor_files
 from ajet_sdk.types import Call
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def write_trainer(directory: Path, trainer: Trainer, tokenizer: PreTrainedTokeni
         save_adapter(trainer.model, directory)
     else:
         save_model(trainer.model, directory)
-    tokenizer.save_pretrained(directory)
+    save_tokenizer(tokenizer, directory)
     torch.save(trainer.state(), directory / _TRAINER)
 
 
@@ -199,11 +200,11 @@ def export(
     try:
         if hasattr(model, "merge_adapter"):
             save_adapter(model, fresh / "adapter")
-            tokenizer.save_pretrained(fresh / "adapter")
+            save_tokenizer(tokenizer, fresh / "adapter")
             _write_merged(fresh, model)
         else:
             save_model(model, fresh)
-        tokenizer.save_pretrained(fresh)
+        save_tokenizer(tokenizer, fresh)
         if compare:
             check_export(fresh, policy=model)
     except CheckpointError as error:
@@ -211,6 +212,13 @@ def export(
         raise CheckpointError(str(error).replace(str(fresh), str(directory))) from error
     replace(fresh, directory)
     return directory
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Save a tokenizer, and the processor for pictures that it was loaded with, if any."""
+    tokenizer.save_pretrained(directory)
+    for file in processor_files(tokenizer.name_or_path):
+        shutil.copyfile(file, directory / file.name)
 
 
 def _write_merged(directory: Path, model: Any) -> None:

@@ -181,6 +181,7 @@ def _load_model(config: Config, path: Path | str, say: Callable[[str], None]) ->
         device=source.device,
         lora=source.lora if source.lora.enabled else None,
         trust_remote_code=source.trust_remote_code,
+        trains_tower=source.vision_tower == "trained",
     )
     check_all_linear(config, path, model)
     if source.gradient_checkpointing:

@@ -27,6 +27,7 @@ from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.engines.local.vision import vision_of
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
 from ajet_sdk.learn.batches import MicroBatch, tokens_of_a_pass, trained_positions
 from ajet_sdk.learn.losses import policy_pass, score
@@ -160,7 +161,13 @@ class LocalTeacher:
     ) -> list[Floats]:
         device = next(self.model.parameters()).device
         batches = batches_of(
-            samples, sampling, self._tokens, device, self._tokenizer, share=self._shares
+            samples,
+            sampling,
+            self._tokens,
+            device,
+            self._tokenizer,
+            share=self._shares,
+            vision=vision_of(self.model, self._tokenizer),
         )
         return [
             values.float().cpu().numpy() for values in logprobs_of(samples, batches, self._score)

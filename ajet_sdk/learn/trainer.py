@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.config.trainer_schema import OBJECTIVE
+from ajet_sdk.engines.local.vision import Vision, vision_of
 from ajet_sdk.engines.local.weights import frozen_copy
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.batches import (
@@ -173,6 +174,7 @@ def batches_of(
     together: Sequence[Sequence[int]] | None = None,
     *,
     share: bool,
+    vision: Vision | None = None,
 ) -> Iterator[tuple[list[int], MicroBatch]]:
     """Yields micro-batches of at most `tokens` with the positions of their samples; see
     `micro_batches`, `collate`."""
@@ -180,7 +182,7 @@ def batches_of(
         [trained_inputs(sample) for sample in samples], tokens, together, share=share
     ):
         members = [samples[i] for i in group.members]
-        yield group.members, collate(members, sampling, device, tokenizer, group.row_sizes)
+        yield group.members, collate(members, sampling, device, tokenizer, group.row_sizes, vision)
 
 
 def logprobs_of(
@@ -251,6 +253,7 @@ class Trainer:
         )
         with policy_pass(model):
             self._shares = shares_prefixes(model)
+        self._vision = vision_of(model, tokenizer)
         self._threads = torch.get_num_threads()
         self.reference: PreTrainedModel | None = None
         """The frozen initial model; None if not needed."""
@@ -352,7 +355,14 @@ class Trainer:
     ) -> Iterator[tuple[list[int], MicroBatch]]:
         tokens, share = self.micro_batch_tokens, self._shares
         return batches_of(
-            samples, sampling, tokens, self.device, self.tokenizer, together, share=share
+            samples,
+            sampling,
+            tokens,
+            self.device,
+            self.tokenizer,
+            together,
+            share=share,
+            vision=self._vision,
         )
 
     def _update(

@@ -10,8 +10,8 @@ Letters of shapes: B rows, T their padded length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,18 +117,21 @@ class Rows:
     model."""
     ends_BT: torch.Tensor | None = None
     """On the CPU: attention reads it in each layer."""
+    positions_3BT: torch.Tensor | None = None
+    """Of a model with a grid of positions for pictures."""
+    pictures: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The model's arguments for the pictures in the rows."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Arguments of a transformers model; its attention gets the ends in place of a mask
         (`_attend`)."""
-        if self.depths_BT is None or self.ends_BT is None:
-            return {"input_ids": self.ids_BT}
-        ends_B11T = self.ends_BT[:, None, None, :]
-        return {
-            "input_ids": self.ids_BT,
-            "position_ids": self.depths_BT,
-            "attention_mask": ends_B11T,
-        }
+        inputs = {"input_ids": self.ids_BT, **self.pictures}
+        if self.depths_BT is not None and self.ends_BT is not None:
+            inputs["position_ids"] = self.depths_BT
+            inputs["attention_mask"] = self.ends_BT[:, None, None, :]
+        if self.positions_3BT is not None:
+            inputs["position_ids"] = self.positions_3BT
+        return inputs
 
 
 class Run(NamedTuple):

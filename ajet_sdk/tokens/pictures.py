@@ -164,6 +164,14 @@ def takes_pictures(path: str | Path) -> bool:
     )
 
 
+def processor_files(path: str | Path) -> list[Path]:
+    """The files of a checkpoint's processor for pictures; none if its model takes none."""
+    directory = _directory(adapter_base(path) or path) if path else None
+    if directory is None or not takes_pictures(directory):
+        return []
+    return [file for name in PROCESSOR_FILES if (file := directory / name).is_file()]
+
+
 def media_tokens(config: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens that stand for pictures and the like, by a model's config."""
     found = {

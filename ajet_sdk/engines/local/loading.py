@@ -12,6 +12,7 @@ from ajet_sdk.config.model_source import ADAPTER, adapter_base, check_source, re
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.products import inner_model, multiply_in
 from ajet_sdk.engines.local.sampler import LocalSampler
+from ajet_sdk.engines.local.vision import freeze_tower, is_of_tower
 from ajet_sdk.engines.local.weights import (
     LOAD_ERRORS,
     mark_untied,
@@ -41,13 +42,14 @@ def load_model(
     device: str = "auto",
     lora: Lora | None = None,
     trust_remote_code: bool = False,
+    trains_tower: bool = True,
 ) -> PreTrainedModel:
     """Load the model at `path`, ready to sample.
 
     dtype `auto` is float32 on a CPU and bfloat16 on a GPU; `bfloat16` on a CPU keeps the weights in
     float32 and multiplies in bfloat16. For a directory with a LoRA adapter, the base model is
-    loaded with the adapter; `lora` (r, alpha, target_modules) adds a new adapter to train. Raises
-    ConfigError.
+    loaded with the adapter; `lora` (r, alpha, target_modules) adds a new adapter to train. Without
+    `trains_tower` the part of a model that sees is frozen. Raises ConfigError.
     """
     target = torch.device(
         ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -97,8 +99,14 @@ def load_model(
     elif lora is not None and lora.enabled:
         targets = lora.target_modules
         model = add_adapter(
-            model, lora.r, lora.alpha, targets if isinstance(targets, str) else list(targets)
+            model,
+            lora.r,
+            lora.alpha,
+            targets if isinstance(targets, str) else list(targets),
+            adapts_tower=trains_tower,
         )
+    if not trains_tower:
+        freeze_tower(model)
     _untie_adapted(model)
     if (
         target.type == "cpu"
@@ -155,12 +163,25 @@ def _untie_adapted(model: PreTrainedModel) -> None:
 
 
 def add_adapter(
-    model: PreTrainedModel, rank: int, alpha: float, targets: str | list[str]
+    model: PreTrainedModel,
+    rank: int,
+    alpha: float,
+    targets: str | list[str],
+    *,
+    adapts_tower: bool = True,
 ) -> PreTrainedModel:
-    """The model with a new LoRA adapter to train. Raises ConfigError, MissingExtra."""
+    """The model with a new LoRA adapter to train, also of the part that sees if `adapts_tower`.
+
+    Raises ConfigError, MissingExtra.
+    """
     peft = peft_package()
+    tower = [] if adapts_tower else [name for name, _ in model.named_modules() if is_of_tower(name)]
     config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=targets,
+        exclude_modules=tower or None,
     )
     with quiet_peft():
         try:

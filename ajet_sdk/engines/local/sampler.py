@@ -25,13 +25,12 @@ from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope, vocabul
 from ajet_sdk.engines.local.logits import processors
 from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopWatch, mix
 from ajet_sdk.engines.local.single import SingleConversation
-from ajet_sdk.engines.local.vision import Vision
+from ajet_sdk.engines.local.vision import vision_of
 from ajet_sdk.engines.local.weights import frozen_copy
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.pictures import PlacedPicture, keyed
 from ajet_sdk.protocols import Sampled, Sampling, SamplingCancelled, Tokenizer
-from ajet_sdk.tokens.pictures import PictureProcessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,8 +69,7 @@ class LocalSampler:
         self._tokenizer, self._seed = tokenizer, seed
         self._max_batch, self._threads = 1 if deterministic else max_batch, torch.get_num_threads()
         self._vocabulary = vocabulary(self.module)
-        seeing = tokenizer.pictures
-        self._vision = Vision(self.module, seeing) if isinstance(seeing, PictureProcessor) else None
+        self._vision = vision_of(self.module, tokenizer)
         self.takes_pictures = self._vision is not None
         self._batch = self._make_batch(kv_bytes, deterministic)
         self._ordinal = count()

@@ -11,7 +11,7 @@ Letters of shapes: B rows, T tokens.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +22,11 @@ from torch import nn
 from ajet_sdk.engines.local.products import inner_model
 from ajet_sdk.errors import EngineError
 from ajet_sdk.pictures import Picture
+from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.tokens.pictures import PictureProcessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from ajet_sdk.tokens.pictures import PictureProcessor
 
 KeyedIds = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Pictures = Mapping[int, Picture]
@@ -44,9 +44,6 @@ class Vision:
         parameters = inspect.signature(inner_model(model).forward).parameters
         self._takes_types = "token_type_ids" in parameters
         """Gemma: the tokens of a picture attend to each other in both directions."""
-
-    def pictures(self, pictures: Iterable[Picture]) -> Pictures:
-        return {picture.key: picture for picture in pictures}
 
     def model_ids(self, keyed: KeyedIds) -> npt.NDArray[np.int64]:
         """The ids as the model takes them."""
@@ -124,6 +121,12 @@ class Vision:
         return made
 
 
+def vision_of(model: PreTrainedModel, tokenizer: Tokenizer | None) -> Vision | None:
+    """What a model sees with, by the processor of its tokenizer; None if it takes no pictures."""
+    processor = None if tokenizer is None else tokenizer.pictures
+    return Vision(model, processor) if isinstance(processor, PictureProcessor) else None
+
+
 def forbid(model: PreTrainedModel, tokens: Sequence[int]) -> None:
     """Let a model never sample some tokens, and its trainer normalise without them.
 
@@ -148,3 +151,10 @@ class _Forbidden:
 def is_of_tower(name: str) -> bool:
     """Whether a parameter, by its name, belongs to the part of a model that sees."""
     return not set(name.split(".")).isdisjoint(_TOWER)
+
+
+def freeze_tower(model: PreTrainedModel) -> None:
+    """Keep the part of a model that sees as it is."""
+    for name, parameter in model.named_parameters():
+        if is_of_tower(name):
+            parameter.requires_grad_(False)
