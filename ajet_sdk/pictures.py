@@ -120,6 +120,26 @@ def picture_in(part: Mapping[str, object]) -> Picture | None:
     return picture_at(url)
 
 
+def with_digests(content: object) -> object:
+    """The content of a message with the digest of each picture in place of its file, to compare
+    it; what is no picture stays."""
+    if not isinstance(content, list):
+        return content
+    parts: list[object] = []
+    for part in content:
+        try:
+            picture = picture_in(part) if isinstance(part, Mapping) else None
+        except PictureError:
+            picture = None
+        parts.append(part if picture is None else image_part(picture))
+    return parts
+
+
+def image_part(picture: Picture) -> dict[str, str]:
+    """A picture in a message as chat templates know it, with its digest."""
+    return {"type": "image", "image": picture.digest}
+
+
 def picture_at(url: str) -> Picture:
     """The picture in a data URL. Raises PictureError for other URLs, too."""
     head, comma, body = url.partition(",")

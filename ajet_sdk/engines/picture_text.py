@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.errors import PictureError, RequestRefused
-from ajet_sdk.pictures import MAX_PICTURES, Ids, Picture, PlacedPicture, picture_in
+from ajet_sdk.pictures import MAX_PICTURES, Ids, Picture, PlacedPicture, image_part, picture_in
 from ajet_sdk.protocols import PictureFormat, Tokenizer
 from ajet_sdk.samples.splits import REPLACEMENT
 from ajet_sdk.tokens.template import Arguments, Message
@@ -45,7 +45,7 @@ class PictureText:
                 raise RequestRefused(str(error), "messages") from error
             if picture is not None:
                 self._known[picture.digest] = picture
-                parts.append({"type": "image", "image": picture.digest})
+                parts.append(image_part(picture))
                 continue
             text = part if isinstance(part, str) else str(part.get("text") or "")
             if parts and parts[-1]["type"] == "text":  # a mark may be split over two parts
@@ -136,6 +136,23 @@ class PictureText:
         return _PICTURE.sub(
             lambda match: self._format.text_of(self._known[match.group(1)])[0], text
         )
+
+
+def with_image_parts(messages: Sequence[Message]) -> list[Message]:
+    """Messages with their pictures as chat templates know them, for a text without pixels."""
+    shown = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [_image_part(part) for part in content]
+            message = {**message, "content": parts}
+        shown.append(message)
+    return shown
+
+
+def _image_part(part: Any) -> Any:
+    is_picture = isinstance(part, dict) and part.get("type") == "image_url"
+    return {"type": "image"} if is_picture else part
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:

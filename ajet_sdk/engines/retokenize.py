@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.dialects.json import Json
+from ajet_sdk.engines.picture_text import encode_text, with_image_parts
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
 from ajet_sdk.engines.reply_text import reply_text
 from ajet_sdk.errors import RequestRefused
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.tokens.template import ChatTemplate, Message, clean
@@ -119,14 +121,14 @@ class _Work:
         self._chat(choices[0].agent, body, answered) if chat else self._plain(body, answered)
 
     def _plain(self, body: Json, calls: Sequence[Call]) -> None:
-        prompt = self.tokenizer.encode(body["prompt"])
+        prompt = encode_text(self.tokenizer, body["prompt"])
         for call in calls:
             text = str((_reply(call) or {}).get("content") or "")
-            self._add(call, prompt, self._recorded_ids(call) or self.tokenizer.encode(text))
+            self._add(call, prompt, self._recorded_ids(call) or encode_text(self.tokenizer, text))
 
     def _chat(self, agent: str, body: Json, calls: Sequence[Call]) -> None:
         messages, tools, options = (
-            _checked(body["messages"]),
+            _checked(body["messages"], takes_pictures=self.tokenizer.pictures is not None),
             body.get("tools") or None,
             _options(body),
         )
@@ -139,17 +141,27 @@ class _Work:
             reply = dict(_reply(call) or {})
             output = self._recorded_ids(call)
             if output is None:
+                shown = with_image_parts(messages)
                 output = self._spelled(
-                    prompt.text, messages, reply, tools, options, call.finish_reason
+                    prompt.text, shown, reply, tools, options, call.finish_reason
                 )
             self._waiting.append((tokens, prompt, call, output, reply))
-            self._add(call, prompt.ids, output)
+            self._add(call, prompt.ids, output, prompt.pictures)
 
-    def _add(self, call: Call, prompt: Sequence[int], output: Sequence[int]) -> None:
-        ids = {"prompt_ids": _ids(prompt), "output_ids": _ids(output)}
-        self.calls.append(
-            call.model_copy(update={**ids, "logprobs": np.zeros(len(output), dtype=np.float32)})
-        )
+    def _add(
+        self,
+        call: Call,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        pictures: tuple[PlacedPicture, ...] = (),
+    ) -> None:
+        changed: dict[str, object] = {
+            "prompt_ids": _ids(prompt),
+            "output_ids": _ids(output),
+            "pictures": pictures,
+            "logprobs": np.zeros(len(output), dtype=np.float32),
+        }
+        self.calls.append(call.model_copy(update=changed))
 
     def _recorded_ids(self, call: Call) -> list[int] | None:
         """The recorded ids, if this tokenizer made them: they decode to the reply, and so does the
@@ -192,7 +204,7 @@ class _Work:
         )
         self.findings.faults += taught.faults
         self.findings.losses += taught.losses
-        return self.tokenizer.encode(taught.text)
+        return encode_text(self.tokenizer, taught.text)
 
 
 def _reply(call: Call) -> Mapping[str, object] | None:
@@ -220,16 +232,18 @@ def _options(body: Json) -> Json:
     return options
 
 
-def _checked(messages: Sequence[Any]) -> list[Message]:
+def _checked(messages: Sequence[Any], *, takes_pictures: bool) -> list[Message]:
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             raise RequestRefused(f"messages[{index}] is not an object", "messages")
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if isinstance(part, dict) and isinstance(part.get("text"), str):
+                continue
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind != "image_url" or not takes_pictures:
                 raise RequestRefused(
-                    f"a message contains a part of type {kind!r}; only text is supported",
+                    f"a message contains a part of type {kind!r}, which the model does not take",
                     "messages",
                 )
     return list(messages)

@@ -22,7 +22,7 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from ajet_sdk.config.config import Config
     from ajet_sdk.types import Task
@@ -57,25 +57,23 @@ class Probe:
             load_tasks(config).train,
         )
 
-    async def reward(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int
-    ) -> float:
+    async def reward(self, model: PreTrainedModel, tokenizer: HFTokenizer, count: int) -> float:
         """Mean reward over `count` tasks; an episode that failed by its own fault counts as 0.
 
         Raises TrainingError if fewer than `rollout.min_sound_share` of them are sound.
         """
         rollout = self.config.rollout
-        exact = HFTokenizer(tokenizer)
-        limit = min(rollout.max_model_len, model.config.max_position_embeddings)
+        longest: int = model.config.get_text_config().max_position_embeddings
+        limit = min(rollout.max_model_len, longest)
         sampler = LocalSampler(
             model,
-            exact,
+            tokenizer,
             model_name="recipe",
             max_model_len=limit,
             max_batch=rollout.max_env_worker,
             seed=0,
         )
-        engine = TokenEngine(sampler, exact)
+        engine = TokenEngine(sampler, tokenizer)
         seed = self.config.trainer_common.seed
         attempts = [
             Attempt(

@@ -26,10 +26,11 @@ from ajet_sdk.config.model_source import MARK, made_for_seed
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.probe import Probe
+    from ajet_sdk.tokens.huggingface import HFTokenizer
     from ajet_sdk.types import Task
 
 log = logging.getLogger("ajet")
@@ -71,6 +72,18 @@ CHAT_TEMPLATE = """\
 """
 """ChatML with Hermes tool calls, as used by Qwen's models."""
 
+PICTURE_TEMPLATE = """\
+{%- macro show(content) %}
+    {%- if content is string %}{{- content }}{%- else %}
+        {%- for part in content %}
+            {%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- else %}{{- part.text }}{%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+""" + CHAT_TEMPLATE.replace("+ message.content +", "+ show(message.content) +")
+"""The same with pictures in the messages of users and tools."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
@@ -91,6 +104,20 @@ class Shape:
     intermediate: int = 192
     rope_theta: float = 10_000.0
     max_length: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PictureShape:
+    """Size of the part that sees, which makes the model a Qwen3-VL. A token is `patch` × `merge`
+    pixels wide and high."""
+
+    pixels: int = 32
+    """Usual width and height of a picture. Pictures of other sizes are taken, too."""
+    patch: int = 8
+    merge: int = 1
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +144,14 @@ class Recipe:
     """Longest token, in characters: constant text of the domain becomes a few tokens."""
     shape: Shape = field(default_factory=Shape)
     chat_template: str = CHAT_TEMPLATE
+    pictures: PictureShape | None = None
+    """Of a model that takes pictures; its `chat_template` must show them (`PICTURE_TEMPLATE`)."""
 
     def key(self, seed: int) -> str:
         """Hash of settings, template and demonstrations, on which the model depends."""
         settings = {k: v for k, v in asdict(self).items() if k != "demonstrate"}
+        if self.pictures is None:
+            del settings["pictures"]  # models made before there were any stay as they are
         draw = random.Random(seed)
         examples = [asdict(self.demonstrate(draw)) for _ in range(64)]
         text = json.dumps([settings, seed, examples], sort_keys=True, default=str)
@@ -188,7 +219,7 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
     measured = probe or import_module(_PROBE).Probe.of(config)
     loop = asyncio.get_running_loop()
 
-    def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, count: int) -> float:
+    def measure(model: PreTrainedModel, tokenizer: HFTokenizer, count: int) -> float:
         # The agent runs in the run's loop, to which connections of its module-level clients belong.
         reward: float = asyncio.run_coroutine_threadsafe(
             measured.reward(model, tokenizer, count), loop

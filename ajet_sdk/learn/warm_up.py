@@ -18,11 +18,19 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from ajet_sdk.engines.local.vision import vision_of
+from ajet_sdk.engines.picture_text import with_image_parts
 from ajet_sdk.engines.retokenize import calls_of, retokenise
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.batches import collate
 from ajet_sdk.learn.checkpoint import save_model
 from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.picture_model import (
+    TOKENS,
+    new_picture_model,
+    picture_tokenizer,
+    write_processor,
+)
 from ajet_sdk.learn.recipe import Demonstration, Recipe, Say, store_model
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -41,7 +49,7 @@ SPECIAL = (
     "</tool_response>",
 )
 
-Measure = Callable[[Any, Any, int], float]
+Measure = Callable[[Any, HFTokenizer, int], float]
 """(model, tokenizer, number of tasks) -> mean reward of the agent at temperature 1."""
 
 
@@ -54,7 +62,8 @@ def make_model(
     draw = random.Random(f"{seed}/demonstrations")
     demonstrations = [recipe.demonstrate(draw) for _ in range(recipe.demonstrations)]
     tokenizer = train_tokenizer(recipe, demonstrations)
-    samples = tokenize_demonstrations(tokenizer, demonstrations)
+    exact = exact_tokenizer(recipe, tokenizer)
+    samples = tokenize_demonstrations(exact, demonstrations)
     torch.manual_seed(seed)
     model = new_model(recipe, tokenizer)
     say(
@@ -64,7 +73,7 @@ def make_model(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        steps, reward = warm_up(recipe, model, tokenizer, samples, seed, measure, say)
+        steps, reward = warm_up(recipe, model, exact, samples, seed, measure, say)
     finally:
         torch.set_num_threads(threads)
     record = {"recipe": key, "seed": seed, "steps": steps, "reward": reward}
@@ -72,6 +81,8 @@ def make_model(
     def write(directory: Path) -> None:
         save_model(model, directory)
         tokenizer.save_pretrained(directory)
+        if recipe.pictures is not None:
+            write_processor(recipe.pictures, directory)
 
     model_path = store_model(path, write, record)
     say(
@@ -96,7 +107,8 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
         return fast
 
     blank = wrap(Tokenizer(models.BPE()))
-    apart = re.compile("|".join(map(re.escape, SPECIAL)))
+    special = [*SPECIAL, *(TOKENS if recipe.pictures else ())]
+    apart = re.compile("|".join(map(re.escape, special)))
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -109,7 +121,7 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
         vocab_size=recipe.vocabulary,
         min_frequency=5,
         max_token_length=recipe.longest_token,
-        special_tokens=list(SPECIAL),
+        special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -117,7 +129,9 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
     def pieces() -> Iterator[str]:
         for demonstration in demonstrations[:1000]:
             text = blank.apply_chat_template(
-                demonstration.messages, tools=demonstration.tools, tokenize=False
+                with_image_parts(demonstration.messages),
+                tools=demonstration.tools,
+                tokenize=False,
             )
             yield from filter(None, apart.split(text))
 
@@ -125,11 +139,17 @@ def train_tokenizer(recipe: Recipe, demonstrations: Sequence[Demonstration]) -> 
     return wrap(backend)
 
 
+def exact_tokenizer(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> HFTokenizer:
+    """The tokenizer as engines use it, with the processor if the recipe's model takes pictures."""
+    if recipe.pictures is None:
+        return HFTokenizer(tokenizer)
+    return picture_tokenizer(recipe, tokenizer)
+
+
 def tokenize_demonstrations(
-    tokenizer: PreTrainedTokenizerBase, demonstrations: Sequence[Demonstration]
+    exact: HFTokenizer, demonstrations: Sequence[Demonstration]
 ) -> list[Sample]:
     """Turn demonstrations into training samples, rendered, tokenized and merged as in serving."""
-    exact = HFTokenizer(tokenizer)
     samples = []
     for number, demonstration in enumerate(demonstrations):
         calls = calls_of(demonstration.messages, demonstration.tools, f"demonstration {number}")
@@ -144,8 +164,10 @@ def tokenize_demonstrations(
 
 
 def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A Qwen3 with random weights from torch's global seed."""
+    """A Qwen3, or Qwen3-VL, with random weights from torch's global seed."""
     shape, ends = recipe.shape, cast("Any", tokenizer)
+    if recipe.pictures is not None:
+        return new_picture_model(recipe, recipe.pictures, ends)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -171,7 +193,7 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Any:
 def warm_up(
     recipe: Recipe,
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: HFTokenizer,
     samples: Sequence[Sample],
     seed: int,
     measure: Measure,
@@ -182,13 +204,15 @@ def warm_up(
         model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.01
     )
     batches = _batches(samples, recipe.batch, random.Random(f"{seed}/batches"))
+    vision = vision_of(model, tokenizer)
     best = 0.0
     for step in range(1, recipe.max_steps + 1):
         share = 0.1 + 0.45 * (1 + math.cos(math.pi * step / recipe.max_steps))
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * share * min(1.0, step / 20)
         model.train()
-        loss = -score(model, collate(next(batches)), entropy=False).logprobs_N.mean()
+        batch = collate(next(batches), vision=vision)
+        loss = -score(model, batch, entropy=False).logprobs_N.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

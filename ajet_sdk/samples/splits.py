@@ -57,6 +57,10 @@ HINTS: Mapping[str, str] = {
     "history_edited": (
         "An earlier message was changed, removed or moved: only append to the history."
     ),
+    "picture_changed": (
+        "A picture in the history has other pixels than the earlier call's: send earlier pictures"
+        " as they were, neither scaled nor compressed again with losses."
+    ),
     "summarised": (
         "The history was shortened or summarized: expected when the context is full; otherwise"
         " raise the length at which the agent shortens it."
@@ -176,6 +180,8 @@ def explain(
     changed = _changes(old, new)
     if changed and changed[-1] in _ELSEWHERE:
         return _with_hint(changed[-1])
+    if changed and changed[-1] == _SEEN:  # the texts are equal
+        return _with_hint(*changed)
     explained = _of_text(old, texts, template, not _HISTORY & set(changed or ())) if texts else []
     if explained:
         return _with_hint(*explained)
@@ -200,6 +206,7 @@ def explain(
 
 _ELSEWHERE = {"parallel_branch", "new_conversation", "summarised"}
 """Requests that don't continue the other call, so that there is nothing to undo."""
+_SEEN = "picture_changed"
 _HISTORY = {"history_edited", "think_stripped"}
 
 
@@ -238,6 +245,8 @@ def _changes(old: Side, new: Side) -> list[str] | None:
     )
     if old.messages is None or new.messages is None:
         return changed or None
+    if _other_pictures(old.messages, new.messages):
+        return [*changed, _SEEN]
     n_old, n_new = _systems(old.messages), _systems(new.messages)
     old_rest, new_rest = old.meanings[n_old:], new.meanings[n_new:]
     same = common_start(old_rest, new_rest)
@@ -253,6 +262,30 @@ def _changes(old: Side, new: Side) -> list[str] | None:
         history = "history_edited"
     changed += ["system_changed"] if old.meanings[:n_old] != new.meanings[:n_new] else []
     return [*changed, history] if history else changed
+
+
+def _other_pictures(old: Sequence[Message], new: Sequence[Message]) -> bool:
+    """Whether the history differs in pictures alone."""
+    history = new[: len(old)]
+    return list(map(_pictures, old)) != list(map(_pictures, history)) and [
+        meaning(_blind(message)) for message in old
+    ] == [meaning(_blind(message)) for message in history]
+
+
+def _pictures(message: Message) -> list[object]:
+    content = message.get("content")
+    return [part for part in content if _is_picture(part)] if isinstance(content, list) else []
+
+
+def _blind(message: Message) -> Message:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": ["picture" if _is_picture(part) else part for part in content]}
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
 
 
 def _of_reply(old: Side, got: Message) -> str | None:

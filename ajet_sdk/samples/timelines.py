@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.pictures import unkeyed
+from ajet_sdk.pictures import unkeyed, with_digests
 from ajet_sdk.samples.prefixes import (
     DIGEST,
     Ends,
@@ -34,8 +34,8 @@ from ajet_sdk.samples.prefixes import (
     rank,
 )
 from ajet_sdk.samples.splits import HINTS, Side, Texts, explain
-from ajet_sdk.tokens.template import ChatTemplate, clean, meaning
-from ajet_sdk.types import Call, Span, Split, Timeline
+from ajet_sdk.tokens.template import ChatTemplate, Message, clean, meaning
+from ajet_sdk.types import Call, JsonView, Span, Split, Timeline
 
 Decode = Callable[[Sequence[int]], str]
 _Ids = npt.NDArray[np.int32]
@@ -300,7 +300,7 @@ class _History:
                 self._roots.setdefault(node.prompt.tobytes(), node)
             messages = _messages(node.call)
             if messages:
-                self._asked[len(messages), meaning(clean(messages[-1]))].append(node)
+                self._asked[len(messages), meaning(_seen(messages[-1]))].append(node)
 
     def parted(self, node: _Node) -> tuple[_Node | None, _Node]:
         """The earlier call that was not extended, if any, and the call that should have extended
@@ -370,11 +370,17 @@ def _messages(call: Call) -> Sequence[Any] | None:
     )
 
 
+def _seen(message: JsonView) -> Message:
+    """A message in the form for comparison."""
+    cleaned = clean(message)
+    return {**cleaned, "content": with_digests(cleaned["content"])}
+
+
 def _side(call: Call) -> Side:
     messages = _messages(call)
     reply = (call.response.get("choices") or [{}])[0].get("message")
     return Side(
-        messages=None if messages is None else [clean(m) for m in messages],
+        messages=None if messages is None else [_seen(m) for m in messages],
         tools=call.request.get("tools"),
         options=call.request.get("chat_template_kwargs") or {},
         reply=clean(reply) if reply else None,

@@ -25,6 +25,7 @@ from ajet_sdk.learn.recipe import (
     wants_recipe,
     with_model,
 )
+from ajet_sdk.tokens.huggingface import HFTokenizer
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
 
@@ -65,7 +66,7 @@ def tokenizer() -> Any:
 def test_what_is_learnt_is_what_the_assistant_says_and_where_it_ends(tokenizer: Any) -> None:
     draw = random.Random(3)
     one = adds(draw)
-    (sample,) = warm_up.tokenize_demonstrations(tokenizer, [one])
+    (sample,) = warm_up.tokenize_demonstrations(HFTokenizer(tokenizer), [one])
     line = sample.timeline
     learnt = [tokenizer.decode(line.token_ids[s.start : s.end]) for s in line.spans]
     arguments = one.messages[2]["tool_calls"][0]["function"]["arguments"]
