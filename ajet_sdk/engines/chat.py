@@ -43,6 +43,8 @@ LARGE_TEXT = 2**18
 """Characters of a request whose prompt is built in a thread: about 60,000 tokens, which take tens
 of milliseconds."""
 LARGE_MESSAGES = 2_000
+PICTURE_WEIGHT = 16
+"""Characters of text that take as long as one of a picture's data URL."""
 PROMPT_END = 64
 """Final prompt tokens to search for the start of a reasoning block."""
 
@@ -168,13 +170,19 @@ class Chat:
             for part in content if isinstance(content, list) else ():
                 kind = _kind(part)
                 if not isinstance(kind, str) or kind not in taken:
-                    only = "text and pictures are" if self._takes_pictures else "only text is"
                     raise RequestRefused(
-                        f"messages[{index}] contains a part of type {kind!r}; {only} supported by"
-                        f" {self.name}",
+                        f"messages[{index}] contains a part of type {kind!r}: {self._limits()}",
                         "messages",
                     )
         return list(messages)
+
+    def _limits(self) -> str:
+        """Which parts of a message the model takes."""
+        if self._takes_pictures:
+            return f"{self.name} takes text and pictures"
+        if self.tokenizer.pictures is not None:
+            return f"{self.name} takes pictures, but only on backbone local"
+        return f"{self.name} takes only text"
 
     def _check_tools(
         self, messages: Sequence[Mapping[str, object]], tools: Sequence[object]
@@ -443,9 +451,9 @@ def is_large(ask: Ask) -> bool:
 
 
 def _length(value: object) -> int:
-    """Characters of the texts in a JSON value."""
+    """Characters of the texts in a JSON value; those of pictures weigh more."""
     if isinstance(value, str):
-        return len(value)
+        return len(value) * PICTURE_WEIGHT if value.startswith("data:") else len(value)
     if isinstance(value, Mapping):
         return sum(map(_length, value.values()))
     return sum(map(_length, value)) if isinstance(value, list) else 1

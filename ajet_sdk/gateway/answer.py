@@ -239,7 +239,6 @@ class CallInFlight:
                 "policy_version": answer.policy_version,
                 "response": {**self._completion, "choices": [self._completion["choices"][index]]},
                 "prompt_ids": answer.prompt_ids,
-                "pictures": answer.pictures,
                 "output_ids": choice.output_ids,
                 "logprobs": (
                     choice.logprobs if choice.of_policy and choice.output_ids is not None else None
@@ -247,6 +246,8 @@ class CallInFlight:
                 "cut_tokens": choice.cut_tokens,
                 "finish_reason": choice.finish_reason,
             }
+            if answer.pictures:
+                known["pictures"] = answer.pictures
             self.episode.add(Call(**common, **known), answer.new_ids)
 
     def _recorded_request(self) -> Json:

@@ -48,11 +48,6 @@ def rank(call: Call) -> tuple[bool, Any, str]:
     return not is_trained(call), call.started_at, call.call_id
 
 
-def prompt_of(call: Call) -> Ids:
-    """The keyed ids of a call's prompt; none if they are unknown."""
-    return _NO_IDS if call.prompt_ids is None else keyed(call.prompt_ids, call.pictures)
-
-
 def common_prefix(a: Ids, b: Ids) -> int:
     """Length of the common prefix of two token sequences."""
     n = min(len(a), len(b))
@@ -212,7 +207,9 @@ class PrefixIndex:
         stored twice.
         """
         with self._lock:
-            prompt = prompt_of(call)
+            prompt = _NO_IDS if call.prompt_ids is None else call.prompt_ids
+            if call.pictures:
+                prompt = keyed(prompt, call.pictures)
             output = (
                 _NO_IDS if call.output_ids is None or call.prompt_ids is None else call.output_ids
             )

@@ -23,14 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.pictures import unkeyed, with_digests
+from ajet_sdk.pictures import keyed, unkeyed, with_digests
 from ajet_sdk.samples.prefixes import (
     DIGEST,
     Ends,
     IdHash,
     common_prefix,
     is_trained,
-    prompt_of,
     rank,
 )
 from ajet_sdk.samples.splits import HINTS, Side, Texts, explain
@@ -70,7 +69,8 @@ def merge(
     by_agent: dict[tuple[str, str], list[_Node]] = defaultdict(list)
     for call in {call.call_id: call for call in calls}.values():
         if call.prompt_ids is not None and call.output_ids is not None:
-            by_agent[call.agent, call.phase].append(_Node(call, prompt_of(call), call.output_ids))
+            prompt = keyed(call.prompt_ids, call.pictures)
+            by_agent[call.agent, call.phase].append(_Node(call, prompt, call.output_ids))
     timelines: list[tuple[_Node, Timeline]] = []
     splits: list[tuple[_Node, Split]] = []
     for nodes in by_agent.values():

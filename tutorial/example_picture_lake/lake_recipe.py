@@ -31,9 +31,9 @@ def demonstrate(draw: random.Random) -> Demonstration:
 
 recipe = Recipe(
     demonstrate,
-    enough=0.3,
-    min_steps=300,
-    max_steps=1200,
+    enough=0.35,
+    min_steps=600,
+    max_steps=1500,
     demonstrations=8192,
     lr=1e-3,
     chat_template=PICTURE_TEMPLATE,

@@ -88,6 +88,7 @@ class Tokens:
     """Id i is the byte i; 300 ends a turn."""
 
     chat_template = None
+    pictures = None
     variables: dict[str, Any] = {}
     eos_ids = frozenset({300})
 

@@ -320,6 +320,8 @@ def model(tied: bool) -> Any:
 
 
 class Tokenizer:
+    name_or_path = ""
+
     def save_pretrained(self, place: Path) -> None:
         return
 
