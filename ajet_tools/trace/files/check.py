@@ -114,6 +114,7 @@ _NOUNS = {
     "ledger": "ledger entry {outcome} of call {id} in step {step}",
     "trained": "trained values of call {id} in step {step}",
     "feedback": "feedback {id}",
+    "pictures": "picture {id}",
 }
 
 
@@ -210,7 +211,7 @@ def _copies(connection: duckdb.DuckDBPyConnection, edits: Sequence[EditedRow]) -
 
 
 _REPLACES = " (in place of a row with another id, which is gone)"
-_IDS = ("feedback_id", "call_id", "episode_id", "run_id")
+_IDS = ("digest", "feedback_id", "call_id", "episode_id", "run_id")
 """Id columns, most specific first; a row is named by its first id and by `_KEYS`."""
 _KEYS = ("outcome", "name", "step")
 
