@@ -28,6 +28,8 @@ REFERRING = {
 }
 """The columns that refer to pictures."""
 
+_IN_JSON = r'(?:^|[^\\])"ajet-picture:([0-9a-f]{64})[",]'
+"""The same at the beginning of a text of JSON, where alone it is a reference."""
 _REFERENCE = re.compile(rf"{REFERENCE}(,.*)?", re.S)
 _SIGNS = ("data:image", PREFIX)
 """JSON without any of these has no text to replace; a data URL in another spelling stays as sent."""
@@ -47,6 +49,21 @@ def digests_in(json_text: str) -> set[str]:
     if PREFIX not in json_text:
         return set()
     return set(re.findall(REFERENCE, json_text))
+
+
+def references(table: str, id: str, *, source: str = "", where: str = "true") -> str:
+    """SQL of the rows of a table that refer to pictures: (id, digest), for `id` a column of it."""
+    selects = []
+    for column in REFERRING[table]:
+        is_list = column == "pictures"
+        pattern = '"([0-9a-f]{64})"' if is_list else _IN_JSON
+        text = f"{column}::VARCHAR"
+        has = f"{text} IS NOT NULL" if is_list else f"contains({text}, '{PREFIX}')"
+        selects.append(
+            f"SELECT {id} AS id, unnest(regexp_extract_all({text}, '{pattern}', 1)) AS digest"
+            f" FROM {source}{table} WHERE {has} AND {where}"
+        )
+    return f"SELECT DISTINCT id, digest FROM ({' UNION ALL '.join(selects)})"
 
 
 class StoredPictures:
