@@ -55,6 +55,8 @@ class _Key:
 _next_key = count(1)
 _keys: WeakValueDictionary[str, _Key] = WeakValueDictionary()
 _by_url: OrderedDict[bytes, Picture] = OrderedDict()
+_lines: OrderedDict[bytes, str] = OrderedDict()
+_LINES = 10_000
 _lock = threading.Lock()
 
 
@@ -179,7 +181,7 @@ def picture_at(url: str) -> Picture:
             f"the picture's data URL has {len(url) / 1e6:.1f} MB; a picture may have at most"
             f" {MAX_BYTES / 1e6:.0f} MB: send it smaller or more compressed"
         )
-    name = hashlib.blake2b(url.encode("utf-8", "replace"), digest_size=16).digest()
+    name = _name(url)
     with _lock:
         picture = _by_url.get(name)
         if picture is not None:
@@ -193,6 +195,28 @@ def picture_at(url: str) -> Picture:
             _, forgotten = _by_url.popitem(last=False)
             total -= len(forgotten.data)
     return picture
+
+
+def line_at(url: str) -> str:
+    """The picture in a data URL in a line of text (`Picture.line`). Raises PictureError."""
+    with _lock:
+        line = _lines.get(_name(url))
+    if line is None:
+        line = picture_at(url).line
+        remember_line(url, line)
+    return line
+
+
+def remember_line(url: str, line: str) -> None:
+    """Know the line of a picture without decoding it, as a trace has it."""
+    with _lock:
+        _lines[_name(url)] = line
+        if len(_lines) > _LINES:
+            _lines.popitem(last=False)
+
+
+def _name(url: str) -> bytes:
+    return hashlib.blake2b(url.encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def is_data_url(url: str) -> bool:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.errors import PictureError
-from ajet_sdk.pictures import Picture, is_data_url, picture_at
+from ajet_sdk.pictures import Picture, is_data_url, picture_at, remember_line
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
@@ -159,6 +159,7 @@ def mapped(value: object, text: Callable[[str], str]) -> Any:
 def resolved(value: _T, pictures: Mapping[str, Picture]) -> _T:
     """JSON with data URLs in place of references. References to unknown or removed pictures
     stay."""
+    urls: dict[str, str] = {}
 
     def text(value: str) -> str:
         if not value.startswith(PREFIX):
@@ -169,9 +170,12 @@ def resolved(value: _T, pictures: Mapping[str, Picture]) -> _T:
         picture = pictures.get(match[1]) if match else None
         if match is None or picture is None or not picture.data:
             return value
-        if match[2] is None:
-            return picture.url
-        return f"{match[2][1:]},{base64.b64encode(picture.data).decode()}"
+        url = urls.get(value)
+        if url is None:
+            head = f"data:{picture.media_type};base64" if match[2] is None else match[2][1:]
+            url = urls[value] = f"{head},{base64.b64encode(picture.data).decode()}"
+            remember_line(url, picture.line)
+        return url
 
     return mapped(value, text)  # type: ignore[no-any-return]
 
