@@ -11,10 +11,12 @@ import binascii
 import hashlib
 import io
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -33,39 +35,93 @@ MAX_PICTURES = 500
 """Pictures of one request."""
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 """What vendors take, by the names of Pillow."""
+_OF_SEVERAL = {"MPO": "image/jpeg"}
+"""What Pillow calls a JPEG file with several pictures, as phones write them; the first one counts."""
+
+_REMEMBERED_BYTES = 64 << 20
+"""Bytes of the files of the pictures that were decoded last: each request of a conversation sends
+all of its pictures again."""
+
+
+class _Key:
+    """Holds the number of a digest while a picture with it lives."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
 
 Ids = npt.NDArray[np.int32]
 _next_key = count(1)
-_known: WeakValueDictionary[str, Picture] = WeakValueDictionary()
+_keys: WeakValueDictionary[str, _Key] = WeakValueDictionary()
+_by_url: OrderedDict[bytes, Picture] = OrderedDict()
+_lines: OrderedDict[bytes, str] = OrderedDict()
+_LINES = 10_000
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture as sent. There is one object for each digest as long as anything refers to it."""
+    """A picture as sent. Two are equal if they have the same pixels."""
 
     data: bytes = field(repr=False)
-    """The file."""
+    """The file; empty if it was removed from a trace."""
     media_type: str
     digest: str
     """SHA-256 of size and RGBA pixels, in hexadecimal; what a model sees is the same if it is."""
     width: int
     height: int
     """In pixels, after the turn that the file's EXIF data asks for."""
-    key: int
-    """A negative number in place of the picture's token ids, unique in this process (`keyed`)."""
+    _key: _Key = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_key", _key_of(self.digest))
+
+    @property
+    def key(self) -> int:
+        """A negative number in place of the picture's token ids, which equal pictures share and
+        different ones do not, in this process (`keyed`)."""
+        return self._key.number
 
     @property
     def url(self) -> str:
         return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
 
+    @property
+    def line(self) -> str:
+        """The picture in a line of text, such as `picture 64×64 PNG 307 B a1b2c3`."""
+        kind = self.media_type.removeprefix("image/").upper()
+        size = _size(len(self.data)) if self.data else "removed"
+        return f"picture {self.width}×{self.height} {kind} {size} {self.digest[:6]}"
+
     def image(self) -> Image.Image:
         """The RGB pixels, turned as EXIF says, on white where the picture is transparent: as vLLM
-        and transformers decode it."""
+        and transformers decode it. Raises PictureError."""
         return _on_white(_decoded(self.data))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return picture_of, (self.data,)  # keys differ between processes
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and other.digest == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # keys differ between processes
+        return Picture, (self.data, self.media_type, self.digest, self.width, self.height)
+
+
+def _key_of(digest: str) -> _Key:
+    with _lock:
+        key = _keys.get(digest)
+        if key is None:
+            key = _keys[digest] = _Key(-next(_next_key))
+        return key
+
+
+def _size(count: int) -> str:
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1000:.0f} kB" if count < 1_000_000 else f"{count / 1e6:.1f} MB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +142,11 @@ def picture_of(data: bytes) -> Picture:
             f"the picture has {len(data) / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are"
             " accepted: send it smaller or more compressed"
         )
+    media_type = (FORMATS | _OF_SEVERAL)[str(_open(data).format)]
     image = _decoded(data)
     digest = hashlib.sha256(f"{image.width}x{image.height}\n".encode())
     digest.update(image.tobytes())
-    name = digest.hexdigest()
-    with _lock:
-        picture = _known.get(name)
-        if picture is None:
-            picture = Picture(
-                data=data,
-                media_type=FORMATS[_format(data)],
-                digest=name,
-                width=image.width,
-                height=image.height,
-                key=-next(_next_key),
-            )
-            _known[name] = picture
-    return picture
+    return Picture(data, media_type, digest.hexdigest(), image.width, image.height)
 
 
 def picture_in(part: Mapping[str, object]) -> Picture | None:
@@ -113,11 +157,16 @@ def picture_in(part: Mapping[str, object]) -> Picture | None:
     """
     if part.get("type") != "image_url":
         return None
+    return picture_at(url_in(part))
+
+
+def url_in(part: Mapping[str, object]) -> str:
+    """The URL of a part of type `image_url`. Raises PictureError."""
     value = part.get("image_url")
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str):
         raise PictureError('image_url must be {"url": "data:image/png;base64,…"}')
-    return picture_at(url)
+    return url
 
 
 def with_digests(content: object) -> object:
@@ -141,20 +190,81 @@ def image_part(picture: Picture) -> dict[str, str]:
 
 
 def picture_at(url: str) -> Picture:
-    """The picture in a data URL. Raises PictureError for other URLs, too."""
-    head, comma, body = url.partition(",")
-    if not url.startswith("data:"):
+    """The picture in a data URL, decoded once. Raises PictureError for other URLs, too."""
+    if not is_data_url(url):
         raise PictureError(
             f"a picture must be sent in the request, as a data URL (data:image/png;base64,…);"
             f" {url[:80]!r} is not loaded"
         )
-    if not comma or not head.endswith(";base64"):
+    if len(url) > 2 * MAX_BYTES:  # base64 takes 4/3 of the bytes, and wrapped lines a little more
+        raise PictureError(
+            f"the picture's data URL has {len(url) / 1e6:.1f} MB; a picture may have at most"
+            f" {MAX_BYTES / 1e6:.0f} MB: send it smaller or more compressed"
+        )
+    name = _name(url)
+    with _lock:
+        picture = _by_url.get(name)
+        if picture is not None:
+            _by_url.move_to_end(name)
+            return picture
+    picture = picture_of(_bytes_in(url))
+    with _lock:
+        _by_url[name] = picture
+        total = sum(len(kept.data) for kept in _by_url.values())
+        while total > _REMEMBERED_BYTES and len(_by_url) > 1:
+            _, forgotten = _by_url.popitem(last=False)
+            total -= len(forgotten.data)
+    return picture
+
+
+def line_at(url: str) -> str:
+    """The picture in a data URL in a line of text (`Picture.line`). Raises PictureError."""
+    with _lock:
+        line = _lines.get(_name(url))
+    if line is None:
+        line = picture_at(url).line
+        remember_line(url, line)
+    return line
+
+
+def remember_line(url: str, line: str) -> None:
+    """Know the line of a picture without decoding it, as a trace has it."""
+    with _lock:
+        _lines[_name(url)] = line
+        if len(_lines) > _LINES:
+            _lines.popitem(last=False)
+
+
+def _name(url: str) -> bytes:
+    return hashlib.blake2b(url.encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def is_data_url(url: str) -> bool:
+    """Whether it has the data itself; schemes are written in any case (RFC 3986, 3.1)."""
+    return url[:5].lower() == "data:"
+
+
+_OTHER_ALPHABET = str.maketrans("-_", "+/")
+
+
+def _bytes_in(url: str) -> bytes:
+    """The data of a data URL: RFC 2397, with parameters of the media type; and base64 as clients
+    write it, also in lines, with the URL-safe alphabet, percent signs or without padding."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.rstrip().lower().endswith(";base64"):
         raise PictureError("a picture's data URL must begin with data:image/…;base64,")
+    media_type = head[5:].strip().lower()
+    if not media_type.startswith(("image/", "application/octet-stream", ";")):
+        raise PictureError(f"a picture's data URL must have the media type image/…: {head[:80]!r}")
     try:
-        data = base64.b64decode(body, validate=True)
+        return base64.b64decode(body, validate=True)  # as nearly all are: without a copy
+    except (binascii.Error, ValueError):
+        text = unquote(body) if "%" in body else body
+        text = "".join(text.split()).translate(_OTHER_ALPHABET).rstrip("=")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise PictureError(f"a picture's data URL is not valid base64: {error}") from error
-    return picture_of(data)
 
 
 def keyed(ids: Ids, pictures: Sequence[PlacedPicture]) -> Ids:
@@ -198,10 +308,6 @@ def _open(data: bytes) -> Image.Image:
         ) from error
     except Exception as error:  # a broken file may raise anything, as may one with too many pixels
         raise PictureError(f"the picture cannot be read: {error}") from error
-
-
-def _format(data: bytes) -> str:
-    return str(_open(data).format)
 
 
 def _decoded(data: bytes) -> Image.Image:

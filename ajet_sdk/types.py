@@ -30,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from ajet_sdk.pictures import PlacedPicture, picture_at
+from ajet_sdk.pictures import Picture, PlacedPicture, picture_at
 
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]
@@ -93,17 +93,30 @@ def _placed(value: Any) -> Any:
     return PlacedPicture(
         start=value["start"],
         end=value["end"],
-        picture=picture_at(value["picture"]),
+        picture=_picture(value["picture"]),
         token_id=value["token_id"],
     )
 
 
-def _pictures_as_json(pictures: Sequence[PlacedPicture]) -> list[dict[str, int | str]]:
+def _picture(value: Any) -> Picture:
+    if isinstance(value, Mapping):  # it was removed from a trace
+        return Picture(data=b"", **value)
+    return picture_at(value)
+
+
+def _picture_as_json(picture: Picture) -> str | dict[str, str | int]:
+    if picture.data:
+        return picture.url
+    names = ("media_type", "digest", "width", "height")
+    return {name: getattr(picture, name) for name in names}
+
+
+def _pictures_as_json(pictures: Sequence[PlacedPicture]) -> list[dict[str, Any]]:
     return [
         {
             "start": placed.start,
             "end": placed.end,
-            "picture": placed.picture.url,
+            "picture": _picture_as_json(placed.picture),
             "token_id": placed.token_id,
         }
         for placed in pictures

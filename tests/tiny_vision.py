@@ -24,6 +24,8 @@ from transformers import (
 )
 
 from ajet_sdk.pictures import Picture, picture_of
+from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.types import Call
 
 KINDS = ("qwen3_vl", "qwen2_5_vl", "idefics3", "gemma3")
 PIXELS, PATCH, MERGE = 64, 8, 2
@@ -271,3 +273,35 @@ def _processor(kind: str) -> dict[str, dict[str, Any]]:
         whole = {"processor_class": names[kind]}
     picture["processor_class"] = whole["processor_class"]
     return {"preprocessor_config.json": picture, "processor_config.json": whole}
+
+
+def plain_pass(model: Any, tokenizer: HFTokenizer, call: Call) -> torch.Tensor:
+    """The model's own pass over prompt and reply with the processor's own tensors: no cache, no code
+    of ours but the processor's."""
+    pictures = [placed.picture for placed in call.pictures]
+    ids = torch.tensor([[*call.prompt_ids.tolist(), *call.output_ids.tolist()]])
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    assert tokenizer.pictures is not None
+    made = [tokenizer.pictures.process(each).pixels for each in pictures]
+    for name in made[0] if made else ():
+        axis = 1 if made[0]["pixel_values"].ndim == 5 else 0
+        inputs[name] = torch.from_numpy(np.concatenate([one[name] for one in made], axis))
+    types = (ids == tokenizer.pictures.token_id).long()
+    kind = model.config.model_type
+    if kind == "gemma3":
+        inputs["token_type_ids"] = types
+    elif kind.startswith("qwen"):
+        if made:
+            model.model.rope_deltas = None
+            positions, _ = model.model.get_rope_index(
+                ids,
+                mm_token_type_ids=types,
+                image_grid_thw=inputs["image_grid_thw"],
+                attention_mask=inputs["attention_mask"],
+            )
+        else:
+            positions = torch.arange(ids.shape[1]).expand(3, 1, -1)
+        inputs["position_ids"] = positions
+    with torch.no_grad():
+        logits = model(**inputs, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(call.output_ids)[:, None].long())

@@ -11,6 +11,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ajet_sdk.errors import PictureError
+from ajet_sdk.pictures import Picture, is_data_url, line_at, picture_at
+
 _PRETTY = 1_000_000
 """Maximum characters of JSON to format."""
 _ONE_LINE = 64
@@ -168,9 +171,49 @@ def _part(part: object) -> str:
             return str(part["text"])
         kind = str(part.get("type", ""))
         medium = next((medium for medium in _MEDIA if medium in kind), None)
+        url = picture_url(part)
+        if url is not None:
+            try:
+                return f"[{line_at(url)}]"
+            except PictureError:  # shown as it was sent, by its size
+                medium = "image"
         if medium:
             return f"[{medium}{_source(part)}]"
     return pretty(part)
+
+
+def picture_url(part: object) -> str | None:
+    """The data URL of a part that is a picture, in the forms of chat completions, Responses,
+    Messages, Gemini and MCP; None for any other part."""
+    if not isinstance(part, Mapping):
+        return None
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if isinstance(url, str):
+        return url if is_data_url(url) else None
+    inline = part.get("inlineData", part.get("inline_data", part.get("source", part)))
+    if not isinstance(inline, Mapping) or not isinstance(inline.get("data"), str):
+        return None
+    media_type = inline.get("mimeType", inline.get("mime_type", inline.get("media_type")))
+    if not isinstance(media_type, str) or not media_type.startswith("image/"):
+        return None
+    return f"data:{media_type};base64,{inline['data']}"
+
+
+def pictures_in(raw: object) -> list[Picture]:
+    """The pictures of a message or a part of it, in order; without those that cannot be decoded."""
+    if isinstance(raw, list):
+        return [picture for item in raw for picture in pictures_in(item)]
+    if not isinstance(raw, Mapping):
+        return []
+    url = picture_url(raw)
+    if url is not None:
+        try:
+            return [picture_at(url)]
+        except PictureError:
+            return []
+    nested = (raw.get(name) for name in ("content", "output", "parts", "images"))
+    return [picture for content in nested for picture in pictures_in(content)]
 
 
 def _source(part: Mapping[str, object]) -> str:
@@ -229,9 +272,26 @@ def lay_out(text: str) -> str:
 
 
 def pretty(value: object) -> str:
-    """Format a value as JSON, on one line if it is short."""
+    """Format a value as JSON, on one line if it is short; pictures in it as a line of text."""
     short = _json(value)
+    if "data:image/" in short:
+        value = without_pictures(value)
+        short = _json(value)
     return short if len(short) <= _ONE_LINE else _json(value, indent=2)
+
+
+def without_pictures(value: object) -> object:
+    """JSON with a line of text in place of each picture."""
+    if isinstance(value, str) and is_data_url(value):
+        try:
+            return f"[{line_at(value)}]"
+        except PictureError:
+            return value
+    if isinstance(value, Mapping):
+        return {name: without_pictures(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_pictures(item) for item in value]
+    return value
 
 
 def _json(value: object, indent: int | None = None) -> str:

@@ -20,7 +20,9 @@ _NULL = {pa.int32(): np.iinfo(np.int32).min, pa.float32(): float(np.finfo(np.flo
 """Substitutes for NULL in a list."""
 
 
-_KEYS = frozenset(("feedback_id", "call_id", "episode_id", "run_id", "outcome", "name", "step"))
+_KEYS = frozenset(
+    ("feedback_id", "call_id", "episode_id", "run_id", "outcome", "name", "step", "digest")
+)
 """Columns that identify a row, of those that a table has."""
 _CONTENT_BITS = 40
 _ID_BITS = 16
@@ -76,6 +78,9 @@ def _as_bytes(column: pa.Array | pa.ChunkedArray) -> list[bytes | None]:
             flat[ends[i] : ends[i + 1]].tobytes() if known else None
             for i, known in enumerate(there)
         ]
+    if pa.types.is_binary(array.type):
+        files: list[bytes | None] = array.to_pylist()
+        return files
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.int64())
     return [None if value is None else str(value).encode() for value in array.to_pylist()]

@@ -16,7 +16,9 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from ajet_sdk.addresses import is_address, public
+from ajet_sdk.pictures import Picture
 from ajet_sdk.secret_keys import LEAVES, masked
+from ajet_sdk.trace.pictures import Replacing, StoredPictures, may_refer
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 
@@ -33,6 +35,7 @@ _TYPES = {
     "TIMESTAMPTZ": pa.timestamp("us", tz="UTC"),
     "INTEGER[]": pa.list_(pa.int32()),
     "FLOAT[]": pa.list_(pa.float32()),
+    "BLOB": pa.binary(),
 }
 Row = dict[str, Any]
 
@@ -77,20 +80,32 @@ def size_of(record: Record) -> int:
             size += ids.nbytes
     messages = record.request.get("messages")
     if isinstance(messages, list):
-        for message in messages:
+        for place, message in enumerate(messages):
             content = message.get("content") if isinstance(message, dict) else None
             if isinstance(content, str):
                 size += len(content)
+            elif isinstance(content, list) and place >= record.prefix_messages:
+                size += sum(map(_size_of_part, content))
     return size
 
 
-class StoredCalls:
-    """Calls known to be in a file, to which later calls may refer.
+def _size_of_part(part: object) -> int:
+    """Characters of a text or an inline picture; those of earlier calls are shared in memory."""
+    if not isinstance(part, dict):
+        return 0
+    value = part.get("image_url")
+    text = value.get("url") if isinstance(value, dict) else part.get("text")
+    return len(text) if isinstance(text, str) else 0
 
-    The number is bounded; a call with an unknown parent is stored completely.
+
+class StoredCalls:
+    """Calls and pictures known to be in a file, to which later calls may refer.
+
+    The number of calls is bounded; a call with an unknown parent is stored completely.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pictures: StoredPictures | None = None) -> None:
+        self.pictures = pictures or StoredPictures()
         self._calls: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def add(self, call: Call) -> None:
@@ -111,6 +126,7 @@ class StoredCalls:
     def clear(self) -> None:
         """Forget all, since added calls may be lost."""
         self._calls.clear()
+        self.pictures.clear()
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -124,13 +140,18 @@ def encode(records: Iterable[Record], stored: StoredCalls) -> dict[str, pa.Table
     and skipped."""
     rows: dict[str, list[Row]] = {}
     for record in records:
+        replacing = Replacing(stored.pictures)
         try:
-            encoded = _ROWS_OF.get(type(record), _flat)(record, stored)
+            encoded = _ROWS_OF.get(type(record), _flat)(record, stored, replacing)
         except _CANNOT as error:
             _LOG.warning("Could not store a %s in the trace: %s", type(record).__name__, error)
             continue
         for table, row in encoded:
             rows.setdefault(table, []).append(row)
+        if replacing.added:
+            added = replacing.added.values()
+            rows.setdefault("pictures", []).extend(map(_picture, added))
+            stored.pictures.settle(added)
         if isinstance(record, Call):
             stored.add(record)
     if "runs" in rows:
@@ -155,19 +176,23 @@ def _safe_table(name: str, rows: Sequence[Row]) -> pa.Table:
         return pa.concat_tables([_table(name, []), *tables])
 
 
-def _run(run: Run, _: StoredCalls) -> list[tuple[str, Row]]:
+def _picture(picture: Picture) -> Row:
+    return {name: getattr(picture, name) for name in COLUMNS["pictures"]}
+
+
+def _run(run: Run, _: StoredCalls, __: Replacing) -> list[tuple[str, Row]]:
     return [("runs", {**_plain(run), "config": _json(scrub(run.config))})]
 
 
-def _episode(episode: Episode, _: StoredCalls) -> list[tuple[str, Row]]:
+def _episode(episode: Episode, _: StoredCalls, pictures: Replacing) -> list[tuple[str, Row]]:
     row = _plain(episode)
     row |= {
         "task_id": _text(episode.task.task_id),
-        "task": _json(scrub(storable(episode.task.model_dump()))),
-        "output": _json(scrub(storable(episode.output))),
+        "task": _referring(scrub(storable(episode.task.model_dump())), pictures),
+        "output": _referring(scrub(storable(episode.output)), pictures),
         "metrics": _json(episode.metrics),
         "events": (
-            _json(scrub([event.model_dump(mode="json") for event in episode.events]))
+            _referring(scrub([event.model_dump(mode="json") for event in episode.events]), pictures)
             if episode.events
             else None
         ),
@@ -180,13 +205,13 @@ def _episode(episode: Episode, _: StoredCalls) -> list[tuple[str, Row]]:
     return [("episodes", row), *rewards]
 
 
-def _call(call: Call, stored: StoredCalls) -> list[tuple[str, Row]]:
+def _call(call: Call, stored: StoredCalls, pictures: Replacing) -> list[tuple[str, Row]]:
     row = _plain(call)
     request = dict(call.request)
     raw = request.pop("messages") if isinstance(request.get("messages"), list) else None
     row |= {
-        "request": _json(scrub(request)) if raw is None else _settings(request),
-        "response": _json(scrub(call.response)),
+        "request": _request(request, pictures, cached=raw is not None),
+        "response": _referring(scrub(call.response), pictures),
         "sampling": _json(scrub(call.sampling)),
         "output_ids": call.output_ids,
         "logprobs": call.logprobs,
@@ -209,12 +234,37 @@ def _call(call: Call, stored: StoredCalls) -> list[tuple[str, Row]]:
             isinstance(m, dict) and m.keys() <= _SPOKEN and type(m.get("content")) in LEAVES
             for m in new
         ]
-        texts = (_json(m if plain else scrub(m)) for m, plain in zip(new, simple, strict=True))
+        texts = [
+            _referring(m if plain else scrub(m), pictures)
+            for m, plain in zip(new, simple, strict=True)
+        ]
         row["messages_suffix"] = f"[{', '.join(texts)}]"
+    if call.pictures:
+        row["pictures"] = _places(call, pictures)
     return [("calls", row)]
 
 
-def _trained(trained: Trained, _: StoredCalls) -> list[tuple[str, Row]]:
+def _places(call: Call, pictures: Replacing) -> str:
+    """JSON of a prompt's pictures: `[[start, end, digest, tokens], ...]`."""
+    places = []
+    for placed in call.pictures:
+        pictures.add(placed.picture)
+        places.append([placed.start, placed.end, placed.picture.digest, placed.token_id])
+    return _json(places)
+
+
+def _referring(value: object, pictures: Replacing) -> str:
+    """JSON with references in place of pictures."""
+    text = _json(value)
+    return _json(pictures.value(value)) if may_refer(text) else text
+
+
+def _request(request: Row, pictures: Replacing, *, cached: bool) -> str:
+    text = _settings(request) if cached else _json(scrub(request))
+    return _referring(scrub(request), pictures) if may_refer(text) else text
+
+
+def _trained(trained: Trained, _: StoredCalls, __: Replacing) -> list[tuple[str, Row]]:
     arrays = {name: getattr(trained, name) for name in ("advantages", "logprobs", "entropy")}
     return [("trained", _plain(trained) | arrays)]
 
@@ -240,11 +290,11 @@ _WITHOUT_REFERENCES = 2
 _SPOKEN = {"role", "content"}
 
 
-def _flat(record: BaseModel, _: StoredCalls) -> list[tuple[str, Row]]:
+def _flat(record: BaseModel, _: StoredCalls, __: Replacing) -> list[tuple[str, Row]]:
     return [(_TABLE_OF[type(record)], _plain(record))]
 
 
-_ROWS_OF: dict[type, Callable[[Any, StoredCalls], list[tuple[str, Row]]]] = {
+_ROWS_OF: dict[type, Callable[[Any, StoredCalls, Replacing], list[tuple[str, Row]]]] = {
     Run: _run, Episode: _episode, Call: _call, Trained: _trained
 }  # fmt: skip
 """Other records have a column for every field."""

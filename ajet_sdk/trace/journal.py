@@ -14,7 +14,9 @@ from typing import get_args
 import numpy as np
 from pydantic import ValidationError
 
+from ajet_sdk.pictures import Picture, picture_at
 from ajet_sdk.trace.encoding import Record, scrub
+from ajet_sdk.trace.pictures import PREFIX, Replacing, StoredPictures, may_refer, resolved
 from ajet_sdk.types import Call, Feedback, LedgerEntry, Metric, Run, Trained, new_id
 
 IDS = {
@@ -28,6 +30,7 @@ IDS = {
 }
 """Tables of the records in a journal, with the SQL of their ids (`id_of`)."""
 
+_PICTURE = "picture"
 _KINDS = {kind.__name__: kind for kind in get_args(Record)}
 
 
@@ -53,16 +56,19 @@ class Journal:
         """Size in bytes."""
         self._writing, self._syncing = threading.Lock(), threading.Lock()
         self._appended = self._synced = 0
+        self._pictures = StoredPictures()
+        """Those in the journal, which has each of them once."""
 
     def append(self, records: Sequence[Record]) -> None:
         """Write records and, if synced, wait for the disk; concurrent threads share one sync."""
-        lines = [{type(r).__name__: scrub(r.model_dump())} for r in records]
-        text = "".join(
-            f"\n{json.dumps(line, default=_plain)}" for line in lines
-        )  # a torn line ends at the next one
+        texts = [json.dumps(_line(record), default=_plain) for record in records]
         with self._writing:
             if self._file.closed:  # by another thread, after these records were written
                 return
+            lines = []
+            for text in texts:
+                lines += self._without_pictures(text) if may_refer(text) else [text]
+            text = "".join(f"\n{line}" for line in lines)  # a torn line ends at the next one
             self.size += self._file.write(text.encode()) or 0
             self._appended += 1
             turn = self._appended
@@ -76,16 +82,29 @@ class Journal:
                 )  # fdatasync doesn't write the file's times
                 self._synced = last
 
+    def _without_pictures(self, line: str) -> list[str]:
+        """A line with references, after lines with the pictures that are not in the journal."""
+        replacing = Replacing(self._pictures)
+        replaced = json.dumps(replacing.value(json.loads(line)))
+        added = replacing.added.values()
+        self._pictures.settle(added)
+        return [*(json.dumps({_PICTURE: picture.url}) for picture in added), replaced]
+
     def clear(self) -> None:
         """Delete all records, which are in the trace file."""
         with self._writing:
             self._file.truncate(0)
+            self._pictures.clear()
             self.size = 0
 
     def remove(self) -> None:
         with self._writing, self._syncing:
             self.path.unlink(missing_ok=True)
             self._file.close()
+
+
+def _line(record: Record) -> dict[str, object]:
+    return {type(record).__name__: scrub(record.model_dump())}
 
 
 def _plain(value: object) -> object:
@@ -128,12 +147,17 @@ def id_of(record: Record) -> str:
 def records_of(journal: Path) -> list[Record]:
     """Reads the records of a journal, except for one that was cut off by a kill or a full disk."""
     records: list[Record] = []
+    pictures: dict[str, Picture] = {}
     for line in journal.read_bytes().split(b"\n"):
         try:
-            records += [
-                _KINDS[kind].model_validate(fields)
-                for kind, fields in json.loads(line or b"{}").items()
-            ]
+            entry = json.loads(line or b"{}")
+            if _PICTURE in entry:
+                picture = picture_at(entry[_PICTURE])
+                pictures[picture.digest] = picture
+                continue
+            if PREFIX.encode() in line:
+                entry = resolved(entry, pictures)
+            records += [_KINDS[kind].model_validate(fields) for kind, fields in entry.items()]
         except (ValueError, ValidationError):
             continue
     return records

@@ -243,7 +243,7 @@ _EXPLAIN = re.compile(r"\s*explain\b(\s+analyze\b)?(\s*\([^)]*\))?", re.I)
 _ID = r"'[0-9A-Za-z_-]+'"
 
 _ONLY = re.compile(
-    rf"(?:optional: )?\((episode_id|call_id|run_id) (?:= ({_ID})|IN \(({_ID}(?:, {_ID})*)\))\)"
+    rf"(?:optional: )?\((episode_id|call_id|run_id|digest) (?:= ({_ID})|IN \(({_ID}(?:, {_ID})*)\))\)"
 )
 
 _PRUNING = "statistics_propagation,empty_result_pullup"

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +21,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ajet_sdk.errors import QueryError, TraceError, TraceLocked
+from ajet_sdk.pictures import Picture, PlacedPicture
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.trace.below import distinct, in_and_below, readable
 from ajet_sdk.trace.database import locked, unborn
 from ajet_sdk.trace.gathered import Stamp, stamp_of
 from ajet_sdk.trace.live import COST_HEADER, post, refusal
 from ajet_sdk.trace.owner import ROWS_PATH, Owner, RowsOf, owner_of, settled_owners
+from ajet_sdk.trace.pictures import PREFIX, REFERRING, digests_in, resolved, stored_pictures
 from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.trace.sources import Attached
 from ajet_sdk.trace.writer import take_over
@@ -286,7 +289,7 @@ def calls_of(reader: TraceReader, episode_id: str) -> list[Call]:
     table = reader.query(
         "SELECT * FROM calls WHERE episode_id = ? ORDER BY index, started_at", [episode_id]
     )
-    return _calls(table).get(episode_id, [])
+    return _calls(reader, table).get(episode_id, [])
 
 
 def episodes(
@@ -319,17 +322,21 @@ def episodes(
         (f"({marks})", named) if few else (f"(SELECT episode_id FROM episodes {where})", values)
     )
     calls = _calls(
+        reader,
         reader.query(
             f"SELECT * FROM calls WHERE episode_id IN {chosen} ORDER BY index, started_at", values
-        )
+        ),
     )
+    pictures = stored_pictures(reader, _digests(rows, REFERRING["episodes"]))
     rewards: dict[str, list[Reward]] = {}
     for row in reader.query(
         f"SELECT * FROM rewards WHERE episode_id IN {chosen}", values
     ).to_pylist():
         rewards.setdefault(row.pop("episode_id"), []).append(Reward(**row))
     return [
-        _episode(row, calls.get(row["episode_id"], []), rewards.get(row["episode_id"], []))
+        _episode(
+            row, calls.get(row["episode_id"], []), rewards.get(row["episode_id"], []), pictures
+        )
         for row in rows
     ]
 
@@ -353,24 +360,49 @@ def ledger_balance(reader: TraceReader, run_id: str) -> list[str]:
     ]
 
 
-def _episode(row: dict[str, Any], calls: Sequence[Call], rewards: Sequence[Reward]) -> Episode:
+def _json(text: str, pictures: Mapping[str, Picture]) -> Any:
+    """JSON with data URLs in place of references."""
+    value = json.loads(text)
+    return resolved(value, pictures) if PREFIX in text else value
+
+
+def _episode(
+    row: dict[str, Any],
+    calls: Sequence[Call],
+    rewards: Sequence[Reward],
+    pictures: Mapping[str, Picture],
+) -> Episode:
     plain = {name: value for name, value in row.items() if name not in ("task_id", "superseded")}
     if plain["split"] is None:
         plain |= {"split": "", "step": 0}
-    parsed = {name: json.loads(row[name]) for name in ("task", "output", "metrics")}
-    parsed["events"] = tuple(json.loads(row["events"] or "[]"))
+    parsed = {name: _json(row[name], pictures) for name in ("task", "output", "metrics")}
+    parsed["events"] = tuple(_json(row["events"] or "[]", pictures))
     parsed["client"] = row["client"] or ""
     return Episode(**{**plain, **parsed, "calls": tuple(calls), "rewards": tuple(rewards)})
 
 
-def _calls(table: pa.Table) -> dict[str, list[Call]]:
+def _digests(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> set[str]:
+    """The pictures that rows refer to."""
+    digests: set[str] = set()
+    for row in rows:
+        for column in columns:
+            digests |= digests_in(row[column] or "")
+        digests.update(place[2] for place in json.loads(row.get("pictures") or "[]"))
+    return digests
+
+
+def _calls(reader: TraceReader, table: pa.Table) -> dict[str, list[Call]]:
     lists = {name: arrays_of(table[name]) for name in ("prompt_suffix", "output_ids", "logprobs")}
     rows = table.drop_columns(list(lists)).to_pylist()
-    whole = rebuild(stored_calls(table))
+    pictures = stored_pictures(reader, _digests(rows, REFERRING["calls"]))
+    whole = rebuild(stored_calls(table), pictures)
     by_episode: dict[str, list[Call]] = {}
     for i, row in enumerate(rows):
         call = _call(
-            row, {name: values[i] for name, values in lists.items()}, *whole[row["call_id"]]
+            row,
+            {name: values[i] for name, values in lists.items()},
+            *whole[row["call_id"]],
+            pictures,
         )
         by_episode.setdefault(row["episode_id"], []).append(call)
     return by_episode
@@ -391,15 +423,21 @@ def _call(
     lists: Mapping[str, Any],
     ids: npt.NDArray[np.int32],
     messages: list[object],
+    pictures: Mapping[str, Picture],
 ) -> Call:
-    request = json.loads(row["request"])
+    request = _json(row["request"], pictures)
     if row["messages_suffix"] is not None:
         request = {"messages": messages, **request}
     plain = {name: value for name, value in row.items() if name != "messages_suffix"}
     parsed = {
         "request": request,
-        "response": json.loads(row["response"]),
+        "response": _json(row["response"], pictures),
         "sampling": json.loads(row["sampling"]),
+        "pictures": [
+            PlacedPicture(start, end, pictures[digest], token_id)
+            for start, end, digest, token_id in json.loads(row["pictures"] or "[]")
+            if digest in pictures
+        ],
     }
     prompt = None if lists["prompt_suffix"] is None else ids
     return Call(
@@ -441,8 +479,12 @@ Whole = tuple[npt.NDArray[np.int32], list[object]]
 """A call's complete prompt and messages; empty without any."""
 
 
-def rebuild(calls: Sequence[Stored]) -> dict[str, Whole]:
+def rebuild(
+    calls: Sequence[Stored], pictures: Mapping[str, Picture] = MappingProxyType({})
+) -> dict[str, Whole]:
     """Rebuilds complete prompts and messages by call id; `calls` include parents, in any order.
+
+    With data URLs in place of references to `pictures`.
 
     Raises TraceError if a parent is missing or calls refer to each other in a circle.
     """
@@ -463,18 +505,23 @@ def rebuild(calls: Sequence[Stored]) -> dict[str, Whole]:
             chain[at] = stored[at]
             at = stored[at].parent_call_id
         for link in reversed(chain.values()):
-            whole[link.call_id] = _extend(link, stored, whole)
+            whole[link.call_id] = _extend(link, stored, whole, pictures)
     return whole
 
 
-def _extend(call: Stored, stored: dict[str, Stored], whole: dict[str, Whole]) -> Whole:
+def _extend(
+    call: Stored,
+    stored: dict[str, Stored],
+    whole: dict[str, Whole],
+    pictures: Mapping[str, Picture],
+) -> Whole:
     ids, messages = np.empty(0, np.int32), list[object]()
     parent = call.parent_call_id
     if parent is not None:
         ids, messages = whole[parent]
         output = stored[parent].output_ids
         ids = (ids if output is None else np.concatenate([ids, output]))[: call.prefix_len]
-    new_messages = json.loads(call.messages_suffix or "[]")
+    new_messages = _json(call.messages_suffix or "[]", pictures)
     suffix = call.prompt_suffix
     return (
         ids if suffix is None else np.concatenate([ids, suffix]),

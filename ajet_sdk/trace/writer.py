@@ -32,6 +32,7 @@ from ajet_sdk.trace.database import (
 from ajet_sdk.trace.encoding import Record, StoredCalls, encode, size_of
 from ajet_sdk.trace.journal import IDS, Journal, id_of, left_behind, records_of, trace_of
 from ajet_sdk.trace.owner import retract
+from ajet_sdk.trace.pictures import StoredPictures
 from ajet_sdk.trace.query import RESULT_BYTES, select
 from ajet_sdk.types import Call
 
@@ -127,7 +128,7 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
             else "and are lost if the process ends before this does"
         )
         self._failure: TraceError | None = None
-        self._stored = StoredCalls()
+        self._stored = StoredCalls(StoredPictures(self._picture))
         self._taken: list[Record | _Order] = []
         self._pending = 0
         self._batch = 0
@@ -335,6 +336,15 @@ class TraceWriter(AbstractContextManager["TraceWriter"]):
         sql = "SELECT episode_id, call_id FROM calls WHERE episode_id IN (SELECT unnest($1::VARCHAR[]))"
         for row in self.query(sql, [begun]).to_pylist():
             self._stored.know(row["episode_id"], row["call_id"])
+
+    def _picture(self, digest: str) -> bytes | None:
+        """The file of a picture in the trace, if it is there."""
+        if self._root is None:
+            return None
+        with self._root.cursor() as cursor:  # with the optimizer: only this row's file is read
+            found = cursor.execute("SELECT data FROM pictures WHERE digest = ?", [digest])
+            row = found.fetchone()
+        return None if row is None else bytes(row[0] or b"")
 
     def _open(self) -> None:
         root = open_to_write(self.path, again=self._opened)

@@ -6,7 +6,8 @@ checksum (cards: Luhn, ISO/IEC 7812; IBAN: mod 97, ISO 13616; national ids: thei
 text around them.
 
 Not detected: names, addresses, dates of birth and other personal facts in prose; secrets without a
-known format (a password in a sentence); images and encoded data (base64, ROT13); JSON numbers.
+known format (a password in a sentence); encoded data (base64, ROT13); JSON numbers. Nobody reads
+what a picture shows: pictures are replaced, too, unless they are to be kept.
 Review what you publish.
 """
 
@@ -20,6 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ajet_sdk.addresses import entropy, looks_random, secrets_in
+from ajet_sdk.dialects.message_parts import picture_url
+from ajet_sdk.pictures import is_data_url
 from ajet_sdk.secret_keys import is_secret
 
 _Check = Callable[[re.Match[str]], bool]
@@ -478,14 +481,16 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-KINDS = tuple(dict.fromkeys(rule.kind for rule in RULES))
+PICTURE = "picture"
+KINDS = (*dict.fromkeys(rule.kind for rule in RULES), PICTURE)
 _PLACED = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 
 
 class Redactor:
     """Replaces values in the texts of one episode, and counts them by kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_pictures: bool = False) -> None:
+        self._keeps_pictures = keep_pictures
         self.counts: Counter[str] = Counter()
         self._numbers: dict[tuple[str, str], int] = {}
         self._known: dict[str, str] = {}
@@ -496,6 +501,8 @@ class Redactor:
         """Redact a text; JSON stays valid."""
         if len(text) < 6:
             return text
+        if is_data_url(text) and "image/" in text[:20].lower():
+            return text if self._keeps_pictures else self._placeholder(PICTURE, text)
         redacted = self._known.get(text)
         if redacted is None:
             redacted = self._known[text] = self._json(text)
@@ -516,6 +523,12 @@ class Redactor:
         return value
 
     def _object(self, value: Mapping[object, object]) -> object:
+        url = picture_url(value)
+        if url is not None:
+            if self._keeps_pictures:
+                return value
+            # a text, since whoever reads the file would refuse a picture without data
+            return {"type": "text", "text": self._placeholder(PICTURE, url)}
         pairs = {
             k: self._secret(v) if is_secret(k, value) else self.value(v) for k, v in value.items()
         }

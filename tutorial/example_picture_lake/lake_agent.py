@@ -7,6 +7,7 @@ from openai import AsyncOpenAI
 import ajet
 
 TURNS = 12
+client = AsyncOpenAI()
 
 
 def show(lake: Lake) -> dict[str, object]:
@@ -22,17 +23,16 @@ async def cross(lake: list[str]) -> str:
     move)."""
     world = Lake.of(lake)
     messages = []
-    async with AsyncOpenAI() as client:
-        for _ in range(TURNS):
-            messages.append(show(world))
-            reply = await client.chat.completions.create(model="lake", messages=messages)
-            word = (reply.choices[0].message.content or "").strip()
-            if word not in MOVES:
-                return "nonsense"
-            messages.append({"role": "assistant", "content": word})
-            end = world.go(word)
-            if end:
-                return end
+    for _ in range(TURNS):
+        messages.append(show(world))
+        reply = await client.chat.completions.create(model="lake", messages=messages)
+        word = (reply.choices[0].message.content or "").strip()
+        if word not in MOVES:
+            return "nonsense"
+        messages.append({"role": "assistant", "content": word})
+        end = world.go(word)
+        if end:
+            return end
     return "lost"
 
 

@@ -98,7 +98,8 @@ class ConversionOptions:
         need_answer: tasks: reject those without an answer.
         per_task: Conversations: the best N episodes per task. Default: all.
         margin: preferences: minimum difference between the rewards of a pair.
-        redact: Replace secrets and personal data with placeholders.
+        redact: Replace secrets, personal data and pictures with placeholders.
+        keep_pictures: Redact texts only: nothing looks for faces or texts in pictures.
     """
 
     accept_outputs: Annotated[bool, Option("--accept-outputs")] = False
@@ -106,6 +107,7 @@ class ConversionOptions:
     per_task: Annotated[int | None, Option(min=1, metavar="N")] = None
     margin: Annotated[float, Option(min=0)] = 0.0
     redact: Annotated[bool, Option("--redact/--no-redact")] = True
+    keep_pictures: Annotated[bool, Option("--keep-pictures")] = False
 
     def options(self, format: Format) -> Options:
         given = {
@@ -120,6 +122,7 @@ class ConversionOptions:
                 raise ConfigError(f"{option} is for --format {formats} (got {format})")
         return Options(
             redact=self.redact,
+            keep_pictures=self.keep_pictures,
             need_answer=self.need_answer,
             accept_outputs=self.accept_outputs,
             per_task=self.per_task or 0,
@@ -174,7 +177,7 @@ def export(
     """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML
     page.
 
-    Secrets and personal data are replaced and counted (--no-redact keeps them); a reply that had
+    Secrets, personal data and pictures are replaced and counted (--no-redact keeps them); a reply that had
     any is not learned. Formats to train on leave out validation tasks, and tasks that nearly repeat
     one. Conversations also leave out replies that were cut at their limit, failures, what people
     disliked, and episodes that earned nothing: a reward of 0 or less (without any above 0, the
@@ -308,4 +311,6 @@ def _redaction(done: TraceExport, redact: bool) -> str:
     if not redact:
         return "not redacted: it may contain secrets and personal data"
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in done.redacted.most_common())
-    return f"redacted: {kinds or 'nothing found'}; names and addresses in prose are not detected"
+    hint = " (--keep-pictures keeps them)" if done.redacted["picture"] else ""
+    found = f"{kinds or 'nothing found'}{hint}"
+    return f"redacted: {found}; names and addresses in prose are not detected"

@@ -13,6 +13,7 @@ from rich.rule import Rule
 from rich.text import Text
 from typer import Argument, Option
 
+from ajet_sdk.dialects.message_parts import without_pictures
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import ProgressBar, visible
 from ajet_sdk.types import Call
@@ -363,7 +364,8 @@ def _call_json(reader: TraceReader, call_id: str) -> Mapping[str, object]:
 
 def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> None:
     call, booked = _call_record(reader, call_id)
-    request = {name: value for name, value in call.request.items() if name not in _SPOKEN}
+    sent = {name: value for name, value in call.request.items() if name not in _SPOKEN}
+    request = without_pictures(sent)
     logprob = (
         None if call.logprobs is None or not len(call.logprobs) else float(call.logprobs.sum())
     )

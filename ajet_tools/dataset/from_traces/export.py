@@ -77,6 +77,8 @@ class Options:
     """How to convert chosen episodes to rows."""
 
     redact: bool = True
+    keep_pictures: bool = False
+    """With `redact`: leave pictures as they are."""
     need_answer: bool = False
     """Reject tasks without a known answer."""
     accept_outputs: bool = False
@@ -297,6 +299,7 @@ class _Export:
             reader=self._sources.reader,
             episode_ids=list(ids),
             redact=self._options.redact,
+            keep_pictures=self._options.keep_pictures,
             margin=self._options.margin,
             progress=partial(self._progress, "reading"),
             trace=self._sources.path,
@@ -466,6 +469,7 @@ class _Export:
             self.result.format,  # type: ignore[arg-type]
             stream,
             redact=self._options.redact,
+            keep_pictures=self._options.keep_pictures,
             trace=self._sources.path,
             progress=partial(self._progress, "reading"),
         )

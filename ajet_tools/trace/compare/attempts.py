@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.pictures import keyed
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.prefixes import common_prefix, common_start
 from ajet_sdk.types import Call, Episode
@@ -46,7 +47,7 @@ class ComparedAttempt:
     trained: int
     messages: tuple[ComparedMessage, ...]
     timelines: tuple[npt.NDArray[np.int32], ...]
-    """Token ids of each timeline."""
+    """Token ids of each timeline, with the keys of its pictures (`keyed`)."""
     homes: dict[str, int]
     """Timeline of each call with ids."""
 
@@ -125,7 +126,9 @@ def attempt_of(record: Record, recomputed: Mapping[str, _Floats] | None = None) 
         sampled=sum(int(timeline.loss_mask.sum()) for timeline in tokens.merged.timelines),
         trained=_trained(record),
         messages=compared_messages(episode.calls),
-        timelines=tuple(timeline.token_ids for timeline in tokens.merged.timelines),
+        timelines=tuple(
+            keyed(timeline.token_ids, timeline.pictures) for timeline in tokens.merged.timelines
+        ),
         homes=dict(tokens.homes),
     )
 

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Literal
 
 from ajet_sdk.errors import QueryError
+from ajet_sdk.pictures import keyed
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.paired import Paired, paired
 from ajet_sdk.samples.prefixes import common_prefix, common_start
@@ -118,7 +119,10 @@ def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
         merge([call for call in side.calls if call.phase == "rollout"]).timelines[:1]
         for side in (a, b)
     ]
-    shared = common_prefix(first[0][0].token_ids, first[1][0].token_ids) if all(first) else None
+    shared = None
+    if all(first):
+        lines = [keyed(side[0].token_ids, side[0].pictures) for side in first]
+        shared = common_prefix(lines[0], lines[1])
     return EpisodeDiff(a, b, tuple(parts), shared)
 
 

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ajet_sdk.dialects.message_parts import pretty
+from ajet_sdk.dialects.message_parts import pretty, without_pictures
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import drop_zero_width, one_line, short_ids
@@ -339,7 +339,8 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
     yield from _feedback_blocks(overview)
     output = episode.output
     if output is not None:
-        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        shown = without_pictures(output)
+        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
         yield Block("output", "output", "", "", (Part("text", text),))
     if episode.events:
         looked_up = sum(event.kind == "retrieval" for event in episode.events)

@@ -74,6 +74,7 @@ def export(
     redact: bool = True,
     margin: float = 0.0,
     keep_cut: bool = False,
+    keep_pictures: bool = False,
     trace: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Exported:
@@ -86,6 +87,7 @@ def export(
         target: a path or an open binary stream.
         redact: replace secrets and personal data by placeholders (see `ajet_tools.trace.redact`).
         keep_cut: also write replies that were cut at their limit, which formats to imitate leave out.
+        keep_pictures: with `redact`, leave pictures as they are.
         margin: least difference of rewards for a pair of `preferences`.
         trace: path of the trace, from which `html` looks for the tokenizer.
         progress: called with the numbers of finished episodes and of all.
@@ -102,6 +104,7 @@ def export(
                 f"{format} is written as *{suffix}, not as {target.name}; name the file so"
             )
     job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, trace, keep_cut)
+    job.keep_pictures = keep_pictures
     with opened(target) as file:
         write(job, file)
         if not job.rows:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-from ajet_sdk.dialects.message_parts import content_text, reply_of
+from ajet_sdk.dialects.message_parts import content_text, picture_url, reply_of
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.export.demonstrations import is_cut
@@ -190,17 +190,30 @@ def sharegpt(
     offered = [
         tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()
     ]
+    pictures = [picture_url(part) for message in messages for part in _parts(message)]
+    urls = [url for url in pictures if url is not None]
     return {
         "conversations": turns,
+        **({"images": urls} if urls else {}),
         "tools": json.dumps(offered, ensure_ascii=False) if offered else "",
     }
+
+
+_IMAGE = "<image>"
+"""The place of the next entry of `images`, as LLaMA-Factory reads it."""
+
+
+def _parts(message: Mapping[str, object]) -> list[object]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
 
 
 def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
     role = str(message.get("role", ""))
     calls = message.get("tool_calls")
     functions = [_function(call) for call in calls] if isinstance(calls, list) else []
-    content = content_text(message.get("content"))
+    parts = [_IMAGE if picture_url(part) else part for part in _parts(message)]
+    content = content_text(parts or message.get("content"))
     if content or not functions:
         yield {"from": _ROLES.get(role, role), "value": content}
     if functions:

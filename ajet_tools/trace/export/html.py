@@ -1,7 +1,7 @@
 """Exports episodes as a single web page with messages, rewards and coloured tokens.
 
-The page is static: no scripts, fonts or images, and a content security policy forbids them. All
-texts are escaped.
+The page is static: no scripts or fonts, and a content security policy forbids them, as it does all
+pictures but those within the page. All texts are escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ajet_sdk.dialects.message_parts import parts_of
+from ajet_sdk.dialects.message_parts import parts_of, pictures_in, without_pictures
+from ajet_sdk.pictures import Picture
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import open_trace
@@ -65,7 +66,9 @@ def _esc(value: object) -> str:
     """Escape a value as HTML, with control characters replaced."""
     return html.escape(
         visible(
-            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            value
+            if isinstance(value, str)
+            else json.dumps(without_pictures(value), ensure_ascii=False, default=str)
         )
     )
 
@@ -134,7 +137,17 @@ def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
         style = role if role in _ROLES else "other"
         call = f" <small>call {_esc(replies[i])}</small>" if i in replies else ""
         body = html.escape(visible(parts_of(message).text)) or "<i>empty</i>"
-        yield f'<div class="message {style}"><b>{_esc(role)}</b>{call}<pre>{body}</pre></div>'
+        yield f'<div class="message {style}"><b>{_esc(role)}</b>{call}<pre>{body}</pre>'
+        yield from map(_image, pictures_in(message))
+        yield "</div>"
+
+
+def _image(picture: Picture) -> str:
+    # decoded before, so that it is a picture of its media type and no SVG or other document
+    size = f'width="{picture.width}" height="{picture.height}"'
+    return (
+        f'<img src="{picture.url}" alt="{_esc(picture.line)}" title="{_esc(picture.line)}" {size}>'
+    )
 
 
 def _timelines(tokens: EpisodeTokens) -> Iterator[str]:
@@ -184,7 +197,7 @@ def _tokens(view: TokenView) -> Iterator[str]:
         yield f'<span class="m" style="{style}" title="{title}">{body}</span>'
 
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1d20; --back: #fdfdfc; --line: #d9d9d6; --dim: #63666b;
@@ -201,6 +214,7 @@ dd { margin: 0; overflow-wrap: anywhere; }
 table { border-collapse: collapse; } td, th { border-bottom: 1px solid var(--line); padding: .15rem .8rem .15rem 0;
   text-align: left; vertical-align: top; overflow-wrap: anywhere; }
 pre { font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0; }
+img { max-width: 100%; max-height: 24rem; width: auto; height: auto; display: block; margin: .3rem 0; }
 .error { color: var(--bad); }
 .message { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .6rem 0; }
 .assistant { border-color: var(--mask); } .tool { border-color: var(--weak); } .user { border-color: var(--good); }

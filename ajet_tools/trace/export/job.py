@@ -41,6 +41,8 @@ class Job:
     """Path of the trace, to look for the tokenizer of a run."""
     keep_cut: bool = False
     """Also write replies that were cut at their limit."""
+    keep_pictures: bool = False
+    """With `redact`: leave pictures as they are."""
     written: set[str] = field(default_factory=set)
     rows: int = 0
     redacted: Counter[str] = field(default_factory=Counter)
@@ -143,20 +145,20 @@ class Job:
             self.left_out["episodes that have not ended"] += missing
         if not self.redact:
             return records
-        cleaned = [redacted_record(record) for record in records]
+        cleaned = [redacted_record(record, keep_pictures=self.keep_pictures) for record in records]
         for record in cleaned:
             self.redacted.update(record.redacted)
         return cleaned
 
 
-def redacted_record(record: Record) -> Record:
+def redacted_record(record: Record, *, keep_pictures: bool = False) -> Record:
     """Redact the texts of agents, models, judges and people, with the same number for repetitions
     of a value.
 
     Ids, names, times and numbers are kept. Token ids cannot be redacted: formats with token ids
     omit the episode.
     """
-    redactor = Redactor()
+    redactor = Redactor(keep_pictures=keep_pictures)
     episode = record.episode
     changed = {
         "task": _redacted(episode.task, redactor, "main_query", "init_messages", "metadata"),

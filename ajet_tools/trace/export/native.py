@@ -1,7 +1,8 @@
 """ajet's own JSON lines: a lossless export of runs and episodes.
 
 A header line is followed by the runs with their metrics, then by a line per episode, with calls,
-rewards, ledger, feedback and trained tokens. Non-finite numbers are the texts "NaN", "Infinity" and
+rewards, ledger, feedback and trained tokens; its texts refer to `pictures`, the files by digest, as
+in a trace (`ajet_sdk.trace.pictures`). Non-finite numbers are the texts "NaN", "Infinity" and
 "-Infinity"; in lists, NaN is null.
 """
 
@@ -15,15 +16,17 @@ from typing import BinaryIO
 import numpy as np
 
 from ajet_sdk.samples.prefixes import PLACE
+from ajet_sdk.trace.pictures import Replacing, StoredPictures
 from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.export.job import Job, json_line
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.records import Record
 from ajet_tools.trace.redact import Redactor
 
-VERSION = 1
+VERSION = 2
+"""1 had no pictures, whose line is otherwise the same."""
 HEADER = "ajet_trace"
-_ARRAYS = ("prompt_ids", "output_ids", "logprobs")
+_ARRAYS = ("prompt_ids", "output_ids", "logprobs", "pictures")
 
 
 def write(job: Job, file: BinaryIO) -> None:
@@ -69,7 +72,10 @@ def _episode_line(record: Record, without_ids: bool) -> dict[str, object]:
         line["feedback"] = [_plain(remark.model_dump()) for remark in record.feedback]
     if record.trained and not without_ids:
         line["trained"] = [_plain(dict(scores)) for scores in record.trained]
-    return line
+    replacing = Replacing(StoredPictures())
+    referring: dict[str, object] = replacing.value(line)
+    urls = {digest: picture.url for digest, picture in replacing.added.items()}
+    return {**referring, "pictures": urls}
 
 
 def _episode(episode: Episode, ended: bool, without_ids: bool) -> dict[str, object]:
@@ -102,7 +108,13 @@ def _calls(calls: Sequence[Call], without_ids: bool) -> list[dict[str, object]]:
         *(_ARRAYS if without_ids else ()),
     )  # the importer computes PLACE
     names = [name for name in Call.model_fields if name not in omitted]
-    return [_plain({name: getattr(call, name) for name in names}) for call in calls]
+    lines = []
+    for call in calls:
+        line = _plain({name: getattr(call, name) for name in names if name != "pictures"})
+        if call.pictures and "pictures" in names:
+            line |= call.model_dump(include={"pictures"})
+        lines.append(line)
+    return lines
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO
 
-from ajet_sdk.dialects.message_parts import reply_of
+from ajet_sdk.dialects.message_parts import reply_of, without_pictures
 from ajet_sdk.samples.prefixes import PLACE
 from ajet_sdk.types import Call, Episode, Event, Reward
 from ajet_tools.trace.export.job import Job, json_line
@@ -149,7 +149,7 @@ def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, 
     for i, message in enumerate(messages):
         of = f"{name}.{i}.message"
         attributes |= {
-            f"{of}.{key}": _as_value(message.get(key))
+            f"{of}.{key}": _as_value(without_pictures(message.get(key)))
             for key in ("role", "content", "name", "tool_call_id")
         }
         calls = message.get("tool_calls")
@@ -361,7 +361,16 @@ def _evaluation(reward: Reward, episode: Episode) -> dict[str, object]:
     }
 
 
-_OMITTED = ("episode_id", "prompt_ids", "output_ids", "logprobs", "request", "response", *PLACE)
+_OMITTED = (
+    "episode_id",
+    "prompt_ids",
+    "pictures",
+    "output_ids",
+    "logprobs",
+    "request",
+    "response",
+    *PLACE,
+)
 
 
 def _call_span(call: Call, episode: Episode) -> dict[str, object]:

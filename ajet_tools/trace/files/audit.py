@@ -22,11 +22,13 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.errors import AjetError, ConfigError, PictureError
+from ajet_sdk.pictures import picture_at, url_in
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.tokens.formats import PARSERS, ReplyFormat
 from ajet_sdk.tokens.probing import format_of
 from ajet_sdk.tokens.template import ChatTemplate
+from ajet_sdk.trace.pictures import digests_in
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import JsonView
 from ajet_tools.text.clean import counted
@@ -260,6 +262,7 @@ class _Row(TypedDict):
     prompt_suffix: list[int | None] | None
     prefix_messages: int | None
     messages_suffix: str | None
+    pictures: str | None
     output_ids: list[int | None] | None
     request: str | None
     response: str | None
@@ -277,6 +280,8 @@ class _Call:
     prompt: npt.NDArray[np.int32] | None
     whole: npt.NDArray[np.int32] | None
     """Prompt and sampled ids."""
+    keyed: npt.NDArray[np.int32] | None
+    """The same with a number of each picture in place of its ids."""
     messages: list[dict[str, object]] | None
 
 
@@ -285,7 +290,7 @@ def _episodes(db: duckdb.DuckDBPyConnection, run: str) -> Iterator[list[_Call]]:
     cursor = db.cursor()
     cursor.execute(
         """SELECT call_id, episode_id, agent, phase, parent_call_id, prefix_len, prompt_suffix, prefix_messages,
-            messages_suffix, output_ids, request, response, extends_call_id, error, cut_tokens, finish_reason
+            messages_suffix, pictures, output_ids, request, response, extends_call_id, error, cut_tokens, finish_reason
         FROM calls WHERE run_id = ? ORDER BY step, episode_id, "index" """,
         [run],
     )
@@ -317,7 +322,19 @@ def _whole(row: _Row, parent: _Call | None) -> _Call:
         added = json.loads(row["messages_suffix"])
         if isinstance(added, list) and all(isinstance(message, dict) for message in added):
             messages = [*earlier, *added]
-    return _Call(row, prompt, whole, messages)
+    return _Call(row, prompt, whole, _keyed(whole, row["pictures"]), messages)
+
+
+def _keyed(
+    whole: npt.NDArray[np.int32] | None, pictures: str | None
+) -> npt.NDArray[np.int32] | None:
+    """Ids in which two pictures of one size differ, by a number made of the digest."""
+    if whole is None or pictures is None:
+        return whole
+    out = whole.copy()
+    for start, end, digest, _ in json.loads(pictures):
+        out[start:end] = -1 - int(digest[:7], 16)
+    return out
 
 
 def _ids(ids: Sequence[int | None]) -> npt.NDArray[np.int32]:
@@ -338,6 +355,7 @@ def _wrong(
     if call.prompt is None or call.whole is None:
         return
     yield from _wrong_prefix(call, calls)
+    yield from _wrong_pictures(call)
     if known is None or call.row["output_ids"] is None:
         return
     text = known.decode(_ids(call.row["output_ids"]).tolist())
@@ -348,7 +366,9 @@ def _wrong(
         yield from _wrong_calls(call, text, known, _object(call.row["request"]))
     if call.messages is None and call.row["messages_suffix"] is not None:
         yield "templates", "a list of messages", str(call.row["messages_suffix"])
-    if known.template is not None and call.messages is not None:
+    # of a picture the template writes one token, and the processor as many as the picture has
+    is_text = call.row["pictures"] is None
+    if known.template is not None and call.messages is not None and is_text:
         rendered = _rendered(known.template, call.messages, _object(call.row["request"]))
         prompt = known.decode(call.prompt.tolist())
         if any(
@@ -366,6 +386,33 @@ def _wrong(
             )
 
 
+def _wrong_pictures(call: _Call) -> Iterator[tuple[str, str, str]]:
+    """Compare the pictures in the prompt with those of the messages."""
+    if call.row["pictures"] is None or call.messages is None:
+        return
+    stored = sorted(digest for _, _, digest, _ in json.loads(call.row["pictures"]))
+    sent = sorted(_sent(call.messages))
+    if stored != sent:
+        yield "prompts", _counted(sent), _counted(stored)
+
+
+def _counted(digests: Sequence[str]) -> str:
+    return f"{counted(len(digests), 'picture')} {' '.join(digest[:6] for digest in digests)}"
+
+
+def _sent(messages: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """The digests of the pictures in messages."""
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if not isinstance(part, dict) or part.get("type") != "image_url":
+                continue
+            with suppress(PictureError):  # sent as it was, and refused
+                url = url_in(part)
+                referred = digests_in(url)
+                yield referred.pop() if referred else picture_at(url).digest
+
+
 def _wrong_prefix(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, str, str]]:
     """Check that a call extends the longest earlier call of its agent and phase that is a prefix of
     its prompt."""
@@ -374,9 +421,9 @@ def _wrong_prefix(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, st
     for candidate in calls:
         if candidate is call:
             break
-        if candidate.whole is None:
+        if candidate.keyed is None or call.keyed is None:
             continue
-        common = _common(call.prompt, candidate.whole)
+        common = _common(call.keyed[: len(call.prompt)], candidate.keyed)
         shared = max(shared, common)
         mine = (candidate.row["agent"], candidate.row["phase"]) == (
             call.row["agent"],
@@ -385,7 +432,7 @@ def _wrong_prefix(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, st
         if (
             mine
             and candidate.row["output_ids"] is not None
-            and common == len(candidate.whole) >= longest
+            and common == len(candidate.keyed) >= longest
         ):
             ids = {*(ids if common == longest else ()), candidate.row["call_id"]} - {None}
             longest = common

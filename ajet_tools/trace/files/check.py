@@ -11,11 +11,14 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
+from ajet_sdk.errors import PictureError
+from ajet_sdk.pictures import keyed, picture_of
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.prefixes import common_prefix
 from ajet_sdk.trace.digests import digested, key_of, keyed_digests, table_of, tag_of
 from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.owner import settled_owners
+from ajet_sdk.trace.pictures import stored_pictures
 from ajet_sdk.trace.reader import calls_of, ledger_balance, open_trace, trace_files
 from ajet_sdk.trace.schema import COLUMNS, TABLES
 from ajet_sdk.types import Call
@@ -26,6 +29,8 @@ from ajet_tools.trace.queries.base import rows
 _NAMED = 20
 _SAMPLED = 32
 """Number of episodes whose prompts are compared."""
+_DECODED = 32
+"""Number of pictures in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ def check(path: Path, *more: Path) -> list[Broken]:
         if not any(item.invariant == "prefixes" for item in broken):
             broken += _ask(reader, "circles", "the prompt of a call is built on itself", CIRCLES)
         broken += _unbalanced(reader)
+        broken += _wrong_pictures(reader)
         if not broken:  # calls are readable
             broken += _differing_prompts(reader)
     return broken
@@ -114,6 +120,7 @@ _NOUNS = {
     "ledger": "ledger entry {outcome} of call {id} in step {step}",
     "trained": "trained values of call {id} in step {step}",
     "feedback": "feedback {id}",
+    "pictures": "picture {id}",
 }
 
 
@@ -210,7 +217,7 @@ def _copies(connection: duckdb.DuckDBPyConnection, edits: Sequence[EditedRow]) -
 
 
 _REPLACES = " (in place of a row with another id, which is gone)"
-_IDS = ("feedback_id", "call_id", "episode_id", "run_id")
+_IDS = ("digest", "feedback_id", "call_id", "episode_id", "run_id")
 """Id columns, most specific first; a row is named by its first id and by `_KEYS`."""
 _KEYS = ("outcome", "name", "step")
 
@@ -244,11 +251,29 @@ def _differing_prompts(reader: TraceReader) -> Iterator[Broken]:
         yield Broken("extended prompts", says, len(wrong), tuple(wrong[:_NAMED]))
 
 
+def _wrong_pictures(reader: TraceReader) -> Iterator[Broken]:
+    """Decode all pictures; their digests are those of their pixels. Removed ones have no file."""
+    digests = [row["digest"] for row in rows(reader, "SELECT digest FROM pictures ORDER BY digest")]
+    wrong: list[str] = []
+    for start in range(0, len(digests), _DECODED):
+        for digest, picture in stored_pictures(reader, digests[start : start + _DECODED]).items():
+            try:
+                is_right = not picture.data or picture_of(picture.data) == picture
+            except PictureError:
+                is_right = False
+            if not is_right:
+                wrong.append(digest)
+    if wrong:
+        says = "a picture cannot be decoded, or is not the one that was stored"
+        yield Broken("pictures", says, len(wrong), tuple(wrong[:_NAMED]))
+
+
 def _begins(call: Call, extended: Call) -> bool:
     if call.prompt_ids is None or extended.prompt_ids is None or extended.output_ids is None:
         return False
-    whole = np.concatenate((extended.prompt_ids, extended.output_ids))
-    return common_prefix(call.prompt_ids, whole) == len(whole)
+    before = keyed(extended.prompt_ids, extended.pictures)
+    whole = np.concatenate((before, extended.output_ids))
+    return common_prefix(keyed(call.prompt_ids, call.pictures), whole) == len(whole)
 
 
 def _schema(file: Path) -> Iterator[Broken]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ajet_sdk.trace.pictures import references
 from ajet_sdk.types import OUTCOMES
 
 
@@ -17,6 +18,10 @@ def _absent(
         f"SELECT DISTINCT {id or column} AS id FROM {table} WHERE {column} IS NOT NULL AND {where} "
         f"AND {column} NOT IN ({others})"
     )
+
+
+def _without_picture(table: str, id: str) -> str:
+    return f"{references(table, id)} WHERE digest NOT IN (SELECT digest FROM pictures)"
 
 
 _EPISODES = "SELECT episode_id FROM episodes WHERE episode_id IS NOT NULL"
@@ -167,6 +172,26 @@ INVARIANTS: dict[str, tuple[str, str]] = {
             "WHERE superseded AND outcome <> 'superseded' "
             "UNION SELECT call_id FROM trained JOIN episodes USING (episode_id) WHERE superseded"
         ),
+    ),
+    "pictures of calls": (
+        "a call refers to a picture that the trace does not have",
+        _without_picture("calls", "call_id"),
+    ),
+    "pictures of episodes": (
+        "an episode refers to a picture that the trace does not have",
+        _without_picture("episodes", "episode_id"),
+    ),
+    "places of pictures": (
+        "a picture of a prompt lies outside of it, or across the next one",
+        """
+        SELECT call_id AS id FROM (
+            SELECT call_id, size, place->'$[0]' AS start, (place->>'$[1]')::BIGINT AS "end",
+                lead((place->>'$[0]')::BIGINT) OVER (PARTITION BY call_id ORDER BY number) AS next
+            FROM (SELECT call_id, generate_subscripts(json_extract(pictures, '$[*]'), 1) AS number,
+                    unnest(json_extract(pictures, '$[*]')) AS place,
+                    prefix_len + coalesce(len(prompt_suffix), 0) AS size
+                FROM calls WHERE pictures IS NOT NULL))
+        WHERE start::BIGINT < 0 OR start::BIGINT >= "end" OR "end" > size OR next < "end" """,
     ),
     "times": (
         "something ends before it starts",

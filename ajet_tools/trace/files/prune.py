@@ -22,6 +22,7 @@ from ajet_sdk.trace.database import explain, open_to_write
 from ajet_sdk.trace.digests import every_digest
 from ajet_sdk.trace.limits import bytes_of, log_of
 from ajet_sdk.trace.owner import process_started, retract, settled_owner
+from ajet_sdk.trace.pictures import REFERRING, references
 from ajet_sdk.trace.reader import trace_files
 from ajet_sdk.trace.schema import COLUMNS, STORAGE_VERSION, TABLES, create_statements
 from ajet_sdk.whole_file import remove_draft
@@ -141,14 +142,23 @@ def prune(
         )
         for name in ("runs", "episodes", "calls", "ledger"):
             connection.execute(f"DROP VIEW temp.{name}")
+        kept = f"NOT coalesce({_OF_EPISODE}, false)"
+        shown = [
+            references(table, "episode_id", source="source.", where=kept) for table in REFERRING
+        ]
+        connection.execute(
+            f"CREATE TEMP TABLE kept_pictures AS SELECT digest FROM ({' UNION '.join(shown)})"
+        )
         dropped: list[int] = []
         for table, gone in _GONE.items():
             dropped += every_digest(connection, table, gone, schema="source.")
         for table in TABLES:
             on_stage(f"copying {table}")
             _copy_rows(connection, table, f"NOT coalesce({_GONE[table]}, false)")
-        kept = "SELECT digest FROM source.digests WHERE digest NOT IN (SELECT unnest(?::UBIGINT[]))"
-        connection.execute(f"INSERT INTO fresh.digests {kept}", [dropped])
+        sealed = (
+            "SELECT digest FROM source.digests WHERE digest NOT IN (SELECT unnest(?::UBIGINT[]))"
+        )
+        connection.execute(f"INSERT INTO fresh.digests {sealed}", [dropped])
         connection.execute("UPDATE fresh.meta SET batch = (SELECT batch FROM source.meta)")
     return before, bytes_of(path)
 
@@ -164,6 +174,7 @@ _GONE = {
     "feedback": _OF_EPISODE,
     "ledger": f"({_OF_RUN} OR {_OF_EPISODE})",
     "trained": f"({_OF_RUN} OR {_OF_EPISODE})",
+    "pictures": "digest NOT IN (SELECT digest FROM kept_pictures)",
 }
 
 

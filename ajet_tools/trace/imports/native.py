@@ -1,4 +1,4 @@
-"""ajet's own JSON lines (`ajet trace export --format native`), version 1."""
+"""ajet's own JSON lines (`ajet trace export --format native`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ajet_sdk.errors import TraceVersionError
+from ajet_sdk.pictures import picture_at
 from ajet_sdk.tasks.json_rows import BadRows, Row
+from ajet_sdk.trace.pictures import resolved
 from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Trained
 from ajet_tools.trace.export.native import HEADER, VERSION
 from ajet_tools.trace.imports.sink import Parsed, first_error
@@ -20,7 +22,7 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
             bad.add(row.where, f"is not an object (got {type(row.value).__name__})")
             continue
         version = row.value.get(HEADER)
-        if version is not None and version != VERSION:
+        if version is not None and version not in range(1, VERSION + 1):
             raise TraceVersionError(
                 f"{row.where} is version {version}; this ajet reads {VERSION}. Upgrade ajet"
             )
@@ -50,6 +52,7 @@ class _EpisodeLine(BaseModel):
 
 _METRICS = TypeAdapter(tuple[Metric, ...])
 
+_URLS = TypeAdapter(dict[str, str])
 _CALLS = TypeAdapter(list[dict[str, object]])
 
 
@@ -59,6 +62,10 @@ def _parsed(value: Mapping[str, object]) -> Parsed | None:
     if "metrics" in value:
         return Parsed(metrics=_METRICS.validate_python(value["metrics"]))
     if "episode" in value:
+        if "pictures" in value:
+            urls = _URLS.validate_python(value["pictures"])
+            pictures = {digest: picture_at(url) for digest, url in urls.items()}
+            value = resolved({k: v for k, v in value.items() if k != "pictures"}, pictures)
         return _episode(_EpisodeLine.model_validate(value))
     return None
 

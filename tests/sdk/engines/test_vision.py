@@ -24,7 +24,7 @@ from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Call, Sample
-from tests.tiny_vision import KINDS, image_part, picture, save_tiny_vision
+from tests.tiny_vision import KINDS, image_part, picture, plain_pass, save_tiny_vision
 
 pytestmark = pytest.mark.slow
 SIZES = {"qwen3_vl": [(64, 64), (64, 32), (32, 64)], "qwen2_5_vl": [(64, 64), (64, 32), (32, 64)]}
@@ -108,38 +108,6 @@ def sample_of(calls: list[Call]) -> Sample:
     mask = line.loss_mask.astype(np.float32)
     episode_id = calls[0].episode_id
     return Sample(timeline=line, episode_id=episode_id, group_id="g", reward=1.0, advantages=mask)
-
-
-def plain_pass(model: Any, tokenizer: HFTokenizer, call: Call) -> torch.Tensor:
-    """The model's own pass over prompt and reply with the processor's own tensors: no cache, no code
-    of ours but the processor's."""
-    pictures = [placed.picture for placed in call.pictures]
-    ids = torch.tensor([[*call.prompt_ids.tolist(), *call.output_ids.tolist()]])
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    assert tokenizer.pictures is not None
-    made = [tokenizer.pictures.process(each).pixels for each in pictures]
-    for name in made[0] if made else ():
-        axis = 1 if made[0]["pixel_values"].ndim == 5 else 0
-        inputs[name] = torch.from_numpy(np.concatenate([one[name] for one in made], axis))
-    types = (ids == tokenizer.pictures.token_id).long()
-    kind = model.config.model_type
-    if kind == "gemma3":
-        inputs["token_type_ids"] = types
-    elif kind.startswith("qwen"):
-        if made:
-            model.model.rope_deltas = None
-            positions, _ = model.model.get_rope_index(
-                ids,
-                mm_token_type_ids=types,
-                image_grid_thw=inputs["image_grid_thw"],
-                attention_mask=inputs["attention_mask"],
-            )
-        else:
-            positions = torch.arange(ids.shape[1]).expand(3, 1, -1)
-        inputs["position_ids"] = positions
-    with torch.no_grad():
-        logits = model(**inputs, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
-    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(call.output_ids)[:, None].long())
 
 
 def test_sampler_trainer_and_a_plain_pass_agree(place: Path) -> None:

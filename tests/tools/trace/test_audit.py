@@ -91,6 +91,7 @@ EDITS: dict[str, list[str]] = {
     "calls.messages_suffix": [
         f"messages_suffix = replace(messages_suffix::VARCHAR, 'Answer', 'Guess') WHERE call_id = {CALL}"
     ],
+    "calls.pictures": [f"""pictures = '[[0, 1, "{"a" * 64}", 1]]' WHERE call_id = {CALL}"""],
     "calls.output_ids": [
         f"output_ids = list_concat([40], output_ids[2:]) WHERE call_id = {CALL}",
         f"output_ids = output_ids[:-2], logprobs = logprobs[:-2] WHERE call_id = {CALL}",

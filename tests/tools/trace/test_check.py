@@ -11,6 +11,7 @@ import duckdb
 import pytest
 
 from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.pictures import PlacedPicture, picture_of
 from ajet_sdk.samples.prefixes import PrefixIndex
 from ajet_sdk.trace.digests import digested, digests_of
 from ajet_sdk.trace.feedback import give
@@ -20,6 +21,7 @@ from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward,
 from ajet_tools.trace.files.check import Broken, check, edited
 from ajet_tools.trace.files.invariants import INVARIANTS
 from ajet_tools.trace.files.prune import prune
+from tests.drawings import part, png
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
@@ -39,7 +41,10 @@ def records(*, finished: bool = True) -> list[Any]:
             "output_ids": [3, 4],
             "logprobs": [-0.5, -1],
         }
-        request = {"messages": [first] * (index + 1)}
+        seen = {"role": "user", "content": [part(png())]}
+        request = {"messages": [first, seen][: index + 1]}
+        if index:
+            call["pictures"] = [PlacedPicture(4, 5, picture_of(png()), 1)]
         later = {name: START + timedelta(seconds=index) for name in at}
         one = Call(episode_id="e", index=index, prompt_ids=prompt, request=request, **later, **call)
         made.append(conversation.add(one))
@@ -105,6 +110,16 @@ BREAKS = {
         "c1",
     ),
     "superseded": ("UPDATE episodes SET superseded = true WHERE episode_id = 'e'", "c0"),
+    "pictures of calls": ("DELETE FROM pictures", "c1"),
+    "pictures of episodes": (
+        f"UPDATE episodes SET output = '[\"ajet-picture:{'0' * 64}\"]' WHERE episode_id = 'e'",
+        "e",
+    ),
+    "places of pictures": (
+        "UPDATE calls SET pictures = replace(pictures::VARCHAR, '4, 5', '4, 6') WHERE call_id = 'c1'",
+        "c1",
+    ),
+    "pictures": ("UPDATE pictures SET data = data[:40]", picture_of(png()).digest),
     "times": (
         "UPDATE calls SET ended_at = started_at - INTERVAL 1 SECOND WHERE call_id = 'c0'",
         "c0",
@@ -125,7 +140,14 @@ BREAKS = {
 
 
 def test_every_invariant_has_a_way_to_break_it() -> None:
-    assert set(BREAKS) == {*INVARIANTS, "ledger", "circles", "extended prompts", "schema"}
+    assert set(BREAKS) == {
+        *INVARIANTS,
+        "ledger",
+        "circles",
+        "extended prompts",
+        "pictures",
+        "schema",
+    }
 
 
 @pytest.mark.slow
@@ -192,6 +214,7 @@ def test_an_edit_of_any_column_is_told_from_what_was_written(path: Path, column:
         "JSON": "'[3]'",
         "BOOLEAN": f'"{name}" IS NOT TRUE',
         "TIMESTAMPTZ": "'2020-01-01'",
+        "BLOB": "'no'::BLOB",
     }
     value = values.get(kind, "[7]" if kind.endswith("[]") else "7")
     with duckdb.connect(str(path)) as connection:
@@ -215,6 +238,7 @@ def test_an_edit_of_any_column_is_told_from_what_was_written(path: Path, column:
         ("ledger", "call_id || ' ' || outcome || ' ' || step"),
         ("trained", "call_id || ' ' || step"),
         ("feedback", "feedback_id"),
+        ("pictures", "digest"),
     ],
 )
 def test_an_edited_row_is_named_by_its_id(path: Path, table: str, named: str) -> None:
@@ -401,12 +425,12 @@ def test_the_digest_of_a_row_stays_the_same_for_ever() -> None:
     values = {
         "VARCHAR": "'ä \" \\'", "JSON": """'{"a": [1, 2.50], "b": null}'""", "INTEGER": "-7", "DOUBLE": "1e-7",
         "BOOLEAN": "true", "TIMESTAMPTZ": "'2026-01-02 03:04:05.678901+00'", "INTEGER[]": "[1, NULL, 151643]",
-        "FLOAT[]": "[-0.1, 1e-5, -1234567.8, 'nan'::FLOAT, '-inf'::FLOAT, 0]",
+        "FLOAT[]": "[-0.1, 1e-5, -1234567.8, 'nan'::FLOAT, '-inf'::FLOAT, 0]", "BLOB": r"'\x89PNG\x00'",
     }  # fmt: skip
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'Asia/Tokyo'")
         digests = []
-        for table in ("calls", "episodes", "metrics"):
+        for table in ("calls", "episodes", "metrics", "pictures"):
             listed = ", ".join(
                 f'{values[kind]}::{kind} AS "{name}"' for name, kind in COLUMNS[table].items()
             )
@@ -414,4 +438,9 @@ def test_the_digest_of_a_row_stays_the_same_for_ever() -> None:
                 f"CREATE TABLE {table} AS SELECT {listed}, NULL::INTEGER AS added_later"
             )
             digests += [mine for _, [mine] in digested(connection, table)]
-    assert digests == [17896618567797606894, 5042564637251909934, 6561989173625983928]
+    assert digests == [
+        5592596503548848448,
+        5042564637251909934,
+        6561989173625983928,
+        6758454718793924787,
+    ]

@@ -13,12 +13,14 @@ import duckdb
 import pytest
 
 from ajet_sdk.errors import ConfigError, TraceLocked, TraceVersionError
+from ajet_sdk.pictures import picture_of
 from ajet_sdk.trace.limits import age, size
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
-from ajet_tools.trace.files.check import check
+from ajet_tools.trace.files.check import check, edited
 from ajet_tools.trace.files.prune import beyond_size, older_than, prune, run_sizes
+from tests.drawings import part, png
 
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -229,3 +231,24 @@ def test_the_oldest_duckdb_that_is_supported_can_read_a_new_file(
             sql = "SELECT tags['storage_version'] FROM duckdb_databases() WHERE path IS NOT NULL"
             formats += connection.execute(sql).fetchall()
     assert formats == [(f"v{oldest}.0+",)] * 2
+
+
+def test_a_picture_goes_with_the_last_run_that_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace.duckdb"
+    common, single = png(1), png(2)
+    with TraceWriter(path) as writer:
+        for name, seen in (("old", [common, single]), ("new", [common])):
+            messages = [{"role": "user", "content": [part(data) for data in seen]}]
+            writer.put(
+                Run(run_id=name, started_at=START, ended_at=START, status="finished"),
+                Call(call_id=name, episode_id=name, request={"messages": messages}),
+                Episode(episode_id=name, run_id=name, started_at=START, ended_at=START),
+            )
+    with open_trace(path) as reader:
+        [kept] = episodes(reader, "new")
+    prune(path, ["old"])
+    assert check(path) == [] and edited(path) is None
+    with open_trace(path) as reader:
+        assert episodes(reader) == [kept]
+        digests = reader.query("SELECT digest FROM pictures").to_pylist()
+    assert digests == [{"digest": picture_of(common).digest}]

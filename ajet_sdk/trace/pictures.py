@@ -1,0 +1,196 @@
+"""Pictures of a trace: stored once a file, and referred to where they were sent.
+
+A text that is the data URL of a picture is stored as `ajet-picture:DIGEST`, followed by a comma and
+the URL's beginning if that is not the usual one. A text that begins like a reference gets a second
+colon, so that all texts are read as they were written.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ajet_sdk.errors import PictureError
+from ajet_sdk.pictures import Picture, is_data_url, picture_at, remember_line
+
+if TYPE_CHECKING:
+    from ajet_sdk.protocols import TraceReader
+
+PREFIX = "ajet-picture:"
+REFERENCE = r"ajet-picture:([0-9a-f]{64})"
+"""Regular expression of a reference, with the picture's digest."""
+REFERRING = {
+    "calls": ("request", "response", "messages_suffix", "pictures"),
+    "episodes": ("task", "output", "events"),
+}
+"""The columns that refer to pictures."""
+
+_IN_JSON = r'(?:^|[^\\])"ajet-picture:([0-9a-f]{64})[",]'
+"""The same at the beginning of a text of JSON, where alone it is a reference."""
+_REFERENCE = re.compile(rf"{REFERENCE}(,.*)?", re.S)
+_SIGNS = ("data:image", PREFIX)
+"""JSON without any of these has no text to replace; a data URL in another spelling stays as sent."""
+_FEW = 64
+"""Pictures read by one query; their ids are in its text, so that only their rows are read of a live
+file."""
+_T = TypeVar("_T")
+
+
+def may_refer(json_text: str) -> bool:
+    """Whether JSON may have a text to replace by a reference."""
+    return any(sign in json_text for sign in _SIGNS)
+
+
+def digests_in(json_text: str) -> set[str]:
+    """The digests of the pictures that JSON refers to."""
+    if PREFIX not in json_text:
+        return set()
+    return set(re.findall(REFERENCE, json_text))
+
+
+def references(table: str, id: str, *, source: str = "", where: str = "true") -> str:
+    """SQL of the rows of a table that refer to pictures: (id, digest), for `id` a column of it."""
+    selects = []
+    for column in REFERRING[table]:
+        is_list = column == "pictures"
+        pattern = '"([0-9a-f]{64})"' if is_list else _IN_JSON
+        text = f"{column}::VARCHAR"
+        has = f"{text} IS NOT NULL" if is_list else f"contains({text}, '{PREFIX}')"
+        selects.append(
+            f"SELECT {id} AS id, unnest(regexp_extract_all({text}, '{pattern}', 1)) AS digest"
+            f" FROM {source}{table} WHERE {has} AND {where}"
+        )
+    return f"SELECT DISTINCT id, digest FROM ({' UNION ALL '.join(selects)})"
+
+
+class StoredPictures:
+    """The pictures of a file that is written.
+
+    Of several files with the same pixels the first is stored, and the others stay where they are.
+    """
+
+    def __init__(self, load: Callable[[str], bytes | None] = lambda _: None) -> None:
+        self._load = load
+        """Loads the bytes of a picture from the file, by digest."""
+        self._known: dict[str, bytes] = {}
+
+    def clear(self) -> None:
+        """Forget all, since added pictures may be lost."""
+        self._known.clear()
+
+    def settle(self, added: Iterable[Picture]) -> None:
+        """Know pictures that are stored with the record that has them."""
+        for picture in added:
+            self._known[picture.digest] = _hash(picture.data)
+
+    def has(self, picture: Picture) -> bool:
+        """Whether pixels are stored, of this file or another with the same."""
+        return self._stored(picture.digest) is not None
+
+    def stores(self, picture: Picture) -> bool:
+        """Whether the stored file is this one, or none is stored yet."""
+        return self._stored(picture.digest) in (None, _hash(picture.data))
+
+    def _stored(self, digest: str) -> bytes | None:
+        known = self._known.get(digest)
+        if known is None:
+            data = self._load(digest)
+            if data is not None:
+                known = self._known[digest] = _hash(data)
+        return known
+
+
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+class Replacing:
+    """Replaces the pictures of one record by references, and collects those that are new."""
+
+    def __init__(self, stored: StoredPictures) -> None:
+        self._stored = stored
+        self.added: dict[str, Picture] = {}
+
+    def value(self, value: object) -> Any:
+        """JSON with references in place of pictures."""
+        return mapped(value, self._text)
+
+    def add(self, picture: Picture) -> None:
+        """Store a picture unless one with the same pixels is."""
+        if picture.data and picture.digest not in self.added and not self._stored.has(picture):
+            self.added[picture.digest] = picture
+
+    def _text(self, text: str) -> str:
+        if text.startswith(PREFIX):
+            return f"{PREFIX}:{text.removeprefix(PREFIX)}"
+        if not is_data_url(text):
+            return text
+        try:
+            picture = picture_at(text)
+        except PictureError:
+            return text
+        head, _, body = text.partition(",")
+        url = picture.url
+        if body != url.partition(",")[2]:  # base64 in lines, for example
+            return text
+        added = self.added.get(picture.digest)
+        if added is None and self._stored.stores(picture):
+            self.add(picture)
+        elif added is None or added.data != picture.data:
+            return text
+        tail = "" if text == url else f",{head}"
+        return f"{PREFIX}{picture.digest}{tail}"
+
+
+def mapped(value: object, text: Callable[[str], str]) -> Any:
+    """A copy of JSON with each text replaced; names of objects stay."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(item, text) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(item, text) for item in value]
+    return value
+
+
+def resolved(value: _T, pictures: Mapping[str, Picture]) -> _T:
+    """JSON with data URLs in place of references. References to unknown or removed pictures
+    stay."""
+    urls: dict[str, str] = {}
+
+    def text(value: str) -> str:
+        if not value.startswith(PREFIX):
+            return value
+        if value.startswith(f"{PREFIX}:"):
+            return PREFIX + value[len(PREFIX) + 1 :]
+        match = _REFERENCE.fullmatch(value)
+        picture = pictures.get(match[1]) if match else None
+        if match is None or picture is None or not picture.data:
+            return value
+        url = urls.get(value)
+        if url is None:
+            head = f"data:{picture.media_type};base64" if match[2] is None else match[2][1:]
+            url = urls[value] = f"{head},{base64.b64encode(picture.data).decode()}"
+            remember_line(url, picture.line)
+        return url
+
+    return mapped(value, text)  # type: ignore[no-any-return]
+
+
+def stored_pictures(reader: TraceReader, digests: Iterable[str]) -> dict[str, Picture]:
+    """The pictures of a trace by digest; without those that it doesn't have.
+
+    They are not decoded: `ajet trace check` compares bytes and digests.
+    """
+    wanted = sorted(set(digests))
+    pictures: dict[str, Picture] = {}
+    for start in range(0, len(wanted), _FEW):
+        part = wanted[start : start + _FEW]
+        marks = ", ".join("?" * len(part))
+        sql = f"SELECT * FROM pictures WHERE digest IN ({marks}) ORDER BY digest, md5(data)"
+        for row in reader.query(sql, part).to_pylist():
+            pictures.setdefault(row["digest"], Picture(**row))
+    return pictures

@@ -1,0 +1,191 @@
+"""Pictures in the trace's tools: shown, compared, exported, imported and redacted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet_sdk.dialects.message_parts import parts_of, pictures_in
+from ajet_sdk.pictures import PlacedPicture, picture_of
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Run, Task
+from ajet_tools.cli.app import app
+from ajet_tools.trace.compare.diff import diff_episodes
+from tests.drawings import drawn, file_of, part, png, text, url_of
+
+LINE = picture_of(png(1)).line
+
+
+def episode_with(data: bytes, name: str = "e", **fields: Any) -> Episode:
+    messages = [
+        {"role": "user", "content": [text("Where is the exit?"), part(data)]},
+        {"role": "assistant", "content": "left"},
+        {"role": "tool", "tool_call_id": "t", "content": [text("next"), part(png(2)), part(data)]},
+    ]
+    call = Call(
+        call_id=f"{name}-c",
+        episode_id=name,
+        request={"messages": messages},
+        response={"choices": [{"message": {"role": "assistant", "content": "right"}}]},
+        prompt_ids=[1, 9, 9, 2],
+        pictures=[PlacedPicture(1, 3, picture_of(data), 2)],
+        output_ids=[3],
+        logprobs=[-0.5],
+    )
+    task = Task(init_messages=messages[:1], task_id="t")
+    return Episode(episode_id=name, run_id="r", task=task, calls=(call,), **fields)
+
+
+def written(path: Path, *whole: Episode) -> Path:
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="r", backbone="run", status="finished"))
+        for episode in whole:
+            writer.put(*episode.calls, episode)
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return written(tmp_path / "trace.duckdb", episode_with(png(1)))
+
+
+def ajet(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_show_has_a_line_for_each_picture(trace: Path) -> None:
+    for arguments in (["e"], ["e-c"], ["e", "--full"]):
+        shown = ajet("trace", "show", arguments[0], trace, *arguments[1:])
+        assert f"[{LINE}]" in shown and "base64" not in shown
+        assert f"[{picture_of(png(2)).line}]" in shown
+
+
+FORMS = [
+    part(png(1)),
+    {"type": "input_image", "image_url": url_of(png(1))},
+    {
+        "type": "image",
+        "source": {
+            "type": "base64",
+            "media_type": "image/png",
+            "data": base64.b64encode(png(1)).decode(),
+        },
+    },
+    {"type": "image", "mimeType": "image/png", "data": base64.b64encode(png(1)).decode()},
+    {"inlineData": {"mimeType": "image/png", "data": base64.b64encode(png(1)).decode()}},
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_dialects_picture_is_known(form: dict[str, Any]) -> None:
+    for content in ([form], [{"type": "tool_result", "tool_use_id": "t", "content": [form]}]):
+        message = {"role": "user", "content": content}
+        assert parts_of(message).content == f"[{LINE}]"
+        assert pictures_in(message) == [picture_of(png(1))]
+
+
+@pytest.mark.parametrize("format", ["native", "otlp"])
+def test_lossless_formats_keep_pictures(trace: Path, tmp_path: Path, format: str) -> None:
+    file = tmp_path / "all.jsonl"
+    ajet("trace", "export", trace, "--format", format, "--no-redact", "--out", file)
+    ajet("trace", "import", file, "--out", tmp_path / "again.duckdb")
+    with open_trace(trace) as before, open_trace(tmp_path / "again.duckdb") as after:
+        [old], [new] = episodes(before), episodes(after)
+        assert len(after.query("SELECT digest FROM pictures")) == 2
+    assert new.task == old.task
+    for new_call, old_call in zip(new.calls, old.calls, strict=True):
+        assert new_call.request == old_call.request
+        assert new_call.pictures == (old_call.pictures if format == "native" else ())
+
+
+def test_a_native_line_has_each_picture_once(tmp_path: Path) -> None:
+    episode = episode_with(png(1, 64, 64))
+    trace = written(tmp_path / "trace.duckdb", episode)
+    file = tmp_path / "all.jsonl"
+    ajet("trace", "export", trace, "--format", "native", "--no-redact", "--out", file)
+    body = base64.b64encode(png(1, 64, 64)).decode()
+    assert file.read_text().count(body) == 1
+
+
+def test_rows_of_messages_have_data_urls_and_are_imported(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ajet("trace", "export", trace, "--no-redact", "--out", file)
+    [row] = map(json.loads, file.read_text().splitlines())
+    assert row["messages"][0]["content"] == [text("Where is the exit?"), part(png(1))]
+    ajet("trace", "import", file, "--out", tmp_path / "again.duckdb")
+    with open_trace(tmp_path / "again.duckdb") as reader:
+        [episode] = episodes(reader)
+        assert episode.calls[-1].request["messages"][0] == row["messages"][0]
+        assert len(reader.query("SELECT digest FROM pictures")) == 2
+
+
+def test_sharegpt_names_the_places_of_pictures(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    ajet("trace", "export", trace, "--format", "sharegpt", "--no-redact", "--out", file)
+    [row] = map(json.loads, file.read_text().splitlines())
+    assert row["images"] == [url_of(png(1)), url_of(png(2)), url_of(png(1))]
+    assert sum(turn["value"].count("<image>") for turn in row["conversations"]) == 3
+
+
+def test_redaction_drops_pictures_unless_they_are_to_be_kept(trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for format in ("messages", "native", "html", "otlp"):
+        file = tmp_path / f"{format}{'.html' if format == 'html' else '.jsonl'}"
+        told = ajet("trace", "export", trace, "--format", format, "--out", file)
+        assert "base64," not in file.read_text().replace('"data:;base64,', "")
+        assert "picture" in told
+    [row] = map(json.loads, (tmp_path / "messages.jsonl").read_text().splitlines())
+    assert row["messages"][0]["content"][1] == {"type": "text", "text": "[picture 1]"}
+    third = [piece["text"] for piece in row["messages"][2]["content"]]
+    assert third == ["next", "[picture 2]", "[picture 1]"]
+    file = tmp_path / "kept.jsonl"
+    ajet("trace", "export", trace, "--keep-pictures", "--out", file)
+    [row] = map(json.loads, file.read_text().splitlines())
+    assert row["messages"][0]["content"][1] == part(png(1))
+
+
+def test_a_picture_that_looks_like_a_phone_number_is_kept_whole(tmp_path: Path) -> None:
+    pictures = [png(seed, 40, 40) for seed in range(20)]
+    messages = [{"role": "user", "content": [*map(part, pictures), text("+49 30 1234567")]}]
+    reply = {"choices": [{"message": {"role": "assistant", "content": "ok"}}]}
+    call = Call(call_id="c", episode_id="e", request={"messages": messages}, response=reply)
+    trace = written(tmp_path / "trace.duckdb", Episode(episode_id="e", calls=(call,)))
+    file = tmp_path / "rows.jsonl"
+    ajet("trace", "export", trace, "--keep-pictures", "--out", file)
+    [row] = map(json.loads, file.read_text().splitlines())
+    assert row["messages"][0]["content"] == [*map(part, pictures), text("[phone 1]")]
+
+
+def test_the_page_shows_pictures_and_nothing_else_from_elsewhere(tmp_path: Path) -> None:
+    evil = 'data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9ImFsZXJ0KDEpIi8+" onerror="alert(1)'
+    messages = [
+        {"role": "user", "content": [part(png(1)), part(evil), part("https://example.org/a.png")]}
+    ]
+    reply = {"choices": [{"message": {"role": "assistant", "content": "ok"}}]}
+    call = Call(call_id="c", episode_id="e", request={"messages": messages}, response=reply)
+    trace = written(tmp_path / "trace.duckdb", Episode(episode_id="e", calls=(call,)))
+    ajet("trace", "export", trace, "--format", "html", "--no-redact", "--out", tmp_path / "e.html")
+    page = (tmp_path / "e.html").read_text()
+    assert page.count("<img ") == 1
+    assert f'<img src="{url_of(png(1))}"' in page
+    assert 'onerror="' not in page
+    assert "img-src data:" in page and "default-src 'none'" in page
+
+
+def test_a_notebook_shows_pictures() -> None:
+    assert url_of(png(1)) in episode_with(png(1))._repr_html_()
+
+
+def test_a_swapped_picture_is_a_difference() -> None:
+    same = diff_episodes(episode_with(png(1)), episode_with(file_of(drawn(1), compress_level=0)))
+    assert all(piece.same for piece in same.parts)
+    swapped = diff_episodes(episode_with(png(1)), episode_with(png(3)))
+    assert not all(piece.same for piece in swapped.parts)
