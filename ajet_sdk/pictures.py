@@ -52,6 +52,7 @@ class _Key:
         self.number = number
 
 
+Ids = npt.NDArray[np.int32]
 _next_key = count(1)
 _keys: WeakValueDictionary[str, _Key] = WeakValueDictionary()
 _by_url: OrderedDict[bytes, Picture] = OrderedDict()
@@ -125,14 +126,13 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPicture:
-    """A picture in a prompt: its first token and the end of its last one, in token ids."""
+    """A picture in a prompt: the place of its first image token, and the end of its last one."""
 
     start: int
     end: int
     picture: Picture
-    tokens: int
-    """Number of image tokens; fewer than `end - start` if others separate the tiles of a
-    picture."""
+    token_id: int
+    """The image token. Others may separate the tiles of a picture."""
 
 
 def picture_of(data: bytes) -> Picture:
@@ -167,6 +167,26 @@ def url_in(part: Mapping[str, object]) -> str:
     if not isinstance(url, str):
         raise PictureError('image_url must be {"url": "data:image/png;base64,…"}')
     return url
+
+
+def with_digests(content: object) -> object:
+    """The content of a message with the digest of each picture in place of its file, to compare
+    it; what is no picture stays."""
+    if not isinstance(content, list):
+        return content
+    parts: list[object] = []
+    for part in content:
+        try:
+            picture = picture_in(part) if isinstance(part, Mapping) else None
+        except PictureError:
+            picture = None
+        parts.append(part if picture is None else image_part(picture))
+    return parts
+
+
+def image_part(picture: Picture) -> dict[str, str]:
+    """A picture in a message as chat templates know it, with its digest."""
+    return {"type": "image", "image": picture.digest}
 
 
 def picture_at(url: str) -> Picture:
@@ -247,17 +267,28 @@ def _bytes_in(url: str) -> bytes:
         raise PictureError(f"a picture's data URL is not valid base64: {error}") from error
 
 
-def keyed(ids: npt.NDArray[np.int32], pictures: Sequence[PlacedPicture]) -> npt.NDArray[np.int32]:
-    """Token ids with each picture's tokens replaced by its key; the same array without pictures.
+def keyed(ids: Ids, pictures: Sequence[PlacedPicture]) -> Ids:
+    """Token ids with the key of each picture in place of its image tokens; the same array without
+    pictures.
 
     Equal prefixes of keyed ids are equal to a model: same tokens, same pictures, same places.
     """
-    inside = [placed for placed in pictures if placed.start < len(ids)]
-    if not inside:
+    if not pictures:
         return ids
     out = ids.copy()
-    for placed in inside:
-        out[placed.start : placed.end] = placed.picture.key
+    for placed in pictures:
+        part = out[placed.start : placed.end]
+        part[part == placed.token_id] = placed.picture.key
+    return out
+
+
+def unkeyed(ids: Ids, pictures: Sequence[PlacedPicture]) -> Ids:
+    """The inverse of `keyed`."""
+    if not pictures:
+        return ids
+    out = ids.copy()
+    out[out < 0] = pictures[0].token_id
+    out.flags.writeable = False
     return out
 
 

@@ -94,7 +94,7 @@ def _placed(value: Any) -> Any:
         start=value["start"],
         end=value["end"],
         picture=_picture(value["picture"]),
-        tokens=value["tokens"],
+        token_id=value["token_id"],
     )
 
 
@@ -117,7 +117,7 @@ def _pictures_as_json(pictures: Sequence[PlacedPicture]) -> list[dict[str, Any]]
             "start": placed.start,
             "end": placed.end,
             "picture": _picture_as_json(placed.picture),
-            "tokens": placed.tokens,
+            "token_id": placed.token_id,
         }
         for placed in pictures
     ]

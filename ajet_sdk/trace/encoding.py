@@ -245,11 +245,11 @@ def _call(call: Call, stored: StoredCalls, pictures: Replacing) -> list[tuple[st
 
 
 def _places(call: Call, pictures: Replacing) -> str:
-    """JSON of a prompt's pictures: `[[start, end, digest, tokens], ...]`."""
+    """JSON of a prompt's pictures: `[[start, end, digest, token_id], ...]`."""
     places = []
     for placed in call.pictures:
         pictures.add(placed.picture)
-        places.append([placed.start, placed.end, placed.picture.digest, placed.tokens])
+        places.append([placed.start, placed.end, placed.picture.digest, placed.token_id])
     return _json(places)
 
 

@@ -434,8 +434,8 @@ def _call(
         "response": _json(row["response"], pictures),
         "sampling": json.loads(row["sampling"]),
         "pictures": [
-            PlacedPicture(start, end, pictures[digest], tokens)
-            for start, end, digest, tokens in json.loads(row["pictures"] or "[]")
+            PlacedPicture(start, end, pictures[digest], token_id)
+            for start, end, digest, token_id in json.loads(row["pictures"] or "[]")
             if digest in pictures
         ],
     }

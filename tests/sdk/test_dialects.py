@@ -242,7 +242,7 @@ def test_anthropics_errors_are_its_clients_exceptions(gateway: Gateway) -> None:
     for changed, words in (
         ({"tools": [search]}, "web_search_20250305"),
         ({"container": "c"}, "container"),
-        ({"messages": [{"role": "user", "content": [image]}]}, "only text"),
+        ({"messages": [{"role": "user", "content": [image]}]}, "picture"),
         ({"messages": [{"role": "user", "content": "much " * 20}]}, "prompt is too long"),
         ({"max_tokens": 0}, "max_tokens"),
     ):

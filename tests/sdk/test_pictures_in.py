@@ -18,21 +18,39 @@ from google import genai
 from google.genai import types
 
 from ajet_sdk import pictures
-from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import PictureError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.gateway.pictures import fetch
 from ajet_sdk.pictures import Picture, picture_at, picture_of
+from ajet_sdk.protocols import Answer, Ask, Choice
 from tests.drawings import drawn, file_of, part, png, text, url_of
 
 Opener = Callable[..., OpenEpisode]
 
 
+class Seeing:
+    """An engine that answers without a tokenizer, as one of another server."""
+
+    model = "m"
+
+    async def answer(self, ask: Ask) -> Answer:
+        message = {"role": "assistant", "content": "left"}
+        return Answer((Choice(message, None, "stop", [1], [-0.5]),), self.model, prompt_ids=[2])
+
+    async def count(self, ask: Ask) -> int:
+        return 1
+
+    def forget(self, episode_id: str) -> None:
+        return
+
+    async def aclose(self) -> None:
+        return
+
+
 @pytest.fixture
 def episode(gateway: Gateway) -> OpenEpisode:
-    engine = ScriptedEngine(lambda ask: "left", max_model_len=10_000_000)
-    return gateway.open(EpisodeSpec("one", engine, picture_hosts=("localhost",)))
+    return gateway.open(EpisodeSpec("one", Seeing(), picture_hosts=("localhost",)))
 
 
 def sent(episode: OpenEpisode) -> list[list[Picture]]:
@@ -389,7 +407,7 @@ def test_what_is_loaded_must_be_a_picture(response: httpx.Response) -> None:
 
 
 def test_a_client_reads_the_refusal(episode: OpenEpisode) -> None:
-    client = episode.model().openai(max_retries=0)
+    client = episode.model().openai()
     messages: Any = asking(part("https://example.org/a.png"))["messages"]
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="m", messages=messages)

@@ -37,7 +37,7 @@ def looking(turns: int, screenshots: list[bytes], episode_id: str = "e") -> list
         content = [text(f"turn {turn}"), part(screenshots[turn])]
         messages = [*messages, {"role": "user", "content": content}]
         places.append(
-            PlacedPicture(len(prompt) + 1, len(prompt) + 5, picture_of(screenshots[turn]), 4)
+            PlacedPicture(len(prompt) + 1, len(prompt) + 5, picture_of(screenshots[turn]), 9)
         )
         prompt = [*prompt, turn, 9, 9, 9, 9, turn]
         calls.append(
