@@ -23,29 +23,9 @@ from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.gateway.pictures import fetch
 from ajet_sdk.pictures import Picture, picture_at, picture_of
-from ajet_sdk.protocols import Answer, Ask, Choice
-from tests.drawings import drawn, file_of, part, png, text, url_of
+from tests.drawings import Seeing, drawn, file_of, part, png, text, url_of
 
 Opener = Callable[..., OpenEpisode]
-
-
-class Seeing:
-    """An engine that answers without a tokenizer, as one of another server."""
-
-    model = "m"
-
-    async def answer(self, ask: Ask) -> Answer:
-        message = {"role": "assistant", "content": "left"}
-        return Answer((Choice(message, None, "stop", [1], [-0.5]),), self.model, prompt_ids=[2])
-
-    async def count(self, ask: Ask) -> int:
-        return 1
-
-    def forget(self, episode_id: str) -> None:
-        return
-
-    async def aclose(self) -> None:
-        return
 
 
 @pytest.fixture
