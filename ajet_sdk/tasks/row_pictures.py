@@ -14,18 +14,64 @@ from ajet_sdk.pictures import is_data_url, picture_at, picture_of, url_in, url_o
 _PLACE = "<image>"
 """The place of the next picture of the column `images` in a text (LLaMA-Factory, ShareGPT)."""
 COLUMNS = ("images", "image")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+_NAMES = ("image", "url", "path", "base64")
+"""Keys of a part of type `image` that may have its value."""
 Json = dict[str, Any]
 
 
 def images_of(row: Mapping[str, object]) -> list[object]:
-    """The pictures in a row's column `images` or `image`."""
+    """The pictures in a row's column `images` or `image`; other values there, such as the name of a
+    container's image, are none."""
     for name in COLUMNS:
         value = row.get(name)
         if isinstance(value, str) and value.startswith("["):
             value = json.loads(value)
         if value is not None:
-            return list(value) if isinstance(value, list | tuple) else [value]
+            values = list(value) if isinstance(value, list | tuple) else [value]
+            return [item for item in values if _is_picture(item)]
     return []
+
+
+def _is_picture(value: object) -> bool:
+    if isinstance(value, Mapping):
+        value = next((value[name] for name in ("bytes", "path", "url") if value.get(name)), None)
+    if isinstance(value, str):
+        return is_data_url(value) or value.lower().endswith(SUFFIXES)
+    return url_of(value) is not None
+
+
+def pictures_of(row: Mapping[str, object], directory: Path | None) -> tuple[list[str], list[str]]:
+    """The digests of a row's pictures, in columns and in messages; and what is wrong with
+    others."""
+    values = images_of(row)
+    for messages in row.values():
+        for message in messages if isinstance(messages, list) else ():
+            content = message.get("content") if isinstance(message, Mapping) else None
+            for part in content if isinstance(content, list) else ():
+                value = _value_of(part)
+                if value is not None:
+                    values.append(value)
+    reader = RowPictures("", (), directory)
+    digests: list[str] = []
+    problems: list[str] = []
+    for value in values:
+        try:
+            digests.append(picture_at(reader.data_url(value)).digest)
+        except (PictureError, TaskError) as error:
+            problems.append(str(error).removeprefix(": "))
+    return digests, problems
+
+
+def _value_of(part: object) -> object:
+    """The picture of a part of a message; None if it has none itself."""
+    if not isinstance(part, Mapping):
+        return None
+    if part.get("type") == "image_url":
+        image = part.get("image_url")
+        return image.get("url") if isinstance(image, Mapping) else image
+    named = (part.get(name) for name in _NAMES) if part.get("type") == "image" else ()
+    return next((value for value in named if value is not None), None)
 
 
 class RowPictures:
@@ -97,8 +143,7 @@ class RowPictures:
                     options = image if isinstance(image, Mapping) else {}
                     yield self._part(self._url(part), options)
                 elif part.get("type") == "image":
-                    named = (part.get(name) for name in ("image", "url", "path", "base64"))
-                    yield self._part(next((v for v in named if v is not None), None), {})
+                    yield self._part(_value_of(part), {})
                 elif part.get("type") == "text":
                     # a column of structs has all keys in each part, the others NULL
                     yield {name: value for name, value in part.items() if value is not None}
@@ -121,9 +166,10 @@ class RowPictures:
             value = self._images[self._next]
             self._next += 1
         rest = {name: item for name, item in options.items() if item is not None}
-        return {"type": "image_url", "image_url": {**rest, "url": self._data_url(value)}}
+        return {"type": "image_url", "image_url": {**rest, "url": self.data_url(value)}}
 
-    def _data_url(self, value: object) -> str:
+    def data_url(self, value: object) -> str:
+        """A picture as a data URL; without `load`, a file as its name. Raises TaskError."""
         url = url_of(value)
         if url is not None:
             return url

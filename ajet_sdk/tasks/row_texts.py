@@ -128,5 +128,7 @@ def number_of(value: object) -> str:
     digest = digest_in(value)
     if digest is not None:
         return str(int(digest[:16], 16))
+    if isinstance(value, list):
+        value = [digest_in(item) or item for item in value]
     data = json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
     return str(int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big"))
