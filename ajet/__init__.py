@@ -135,6 +135,7 @@ _PATHS = {
     "ajet.tuner_lib.experimental.swarm_overwatch_utils": "swarm.agentjet.messages",
     "ajet.utils": "agent.agentjet",
     "ajet.utils.dynamic_import": "agent.agentjet",
+    "ajet.utils.multimodal": "agent.multimodal",
     "ajet.utils.retry": "swarm.agentjet.threads",
     "ajet.utils.robust_dashscope": "agent.agentscope",
     "ajet.utils.thread_executors": "swarm.agentjet.threads",

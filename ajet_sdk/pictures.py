@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import io
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -265,6 +266,34 @@ def _bytes_in(url: str) -> bytes:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise PictureError(f"a picture's data URL is not valid base64: {error}") from error
+
+
+_BEGINNINGS = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+    b"RIFF": "image/webp",
+}
+
+
+def url_of(value: object) -> str | None:
+    """The data URL of a picture in a row of a dataset, not decoded: a file's bytes, alone or in
+    `{"bytes": …, "path": …}` (Hugging Face), or an image of Pillow. None for anything else."""
+    if isinstance(value, Mapping) and value.keys() <= {"bytes", "path"}:
+        value = value.get("bytes")
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        for beginning, media_type in _BEGINNINGS.items():
+            if data.startswith(beginning) and (beginning != b"RIFF" or data[8:12] == b"WEBP"):
+                return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+        return None
+    module = sys.modules.get("PIL.Image")  # not loaded: nothing is an image of Pillow
+    if module is None or not isinstance(value, module.Image):
+        return None
+    file = io.BytesIO()
+    has_mode = value.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+    (value if has_mode else value.convert("RGB")).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def keyed(ids: Ids, pictures: Sequence[PlacedPicture]) -> Ids:

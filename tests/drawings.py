@@ -1,4 +1,4 @@
-"""Drawn pictures for tests."""
+"""Drawn pictures for tests, and an engine that takes them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from ajet_sdk.protocols import Answer, Ask, Choice
 
 
 def drawn(seed: int = 0, width: int = 8, height: int = 8) -> Image.Image:
@@ -42,3 +44,25 @@ def part(data: bytes | str, **more: Any) -> dict[str, Any]:
 def text(content: str) -> dict[str, Any]:
     """A text beside pictures in a message."""
     return {"type": "text", "text": content}
+
+
+class Seeing:
+    """An engine that answers without a tokenizer, as one of another server."""
+
+    model = "m"
+
+    def __init__(self, reply: str = "left") -> None:
+        self._reply = reply
+
+    async def answer(self, ask: Ask) -> Answer:
+        message = {"role": "assistant", "content": self._reply}
+        return Answer((Choice(message, None, "stop", [1], [-0.5]),), self.model, prompt_ids=[2])
+
+    async def count(self, ask: Ask) -> int:
+        return 1
+
+    def forget(self, episode_id: str) -> None:
+        return
+
+    async def aclose(self) -> None:
+        return

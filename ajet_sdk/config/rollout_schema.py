@@ -217,6 +217,11 @@ class Rollout(Section):
         "URLs of model hosts that the agent may call beside the policy, each with everything below"
         " it, such as https://api.openai.com/v1/images. These calls are not recorded.",
     )
+    picture_hosts: list[str] = key(
+        [],
+        "Hosts from which links to pictures in requests to the policy are loaded (https only);"
+        " other links are refused. Pictures in the request itself need no host.",
+    )
     sampling: Literal["run", "request"] = key(
         "run",
         "Which temperature and top_p apply in training: those of the run (above), or those of each"

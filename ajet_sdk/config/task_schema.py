@@ -232,6 +232,11 @@ class Llm(Section):
     show: Literal["output", "transcript"] = key(
         "output", "What is judged: the output only, or all messages."
     )
+    pictures: bool = key(
+        True,
+        "Send the pictures of a task (and of the messages, if they are shown) to the model, which"
+        " must take them; false: a line for each.",
+    )
     prompt: str | None = key(
         None,
         "Custom prompt with {query}, {answer} (for a group: {answers}), {reference}, {rubric},"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import assistant, joined, json_text
+from ajet_sdk.dialects.json import assistant, data_url, joined, json_text
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json
 
@@ -258,7 +258,7 @@ def _part(block: Json, where: str) -> Json:
             )
         return {"type": "text", "text": str(source.get("data", ""))}
     if source.get("type") == "base64":
-        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        url = data_url(source.get("media_type"), source.get("data"))
     elif source.get("type") == "url":
         url = str(source.get("url"))
     else:

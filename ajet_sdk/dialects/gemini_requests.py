@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ajet_sdk.dialects.fields import Field, Fields, camel_case, fields, refuse
-from ajet_sdk.dialects.json import assistant, joined, json_text
+from ajet_sdk.dialects.json import assistant, data_url, joined, json_text
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.types import Json, JsonView
 
@@ -240,8 +240,12 @@ def _content_part(part: Json) -> Json:
         if str(data.get("mimeType")).startswith("image/"):
             return {
                 "type": "image_url",
-                "image_url": {"url": f"data:{data['mimeType']};base64,{data.get('data')}"},
+                "image_url": {"url": data_url(data["mimeType"], data.get("data"))},
             }
+    if "fileData" in part:
+        link = camel(part["fileData"], "fileData")
+        if str(link.get("mimeType")).startswith("image/"):
+            return {"type": "image_url", "image_url": {"url": str(link.get("fileUri"))}}
     return {"type": "text", "text": _text(part)}
 
 

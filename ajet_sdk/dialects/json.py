@@ -49,6 +49,15 @@ def joined(parts: list[Json]) -> str | list[Json]:
     return "\n".join(part["text"] for part in parts)
 
 
+_TO_STANDARD = str.maketrans("-_", "+/")
+
+
+def data_url(media_type: object, data: object) -> str:
+    """The URL of a picture's base64; Google's SDK writes it with the alphabet for URLs."""
+    body = data.translate(_TO_STANDARD) if isinstance(data, str) else ""
+    return f"data:{media_type};base64,{body}"
+
+
 def assistant(texts: list[str], reasoning: str, calls: list[Json]) -> Json:
     """Make the message of a reply."""
     message: Json = {"role": "assistant", "content": "".join(texts) if texts else None}

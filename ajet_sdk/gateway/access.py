@@ -38,6 +38,8 @@ from ajet_sdk.errors import (
     place_of,
 )
 from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.pictures import checked, has_pictures
+from ajet_sdk.pictures import is_data_url
 from ajet_sdk.protocols import Client
 from ajet_sdk.types import Json, JsonView, Phase
 
@@ -46,9 +48,13 @@ MOST_ITEMS = 50_000
 conversions."""
 REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are remembered, to distinguish them from unknown ones."""
-LARGEST_BODY = 16 * 2**20
-"""Bytes of a request: four million tokens of text. Parsing it takes about twenty times as much
-memory."""
+LARGEST_BODY = 128 * 2**20
+"""Bytes of a request: four pictures of the largest size."""
+LARGEST_TEXT = 16 * 2**20
+"""Bytes of a request beside its pictures: four million tokens. Parsing it takes about twenty times
+as much memory."""
+MOST_VALUES = 2_000_000
+"""Values in the JSON of a request that is larger; pictures are few."""
 
 log = logging.getLogger("ajet")
 
@@ -232,12 +238,18 @@ def unknown_route(route: str) -> HTTPError:
 def check_size(size: int) -> None:
     """Raise HTTPError 413 if a request is too large."""
     if size > LARGEST_BODY:
-        message = f"the request has at least {size:,} bytes; the limit is {LARGEST_BODY:,}"
-        raise HTTPError(413, f"{message}; shorten the conversation", "request_too_large")
+        raise _too_large(size, LARGEST_BODY, "in all")
+
+
+def _too_large(size: int, limit: int, what: str) -> HTTPError:
+    message = f"the request has at least {size:,} bytes {what}; the limit is {limit:,}"
+    return HTTPError(413, f"{message}; shorten the conversation", "request_too_large")
 
 
 def parse_body(data: bytes) -> dict[str, object]:
     """Parse the request's JSON object. Raises HTTPError 400, 413."""
+    if len(data) > LARGEST_TEXT and sum(map(data.count, b",[{")) > MOST_VALUES:
+        raise _too_large(len(data), LARGEST_TEXT, "beside pictures")
     try:
         body = json_value(data)
     except (ValueError, RecursionError) as error:
@@ -247,7 +259,22 @@ def parse_body(data: bytes) -> dict[str, object]:
             400, f"the request must be a JSON object (got {str(body)[:100]})", "invalid_json"
         )
     check_items(body)
+    if len(data) > LARGEST_TEXT:
+        size = len(data) - _size_of_data(body)
+        if size > LARGEST_TEXT:
+            raise _too_large(size, LARGEST_TEXT, "beside pictures")
     return body
+
+
+def _size_of_data(value: object) -> int:
+    """Characters of the pictures in a request of any dialect."""
+    if isinstance(value, str):
+        return len(value) if is_data_url(value) else 0
+    if isinstance(value, dict):
+        data = value.get("data")
+        others = sum(_size_of_data(item) for name, item in value.items() if name != "data")
+        return others + (len(data) if isinstance(data, str) else _size_of_data(data))
+    return sum(map(_size_of_data, value)) if isinstance(value, list) else 0
 
 
 def check_items(body: JsonView) -> None:
@@ -312,6 +339,8 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Jso
         ask = counter.form.ask(neutral, episode.episode_id, request.identity.agent)
         identity = request.identity
         ask = replace(ask, target=identity.target_tag or identity.agent)
+        if has_pictures(ask.messages):
+            ask = await checked(ask, episode.spec.picture_hosts, episode.loaded)
         return counter.count(await episode.spec.engine.count(ask))
     except RequestRefused as error:
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error

@@ -33,6 +33,7 @@ from ajet_sdk.gateway.access import (
     unknown_route,
 )
 from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
+from ajet_sdk.gateway.pictures import checked, has_pictures
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling, SamplingCancelled
 from ajet_sdk.types import Call, Json, Phase, new_id, now
 
@@ -99,6 +100,8 @@ class CallInFlight:
     async def ask(self) -> Answer:
         """Ask the engine. Raises the engine's errors."""
         try:
+            if self.engine is self.episode.spec.engine and has_pictures(self.asked.messages):
+                await self._check_pictures()
             return await self.engine.answer(self.asked)
         except SamplingCancelled as cancelled:
             self._drawn = cancelled.tokens
@@ -110,6 +113,14 @@ class CallInFlight:
         finally:
             if not self.settled.done():
                 self.settled.set_result(None)
+
+    async def _check_pictures(self) -> None:
+        """Decode the request's pictures. Raises RequestRefused."""
+        asked = await checked(self.asked, self.episode.spec.picture_hosts, self.episode.loaded)
+        if asked is not self.asked:  # links were loaded: the record has the pictures
+            shared = self.episode.kept.shared({"messages": asked.messages})["messages"]
+            self.asked = replace(asked, messages=shared)
+            self.neutral = {**self.neutral, "messages": shared}
 
     def choose_engine(self, ask: Ask) -> Sampling:
         """Choose the engine and the sampling parameters, which may override the request's. Raises

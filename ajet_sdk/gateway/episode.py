@@ -119,6 +119,8 @@ class EpisodeSpec:
     ConfigError."""
     call_timeout: float = 600.0
     """Seconds for a reply; after them the call fails with 503."""
+    picture_hosts: tuple[str, ...] = ()
+    """Hosts from which links to pictures are loaded."""
     stop_after: Callable[[Call], str | None] | None = None
     """Returns the reason to refuse all calls of the workflow after this one; None: continue."""
     guard: HostGuard | None = None
@@ -188,6 +190,8 @@ class OpenEpisode(EpisodeRecorder):
         self._end_keys = end_keys
         self.kept = OpenCalls(keep=spec.keep_calls)
         self.stored: dict[str, Json] = {}
+        self.loaded: dict[str, str] = {}
+        """The data URLs of links to pictures."""
         """Responses and conversations that dialects store, by id."""
         self.indices = itertools.count()
         """Indices of the calls."""

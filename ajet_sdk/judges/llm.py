@@ -13,15 +13,22 @@ import json
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.config import Config
-from ajet_sdk.dialects.message_parts import parts_of, reply_messages, request_messages
+from ajet_sdk.dialects.message_parts import (
+    parts_of,
+    pictures_in,
+    reply_messages,
+    request_messages,
+    without_pictures,
+)
 from ajet_sdk.engines.budget import Price, Usage
-from ajet_sdk.errors import ConfigError, MissingResource, NoReward
+from ajet_sdk.errors import ConfigError, MissingResource, NoReward, PictureError
 from ajet_sdk.judges import llm_prompts as prompts
 from ajet_sdk.judges.call import output_of
 from ajet_sdk.judges.llm_prompts import Example, Material
@@ -37,11 +44,14 @@ from ajet_sdk.judges.model import (
 )
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
-from ajet_sdk.types import Episode, Reward, Task
+from ajet_sdk.pictures import Picture, is_data_url, picture_at
+from ajet_sdk.types import Call, Episode, Reward, Task
 
 log = logging.getLogger("ajet")
 LONGEST = 1024
 """Default limit of a verdict, in tokens."""
+MOST_PICTURES = 20
+"""Pictures of a transcript that a judge sees: the last ones, most of which are of the end."""
 T = TypeVar("T")
 Mode = Literal["pointwise", "listwise", "pairwise"]
 Shown = Literal["output", "transcript"]
@@ -72,6 +82,8 @@ class LlmJudge:
         success_threshold: lowest score of a successful episode; None: a reward of 1 is a success.
         reference_key: key of the reference answer in a task's metadata; shown to the model if present.
         show: the output alone, or all messages of the agents too.
+        pictures: send the pictures of the task (and of the messages, if they are shown) to the model, which must
+            take them; else it reads a line for each.
         prompt: replaces the default prompt; its fields are `{query}`, `{answer}` (`{answers}` for a group),
             `{reference}`, `{rubric}`, `{examples}`, `{min_score}`, `{max_score}`. An `{answer}` outside of `<answer>`
             tags is put between tags that no output can forge.
@@ -93,6 +105,7 @@ class LlmJudge:
         success_threshold: float | None = None,
         reference_key: str = "answer",
         show: Shown = "output",
+        pictures: bool = True,
         prompt: str | None = None,
         temperature: float = 0.0,
         max_tokens: int = 1024,
@@ -144,6 +157,7 @@ class LlmJudge:
         self.success_threshold: float | None = success_threshold
         self.reference_key: str = reference_key
         self.show: Shown = show
+        self.pictures: bool = pictures
         self.prompt: str | None = prompt
         self.repeat = 0
         """A different number requests new verdicts in place of cached ones."""
@@ -258,9 +272,9 @@ class LlmJudge:
         repeat: int,
     ) -> T:
         text = prompts.question(mode, self.prompt, group, self.rubric, self.examples, self._range)
-        return await self.model.ask(
-            prompts.messages(text), prompts.SCHEMAS[mode], read, repeat=repeat
-        )
+        pictures = [picture for material in group for picture in material.pictures]
+        messages = prompts.messages(text, pictures if self.pictures else ())
+        return await self.model.ask(messages, prompts.SCHEMAS[mode], read, repeat=repeat)
 
     @property
     def _range(self) -> tuple[float, float]:
@@ -292,7 +306,10 @@ def material_of(
     try:
         answer = text_of(output)
     except NoReward:
-        answer = json.dumps(output, ensure_ascii=False, default=str)
+        answer = json.dumps(without_pictures(output), ensure_ascii=False, default=str)
+    pictures = _pictures_of(task, reference_key)
+    if show == "transcript" and episode is not None:
+        pictures += _last_pictures(episode)
     if show == "transcript" and episode is not None:
         answer = "\n\n".join(part for part in (transcript(episode), f"[output] {answer}") if part)
     reference = task.metadata.get(reference_key)
@@ -301,19 +318,47 @@ def material_of(
         for message in task.init_messages
         if message.get("content")
     )
-    return Material(query, answer, "" if reference is None else str(reference))
+    shown = "" if reference is None else str(reference)
+    return Material(query, answer, shown, tuple(dict.fromkeys(pictures)))
+
+
+def _pictures_of(task: Task, reference_key: str) -> list[Picture]:
+    """The pictures of a task's messages and of its metadata, but not the reference answer."""
+    pictures = [picture for message in task.init_messages for picture in pictures_in(message)]
+    for name, value in task.metadata.items():
+        values = value if isinstance(value, list) else [value]
+        for item in values if name != reference_key else ():
+            if isinstance(item, str) and is_data_url(item):
+                with suppress(PictureError):  # it is no picture
+                    pictures.append(picture_at(item))
+    return pictures
+
+
+def _last_pictures(episode: Episode) -> list[Picture]:
+    """The last pictures of the messages, of which a model takes only some."""
+    pictures = [
+        picture
+        for _, call in _last_calls(episode)
+        for message in [*request_messages(call.request), *reply_messages(call.response)]
+        for picture in pictures_in(message)
+    ]
+    return pictures[-MOST_PICTURES:]
 
 
 def transcript(episode: Episode) -> str:
     """Formats the last conversation of each agent, with its reply."""
-    last = {
-        call.agent: call for call in episode.calls if call.phase == "rollout" and not call.error
-    }
+    last = _last_calls(episode)
     parts = []
-    for agent, call in last.items():
+    for agent, call in last:
         lines = list(map(_shown, [*request_messages(call.request), *reply_messages(call.response)]))
         parts.append("\n".join([f"--- {agent} ---", *lines] if len(last) > 1 else lines))
     return "\n\n".join(parts)
+
+
+def _last_calls(episode: Episode) -> list[tuple[str, Call]]:
+    """The last call of each agent."""
+    calls = (call for call in episode.calls if call.phase == "rollout" and not call.error)
+    return list({call.agent: call for call in calls}.items())
 
 
 def _shown(message: object) -> str:
@@ -326,8 +371,8 @@ def _shown(message: object) -> str:
 def open_llm(config: Config) -> LlmJudge:
     section = config.task_judge.llm
     options = section.model_dump(include={
-        "mode", "min_score", "max_score", "success_threshold", "reference_key", "show", "prompt", "temperature",
-        "price",
+        "mode", "min_score", "max_score", "success_threshold", "reference_key", "show", "pictures", "prompt",
+        "temperature", "price",
     })  # fmt: skip
     return LlmJudge(
         read_rubric(config, section.rubric),

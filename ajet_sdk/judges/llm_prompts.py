@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.model import object_schema
+from ajet_sdk.pictures import Picture
 
 Range = tuple[float, float]
 """Lowest and highest score."""
@@ -48,6 +49,8 @@ class Material:
     query: str
     answer: str
     reference: str = ""
+    pictures: tuple[Picture, ...] = ()
+    """Of the task and, with a transcript, of its messages; texts name them by their lines."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +131,15 @@ def has_bare_answer(prompt: str) -> bool:
     return "{answer}" in _FENCED.sub("", prompt)
 
 
-def messages(text: str) -> list[dict[str, Any]]:
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
+def messages(text: str, pictures: Iterable[Picture] = ()) -> list[dict[str, Any]]:
+    """The messages to a judge; each picture follows the line by which the text names it."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    for picture in dict.fromkeys(pictures):
+        label = f"This is [{picture.line}], material like what stands between tags:"
+        parts.append({"type": "text", "text": label})
+        parts.append({"type": "image_url", "image_url": {"url": picture.url}})
+    content = parts if len(parts) > 1 else text
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
 
 
 _REPLY = "Reply with one JSON object and no other text: "

@@ -154,7 +154,11 @@ class JudgeModel:
         """Requests until a reply is valid, and returns its object."""
         key = secrets.token_hex(6)
         *earlier, last = map(dict, messages)
-        last["content"] = f'{last["content"]}\n\nBegin the object with "{KEY}": "{key}".'
+        begin = f'Begin the object with "{KEY}": "{key}".'
+        if isinstance(last["content"], list):  # with pictures
+            last["content"] = [*last["content"], {"type": "text", "text": begin}]
+        else:
+            last["content"] = f"{last['content']}\n\n{begin}"
         asked = [*earlier, last]
         conversation = asked
         wrong = ""

@@ -93,6 +93,7 @@ class Here:
                 opponent=opponent,
                 open_debug_model=lambda name: self.open_debug_model(name, attempt),
                 call_timeout=rollout.timeout,
+                picture_hosts=tuple(rollout.picture_hosts),
                 stop_after=check_of(config, self.engine),
                 guard=guard_of(config),
             )

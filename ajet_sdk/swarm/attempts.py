@@ -273,6 +273,7 @@ class Attempts:
                     name, config, attempt, settings.engine, gateway.frozen
                 ),
                 call_timeout=rollout.timeout,
+                picture_hosts=tuple(rollout.picture_hosts),
                 stop_after=after_call,
                 make_key=lambda kind: self.key_of(kind, episode_id),
             )

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ajet_sdk.tasks.row_names import ROLES
+from ajet_sdk.tasks.row_pictures import digest_in
 
 _SHORT = 20
 """A shorter text occurs within another by chance, so that it is a part of its own."""
@@ -123,5 +124,11 @@ def encoded(value: object) -> str:
 
 
 def number_of(value: object) -> str:
+    """A number that is the same for equal values, of pictures for equal pixels."""
+    digest = digest_in(value)
+    if digest is not None:
+        return str(int(digest[:16], 16))
+    if isinstance(value, list):
+        value = [digest_in(item) or item for item in value]
     data = json.dumps(value, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
     return str(int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big"))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.pictures import url_of
 from ajet_sdk.tasks.row_names import QUERY_COLUMNS
 
 if TYPE_CHECKING:
@@ -131,9 +132,13 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def _plain(value: object) -> object:
-    """Converts a value to JSON: bytes to base64, times and decimals to text."""
+    """Converts a value to JSON: pictures to data URLs, other bytes to base64, times and decimals to
+    text."""
     if isinstance(value, _SCALARS):
         return value
+    picture = url_of(value)
+    if picture is not None:
+        return picture
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -245,7 +245,7 @@ def _call(call: Call, stored: StoredCalls, pictures: Replacing) -> list[tuple[st
 
 
 def _places(call: Call, pictures: Replacing) -> str:
-    """JSON of a prompt's pictures: `[[start, end, digest, tokens], ...]`."""
+    """JSON of a prompt's pictures: `[[start, end, digest, token_id], ...]`."""
     places = []
     for placed in call.pictures:
         pictures.add(placed.picture)

@@ -1,7 +1,8 @@
 """Pictures of a trace: stored once a file, and referred to where they were sent.
 
 A text that is the data URL of a picture is stored as `ajet-picture:DIGEST`, followed by a comma and
-the URL's beginning if that is not the usual one. A text that begins like a reference gets a second
+the URL's beginning if that is not the usual one; base64 beside its media type, as Anthropic, Google
+and MCP have it, as `ajet-picture:DIGEST,base64`. A text that begins like a reference gets a second
 colon, so that all texts are read as they were written.
 """
 
@@ -28,11 +29,14 @@ REFERRING = {
 }
 """The columns that refer to pictures."""
 
+_MEDIA_TYPE = ("media_type", "mimeType", "mime_type")
 _IN_JSON = r'(?:^|[^\\])"ajet-picture:([0-9a-f]{64})[",]'
 """The same at the beginning of a text of JSON, where alone it is a reference."""
 _REFERENCE = re.compile(rf"{REFERENCE}(,.*)?", re.S)
-_SIGNS = ("data:image", PREFIX)
+_SIGNS = ("data:image", PREFIX, '"image/')
 """JSON without any of these has no text to replace; a data URL in another spelling stays as sent."""
+_BARE = {"base64": base64.b64encode, "base64url": base64.urlsafe_b64encode}
+"""Spellings of a picture beside its media type, by the end of its reference."""
 _FEW = 64
 """Pictures read by one query; their ids are in its text, so that only their rows are read of a live
 file."""
@@ -116,7 +120,30 @@ class Replacing:
 
     def value(self, value: object) -> Any:
         """JSON with references in place of pictures."""
-        return mapped(value, self._text)
+        if isinstance(value, Mapping):
+            media_type = next((value[name] for name in _MEDIA_TYPE if name in value), None)
+            if isinstance(media_type, str) and media_type.startswith("image/"):
+                return {
+                    name: self._bare(item) if name == "data" else self.value(item)
+                    for name, item in value.items()
+                }
+            return {name: self.value(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(item) for item in value]
+        return self._text(value) if isinstance(value, str) else value
+
+    def _bare(self, value: object) -> object:
+        """A reference in place of base64."""
+        if not isinstance(value, str) or value.startswith(PREFIX) or is_data_url(value):
+            return self.value(value)
+        try:
+            picture = picture_at(f"data:image/png;base64,{value}")
+        except PictureError:
+            return value
+        for spelling, encoded in _BARE.items():
+            if encoded(picture.data).decode() == value and self._refers(picture):
+                return f"{PREFIX}{picture.digest},{spelling}"
+        return value
 
     def add(self, picture: Picture) -> None:
         """Store a picture unless one with the same pixels is."""
@@ -136,13 +163,20 @@ class Replacing:
         url = picture.url
         if body != url.partition(",")[2]:  # base64 in lines, for example
             return text
-        added = self.added.get(picture.digest)
-        if added is None and self._stored.stores(picture):
-            self.add(picture)
-        elif added is None or added.data != picture.data:
+        if not self._refers(picture):
             return text
         tail = "" if text == url else f",{head}"
         return f"{PREFIX}{picture.digest}{tail}"
+
+    def _refers(self, picture: Picture) -> bool:
+        """Store a picture; False if another file with its pixels is stored."""
+        added = self.added.get(picture.digest)
+        if added is not None:
+            return added.data == picture.data
+        if not self._stored.stores(picture):
+            return False
+        self.add(picture)
+        return True
 
 
 def mapped(value: object, text: Callable[[str], str]) -> Any:
@@ -170,6 +204,9 @@ def resolved(value: _T, pictures: Mapping[str, Picture]) -> _T:
         picture = pictures.get(match[1]) if match else None
         if match is None or picture is None or not picture.data:
             return value
+        spelling = _BARE.get((match[2] or "")[1:])
+        if spelling is not None:
+            return spelling(picture.data).decode()
         url = urls.get(value)
         if url is None:
             head = f"data:{picture.media_type};base64" if match[2] is None else match[2][1:]

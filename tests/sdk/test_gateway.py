@@ -289,15 +289,15 @@ def test_malformed_requests_are_400_and_do_not_harm(
 
 
 def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Opener) -> None:
-    """Found with 60 MB: 2.9 GB of memory, a traceback, and no record of the call."""
+    """Found with 60 MB of text: 2.9 GB of memory, a traceback, and no record of the call."""
     episode = open_episode()
-    client = Client(episode, length=60 * 2**20)  # of which no byte follows the first ones
+    client = Client(episode, length=600 * 2**20)  # of which no byte follows the first ones
     announced = client.read()
     client.socket.close()
-    assert announced.startswith(b"HTTP/1.1 413") and b"62,914,560 bytes" in announced
+    assert announced.startswith(b"HTTP/1.1 413") and b"629,145,600 bytes" in announced
 
     model, megabyte = episode.model(), b"x" * 2**20
-    content = (megabyte for _ in range(60))
+    content = (megabyte for _ in range(200))
     url, headers = f"{model.base_url}/chat/completions", bearer(model.api_key)
     unannounced = httpx.post(url, content=content, headers=headers)
     assert (
@@ -305,7 +305,7 @@ def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Ope
         and unannounced.json()["error"]["code"] == "request_too_large"
     )
     for call in episode.calls:
-        assert "the limit is 16,777,216" in (call.error or "") and call.request == {}
+        assert "the limit is 134,217,728" in (call.error or "") and call.request == {}
     assert len(episode.calls) == 2 and episode.errors == []
 
 

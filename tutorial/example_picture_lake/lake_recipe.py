@@ -1,5 +1,5 @@
-"""A Qwen3-VL of a quarter of a million parameters that has seen somebody walk: every other step at
-random.
+"""A Qwen3-VL of a quarter of a million parameters that has seen somebody walk: three steps in ten
+at random.
 
 To begin from a real model instead, name one of the hub as `model.path`.
 """
@@ -12,7 +12,7 @@ from lake_agent import show
 
 from ajet_sdk.learn.recipe import PICTURE_TEMPLATE, Demonstration, PictureShape, Recipe, Shape
 
-STUMBLES = 0.5
+STUMBLES = 0.3
 TURNS = 4
 
 
@@ -31,9 +31,9 @@ def demonstrate(draw: random.Random) -> Demonstration:
 
 recipe = Recipe(
     demonstrate,
-    enough=0.35,
-    min_steps=600,
-    max_steps=1500,
+    enough=0.4,
+    min_steps=1000,
+    max_steps=1200,
     demonstrations=8192,
     lr=1e-3,
     chat_template=PICTURE_TEMPLATE,

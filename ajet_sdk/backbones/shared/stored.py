@@ -28,6 +28,7 @@ from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.lineage import Descent, descended, same_tasks
+from ajet_sdk.tasks.row_pictures import RowPictures, images_of
 from ajet_sdk.trace.reader import Trace, episodes, open_trace
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Call, Episode, Reward, Sample, Task, new_id, now
@@ -116,10 +117,12 @@ def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], 
         if not isinstance(row.values, Mapping):
             raise TaskError(f"{row.where}: a conversation is an object with keys")
         if row.values.get("task_id") in val_ids:
-            held_out += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
+            held_out += (
+                [] if pairs else [_of_row(row.where, row.values, pairs, directory=path.parent)[1]]
+            )
             continue
         descents.append(Descent.named(row.values, str(row.values.get("task_id") or "")))
-        rows.append((row.where, *_of_row(row.where, row.values, pairs)))
+        rows.append((row.where, *_of_row(row.where, row.values, pairs, directory=path.parent)))
     for index, held_out_index in descended(descents, [*map(Descent.of, val)]):
         raise _leak(rows[index][0], "was made from", val[held_out_index].task_id)
     for index, same in same_tasks([task for _, task, _ in rows], val):
@@ -161,7 +164,11 @@ def _row_of(task: Task) -> Mapping[str, object]:
 
 
 def _of_row(
-    where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None
+    where: str,
+    row: Mapping[str, Any],
+    pairs: bool,
+    task: Task | None = None,
+    directory: Path | None = None,
 ) -> tuple[Task, Load]:
     """Check a row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and
     `rejected`.
@@ -175,6 +182,8 @@ def _of_row(
         [] if names == ("messages",) else _messages(row.get("prompt") or [], f"{where}: prompt")
     )
     sides = [_messages(row.get(name), f"{where}: {name}") for name in names]
+    images = images_of(row)
+    _with_pictures(RowPictures(where, images, directory, load=False), before, sides)
     for name, side in zip(names, sides, strict=True):
         if not any(message["role"] == "assistant" for message in side):
             raise TaskError(f"{where}: {name} contains no assistant message; nothing to learn from")
@@ -192,11 +201,24 @@ def _of_row(
     worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
 
     def make() -> list[Episode]:
+        pictures = RowPictures(where, images, directory)
+        shown, answers = _with_pictures(pictures, before, sides)
         return [
-            _spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)
+            _spoken(task, shown, side, tools, *of) for side, of in zip(answers, worth, strict=True)
         ]
 
     return task, Load(where, make)
+
+
+def _with_pictures(
+    pictures: RowPictures, before: list[Message], sides: list[list[Message]]
+) -> tuple[list[Message], list[list[Message]]]:
+    """The messages of a row with its pictures. Raises TaskError."""
+    shown = pictures.put(before)
+    answers = [pictures.put(side) for side in sides]
+    if before:
+        return pictures.put_rest(shown), answers
+    return shown, [pictures.put_rest(side) for side in answers]
 
 
 def _messages(value: object, where: str) -> list[Message]:

@@ -105,6 +105,8 @@ def _print_json(
     print_json(
         {
             "rows": report.rows,
+            "pictures": report.pictures,
+            "different_pictures": report.different_pictures,
             "errors": report.errors,
             "warnings": report.warnings,
             "counts": dict(report.counts),
@@ -227,4 +229,8 @@ def _print_report(report: Report) -> None:
         if number > len(shown):
             echo(f"  and {number - len(shown):,} more")
     rows = ", ".join(f"{name}: {counted(number, 'row')}" for name, number in report.rows.items())
+    if report.pictures:
+        total = sum(report.pictures.values())
+        different = report.different_pictures
+        echo(f"{counted(total, 'picture')}, {different:,} different")
     echo(f"{rows}; {counted(report.errors, 'error')}, {counted(report.warnings, 'warning')}")

@@ -24,6 +24,7 @@ from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.lineage import descended
 from ajet_sdk.tasks.questions import text_of, without_system
 from ajet_sdk.tasks.row_names import INNER, is_answer
+from ajet_sdk.tasks.row_pictures import pictures_of
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.descent import descent_of, has_lineage
 from ajet_tools.dataset.curation.facts import RowFacts, facts_of
@@ -49,6 +50,7 @@ KINDS: dict[str, tuple[Level, str]] = {
     "duplicate": ("warning", "a question is repeated in a file"),
     "given away": ("warning", "a question contains its answer"),
     "prompt": ("warning", "a question repeats the prompt that it was generated with"),
+    "picture": ("error", "a picture cannot be read"),
     "answer": ("warning", "some tasks have an answer and some have none"),
     "shape": ("warning", "rows have different shapes"),
     "empty": ("error", "a file has no rows"),
@@ -78,6 +80,9 @@ class Report:
 
     rows: dict[str, int] = field(default_factory=dict)
     """Number of rows by file."""
+    pictures: dict[str, int] = field(default_factory=dict)
+    """Number of pictures by file, of those that have any."""
+    different_pictures: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
 
@@ -110,9 +115,11 @@ def validate(
     """
     report = Report()
     tasks = Tasks()
+    digests: set[str] = set()
     for number, (name, path) in enumerate(sources.items()):
         shapes = _Shapes()
         first = tasks.rows
+        directory = Path(path) if Path(path).is_dir() else Path(path).parent
         tasks.begin(name, path)
         for block in _readable(path, mapping, report, number, tasks):
             tasks.begin_block(block)
@@ -122,6 +129,13 @@ def validate(
                 for kind, message in facts.problems:
                     at = (number, tasks.rows, _ORDER.index(kind))
                     report.add(at, kind, row.where, message)
+                found, unreadable = pictures_of(row.values, directory)
+                digests.update(found)
+                if found:
+                    report.pictures[name] = report.pictures.get(name, 0) + len(found)
+                for problem in unreadable:
+                    place = (number, tasks.rows, _ORDER.index("picture"))
+                    report.add(place, "picture", row.where, problem)
                 tasks.add(row, facts)
         report.rows[name] = tasks.rows - first
         end = (number, tasks.rows, len(_ORDER))
@@ -130,6 +144,7 @@ def validate(
                 report.add(end, kind, name, message)
         else:
             report.add(end, "empty", name, "has no rows")
+    report.different_pictures = len(digests)
     for index, message in tasks.grown_apart(mapping):
         place = (tasks.file_of(index), index, _ORDER.index("leakage"))
         report.add(place, "leakage", tasks.where(index), message)
@@ -150,6 +165,7 @@ _ORDER = (
     "prompt",
     "no task",
     "asks nothing",
+    "picture",
     "id",
     "leakage",
     "contradiction",

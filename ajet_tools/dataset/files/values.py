@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.pictures import url_of
 from ajet_sdk.tasks.task_rows import decoded
 from ajet_tools.dataset.files.columns import Columns
 
@@ -66,11 +67,15 @@ def values_of(array: pa.Array, name: str) -> list[Any]:
 
 
 def json_value(value: object) -> Any:
-    """Converts to a JSON value: bytes to base64, times and decimals to text, NaN to null."""
+    """Converts to a JSON value: pictures to data URLs, other bytes to base64, times and decimals to
+    text, NaN to null."""
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if value - value == 0 else None
+    picture = url_of(value)
+    if picture is not None:
+        return picture
     if isinstance(value, Mapping):
         return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, bytes):

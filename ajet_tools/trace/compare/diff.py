@@ -121,8 +121,8 @@ def diff_episodes(a: Episode, b: Episode) -> EpisodeDiff:
     ]
     shared = None
     if all(first):
-        lines = [keyed(side[0].token_ids, side[0].pictures) for side in first]
-        shared = common_prefix(lines[0], lines[1])
+        ids = [keyed(side[0].token_ids, side[0].pictures) for side in first]
+        shared = common_prefix(ids[0], ids[1])
     return EpisodeDiff(a, b, tuple(parts), shared)
 
 

@@ -332,8 +332,9 @@ def _keyed(
     if whole is None or pictures is None:
         return whole
     out = whole.copy()
-    for start, end, digest, _ in json.loads(pictures):
-        out[start:end] = -1 - int(digest[:7], 16)
+    for start, end, digest, token_id in json.loads(pictures):
+        place = out[start:end]
+        place[place == token_id] = -1 - int(digest[:7], 16)
     return out
 
 

@@ -25,10 +25,12 @@ from ajet_sdk.judges.llm import LlmJudge, material_of
 from ajet_sdk.judges.llm_prompts import Material
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.model import ScriptedModel
+from ajet_sdk.pictures import picture_of
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.build import build
 from ajet_sdk.types import Call, Episode, Task
+from tests.drawings import part, png, text, url_of
 from tests.serving import completing
 
 TASK = Task(main_query="What is 6 times 7?", metadata={"answer": "42"})
@@ -79,8 +81,8 @@ def test_a_verdict_by_rubric_reference_and_examples() -> None:
     )
     assert found.metrics == {"judge_calls": 1.0, "judge_tokens": 110.0, "judge_cached": 0.0}
     [request] = asked
-    for part in ("What is 6 times 7?", "It is right.", "42", "1+1?", 'score="0"', "wrong"):
-        assert part in shown(request)
+    for words in ("What is 6 times 7?", "It is right.", "42", "1+1?", 'score="0"', "wrong"):
+        assert words in shown(request)
     schema = request["response_format"]["json_schema"]["schema"]
     assert schema["required"] == ["key", "reason", "score"] and request["temperature"] == 0.0
     assert "secret" not in json.dumps(request)
@@ -431,3 +433,58 @@ def test_a_transcript_shows_parts_as_text_and_no_reasoning() -> None:
     assert shown.query.startswith(head) and len(shown.query) < 80
     assert shown.answer.startswith(head)
     assert shown.answer.endswith('[assistant] A cat\nlook({"at":1})\n\n[output] cat')
+
+
+def seen(request: dict[str, Any]) -> list[str]:
+    """The pictures that a judge's model got, in order."""
+    content = request["messages"][1]["content"]
+    parts = content if isinstance(content, list) else []
+    return [each["image_url"]["url"] for each in parts if each["type"] == "image_url"]
+
+
+def looked(*screenshots: bytes) -> Episode:
+    content = [*map(part, screenshots)]
+    messages = [{"role": "user", "content": content}]
+    reply = {"choices": [{"message": {"role": "assistant", "content": "left"}}]}
+    call = Call(episode_id="e", request={"messages": messages}, response=reply)
+    return Episode(episode_id="e", calls=(call,))
+
+
+@pytest.mark.parametrize("mode", ["pointwise", "listwise", "pairwise"])
+def test_a_judge_sees_the_pictures_of_a_task(mode: Any) -> None:
+    opening = {"role": "user", "content": [text("Where?"), part(png(1)), part(png(2))]}
+    metadata = {"map": url_of(png(3)), "answer": url_of(png(4)), "note": "data:text/plain,x"}
+    task = Task(init_messages=[opening], metadata=metadata)
+    materials = [material_of(output, task, None) for output in ("left", "right")]
+
+    def reply(request: dict[str, Any]) -> str:
+        verdicts = [{"answer": n, "reason": "", "score": 1} for n in (1, 2)]
+        return json.dumps({"reason": "", "score": 1, "better": "tie", "verdicts": verdicts})
+
+    with judging(reply, mode=mode) as (judge, asked):
+        asyncio.run(judge.rank(materials))
+    for request in asked:
+        assert seen(request) == [url_of(png(seed)) for seed in (1, 2, 3)]
+        assert picture_of(png(1)).line in str(request["messages"][1]["content"][0])
+        assert request["messages"][1]["content"][-1]["type"] == "text"
+
+
+def test_a_judge_of_transcripts_sees_the_last_pictures_once() -> None:
+    screenshots = [png(seed) for seed in (*range(30), 29)]
+    material = material_of("left", TASK, looked(*screenshots), show="transcript")
+    lines = [picture.line for picture in material.pictures]
+    assert lines == [picture_of(png(seed)).line for seed in range(11, 30)]
+    assert material_of("left", TASK, looked(*screenshots)).pictures == ()
+
+
+def test_a_judge_that_takes_only_text_reads_a_line() -> None:
+    task = Task(init_messages=[{"role": "user", "content": [part(png(1))]}])
+    with judging(lambda request: verdict(1), pictures=False) as (judge, asked):
+        asyncio.run(judge("left", task, looked()))
+    assert isinstance(asked[0]["messages"][1]["content"], str)
+    assert picture_of(png(1)).line in shown(asked[0])
+
+
+def test_an_output_with_a_picture_is_shown_by_its_line() -> None:
+    material = material_of({"map": url_of(png(1))}, TASK, None)
+    assert "base64" not in material.answer and picture_of(png(1)).line in material.answer

@@ -37,7 +37,7 @@ def looking(turns: int, screenshots: list[bytes], episode_id: str = "e") -> list
         content = [text(f"turn {turn}"), part(screenshots[turn])]
         messages = [*messages, {"role": "user", "content": content}]
         places.append(
-            PlacedPicture(len(prompt) + 1, len(prompt) + 5, picture_of(screenshots[turn]), 4)
+            PlacedPicture(len(prompt) + 1, len(prompt) + 5, picture_of(screenshots[turn]), 9)
         )
         prompt = [*prompt, turn, 9, 9, 9, 9, turn]
         calls.append(
@@ -101,6 +101,30 @@ def test_a_second_file_with_the_same_pixels_is_read_as_it_was_sent(tmp_path: Pat
         writer.put(call, Episode(episode_id="e"))
     with open_trace(tmp_path) as trace:
         assert len(trace.query("SELECT digest FROM pictures")) == 1
+        assert calls_of(trace, "e") == [call]
+
+
+ENCODED = base64.b64encode(png(2)).decode()
+BARE = [
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ENCODED}},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": ENCODED}},
+    {"inlineData": {"mimeType": "image/png", "data": ENCODED}},
+    {"inline_data": {"mime_type": "image/png", "data": ENCODED.translate({43: 45, 47: 95})}},
+    {"type": "image", "mimeType": "image/png", "data": ENCODED},
+]
+
+
+@pytest.mark.parametrize("part_of_dialect", BARE)
+def test_recorded_calls_of_other_dialects_have_a_picture_once(
+    tmp_path: Path, part_of_dialect: dict[str, Any]
+) -> None:
+    messages = [{"role": "user", "content": [part_of_dialect, part(png(2))]}]
+    call = Call(call_id="c", episode_id="e", request={"messages": messages, "contents": messages})
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(call, Episode(episode_id="e"))
+    with open_trace(tmp_path) as trace:
+        [row] = trace.query("SELECT request, messages_suffix FROM calls").to_pylist()
+        assert ENCODED[:40] not in json.dumps(row)
         assert calls_of(trace, "e") == [call]
 
 
@@ -174,6 +198,8 @@ CONTENTS = st.one_of(
         st.one_of(
             st.sampled_from([*SPELLINGS, *map(url_of, DRAWN)]).map(part),
             st.sampled_from(["hello", *SPELLINGS]).map(text),
+            st.sampled_from(BARE),
+            st.sampled_from(SPELLINGS).map(lambda data: {"mimeType": "image/png", "data": data}),
         ),
         max_size=3,
     ),

@@ -44,7 +44,7 @@ def records(*, finished: bool = True) -> list[Any]:
         seen = {"role": "user", "content": [part(png())]}
         request = {"messages": [first, seen][: index + 1]}
         if index:
-            call["pictures"] = [PlacedPicture(4, 5, picture_of(png()), 1)]
+            call["pictures"] = [PlacedPicture(4, 5, picture_of(png()), 5)]
         later = {name: START + timedelta(seconds=index) for name in at}
         one = Call(episode_id="e", index=index, prompt_ids=prompt, request=request, **later, **call)
         made.append(conversation.add(one))

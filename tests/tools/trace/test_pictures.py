@@ -34,7 +34,7 @@ def episode_with(data: bytes, name: str = "e", **fields: Any) -> Episode:
         request={"messages": messages},
         response={"choices": [{"message": {"role": "assistant", "content": "right"}}]},
         prompt_ids=[1, 9, 9, 2],
-        pictures=[PlacedPicture(1, 3, picture_of(data), 2)],
+        pictures=[PlacedPicture(1, 3, picture_of(data), 9)],
         output_ids=[3],
         logprobs=[-0.5],
     )

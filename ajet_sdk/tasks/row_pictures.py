@@ -1,0 +1,224 @@
+"""Pictures in rows of a dataset: as data, or as files beside the dataset's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import PictureError, TaskError
+from ajet_sdk.pictures import is_data_url, picture_at, picture_of, url_in, url_of
+
+_PLACE = "<image>"
+"""The place of the next picture of the column `images` in a text (LLaMA-Factory, ShareGPT)."""
+COLUMNS = ("images", "image")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+_NAMES = ("image", "url", "path", "base64")
+"""Keys of a part of type `image` that may have its value."""
+Json = dict[str, Any]
+
+
+def images_of(row: Mapping[str, object]) -> list[object]:
+    """The pictures in a row's column `images` or `image`; other values there, such as the name of a
+    container's image, are none."""
+    for name in COLUMNS:
+        value = row.get(name)
+        if isinstance(value, str) and value.startswith("["):
+            value = json.loads(value)
+        if value is not None:
+            values = list(value) if isinstance(value, list | tuple) else [value]
+            return [item for item in values if _is_picture(item)]
+    return []
+
+
+def _is_picture(value: object) -> bool:
+    if isinstance(value, Mapping):
+        value = next((value[name] for name in ("bytes", "path", "url") if value.get(name)), None)
+    if isinstance(value, str):
+        return is_data_url(value) or value.lower().endswith(SUFFIXES)
+    return url_of(value) is not None
+
+
+def pictures_of(row: Mapping[str, object], directory: Path | None) -> tuple[list[str], list[str]]:
+    """The digests of a row's pictures, in columns and in messages; and what is wrong with
+    others."""
+    values = images_of(row)
+    for messages in row.values():
+        for message in messages if isinstance(messages, list) else ():
+            content = message.get("content") if isinstance(message, Mapping) else None
+            for part in content if isinstance(content, list) else ():
+                value = _value_of(part)
+                if value is not None:
+                    values.append(value)
+    reader = RowPictures("", (), directory)
+    digests: list[str] = []
+    problems: list[str] = []
+    for value in values:
+        try:
+            digests.append(picture_at(reader.data_url(value)).digest)
+        except (PictureError, TaskError) as error:
+            problems.append(str(error).removeprefix(": "))
+    return digests, problems
+
+
+def _value_of(part: object) -> object:
+    """The picture of a part of a message; None if it has none itself."""
+    if not isinstance(part, Mapping):
+        return None
+    if part.get("type") == "image_url":
+        image = part.get("image_url")
+        return image.get("url") if isinstance(image, Mapping) else image
+    named = (part.get(name) for name in _NAMES) if part.get("type") == "image" else ()
+    return next((value for value in named if value is not None), None)
+
+
+class RowPictures:
+    """Puts the pictures of a row into its messages, in the form of chat completions.
+
+    A picture is a part of type `image_url` or `image`, or the place `<image>` in a text, whose
+    value is in the part or is the next of `images`. Without any place, all pictures precede the
+    text of the first user message, as TRL does.
+
+    `directory` is that of the dataset's file, in and below which files are read.
+    """
+
+    def __init__(
+        self, where: str, images: Sequence[object], directory: Path | None, *, load: bool = True
+    ) -> None:
+        self._where = where
+        self._images = list(images)
+        self._next = 0
+        self._directory = directory
+        self._load = load
+        """Whether to read files; else they are only looked for."""
+
+    def put(self, messages: Sequence[Json]) -> list[Json]:
+        """Messages with their pictures; call it for all lists of a row, in order. Raises
+        TaskError."""
+        result = []
+        for message in messages:
+            content = message.get("content")
+            parts = list(self._parts(content))
+            if any(part["type"] == "image_url" for part in parts):
+                message = {**message, "content": parts}
+            result.append(message)
+        return result
+
+    def put_rest(self, messages: Sequence[Json]) -> list[Json]:
+        """Messages with the pictures that have no place. Raises TaskError if only some have one."""
+        rest = self._images[self._next :]
+        if not rest:
+            return list(messages)
+        if self._next:
+            raise TaskError(
+                f"{self._where} has {len(self._images)} pictures, and places for {self._next}; each"
+                f" needs a place {_PLACE}, or none has one"
+            )
+        pictures = [self._part(value, {}) for value in rest]
+        self._next = len(self._images)
+        result = list(messages)
+        for place, message in enumerate(result):
+            if message.get("role") == "user":
+                content = message.get("content")
+                text = content if isinstance(content, list) else [_text(str(content or ""))]
+                result[place] = {**message, "content": [*pictures, *text]}
+                return result
+        raise TaskError(f"{self._where} has pictures, but no user message to put them into")
+
+    def _parts(self, content: object) -> Iterator[Json]:
+        if isinstance(content, str) and _PLACE in content and self._images:
+            for piece in re.split(f"({_PLACE})", content):
+                if piece == _PLACE:
+                    yield self._part(None, {})
+                elif piece:
+                    yield _text(piece)
+        elif isinstance(content, list):
+            for part in content:
+                if not isinstance(part, Mapping):
+                    yield _text(str(part))
+                elif part.get("type") == "image_url":
+                    image = part.get("image_url")
+                    options = image if isinstance(image, Mapping) else {}
+                    yield self._part(self._url(part), options)
+                elif part.get("type") == "image":
+                    yield self._part(_value_of(part), {})
+                elif part.get("type") == "text":
+                    # a column of structs has all keys in each part, the others NULL
+                    yield {name: value for name, value in part.items() if value is not None}
+                else:
+                    yield dict(part)
+
+    def _url(self, part: Mapping[str, object]) -> str:
+        try:
+            return url_in(part)
+        except PictureError as error:
+            raise TaskError(f"{self._where}: {error}") from error
+
+    def _part(self, value: object, options: Mapping[str, object]) -> Json:
+        """A picture; without a value the next of `images`."""
+        if value is None:
+            if self._next >= len(self._images):
+                raise TaskError(
+                    f"{self._where} has {len(self._images)} pictures, and more places than that"
+                )
+            value = self._images[self._next]
+            self._next += 1
+        rest = {name: item for name, item in options.items() if item is not None}
+        return {"type": "image_url", "image_url": {**rest, "url": self.data_url(value)}}
+
+    def data_url(self, value: object) -> str:
+        """A picture as a data URL; without `load`, a file as its name. Raises TaskError."""
+        url = url_of(value)
+        if url is not None:
+            return url
+        if isinstance(value, Mapping):
+            value = value.get("path") or value.get("url")
+        if not isinstance(value, str) or not value:
+            raise TaskError(f"{self._where}: a picture is neither data nor a file ({value!r:.60})")
+        if is_data_url(value):
+            return value
+        path = self._file(value)
+        if not self._load:
+            return value
+        try:
+            return picture_of(path.read_bytes()).url
+        except (PictureError, OSError) as error:
+            raise TaskError(f"{self._where}: {value}: {error}") from error
+
+    def _file(self, name: str) -> Path:
+        if "://" in name:
+            raise TaskError(
+                f"{self._where}: pictures are not loaded from the network ({name:.80}); save the"
+                " file beside the dataset"
+            )
+        if self._directory is None:
+            raise TaskError(f"{self._where}: the picture {name:.80} is no data URL")
+        directory = self._directory.resolve()
+        path = (directory / name).resolve()
+        if not path.is_relative_to(directory):
+            raise TaskError(f"{self._where}: the picture {name:.80} is not below {directory}")
+        if not path.is_file():
+            raise TaskError(f"{self._where}: there is no file {path}")
+        return path
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def digest_in(value: object) -> str | None:
+    """The digest of a picture in a row, or in a part of a message; None if it is none."""
+    url = value if isinstance(value, str) else url_of(value)
+    if isinstance(value, Mapping) and value.get("type") == "image_url":
+        try:
+            url = url_in(value)
+        except PictureError:
+            return None
+    if not isinstance(url, str) or not is_data_url(url):
+        return None
+    try:
+        return picture_at(url).digest
+    except PictureError:
+        return None
