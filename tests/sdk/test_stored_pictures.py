@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet_sdk.backbones.shared.stored import open_stored
+from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import TaskError
 from ajet_sdk.pictures import picture_at, picture_of
+from ajet_sdk.types import Task
 from tests.drawings import part, png, text, url_of
 from tests.sdk.test_stored import job, rows
 
@@ -133,3 +136,18 @@ def test_a_file_that_is_no_picture_is_refused(data: Path) -> None:
     (data.parent / "figures" / "a.png").write_text("no picture")
     with pytest.raises(TaskError):
         learnt(data, ROWS["paths"])
+
+
+def test_pictures_of_the_training_tasks_lie_beside_their_file(data: Path) -> None:
+    task = Task(metadata=ROWS["paths"])
+    reader = {"training": {"file_path": rows(data, ROWS["paths"])}}
+    of = job({"adv_estimator": "sft"}, [task])
+    values = {
+        "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": reader},
+        "trainer_common": {"algorithm": "sft"},
+    }
+    stored = open_stored(replace(of, config=load_config(values=values)))
+    assert stored is not None
+    (episode,) = stored.loads[0]()
+    (call,) = episode.calls
+    assert _plain(call.request["messages"][0]["content"]) == [picture_of(A), "or", picture_of(B)]

@@ -34,6 +34,7 @@ from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Call, Episode, Reward, Sample, Task, new_id, now
 
 if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Job
     from ajet_sdk.tokens.template import Message
     from ajet_sdk.trace.writer import TraceWriter
@@ -74,12 +75,17 @@ def open_stored(job: Job) -> StoredSteps | None:
     size = job.config.data.train_batch_size if algorithm.stored else algorithm.replay
     held_out: list[Load] = []
     if algorithm.data is None:
+        files = job.config.task_reader.jsonl_dataset_file
+        directory = _directory(job.config, files.training.file_path)
         loads = [
-            _of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train
+            _of_row(f"task {task.task_id}", _row_of(task), pairs, task, directory)[1]
+            for task in job.train
         ]
         conversations = [] if pairs else [task for task in job.val if "messages" in task.metadata]
+        directory = _directory(job.config, files.validation.file_path)
         held_out = [
-            _of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in conversations
+            _of_row(f"task {task.task_id}", task.metadata, pairs, task, directory)[1]
+            for task in conversations
         ]
         source = f"the messages of {len(loads):,} training tasks"
     elif (path := job.config.resolve(algorithm.data)).suffix in (".jsonl", ".json"):
@@ -99,6 +105,12 @@ def open_stored(job: Job) -> StoredSteps | None:
             " their task_id, in the file of trainer_common.algorithm.data: their loss is what rises"
         )
     return StoredSteps(job, loads, source, size, held_out)
+
+
+def _directory(config: Config, file: object) -> Path | None:
+    """The directory of a file of tasks, beside which its pictures are; None if it is not one file."""
+    is_one = config.task_reader.type == "jsonl_dataset_file" and isinstance(file, str)
+    return config.resolve(str(file)).parent if is_one else None
 
 
 # Files
