@@ -421,13 +421,16 @@ class TokenEngine:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable."""
         conversation = await self.chat.prepare(ask)
         session = _session(ask.episode_id, ask.agent)
-        asked = (conversation.prompt_ids, conversation.sampling, session)
-        if conversation.pictures:
-            sampler = cast(PictureSampler, self.sampler)
-            sampled = await sampler.sample(*asked, conversation.pictures)
-        else:
-            sampled = await self.sampler.sample(*asked)
+        sampled = await self.sample(conversation, session)
         return self.chat.answer(conversation, sampled, self.model)
+
+    async def sample(self, conversation: Conversation, session: str) -> list[Sampled]:
+        """Sample the replies of a tokenized request. Raises as `answer`."""
+        asked = (conversation.prompt_ids, conversation.sampling, session)
+        if not conversation.pictures:
+            return await self.sampler.sample(*asked)
+        sampler = cast(PictureSampler, self.sampler)
+        return await sampler.sample(*asked, conversation.pictures)
 
     async def count(self, ask: Ask) -> int:
         """Raises RequestRefused."""

@@ -427,13 +427,16 @@ def _scores(path: Path, model: PreTrainedModel, ids_T: torch.Tensor) -> torch.Te
 
 
 def _comparable(calls: Sequence[Call]) -> list[Call]:
-    """The shortest calls sampled from the whole distribution at a positive temperature."""
+    """The shortest calls without pictures, sampled from the whole distribution at a positive
+    temperature."""
     fit: list[tuple[int, Call]] = []
     for call in calls:
         sampling = call.sampling
         drawn = Sampling.of(sampling)
         cut = drawn.top_p < 1 or drawn.top_k > 0 or drawn.min_p > 0 or drawn.processed
         if call.logprobs is None or call.prompt_ids is None or not len(call.prompt_ids) or cut:
+            continue
+        if call.pictures:
             continue
         length = len(call.prompt_ids) + len(call.logprobs)
         if (sampling.get("temperature") or 0.0) > 0 and len(call.prompt_ids) < length <= _TOKENS:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.dialects.message_parts import parts_of, request_messages
-from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.chat import Conversation, TokenEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EngineError, QueryError
 from ajet_sdk.protocols import Answer, Ask, Choice, Engine, Sampled, TraceReader
@@ -199,7 +199,7 @@ class BranchingEngine:
         exact = first.prompt_ids is not None and (
             first.model == engine.model
             if conversation is None
-            else list(conversation.prompt_ids) == first.prompt_ids.tolist()
+            else _same_prompt(conversation, first)
         )
         choices = tuple(_choice(call, exact) for call in calls)
         if (
@@ -219,7 +219,12 @@ class BranchingEngine:
                     )
         ids = first.prompt_ids.tolist() if exact and first.prompt_ids is not None else None
         return Answer(
-            choices, first.model, ids, first.policy_version, first.response.get("usage") or {}
+            choices,
+            first.model,
+            ids,
+            first.policy_version,
+            first.response.get("usage") or {},
+            first.pictures if exact else (),
         )
 
     async def _continue(self, ask: Ask, progress: _Progress) -> Answer:
@@ -236,7 +241,7 @@ class BranchingEngine:
             call.output_ids[:keep].tolist(),
             call.logprobs[:keep].tolist(),
         )
-        if call.prompt_ids is None or list(conversation.prompt_ids) != call.prompt_ids.tolist():
+        if not _same_prompt(conversation, call):
             progress.difference = (
                 f"the prompt of call {call.index} has other token ids with this model"
             )
@@ -247,8 +252,9 @@ class BranchingEngine:
         limit = None if sampling.max_tokens is None else max(1, sampling.max_tokens - keep)
         prompt, session = [*conversation.prompt_ids, *kept], f"{ask.episode_id}/{ask.agent}"
         sampled = []
-        for rest in await engine.sampler.sample(
-            prompt, replace(sampling, max_tokens=limit), session
+        for rest in await engine.sample(
+            replace(conversation, prompt_ids=prompt, sampling=replace(sampling, max_tokens=limit)),
+            session,
         ):
             ids = [*kept, *rest.output_ids]
             behind = engine.tokenizer.decode(rest.output_ids)[len(rest.text or "") :]
@@ -290,6 +296,15 @@ class BranchingEngine:
             return progress.difference
         error = one_line(episode.error or "", 200)
         return f"it ended before call {self.point.call.index}{f': {error}' if error else ''}"
+
+
+def _same_prompt(conversation: Conversation, call: Call) -> bool:
+    """Whether a request has the ids and the pictures of a recorded call."""
+    return (
+        call.prompt_ids is not None
+        and list(conversation.prompt_ids) == call.prompt_ids.tolist()
+        and conversation.pictures == call.pictures
+    )
 
 
 def _choice(call: Call, exact: bool) -> Choice:

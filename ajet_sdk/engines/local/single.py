@@ -100,18 +100,9 @@ class SingleConversation:
     def _arguments(self, known: list[int], begin: int, pictures: Pictures) -> dict[str, Any]:
         """The model's arguments for the ids from `begin` on."""
         keyed = np.array(known)
-        fresh = keyed[None, begin:]
         if self._vision is None:
-            return {"input_ids": torch.from_numpy(fresh).to(self._device)}
-        arguments: dict[str, Any] = self._vision.arguments(
-            fresh, pictures, self._device, types_of=keyed[None]
-        )
-        ids = self._vision.model_ids(fresh)
-        arguments["input_ids"] = torch.from_numpy(ids).to(self._device)
-        if self._vision.processor.has_grid_positions:
-            positions = self._vision.positions(keyed, pictures)[:, None, begin:]
-            arguments["position_ids"] = torch.from_numpy(positions).to(self._device)
-        return arguments
+            return {"input_ids": torch.from_numpy(keyed[None, begin:]).to(self._device)}
+        return dict(self._vision.inputs(keyed, pictures, self._device, begin))
 
     def _cache_works(self) -> bool:
         """Whether the model's cache works; if not, every token costs a full pass."""

@@ -120,6 +120,22 @@ class Vision:
             made[name] = torch.from_numpy(whole).to(device)
         return made
 
+    def inputs(
+        self,
+        keyed_T: KeyedIds,
+        pictures: Pictures,
+        device: torch.device | str,
+        begin: int = 0,
+    ) -> dict[str, torch.Tensor]:
+        """The model's arguments for one conversation from its token `begin` on."""
+        fresh_1T = keyed_T[None, begin:]
+        made = self.arguments(fresh_1T, pictures, device, types_of=keyed_T[None])
+        made["input_ids"] = torch.from_numpy(self.model_ids(fresh_1T)).to(device)
+        if self.processor.has_grid_positions:
+            positions = self.positions(keyed_T, pictures)[:, None, begin:]
+            made["position_ids"] = torch.from_numpy(positions).to(device)
+        return made
+
 
 def vision_of(model: PreTrainedModel, tokenizer: Tokenizer | None) -> Vision | None:
     """What a model sees with, by the processor of its tokenizer; None if it takes no pictures."""

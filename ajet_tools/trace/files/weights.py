@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ajet_sdk.config.model_source import MARK, STATE, saved_steps, separate_targets
+from ajet_sdk.pictures import PlacedPicture, keyed
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.tokens.pictures import takes_pictures
+from ajet_sdk.trace.pictures import stored_pictures
 from ajet_tools.trace.decoding import model_places, recorded_config
 from ajet_tools.trace.files.recomputed import CLIPPED
 from ajet_tools.trace.queries.base import rows
@@ -20,8 +25,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-_READING = "ajet_sdk.engines.local.weights"
-"""Imported by name, as it loads torch."""
+    from ajet_sdk.engines.local.vision import Vision
+
+_READING, _SEEING = "ajet_sdk.engines.local.weights", "ajet_sdk.engines.local.vision"
+_TOKENIZER = "ajet_sdk.tokens.huggingface"
+"""Imported by name, as they load torch and transformers."""
 _Difference = tuple[str, str, str, str]
 """(run, call, expected, stored)."""
 _CALLS = 32
@@ -97,20 +105,22 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
         raise ValueError("a recipe made it after the run's first call, so it is another model")
     whole = rows(
         reader,
-        "SELECT c.call_id, prompt_ids, output_ids, c.logprobs, sampling::VARCHAR AS sampling,"
+        "SELECT c.call_id, prompt_ids, pictures::VARCHAR AS pictures, output_ids, c.logprobs,"
+        " sampling::VARCHAR AS sampling,"
         " t.logprobs AS trainer FROM calls_full c LEFT JOIN (SELECT call_id, any_value(logprobs) AS"
         " logprobs FROM trained GROUP BY ALL) t USING (call_id) WHERE list_contains(?, c.call_id)"
         " ORDER BY c.call_id",
         [row["call_id"] for row in sampled],
     )
     model = _load(weights)
+    shown = _Shown(reader, weights, model)
     differences, compared = list[_Difference](), 0
     for row in whole:
         sampling: Mapping[str, object] = json.loads(row["sampling"] or "{}")
         if row["prompt_ids"] and _is_plain(sampling):
             compared += 1
             differences += _call(
-                model, run, row["call_id"], row, float(str(sampling.get("temperature", 1)))
+                model, shown, run, row["call_id"], row, float(str(sampling.get("temperature", 1)))
             )
     return differences, compared
 
@@ -145,12 +155,21 @@ def gradient(reader: TraceReader, run: str, weights: Weights) -> tuple[int, floa
     model = _load(weights, trains=True)
     if model.dtype != torch.float32:
         return None
+    if not _trains_tower(recorded_config(reader, run).get("ajet")):
+        importlib.import_module(_SEEING).freeze_tower(model)
+    shown = _Shown(reader, weights, model)
     for row in trained:
-        _backward(model, row, steps[0]["low"], steps[0]["high"], size)
+        _backward(model, shown, row, steps[0]["low"], steps[0]["high"], size)
     squares = [
         float(p.grad.double().square().sum()) for p in model.parameters() if p.grad is not None
     ]
     return step, sum(squares) ** 0.5, steps[0]["norm"]
+
+
+def _trains_tower(config: object) -> bool:
+    """Whether a run trained the part of its model that sees."""
+    model = config.get("model") if isinstance(config, Mapping) else None
+    return isinstance(model, Mapping) and model.get("vision_tower") == "trained"
 
 
 _STEP = f"""
@@ -169,19 +188,25 @@ WHERE run_id = ? AND before = ? AND (config->>'$.ajet.model.lora.enabled' = 'tru
     AND (estimator = 'sft' OR {CLIPPED}) AND config->>'$.ajet.trainer_common.mini_batch_num' = '1'
     AND config->>'$.ajet.trainer_common.ppo_epochs' = '1' ORDER BY step LIMIT 1"""
 _TRAINED = """
-SELECT prompt_ids, output_ids, c.logprobs, t.advantages, coalesce((sampling->>'$.temperature')::DOUBLE, 1) AS heat,
+SELECT prompt_ids, pictures::VARCHAR AS pictures, output_ids, c.logprobs, t.advantages,
+    coalesce((sampling->>'$.temperature')::DOUBLE, 1) AS heat,
     sampling::VARCHAR AS sampling
 FROM trained t JOIN calls_full c USING (call_id) WHERE t.run_id = ? AND t.step = ? ORDER BY call_id"""
 
 
 def _backward(
-    model: PreTrainedModel, row: Mapping[str, Any], low: float | None, high: float, size: int
+    model: PreTrainedModel,
+    shown: _Shown,
+    row: Mapping[str, Any],
+    low: float | None,
+    high: float,
+    size: int,
 ) -> None:
     """Accumulate the gradient of a call in a step with `size` trained tokens; `low` is None for
     sft."""
     import torch
 
-    mine = _logprobs(model, row["prompt_ids"], row["output_ids"], row["heat"])
+    mine = _logprobs(model, shown, row, row["heat"])
     gain = torch.tensor(row["advantages"], dtype=torch.float32)
     if low is None:
         terms = mine * gain
@@ -192,15 +217,41 @@ def _backward(
 
 
 def _logprobs(
-    model: PreTrainedModel, prompt: list[int], output: list[int], heat: float
+    model: PreTrainedModel, shown: _Shown, row: Mapping[str, Any], heat: float
 ) -> torch.Tensor:
-    """Compute log-probabilities of output ids at a temperature; 0 counts as 1, as greedy calls
-    report these."""
+    """Compute log-probabilities of a call's output ids at a temperature; 0 counts as 1, as greedy
+    calls report these."""
     import torch
 
-    ids = torch.tensor([[*prompt, *output]], dtype=torch.int64)
-    logits = model(ids).logits[0, -len(output) - 1 : -1].float()
-    return (logits / (heat or 1.0)).log_softmax(-1).gather(1, ids[0, -len(output) :, None])[:, 0]
+    output = torch.tensor(row["output_ids"], dtype=torch.int64)
+    logits = model(**shown.inputs(row)).logits[0, -len(output) - 1 : -1].float()
+    return (logits / (heat or 1.0)).log_softmax(-1).gather(1, output[:, None])[:, 0]
+
+
+class _Shown:
+    """The model's arguments for calls, with their pictures."""
+
+    def __init__(self, reader: TraceReader, weights: Weights, model: PreTrainedModel) -> None:
+        self._reader = reader
+        self._vision: Vision | None = None
+        if takes_pictures(weights.model):
+            tokenizer = importlib.import_module(_TOKENIZER).HFTokenizer(weights.model)
+            self._vision = importlib.import_module(_SEEING).vision_of(model, tokenizer)
+
+    def inputs(self, row: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        import torch
+
+        ids = np.array([*row["prompt_ids"], *row["output_ids"]], np.int32)
+        if self._vision is None:
+            return {"input_ids": torch.from_numpy(ids.astype(np.int64))[None]}
+        places = json.loads(row["pictures"] or "[]")
+        known = stored_pictures(self._reader, [digest for _, _, digest, _ in places])
+        placed = [
+            PlacedPicture(start, end, known[digest], token_id)
+            for start, end, digest, token_id in places
+        ]
+        pictures = {each.picture.key: each.picture for each in placed}
+        return self._vision.inputs(keyed(ids, placed), pictures, "cpu")
 
 
 def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
@@ -217,13 +268,18 @@ def _load(weights: Weights, *, trains: bool = False) -> PreTrainedModel:
 
 
 def _call(
-    model: PreTrainedModel, run: str, call_id: str, row: Mapping[str, Any], heat: float
+    model: PreTrainedModel,
+    shown: _Shown,
+    run: str,
+    call_id: str,
+    row: Mapping[str, Any],
+    heat: float,
 ) -> Iterator[_Difference]:
     import torch
 
     size = len(row["output_ids"])
     with torch.inference_mode():
-        mine = _logprobs(model, row["prompt_ids"], row["output_ids"], heat)
+        mine = _logprobs(model, shown, row, heat)
     most = _MOST if model.dtype == torch.float32 else _MOST_IN_16_BITS
     for name in ("logprobs", "trainer"):
         stored = torch.tensor(row[name] or [], dtype=torch.float32)
