@@ -181,7 +181,10 @@ class Chat:
         if self._takes_pictures:
             return f"{self.name} takes text and pictures"
         if self.tokenizer.pictures is not None:
-            return f"{self.name} takes pictures, but only on backbone local"
+            return (
+                f"{self.name} takes pictures, but not here; backbone local with rollout.name"
+                " transformers samples and trains with them"
+            )
         return f"{self.name} takes only text"
 
     def _check_tools(
