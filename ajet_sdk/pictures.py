@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,10 @@ _by_url: OrderedDict[bytes, Picture] = OrderedDict()
 _lines: OrderedDict[bytes, str] = OrderedDict()
 _LINES = 10_000
 _lock = threading.Lock()
+_decoding = threading.Lock()
+_LARGE = 8_000_000
+"""Pixels of a picture that is decoded alone: in each of 32 threads the largest would take 6 GB."""
+_STRIP = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +148,16 @@ def picture_of(data: bytes) -> Picture:
             f"the picture has {len(data) / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are"
             " accepted: send it smaller or more compressed"
         )
-    media_type = (FORMATS | _OF_SEVERAL)[str(_open(data).format)]
-    image = _decoded(data)
-    digest = hashlib.sha256(f"{image.width}x{image.height}\n".encode())
-    digest.update(image.tobytes())
-    return Picture(data, media_type, digest.hexdigest(), image.width, image.height)
+    opened = _open(data)
+    media_type = (FORMATS | _OF_SEVERAL)[str(opened.format)]
+    one_at_a_time = _decoding if opened.width * opened.height > _LARGE else nullcontext()
+    with one_at_a_time:
+        image = _decoded(data)
+        digest = hashlib.sha256(f"{image.width}x{image.height}\n".encode())
+        for top in range(0, image.height, _STRIP):  # in strips: its pixels take up to 200 MB
+            bottom = min(top + _STRIP, image.height)
+            digest.update(image.crop((0, top, image.width, bottom)).tobytes())
+        return Picture(data, media_type, digest.hexdigest(), image.width, image.height)
 
 
 def picture_in(part: Mapping[str, object]) -> Picture | None:

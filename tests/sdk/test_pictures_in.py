@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import pickle
 import struct
 import time
 import zlib
@@ -393,3 +394,78 @@ def test_a_client_reads_the_refusal(episode: OpenEpisode) -> None:
         client.chat.completions.create(model="m", messages=messages)
     assert refused.value.code == "invalid_image"
     assert "rollout.picture_hosts" in refused.value.message
+
+
+# Files
+
+
+def turned(orientation: int) -> bytes:
+    image = drawn(1, 12, 7)
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    return file_of(image, "JPEG", exif=exif, quality=95)
+
+
+def frames(kind: str) -> bytes:
+    rest = [drawn(seed, 16, 16) for seed in range(2, 40)]
+    return file_of(drawn(1, 16, 16), kind, save_all=True, append_images=rest, lossless=True)
+
+
+FILES = {
+    "one pixel": (png(1, 1, 1), (1, 1)),
+    "wide": (png(1, 10_000, 1), (10_000, 1)),
+    "high": (png(1, 1, 10_000), (1, 10_000)),
+    "black": (file_of(drawn().point(lambda _: 0)), (8, 8)),
+    "palette": (file_of(drawn(1, 64, 64).quantize(16)), (64, 64)),
+    "grey": (file_of(drawn().convert("L")), (8, 8)),
+    "two colours": (file_of(drawn().convert("1")), (8, 8)),
+    "grey and alpha": (file_of(drawn().convert("LA")), (8, 8)),
+    "alpha": (file_of(drawn().convert("RGBA")), (8, 8)),
+    "alpha of a palette": (file_of(drawn().convert("P"), transparency=0), (8, 8)),
+    "cmyk": (file_of(drawn().convert("CMYK"), "JPEG"), (8, 8)),
+    "progressive": (file_of(drawn(1, 64, 64), "JPEG", progressive=True), (64, 64)),
+    "webp": (file_of(drawn(), "WEBP"), (8, 8)),
+    "gif": (file_of(drawn(), "GIF"), (8, 8)),
+    "interlaced gif": (file_of(drawn(), "GIF", interlace=1), (8, 8)),
+    "animated gif": (frames("GIF"), (16, 16)),
+    "animated webp": (frames("WEBP"), (16, 16)),
+    "animated png": (frames("PNG"), (16, 16)),
+    "several jpegs": (frames("MPO"), (16, 16)),
+    "turned": (turned(6), (7, 12)),
+    "upside down": (turned(3), (12, 7)),
+    "with another file behind": (png(1) + b"PK\x03\x04<script>alert(1)</script>", (8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_read_as_a_viewer_shows_it(name: str) -> None:
+    data, size = FILES[name]
+    picture = picture_of(data)
+    assert (picture.width, picture.height) == size
+    assert picture.image().size == size and picture.image().mode == "RGB"
+    assert picture_at(picture.url) == picture and picture.data == data
+    assert picture.url.startswith(f"data:{picture.media_type};base64,")
+
+
+def test_of_an_animation_the_first_frame_counts() -> None:
+    assert picture_of(frames("WEBP")) == picture_of(file_of(drawn(1, 16, 16)))
+    assert picture_of(frames("PNG")) == picture_of(file_of(drawn(1, 16, 16)))
+
+
+def test_pictures_are_told_by_size_and_pixels() -> None:
+    black = [file_of(drawn(0, *size).point(lambda _: 0)) for size in ((8, 2), (2, 8), (4, 4))]
+    assert len(set(map(picture_of, black))) == 3
+    assert picture_of(png(1)) != picture_of(png(2))
+    image = drawn(1, 32, 32)
+    assert picture_of(file_of(image)) == picture_of(file_of(image, "WEBP", lossless=True))
+    clear = image.convert("RGBA")
+    clear.putalpha(0)
+    assert picture_of(file_of(clear)) != picture_of(file_of(image))
+
+
+def test_a_key_is_that_of_the_pixels_in_this_process() -> None:
+    image = drawn(1, 32, 32)
+    first, second = picture_of(file_of(image)), picture_of(file_of(image, compress_level=0))
+    assert first.data != second.data and first.key == second.key < 0
+    assert pickle.loads(pickle.dumps(first)).key == first.key
+    assert len({picture_of(png(seed)).key for seed in range(1)} | {first.key}) == 2

@@ -8,21 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from ajet_sdk.dialects.message_parts import pretty, without_pictures
+from ajet_sdk.dialects.message_parts import pictures_in, pretty, without_pictures
+from ajet_sdk.pictures import Picture
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import drop_zero_width, one_line, short_ids
 from ajet_tools.text.markdown import render_markdown
 from ajet_tools.text.tables import counted, number
+from ajet_tools.trace.episode.half_blocks import half_blocks, size_of
 from ajet_tools.trace.episode.messages import CUT, Message, conversation, cut
 from ajet_tools.trace.episode.overview import EpisodeOverview
 from ajet_tools.trace.episode.tree import Branch, Fork
 
-Kind = Literal["text", "markdown", "reasoning", "tool", "error", "note"]
+Kind = Literal["text", "markdown", "reasoning", "tool", "error", "note", "picture"]
 _ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta", "?": "red"}
 _STYLES: Mapping[Kind, str] = {"reasoning": "italic dim", "error": "red", "note": "yellow"}
 
@@ -34,6 +36,8 @@ class Part:
     kind: Kind
     text: str
     title: str = ""
+    picture: Picture | None = None
+    """Of kind `picture`; its line is in the text of the message, too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +55,13 @@ class Block:
     @property
     def text(self) -> str:
         """The whole text, for copying and for the full view."""
-        return "\n\n".join(f"{part.title}\n{part.text}".strip("\n") for part in self.parts)
+        texts = (part for part in self.parts if part.picture is None)
+        return "\n\n".join(f"{part.title}\n{part.text}".strip("\n") for part in texts)
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """The pictures of the message."""
+        return [part.picture for part in self.parts if part.picture is not None]
 
     @property
     def has_reasoning(self) -> bool:
@@ -61,7 +71,8 @@ class Block:
     def estimate_height(self, width: int) -> int:
         """Estimate the height without rendering."""
         shown = (part.text[:_GUESSED] for part in self.parts if part.kind != "reasoning")
-        return 2 + sum(1 + text.count("\n") + len(text) // max(1, width) for text in shown)
+        drawn = sum(size_of(picture, width)[1] for picture in self.pictures)
+        return 2 + drawn + sum(1 + text.count("\n") + len(text) // max(1, width) for text in shown)
 
     def render(
         self,
@@ -69,7 +80,8 @@ class Block:
         markdown: bool,
         unfolded: bool,
         most: int | None = CUT,
-        whole: str = "o opens it whole",
+        whole: str = "enter opens it whole",
+        pictures: bool = False,
     ) -> RenderableType:
         """Render the block without interpreting markup.
 
@@ -78,6 +90,7 @@ class Block:
             unfolded: show the reasoning.
             most: maximum number of characters of a text.
             whole: hint for truncated texts.
+            pictures: draw the pictures.
         """
         head = Text.assemble(
             (drop_zero_width(self.title), f"bold {self.style}".strip()),
@@ -85,10 +98,25 @@ class Block:
         )
         shown: list[RenderableType] = [head]
         for n, part in enumerate(self.parts):
+            if part.picture is not None:
+                if pictures:
+                    shown.append(_Drawn(part.picture))
+                continue
             if n and part.title and part.kind != "tool":
                 shown.append(Text(""))
             shown.append(_part(part, markdown, unfolded, most, whole))
         return Group(*shown, Text(""))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A picture with its line, as wide as there is space for."""
+
+    picture: Picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(f"  {self.picture.line}; o opens it", style="dim")
+        yield Padding(half_blocks(self.picture, options.max_width - 2), (0, 0, 0, 2))
 
 
 _GUESSED = 12_000
@@ -182,6 +210,10 @@ def _message(
     if message.content:
         kind: Kind = "markdown" if message.role == "assistant" else "text"
         parts.append(Part(kind, message.content))
+    parts += [
+        Part("picture", picture.line, picture=picture)
+        for picture in dict.fromkeys(pictures_in(message.raw))
+    ]
     parts += [Part("tool", tool.arguments, f"→ {tool.name}") for tool in message.tool_calls]
     if not message.content and not message.tool_calls and not message.reasoning:
         parts.append(Part("note", "(empty)"))

@@ -176,7 +176,15 @@ def _timelines(tokens: EpisodeTokens) -> Iterator[str]:
 
 def _tokens(view: TokenView) -> Iterator[str]:
     largest = float(np.nanmax(np.abs(view.advantage), initial=0.0)) or 1.0
+    pictures = {placed.start: placed for placed in view.pictures}
+    end = 0
     for i, token in enumerate(view.ids.tolist()):
+        if i in pictures:
+            end = pictures[i].end
+            line = html.escape(pictures[i].picture.line)
+            yield f'<span title="{end - i} tokens of a picture, prompt">[{line}]</span>'
+        if i < end:
+            continue
         text = f"{token} " if view.spelled is None else view.spelled.of(i)
         body = (
             "".join("<wbr>\u23ce\n" if c == "\n" else html.escape(shown(c)) for c in text)

@@ -23,8 +23,19 @@ def labels(view: TokenView) -> list[str]:
     """Return the label of each token: its text, with `⏎` before line breaks and `⇥` for tabs, or
     its id.
 
-    A token that only continues a character has an empty label.
+    A token that only continues a character has an empty label. The tokens of a picture have one
+    label, on the first of them.
     """
+    token_labels = _labels(view)
+    for placed in view.pictures:
+        if placed.start < len(token_labels):
+            count = min(placed.end, len(token_labels)) - placed.start
+            line = f"[{placed.picture.line}, {count} tokens]"
+            token_labels[placed.start : placed.end] = [line, *[""] * (count - 1)]
+    return token_labels
+
+
+def _labels(view: TokenView) -> list[str]:
     if view.spelled is None:
         return [f"{token} " for token in view.ids.tolist()]
     spelled, text = view.spelled, view.spelled.text

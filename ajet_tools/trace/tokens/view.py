@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.timelines import Merged, merge
 from ajet_sdk.types import OUTCOMES, Call, Episode, LedgerEntry, Split, Timeline, Trained
@@ -170,6 +171,7 @@ class TokenView:
     turns: tuple[Turn, ...]
     forks: tuple[Fork, ...]
     step_version: int | None
+    pictures: tuple[PlacedPicture, ...] = ()
     recomputed: bool = False
     """Advantages were not recorded, and are recomputed from the group."""
 
@@ -246,6 +248,7 @@ def timeline_view(episode: EpisodeTokens, index: int) -> TokenView:
         turns=turns,
         forks=_forks(episode, index, turns),
         step_version=episode.step_version,
+        pictures=timeline.pictures,
     )
     for number, turn in enumerate(turns):
         _fill(view, number, turn, episode)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import tempfile
+import webbrowser
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +16,7 @@ from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 
 from ajet_sdk.errors import AjetError
+from ajet_sdk.pictures import Picture
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.runs import side_by_side
@@ -23,6 +29,11 @@ from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.trace.tokens import TokensScreen
+
+
+def _has_screen() -> bool:
+    """Whether a browser opens in its own window, not in this terminal."""
+    return sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 class TraceApp(TraceViewer):
@@ -77,6 +88,28 @@ class TraceApp(TraceViewer):
 
     def open_explanation(self, run_id: str) -> None:
         self.push_screen(ExplanationScreen(run_id))
+
+    def open_picture(self, picture: Picture) -> None:
+        """Show a picture in a browser, and else save it and say where."""
+        if not picture.data:
+            self.notify(f"{picture.line}: it was removed from the trace", timeout=3)
+            return
+        suffix = picture.media_type.replace("image/", ".")
+        if self.is_web:  # the browser is on another machine
+            self.deliver_binary(
+                io.BytesIO(picture.data),
+                save_filename=f"{picture.digest[:12]}{suffix}",
+                open_method="browser",
+                mime_type=picture.media_type,
+            )
+            return
+        with tempfile.NamedTemporaryFile(
+            prefix="ajet-picture-", suffix=suffix, delete=False
+        ) as file:
+            file.write(picture.data)
+        path = Path(file.name)
+        if not (_has_screen() and webbrowser.open(path.as_uri())):
+            self.notify(f"saved as {path}", timeout=10)
 
     def open_feedback(self, episode_id: str, call_id: str | None = None) -> None:
         self.push_screen(FeedbackScreen(episode_id, call_id))

@@ -68,6 +68,7 @@ class EpisodeScreen(TraceScreen):
         Binding("U", "unfold_all", "Unfold all reasoning", show=False),
         Binding("v", "markdown", "Markdown or as written", show=False),
         Binding("enter", "whole", "Open in full"),
+        Binding("o", "picture", "Open the picture", show=False),
         Binding("r", "raw", "JSON"),
         Binding("f", "feedback", "Feedback"),
         Binding("g", "group", "Group"),
@@ -257,6 +258,14 @@ class EpisodeScreen(TraceScreen):
         block = self._chosen
         if block is not None:
             self.app.push_screen(TextScreen(block.title, lambda: block.text))
+
+    def action_picture(self) -> None:
+        """Open the pictures of the selected message in a browser."""
+        pictures = self._chosen.pictures if self._chosen else []
+        if not pictures:
+            self.notify("this message has no picture", timeout=2)
+        for picture in pictures:
+            self.app.open_picture(picture)
 
     def action_raw(self) -> None:
         call = self._loaded.calls.get(self._call_id or "") if self.overview else None

@@ -22,6 +22,7 @@ from textual.widgets.data_table import RowKey
 from textual.worker import Worker
 
 from ajet_sdk.errors import AjetError
+from ajet_sdk.pictures import Picture
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
 from ajet_tools.text.clean import one_line
@@ -207,6 +208,10 @@ class TraceViewer(ViewerApp):
     @abstractmethod
     def open_explanation(self, run_id: str) -> None:
         """Explain the step of a run with the largest change of reward."""
+
+    @abstractmethod
+    def open_picture(self, picture: Picture) -> None:
+        """Show a picture in a browser."""
 
     @abstractmethod
     def open_feedback(self, episode_id: str, call_id: str | None = None) -> None:

@@ -273,7 +273,7 @@ class Messages(LineView, can_focus=True):
                 options = console.options.update(
                     width=self._width, height=None, highlight=False, markup=False
                 )
-                content = block.render(markdown=self.markdown, unfolded=unfolded)
+                content = block.render(markdown=self.markdown, unfolded=unfolded, pictures=True)
                 strips = [Strip(line) for line in console.render_lines(content, options, pad=False)]
             self._laid_out[key] = strips
             if len(self._laid_out) > _CACHED_BLOCKS:

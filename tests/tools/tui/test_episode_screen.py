@@ -720,10 +720,10 @@ async def test_a_message_of_megabytes_is_cut_and_opened_whole(traced: Path) -> N
     async with opened(traced, "huge001") as (pilot, screen):
         await pilot.press("j", "j")
         text, pages = "", 0
-        while "more characters; o opens it whole" not in text and pages < 40:
+        while "more characters; enter opens it whole" not in text and pages < 40:
             await pilot.press("pagedown")
             text, pages = shown(screen), pages + 1
-        assert "more characters; o opens it whole" in text
+        assert "more characters; enter opens it whole" in text
         await pilot.press("home", "j", "enter")
         await settled(pilot)
         whole = pilot.app.screen.query_one(LongText)
