@@ -279,9 +279,7 @@ class _Service:
             if endpoint.counter is not None:
                 return await respond(send, 200, await count(opened, request, endpoint.counter))
             await send_reply(await answer(opened, request), scope, send)
-            await connection.taken(
-                whole=True
-            )  # the episode ends once the client has read its reply or is gone
+            await connection.drain()  # the episode ends once the client has read its reply
         finally:
             calls = await opened.finish()
             if self.writer is not None and calls:
