@@ -49,7 +49,13 @@ class WorkerFailed(AjetError, RuntimeError):
     """The process could not be started, or something outside of it ended it."""
 
 
-def call(function: str, arguments: Sequence[Any], *, seconds: float = PROCESSOR_SECONDS) -> Any:
+def call(
+    function: str,
+    arguments: Sequence[Any],
+    *,
+    seconds: float = PROCESSOR_SECONDS,
+    memory: int = MEMORY,
+) -> Any:
     """Calls `module:name` with arguments that are JSON, and returns its result, which is JSON too.
 
     The module is imported before the time is counted. Safe in threads, which wait for a process.
@@ -58,7 +64,7 @@ def call(function: str, arguments: Sequence[Any], *, seconds: float = PROCESSOR_
     """
     if os.name != "posix":  # Windows has neither these limits nor fork
         return _function(function)(*arguments)
-    request = json.dumps([function, list(arguments), seconds]).encode() + b"\n"
+    request = json.dumps([function, list(arguments), seconds, memory]).encode() + b"\n"
     workers = _workers(os.getpid())  # a fork must not share the pipes of its parent
     worker = workers.get()
     reply = None
@@ -141,10 +147,6 @@ def serve() -> None:
     for standard in (0, 1):  # of which a library may write to the second
         os.dup2(nothing, standard)
     parent = os.getppid()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
-    with suppress(ValueError, OSError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
         # A fork of the parent may hold the pipe open after the parent's end.
@@ -166,11 +168,12 @@ def _function(name: str) -> Callable[..., Any]:
 
 def _answer(line: bytes) -> bytes:
     """Calls the function in a fork, and returns the reply."""
-    name, arguments, seconds = json.loads(line)
+    name, arguments, seconds, memory = json.loads(line)
     called = _function(name)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        _limit_memory(memory)
         reply = _result(called, arguments, seconds)
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(json.dumps(reply).encode())
@@ -187,6 +190,13 @@ def _answer(line: bytes) -> bytes:
     if ended_by > 0 and signal.Signals(ended_by).name in _OF_THE_TEXT:
         return json.dumps(["too expensive", "stack"]).encode()
     return json.dumps(["failed", ended_by]).encode()
+
+
+def _limit_memory(memory: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
+    with suppress(ValueError, OSError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _result(called: Callable[..., Any], arguments: list[Any], seconds: float) -> list[Any]:
