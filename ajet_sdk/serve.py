@@ -19,9 +19,9 @@ from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.model_source import separate_targets
 from ajet_sdk.engines.open import open_engine, ready
-from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.instances import InstanceLimits, Instances
 from ajet_sdk.environments.server import service_app
+from ajet_sdk.environments.spec import Spec
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import (
     ClientGone,
