@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import errno
 import functools
 import inspect
@@ -15,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
@@ -230,16 +229,6 @@ def _has_proxy(url: str) -> bool:
     return not {parts.scheme, "all"}.isdisjoint(getproxies())
 
 
-def _without_login(url: str) -> tuple[str, str | None]:
-    """Split user and password from a URL; returns the URL and the header for them."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, None
-    encoded = base64.b64encode(unquote(user).encode()).decode()
-    return urlunsplit(parts._replace(netloc=host)), f"Basic {encoded}"
-
-
 class Endpoint:
     """A base URL with a key; each event loop that uses it has its own connections."""
 
@@ -260,14 +249,12 @@ class Endpoint:
         self.base_url = base_url.rstrip("/")
         self._key_source = key_source
         self._key = api_key
-        self._address, login = _without_login(self.base_url)
         self._is_handle = handle = is_loopback(base_url) and "/episodes/" in base_url
         remedy = "To send fewer requests at once, lower rollout.max_env_worker"
         self._pace = Pace(self.base_url, remedy, retries=0 if handle else retries)
-        headers = {
-            "authorization": login or f"Bearer {api_key}",
-            "content-type": "application/json",
-        }
+        headers = {"content-type": "application/json"}
+        if "@" not in urlsplit(base_url).netloc:  # else the client sends the URL's login
+            headers["authorization"] = f"Bearer {api_key}"
         self._open: Callable[[], _Direct | _Httpx]
         if handle or transport is not None or _has_proxy(base_url):
             self._open = partial(_Httpx, base_url, headers, timeout, transport)
@@ -295,7 +282,7 @@ class Endpoint:
     async def _request(
         self, method: str, route: str, content: bytes | None, model: str
     ) -> dict[str, Any]:
-        url, loop = below(self._address, route), asyncio.get_running_loop()
+        url, loop = below(self.base_url, route), asyncio.get_running_loop()
         client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
         token = of_endpoint.set(True)
         try:
