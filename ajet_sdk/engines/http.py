@@ -178,7 +178,7 @@ class Endpoint:
         token = of_endpoint.set(True)
         try:
             return await send(client, client.build_request(method, url, content=content))
-        except httpx.TransportError as error:
+        except (httpx.RequestError, httpx.InvalidURL) as error:
             raise EngineUnavailable(
                 f"{url} could not be reached ({type(error).__name__}: {error}); check the base URL"
                 " and that the server runs",

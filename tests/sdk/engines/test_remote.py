@@ -47,12 +47,14 @@ class Server:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.clients: set[tuple[str, int]] = set()
         self.answering: Answering = lambda body: (200, completion(), {})
         self.url = ""
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         body = await read_json(receive, scope)
         self.bodies.append(body)
+        self.clients.add(tuple(scope["client"]))
         status, value, headers = self.answering(body)
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
         pairs = [(name.encode(), text.encode()) for name, text in headers.items()]
@@ -331,6 +333,26 @@ def test_nonsense_is_an_unavailable_engine(server: Server, nonsense: bytes) -> N
     server.answering = lambda body: (200, nonsense, {})
     with pytest.raises(EngineUnavailable):
         ask(RemoteEngine(server.url, "key", "policy"))
+
+
+def test_a_body_that_cannot_be_decoded_is_an_unavailable_engine(server: Server) -> None:
+    server.answering = lambda body: (200, b"no gzip", {"content-encoding": "gzip"})
+    with pytest.raises(EngineUnavailable):
+        ask(RemoteEngine(server.url, "key", "policy", retries=0))
+
+
+def test_requests_at_once_have_a_connection_each_and_later_ones_use_them_again(
+    server: Server,
+) -> None:
+    async def scenario() -> None:
+        engine = RemoteEngine(server.url, "key", "policy")
+        asked = CHAT.ask({"messages": USER}, "e", "a")
+        for _ in range(3):
+            await asyncio.gather(*(engine.answer(asked) for _ in range(30)))
+        await engine.aclose()
+
+    asyncio.run(scenario())
+    assert len(server.bodies) == 90 and len(server.clients) <= 30
 
 
 MISFITS: dict[str, Any] = {
