@@ -1,4 +1,5 @@
-"""Calls a function on a text that a policy wrote, in a process that can be killed.
+"""Calls a function on a text that a policy wrote, or a checkpoint brought, in a process that can be
+killed.
 
 A regular expression or an algebra system can take forever on a short text, and holds the
 interpreter meanwhile: no time limit of a thread and no signal handler gets a turn. Here the kernel
@@ -34,7 +35,7 @@ if sys.platform != "win32":
 PROCESSOR_SECONDS = 2.0
 """Limit of a call. Comparing two formulas takes some 50 ms."""
 MEMORY = 2 << 30
-"""Limit of the process's address space, in bytes."""
+"""Limit of the address space that a call may add to that of its process, in bytes."""
 _MOST_WORKERS = 16
 _POLL_SECONDS = 5.0
 _OF_THE_TEXT = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL")
@@ -194,8 +195,12 @@ def _answer(line: bytes) -> bytes:
 
 def _limit_memory(memory: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
-    with suppress(ValueError, OSError):  # macOS has no such limit
+    with suppress(ValueError, OSError):  # macOS has neither this file nor this limit
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            pages = int(file.read().split()[0])
+        limit = memory + pages * resource.getpagesize()
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 

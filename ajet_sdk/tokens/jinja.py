@@ -30,8 +30,8 @@ LONGEST = 50_000_000
 LONGEST_SOURCE = 200_000
 PROBE_SECONDS = 2.0
 """Processor time for the first renderings. The longest templates of vendors take 30 ms."""
-PROBE_MEMORY = 1 << 30
-"""Address space of their process, in bytes, most of which Python and its packages take."""
+PROBE_MEMORY = 512 << 20
+"""Address space that they may take, in bytes."""
 
 _OF_EVERY_DICT = frozenset(dir(dict))
 _OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))

@@ -53,7 +53,7 @@ def test_a_hostile_template_is_stopped(
 ) -> None:
     """Later: in the third message, behind all probes of a template's properties."""
     monkeypatch.setattr(jinja, "PROBE_SECONDS", 0.2)
-    monkeypatch.setattr(jinja, "PROBE_MEMORY", 600 << 20)
+    monkeypatch.setattr(jinja, "PROBE_MEMORY", 128 << 20)
     with pytest.raises((ConfigError, RequestRefused)) as raised:
         template = ChatTemplate(
             f"{{% if messages | length > 4 %}}{source}{{% endif %}}{CHATML}" if later else source,
