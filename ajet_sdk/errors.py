@@ -145,9 +145,7 @@ class QueryError(TraceError):
 
 
 class EngineError(AjetError, RuntimeError):
-    """A model could not answer; `request` is the key of the request in a cache of replies."""
-
-    request: str | None = None
+    """A model could not answer."""
 
 
 class RequestRefused(EngineError):

@@ -332,12 +332,11 @@ class Client(Protocol):
     in_parts: bool
     """Whether it reads even a response that is not a stream in parts, and may stop halfway."""
 
-    async def taken(self, whole: bool = False) -> bool:
-        """Wait until the client has read what was sent (with `whole`, to the last byte); False if
-        it disconnected."""
+    async def drain(self) -> None:
+        """Wait until the client has read what was sent, or has disconnected."""
 
-    def unread(self) -> int:
-        """Bytes sent that the client has not read."""
+    def has_unread(self) -> bool:
+        """Whether the client has not read all that was sent."""
 
 
 class TraceReader(Protocol):

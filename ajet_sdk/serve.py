@@ -19,9 +19,9 @@ from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.model_source import separate_targets
 from ajet_sdk.engines.open import open_engine, ready
-from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.instances import InstanceLimits, Instances
 from ajet_sdk.environments.server import service_app
+from ajet_sdk.environments.spec import Spec
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import (
     ClientGone,
@@ -279,9 +279,7 @@ class _Service:
             if endpoint.counter is not None:
                 return await respond(send, 200, await count(opened, request, endpoint.counter))
             await send_reply(await answer(opened, request), scope, send)
-            await connection.taken(
-                whole=True
-            )  # the episode ends once the client has read its reply or is gone
+            await connection.drain()  # the episode ends once the client has read its reply
         finally:
             calls = await opened.finish()
             if self.writer is not None and calls:

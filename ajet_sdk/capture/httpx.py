@@ -7,6 +7,7 @@ redirects, cookies and connection pool.
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import time
 import weakref
@@ -302,6 +303,7 @@ def _is_here(plan: Reroute) -> bool:
 def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
     hook = _Httpx(module)
 
+    @functools.wraps(hook.send)
     def send(
         self: httpx.Client, request: httpx.Request, *, stream: bool = False, **kwargs: object
     ) -> httpx.Response:
@@ -330,6 +332,7 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
             return response
         return hook.observe(plan, response, stream, hook.tee)
 
+    @functools.wraps(hook.asend)
     async def asend(
         self: httpx.AsyncClient, request: httpx.Request, *, stream: bool = False, **kwargs: object
     ) -> httpx.Response:

@@ -199,9 +199,6 @@ class ModelClient:
             except kept_errors as error:
                 self._keep(key, str(error))
                 raise
-            except EngineError as error:
-                error.request = key
-                raise
             self._keep(key, texts)
             return texts
 
@@ -217,14 +214,6 @@ class ModelClient:
         except CacheError as error:
             self.halt(error)  # without a cache, further replies would be paid again
             raise
-
-    def keep_failures(self, errors: Sequence[AjetError]) -> None:
-        """Cache failures that the caller skipped, so that a repeated run skips them without a
-        request."""
-        for error in errors:
-            key = error.request if isinstance(error, EngineUnavailable | RequestRefused) else None
-            if self._cache is not None and key is not None and self._cache.get(key) is None:
-                self._cache.put(key, str(error))
 
     def halt(self, why: AjetError | None = None) -> None:
         """Send no further requests: waiting ones raise `why`, or Halted; those in flight

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import errno
 import functools
 import inspect
 import ipaddress
-import os
 import ssl
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from ajet_sdk.addresses import below
@@ -32,12 +27,9 @@ from ajet_sdk.errors import (
 )
 
 if TYPE_CHECKING:
-    import aiohttp
     import httpx
 
 _CONNECT_SECONDS = 10.0
-IDLE_SECONDS = 5.0
-"""Seconds to keep an idle connection; servers close theirs after about as long."""
 
 _REMEDIES = {
     401: "check the API key: this endpoint does not accept {key}",
@@ -76,21 +68,6 @@ def _with_certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-@dataclass(frozen=True, slots=True)
-class _Response:
-    url: str
-    status: int
-    reason: str
-    headers: Mapping[str, str]
-    content: bytes
-
-
-def _no_response(url: str, reason: str, refused: bool = False) -> EngineUnavailable:
-    """The error of a failed connection or a missing response; `refused`: no connection was made."""
-    message = f"{url} could not be reached ({reason}); check the base URL and that the server runs"
-    return EngineUnavailable(message, refused=refused)
-
-
 _SHORTEST_KEY = 8
 """Shorter ones are placeholders."""
 
@@ -99,145 +76,10 @@ of_endpoint: ContextVar[bool] = ContextVar("ajet_of_endpoint", default=False)
 agent."""
 
 
-class _Direct:
-    """Sends requests by aiohttp, which takes a third of the processor time of httpx; without
-    proxies.
-
-    Only requests `of_agent` pass the hooks; an engine's request is part of a call that the gateway
-    records.
-    """
-
-    def __init__(
-        self, base_url: str, headers: Mapping[str, str], timeout: float, of_agent: bool
-    ) -> None:
-        self._ssl = _with_certificates() if base_url.startswith("https://") else False
-        self._headers, self._timeout, self._of_agent = headers, timeout, of_agent
-        self._session: aiohttp.ClientSession | None = None
-        self._opened: AsyncGenerator[None, None] | None = None
-
-    async def _open(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        self._session = aiohttp.ClientSession(
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._timeout
-            ),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, ssl=self._ssl),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        self._opened = _close_with_loop(self._session)
-        await anext(self._opened)
-        return self._session
-
-    async def send(self, method: str, url: str, content: bytes | None) -> _Response:
-        import aiohttp
-
-        try:
-            session = self._session or await self._open()
-            request = type(session)._request
-            request = request if self._of_agent else inspect.unwrap(request)
-            async with await request(
-                session, method, url, data=content, allow_redirects=False
-            ) as response:
-                received = await response.read()
-                return _Response(
-                    str(response.url),
-                    response.status,
-                    response.reason or "",
-                    response.headers,
-                    received,
-                )
-        except aiohttp.ConnectionTimeoutError as error:
-            raise _no_response(
-                url, f"ConnectTimeout: no connection within {_CONNECT_SECONDS:g} s"
-            ) from error
-        except asyncio.TimeoutError as error:
-            raise _no_response(url, f"ReadTimeout: no answer within {self._timeout:g} s") from error
-        except aiohttp.ClientError as error:
-            if not isinstance(error, aiohttp.ClientConnectorError):
-                raise _no_response(url, f"{type(error).__name__}: {error}") from error
-            number = error.errno or 0
-            reason = (
-                os.strerror(number) if number in errno.errorcode else error.strerror
-            )  # a failed look-up has none
-            raise _no_response(url, str(reason), True) from error
-
-    async def aclose(self) -> None:
-        if self._opened is not None:
-            await self._opened.aclose()
-
-
-async def _close_with_loop(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
-    """Closes the session when this generator ends, which an event loop does at its own end."""
-    try:
-        yield
-    finally:
-        await session.close()
-
-
-class _Httpx:
-    """Sends requests by httpx, for proxies, custom transports, and handles, whose requests are
-    captured."""
-
-    def __init__(
-        self,
-        base_url: str,
-        headers: Mapping[str, str],
-        timeout: float,
-        transport: httpx.AsyncBaseTransport | None,
-    ) -> None:
-        import httpx
-
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(timeout, connect=_CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=not is_loopback(base_url),
-            transport=transport,
-            verify=(
-                without_certificates() if base_url.startswith("http://") else _with_certificates()
-            ),
-        )
-
-    async def send(self, method: str, url: str, content: bytes | None) -> _Response:
-        import httpx
-
-        try:
-            response = await self._client.request(method, url, content=content)
-        except httpx.TransportError as error:
-            refused = isinstance(error, httpx.ConnectError)
-            raise _no_response(url, f"{type(error).__name__}: {error}", refused) from error
-        at = str(response.url)
-        return _Response(
-            at, response.status_code, response.reason_phrase, response.headers, response.content
-        )
-
-    async def aclose(self) -> None:
-        await self._client.aclose()
-
-
 def check_url(base_url: str) -> None:
     """Raise ConfigError if an endpoint's address is no HTTP URL."""
     if urlsplit(base_url).scheme not in ("http", "https"):
         raise ConfigError(f"a base URL starts with http:// or https:// (got {base_url!r})")
-
-
-def _has_proxy(url: str) -> bool:
-    parts = urlsplit(url)
-    if is_loopback(url) or proxy_bypass(parts.hostname or ""):
-        return False
-    return not {parts.scheme, "all"}.isdisjoint(getproxies())
-
-
-def _without_login(url: str) -> tuple[str, str | None]:
-    """Split user and password from a URL; returns the URL and the header for them."""
-    parts = urlsplit(url)
-    user, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, None
-    encoded = base64.b64encode(unquote(user).encode()).decode()
-    return urlunsplit(parts._replace(netloc=host)), f"Basic {encoded}"
 
 
 class Endpoint:
@@ -260,21 +102,30 @@ class Endpoint:
         self.base_url = base_url.rstrip("/")
         self._key_source = key_source
         self._key = api_key
-        self._address, login = _without_login(self.base_url)
-        self._is_handle = handle = is_loopback(base_url) and "/episodes/" in base_url
+        self._is_handle = is_loopback(base_url) and "/episodes/" in base_url
         remedy = "To send fewer requests at once, lower rollout.max_env_worker"
-        self._pace = Pace(self.base_url, remedy, retries=0 if handle else retries)
-        headers = {
-            "authorization": login or f"Bearer {api_key}",
-            "content-type": "application/json",
-        }
-        self._open: Callable[[], _Direct | _Httpx]
-        if handle or transport is not None or _has_proxy(base_url):
-            self._open = partial(_Httpx, base_url, headers, timeout, transport)
-        else:
-            self._open = partial(_Direct, base_url, headers, timeout, of_agent)
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Direct | _Httpx] = (
+        self._pace = Pace(self.base_url, remedy, retries=0 if self._is_handle else retries)
+        self._timeout = timeout
+        self._transport = transport
+        self._of_agent = of_agent
+        self._idle: WeakKeyDictionary[asyncio.AbstractEventLoop, list[httpx.AsyncClient]] = (
             WeakKeyDictionary()
+        )
+        """Clients with one connection each: a pool looks at all of its connections per request."""
+
+    def _open(self) -> httpx.AsyncClient:
+        import httpx
+
+        headers = {"content-type": "application/json"}
+        if "@" not in urlsplit(self.base_url).netloc:  # httpx sends a login in the URL itself
+            headers["authorization"] = f"Bearer {self._key}"
+        is_plain = self.base_url.startswith("http://")
+        return httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(self._timeout, connect=_CONNECT_SECONDS),
+            trust_env=not is_loopback(self.base_url),
+            transport=self._transport,
+            verify=without_certificates() if is_plain else _with_certificates(),
         )
 
     def post(self, route: str, body: Mapping[str, object]) -> Coroutine[Any, Any, dict[str, Any]]:
@@ -295,19 +146,15 @@ class Endpoint:
     async def _request(
         self, method: str, route: str, content: bytes | None, model: str
     ) -> dict[str, Any]:
-        url, loop = below(self._address, route), asyncio.get_running_loop()
-        client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
-        token = of_endpoint.set(True)
-        try:
-            response = await client.send(method, url, content)
-        finally:
-            of_endpoint.reset(token)
-        if response.status < 400:
+        response = await self._send(method, below(self.base_url, route), content)
+        url = str(response.url)
+        status = response.status_code
+        if status < 400:
             try:
                 parsed = json_value(response.content)
             except (ValueError, RecursionError) as error:
                 raise EngineUnavailable(
-                    f"{url} answered {response.status}, but not with JSON: {error}"
+                    f"{url} answered {status}, but not with JSON: {error}"
                 ) from error
             if not isinstance(parsed, dict):
                 raise EngineUnavailable(
@@ -318,11 +165,31 @@ class Endpoint:
             fault = parsed["error"]  # with OpenRouter its code is the status
             code = str(fault.get("code")) if isinstance(fault, dict) else ""
             status = int(code) if code.isdecimal() and 400 <= int(code) < 600 else 502
-            response = replace(response, status=status)
-        raise self._error(response, model)
+        raise self._error(response, status, model)
 
-    def _error(self, response: _Response, model: str) -> EngineError:
-        status, url = response.status, response.url
+    async def _send(self, method: str, url: str, content: bytes | None) -> httpx.Response:
+        import httpx
+
+        idle = self._idle.setdefault(asyncio.get_running_loop(), [])
+        client = idle.pop() if idle else self._open()
+        send = type(client).send
+        if not self._of_agent:  # below the hooks: the gateway records the call that it is part of
+            send = inspect.unwrap(send)
+        token = of_endpoint.set(True)
+        try:
+            return await send(client, client.build_request(method, url, content=content))
+        except (httpx.RequestError, httpx.InvalidURL) as error:
+            raise EngineUnavailable(
+                f"{url} could not be reached ({type(error).__name__}: {error}); check the base URL"
+                " and that the server runs",
+                refused=isinstance(error, httpx.ConnectError),
+            ) from error
+        finally:
+            of_endpoint.reset(token)
+            idle.append(client)
+
+    def _error(self, response: httpx.Response, status: int, model: str) -> EngineError:
+        url = str(response.url)
         again = response.headers.get("x-should-retry")
         try:
             body = json_value(response.content)
@@ -333,7 +200,7 @@ class Endpoint:
         message = str(
             error.get("message")
             or response.content.decode(errors="replace")[:500]
-            or response.reason
+            or response.reason_phrase
         )
         if len(self._key) >= _SHORTEST_KEY:
             message = message.replace(
@@ -366,9 +233,10 @@ class Endpoint:
 
     async def aclose(self) -> None:
         """Close every connection, each in its own event loop."""
-        for loop, client in list(self._clients.items()):
-            if loop is asyncio.get_running_loop():
-                await client.aclose()
-            elif loop.is_running():
-                asyncio.run_coroutine_threadsafe(client.aclose(), loop)
-        self._clients.clear()
+        for loop, clients in list(self._idle.items()):
+            for client in clients:
+                if loop is asyncio.get_running_loop():
+                    await client.aclose()
+                elif loop.is_running():
+                    asyncio.run_coroutine_threadsafe(client.aclose(), loop)
+        self._idle.clear()

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -25,6 +26,8 @@ LONGEST_WAIT = 60.0
 
 _LOG_INTERVAL = 30.0
 """Seconds between two log lines about retries."""
+
+_REPLY = "a slow endpoint"
 
 T = TypeVar("T")
 log = logging.getLogger("ajet")
@@ -62,36 +65,34 @@ class Pace:
         """Whether the endpoint has answered; one that never did gets fewer retries."""
         self._not_before = self._limited_until = 0.0
         """Earliest time of the next request; the second is set by 429s only."""
-        self._waiting = 0
-        """Requests that wait because of a 429 or the rate."""
-        self._retried: dict[object, tuple[str, float]] = {}
-        """Failed requests that wait for a retry: the reason and the time."""
-        self._sent: dict[object, float] = {}
-        """Requests in flight, with the time of sending."""
-        self._refusals, self._next_line = 0, 0.0
+        self._waits: dict[object, tuple[str, float]] = {}
+        """For what each request waits, and until when; for its reply, since when."""
+        self._refusals = 0
+        self._next_line = 0.0
 
     async def send(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, with retries. Raises its errors, the last one for
         EngineUnavailable."""
-        request, started, failed = object(), time.monotonic(), 0
-        while True:
-            if self._not_before or self._interval:
-                await self._wait_turn()
-            if self._halted is not None:
-                raise self._halted
-            self._sent[request] = time.monotonic()
-            try:
-                answer = await attempt()
-            except EngineUnavailable as error:
-                failed += 1
-                self._answered |= error.status is not None
-                del self._sent[request]
-                await self._pause(error, failed, time.monotonic() - started, request)
-            else:
-                self._answered = True
-                return answer
-            finally:
-                self._sent.pop(request, None)
+        request = object()
+        started = time.monotonic()
+        failed = 0
+        try:
+            while True:
+                if self._not_before or self._interval:
+                    await self._wait_turn(request)
+                if self._halted is not None:
+                    raise self._halted
+                self._waits[request] = _REPLY, time.monotonic()
+                try:
+                    answer = await attempt()
+                except EngineUnavailable as error:
+                    failed += 1
+                    await self._back_off(error, failed, time.monotonic() - started, request)
+                else:
+                    self._answered = True
+                    return answer
+        finally:
+            self._waits.pop(request, None)
 
     def halt(self, error: AjetError) -> None:
         """Send no further requests: waiting ones raise `error`; those in flight complete."""
@@ -105,75 +106,60 @@ class Pace:
     def describe_wait(self, slow: float = 10.0) -> str:
         """Why requests wait: a rate limit, a retry, or replies that take more than `slow` seconds;
         else empty."""
-        now, waits = time.monotonic(), list[str]()
-        waiting, retried, sent = (
-            self._waiting,
-            list(self._retried.values()),
-            list(self._sent.values()),
+        now = time.monotonic()
+        times = defaultdict[str, list[float]](list)
+        for reason, moment in list(self._waits.values()):
+            times[reason].append(moment)
+        if _REPLY in times and now - min(times[_REPLY]) <= slow:
+            del times[_REPLY]
+        return "; ".join(
+            f"{reason}: {len(moments):,} request{'s'[: len(moments) > 1]},"
+            f" {abs(min(moments) - now):.0f} s"
+            for reason, moments in sorted(times.items(), reverse=True)
         )
-        if waiting:
-            limit = "the rate limit (429)" if self._limited_until > now else "--rpm"
-            waits.append(
-                f"{limit}: {_count(waiting, 'request')}, {max(0.0, self._not_before - now):.0f} s"
-            )
-        if retried:
-            why, due = min(retried, key=lambda retry: retry[1])
-            waits.append(
-                f"a retry after {why}: {_count(len(retried), 'request')},"
-                f" {max(0.0, due - now):.0f} s"
-            )
-        if sent and now - min(sent) > slow:
-            waits.append(
-                f"a slow endpoint: {_count(len(sent), 'request')}, for {now - min(sent):.0f} s"
-            )
-        return "; ".join(waits)
 
-    async def _wait_turn(self) -> None:
+    async def _wait_turn(self, request: object) -> None:
         """Wait for the delay of a 429 and for the rate."""
-        while (wait := self._not_before - time.monotonic()) > 0:
-            self._waiting += 1
-            try:
-                await asyncio.sleep(wait)
-            finally:
-                self._waiting -= 1
+        while (wait := self._not_before - (now := time.monotonic())) > 0:
+            limit = "the rate limit (429)" if self._limited_until > now else "--rpm"
+            self._waits[request] = limit, self._not_before
+            await asyncio.sleep(wait)
         if self._interval:
-            self._not_before = max(self._not_before, time.monotonic()) + self._interval
+            self._not_before = max(self._not_before, now) + self._interval
 
-    async def _pause(
+    async def _back_off(
         self, error: EngineUnavailable, failed: int, elapsed: float, request: object
     ) -> None:
         """Wait until the retry. Raises the error, with the number of attempts, if there is none."""
-        wait, limited = pause(failed - 1, error.retry_after), error.status == 429
-        if limited and self._patience is not None:
-            given_up = elapsed + wait > self._patience or "exceeded your current quota" in str(
-                error
-            )
+        self._answered |= error.status is not None
+        wait = pause(failed - 1, error.retry_after)
+        patience = self._patience if error.status == 429 else None
+        if patience is not None:
+            given_up = elapsed + wait > patience or "exceeded your current quota" in str(error)
+        elif error.refused and not self._answered:
+            given_up = failed > min(self.retries, 1)
         else:
-            given_up = failed > self.retries or (
-                error.refused and not self._answered and failed > 1
-            )
+            given_up = failed > self.retries
         if given_up or not error.retryable:
             if failed == 1:
                 raise error
-            remedy = f"; {self._remedy}" if limited and self._patience is not None else ""
+            remedy = "" if patience is None else f"; {self._remedy}"
             raise EngineUnavailable(
                 f"{error} ({failed} attempts){remedy}",
                 status=error.status,
                 retry_after=error.retry_after,
             ) from error
         if error.status is not None:
-            self._record_refusal(error.status, wait)
-        if limited:
-            self._not_before = self._limited_until = max(self._not_before, time.monotonic() + wait)
+            self._log_refusal(error.status, wait)
+        until = time.monotonic() + wait
+        if error.status == 429:
+            self._not_before = self._limited_until = max(self._not_before, until)
             return
         why = "a lost connection" if error.status is None else str(error.status)
-        self._retried[request] = why, time.monotonic() + wait
-        try:
-            await asyncio.sleep(wait)
-        finally:
-            del self._retried[request]
+        self._waits[request] = f"a retry after {why}", until
+        await asyncio.sleep(wait)
 
-    def _record_refusal(self, status: int, wait: float) -> None:
+    def _log_refusal(self, status: int, wait: float) -> None:
         self._refusals += 1
         now = time.monotonic()
         if now < self._next_line:
@@ -203,7 +189,3 @@ def pause(attempt: int, retry_after: str | None) -> float:
         with contextlib.suppress(ValueError):
             seconds = float(retry_after)
     return min(max(seconds, 0.0), LONGEST_WAIT) * (1 + random.random() / 4)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of
+from ajet_sdk.environments.spec import Spec, UnknownTask, WrongTarget, answer, messages_of
 
 if TYPE_CHECKING:
     import gymnasium

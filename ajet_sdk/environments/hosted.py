@@ -1,8 +1,8 @@
 """Loads environments of any kind, with their tasks.
 
-This module, `process`, `gymnasium_envs`, `mcp`, `openenv` and `verifiers` run in the processes of
-the environment, whose interpreter may lack ajet and its dependencies: they import only the standard
-library and, inside functions, the package that they adapt.
+This module, `process`, `spec`, `gymnasium_envs`, `mcp`, `openenv` and `verifiers` run in the
+processes of the environment, whose interpreter may lack ajet and its dependencies: they import only
+the standard library and, inside functions, the package that they adapt.
 
 An environment class of a user:
 
@@ -27,44 +27,32 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.environments import gymnasium_envs, mcp, openenv, verifiers
+from ajet_sdk.environments.spec import (
+    Spec,
+    UnknownTask,
+    WrongTarget,
+    answer,
+    messages_of,
+    resolved,
+)
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView
 
 
-KINDS = {
-    "gymnasium": "gymnasium_envs",
-    "mcp": "mcp",
-    "openenv": "openenv",
-    "verifiers": "verifiers",
+KINDS: dict[str, Callable[[str, Spec], Callable[[str], Any]]] = {
+    "gymnasium": gymnasium_envs.load,
+    "mcp": mcp.load,
+    "openenv": openenv.load,
+    "verifiers": verifiers.load,
 }
-"""Prefixes of a target -> the module of this package that loads it."""
-
-
-class WrongTarget(ValueError):
-    """The target can't be hosted; the message says what to do."""
-
-
-class UnknownTask(ValueError):
-    """There is no task with this id."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """The environment to host: `FILE.py:NAME`, `package.module:NAME`, `gymnasium:ID`,
-    `mcp:COMMAND`, `openenv:NAME`, `verifiers:NAME`."""
-
-    target: str
-    arguments: Json = field(default_factory=dict)
-    """Keyword arguments of the environment."""
-    splits: dict[str, list[str]] = field(default_factory=dict)
-    """Task ids by split, for an environment without task ids."""
-    actions: list[str] = field(default_factory=list)
-    """Names of a gymnasium environment's actions, starting at action 0."""
+"""What loads a target, by its prefix."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +89,7 @@ def load(spec: Spec) -> Hosted:
     if colon and kind in KINDS:
         if spec.actions and kind != "gymnasium":
             raise _no_actions(spec)
-        adapter: Any = importlib.import_module(f"ajet_sdk.environments.{KINDS[kind]}")
-        return Hosted(spec, adapter.load(name, spec))
+        return Hosted(spec, KINDS[kind](name, spec))
     path, arrow, name = spec.target.replace("->", ":").rpartition(":")
     if not arrow:
         raise WrongTarget(
@@ -122,8 +109,7 @@ def load(spec: Spec) -> Hosted:
     def create(task_id: str) -> Any:
         environment = factory(task_id, **spec.arguments)
         if hasattr(environment, "action_space"):
-            adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium_envs")
-            return adapter.Played(environment, None, spec.actions)
+            return gymnasium_envs.Played(environment, None, spec.actions)
         if spec.actions:
             raise _no_actions(spec)
         return _Own(environment)
@@ -151,40 +137,6 @@ def _module(path: str) -> ModuleType:
     module = sys.modules[file.stem] = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
     return module
-
-
-async def resolved(value: object) -> Any:
-    """The value, awaited if it is awaitable."""
-    return await value if inspect.isawaitable(value) else value
-
-
-def _message_of(content: object) -> dict[str, object]:
-    """Convert an observation to a user message."""
-    if isinstance(content, Mapping) and "role" in content:
-        return dict(content)
-    return {"role": "user", "content": "" if content is None else str(content)}
-
-
-def messages_of(state: object) -> list[Json]:
-    """Convert an observation (text, a message or a list of messages) to messages."""
-    return (
-        [_message_of(message) for message in state]
-        if isinstance(state, list)
-        else [_message_of(state)]
-    )
-
-
-def answer(
-    observation: object, reward: float, terminated: bool, info: Mapping[str, object] | None
-) -> Json:
-    """The service's response to a step."""
-    state = messages_of(observation)
-    return {
-        "state": state,
-        "reward": float(reward),
-        "is_terminated": terminated,
-        "info": dict(info or {}),
-    }
 
 
 class _Own:

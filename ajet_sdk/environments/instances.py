@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import ajet_sdk
-from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.process import START
+from ajet_sdk.environments.spec import Spec
 from ajet_sdk.errors import ConfigError, first_line
 from ajet_sdk.types import Json, JsonView
 

@@ -12,16 +12,16 @@ the protocol, the step fails.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import shlex
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, WrongTarget, answer
+from ajet_sdk.environments.spec import Spec, WrongTarget, answer
 
 if TYPE_CHECKING:
     from mcp import ClientSession
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _INVALID_PARAMS = -32602
 """The JSON-RPC error for arguments that do not match the tool's schema."""
 
-_LONGEST_LINE = 2**28
-"""Maximum bytes of a server's message."""
-
-_CLOSING = 2.0
-"""Seconds for a server to end once its input is closed."""
+_ENDING_WITH_PARENT = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execvp(sys.argv[1], sys.argv[1:])"
+)
+"""A program that becomes the server, which the system kills (PR_SET_PDEATHSIG, SIGKILL) when this
+process ends: `mcp` starts servers in a session of their own, where a hanging one would survive."""
 
 
 def load(name: str, spec: Spec) -> Callable[[str], _Tools]:
@@ -179,57 +179,15 @@ class _Tools:
 
 @asynccontextmanager
 async def _session(command: list[str], environment: dict[str, str]) -> AsyncIterator[ClientSession]:
-    """Start a server and open a session with it.
+    """Start a server and open a session with it."""
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
 
-    The server stays in this process's group, so that it always ends with it; `mcp.client.stdio`
-    would start it in a new session, where a hanging server survives.
-    """
-    import anyio
-    from mcp import ClientSession
-    from mcp.shared.message import SessionMessage
-    from mcp.types import JSONRPCMessage
-    from pydantic import TypeAdapter
-
-    messages: TypeAdapter[JSONRPCMessage] = TypeAdapter(JSONRPCMessage)
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, env=environment, limit=_LONGEST_LINE
-    )
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None and stdout is not None
-    arrived, read = anyio.create_memory_object_stream[SessionMessage](0)
-    write, leaving = anyio.create_memory_object_stream[SessionMessage](0)
-
-    async def receive() -> None:
-        async with arrived:  # its end closes the connection
-            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-                async for line in stdout:
-                    with suppress(ValueError):  # a log line
-                        await arrived.send(SessionMessage(messages.validate_json(line)))
-
-    async def send() -> None:
-        async with leaving:
-            with suppress(ConnectionError):  # the server has died; `receive` ends
-                async for message in leaving:
-                    stdin.write(
-                        message.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
-                        + b"\n"
-                    )
-                    await stdin.drain()
-
-    pumps = [asyncio.create_task(receive()), asyncio.create_task(send())]
-    try:
-        async with ClientSession(read, write) as session:
-            yield session
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        stdin.close()
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), _CLOSING)
-        if process.returncode is None:
-            process.kill()
+    if sys.platform == "linux":
+        command = [sys.executable, "-ISc", _ENDING_WITH_PARENT, *command]
+    server = StdioServerParameters(command=command[0], args=command[1:], env=environment)
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        yield session
 
 
 def _calls_of(message: JsonView) -> list[JsonView]:

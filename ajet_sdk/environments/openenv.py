@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import (
+from ajet_sdk.environments.spec import (
     Spec,
     UnknownTask,
     WrongTarget,

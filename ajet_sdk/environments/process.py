@@ -20,7 +20,8 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Hosted, Spec, UnknownTask, WrongTarget, load, resolved
+from ajet_sdk.environments.hosted import Hosted, load
+from ajet_sdk.environments.spec import Spec, UnknownTask, WrongTarget, resolved
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json

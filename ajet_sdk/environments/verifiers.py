@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask, answer
+from ajet_sdk.environments.spec import Spec, UnknownTask, answer
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Json, JsonView

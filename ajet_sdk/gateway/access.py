@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qs, unquote
 
@@ -372,15 +372,3 @@ def refusal(episode: OpenEpisode, error: Exception) -> HTTPError:
     if isinstance(error, ConfigError):
         return HTTPError(400, str(error), "not_configured")
     return HTTPError(503 if error.infrastructure else 502, str(error), "engine_failed")
-
-
-def joined(events: Iterable[bytes], large: int) -> list[bytes]:
-    """Join events to chunks of at most `large` bytes, between which the client is checked."""
-    parts, size = list[list[bytes]](), large
-    for event in events:
-        if size + len(event) > large:
-            parts.append([])
-            size = 0
-        parts[-1].append(event)
-        size += len(event)
-    return [b"".join(part) for part in parts]

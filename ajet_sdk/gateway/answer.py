@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -28,7 +28,6 @@ from ajet_sdk.gateway.access import (
     HTTPError,
     Request,
     headers_of,
-    joined,
     refusal,
     unknown_route,
 )
@@ -39,13 +38,11 @@ from ajet_sdk.types import Call, Json, Phase, new_id, now
 
 HEARTBEAT = 10.0
 """Seconds between two keep-alive comments on a stream."""
-LARGE = 32 * 2**10
-"""Bytes of a response after which to check that the client reads."""
-
 Chunks = AsyncGenerator[tuple[bytes, bool], None]
 """Chunks of a response's body, each with a flag for the last."""
 
 UNDELIVERED = "undelivered"
+CUT_OFF = f"{UNDELIVERED}: the client disconnected before the end"
 
 log = logging.getLogger("ajet")
 
@@ -73,8 +70,8 @@ class CallInFlight:
         self.response: Json = {}
         """The response to the client."""
         self._completion: Json = {}
-        self.size = self.sent = 0
-        """Bytes of the response, and the number sent."""
+        self.is_sent = False
+        """Whether a part of the answer was sent."""
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[None] = loop.create_future()
         """Done when the episode is over."""
@@ -202,8 +199,10 @@ class CallInFlight:
         """
         if self._recorded:
             return
-        if error is None and (self.client.gone.done() or self.over.done()):
-            raise ClientGone
+        if error is None:
+            if self.client.gone.done() or self.over.done():
+                raise ClientGone
+            self.episode.unconfirmed.add(self)
         self._recorded = True
         work = self.work
         if (
@@ -305,33 +304,21 @@ class CallInFlight:
             self.over.set_result(None)
             self.settle()
 
-    def confirmable(self) -> Callable[[bool], None]:
-        """Return the callback for whether the client read the last chunk; the call is recorded as
-        delivered before."""
-        self.episode.unconfirmed.add(self)
-        return self.confirm
-
-    def confirm(self, read: bool) -> None:
-        """Note whether the client read the reply; the first invocation counts, by the client or the
-        episode's end."""
-        if self not in self.episode.unconfirmed:
-            return
-        self.episode.unconfirmed.discard(self)
-        if not read:
-            self.episode.undelivered(
-                self.request_id, f"{UNDELIVERED}: the client disconnected before the end"
-            )
+    def confirm(self, is_read: bool) -> None:
+        """Note whether the client read the whole reply, whose call was recorded as delivered before
+        its last chunk. Only the first invocation counts, by the client or the episode's end."""
+        if self in self.episode.unconfirmed:
+            self.episode.unconfirmed.discard(self)
+            if not is_read:
+                self.episode.undelivered(self.request_id, CUT_OFF)
 
     def _undelivered(self) -> str:
-        if not self.size:
-            failed = None if self.work is None or not self.work.done() else self.work.exception()
-            return (
-                UNDELIVERED
-                if failed is None
-                else f"{UNDELIVERED}: the answer was an error: {failed}"
-            )
-        read = max(self.sent - self.client.unread(), 0)
-        return f"{UNDELIVERED}: the client read at most {read} of {self.size} bytes"
+        if self.is_sent:
+            return CUT_OFF
+        failed = None if self.work is None or not self.work.done() else self.work.exception()
+        return (
+            UNDELIVERED if failed is None else f"{UNDELIVERED}: the answer was an error: {failed}"
+        )
 
 
 @dataclass(slots=True)
@@ -414,29 +401,27 @@ def _read(call: CallInFlight, request: Request) -> Ask:
 
 
 async def _whole(call: CallInFlight, body: bytes) -> Chunks:
-    call.size = len(body)
-    if (
-        len(body) > LARGE or call.client.in_parts
-    ):  # the last byte waits until the client has read the others
-        for start in range(0, len(body) - 1, LARGE):
-            part = body[start : min(start + LARGE, len(body) - 1)]
-            yield part, False
-            await _taken(call, part, whole=start + LARGE >= len(body) - 1)
+    call.is_sent = True
+    if call.client.in_parts:
+        yield body[:-1], False
+        await _drain(call)
+        body = body[-1:]
     call.record()
-    yield body[call.sent :], True
+    yield body, True
 
 
 async def _events(call: CallInFlight) -> Chunks:
     dialect, about = call.dialect, (call.request_id, call.engine.model, call.body)
+    is_open = False
     opening = b""
     try:
         while not call.response:
             waiting = dialect.keep_alive(*about)
-            if not call.sent:
+            if not is_open:
+                is_open = True
                 opening = dialect.opening(*about)
                 waiting = opening + waiting
             yield waiting, False
-            call.sent += len(waiting)
             await asyncio.wait((call.settled,), timeout=HEARTBEAT)
             if call.settled.done():
                 call.keep_answer()
@@ -450,29 +435,27 @@ async def _events(call: CallInFlight) -> Chunks:
     *events, last = dialect.events(call.response, call.body)
     if opening:
         del events[0]  # was sent
-    call.size = call.sent + sum(map(len, events)) + len(last)
-    parts = joined(events, LARGE)
-    for number, part in enumerate(parts, 1):
-        yield part, False
-        await _taken(call, part, whole=number == len(parts))
+    call.is_sent = True
+    yield b"".join(events), False
+    await _drain(call)
     call.record()
     yield last, True
 
 
-async def _taken(call: CallInFlight, part: bytes, whole: bool) -> None:
-    """Wait until the client has read the bytes sent so far. Raises ClientGone, also if the episode
-    ends before."""
-    call.sent += len(part)
-    taking, gone = asyncio.ensure_future(call.client.taken(whole)), call.client.gone
+async def _drain(call: CallInFlight) -> None:
+    """Wait until the client has read all but the last chunk, so that it can't read that one by the
+    way. Raises ClientGone, also if the episode ends before."""
+    reading = asyncio.ensure_future(call.client.drain())
     try:
-        waited = (taking, gone, call.over)
         await asyncio.wait(
-            waited, timeout=call.episode.spec.call_timeout, return_when=asyncio.FIRST_COMPLETED
+            (reading, call.over),
+            timeout=call.episode.spec.call_timeout,
+            return_when=asyncio.FIRST_COMPLETED,
         )
-        if gone.done() or not taking.done() or not taking.result():
+        if not reading.done():
             raise ClientGone
     finally:
-        taking.cancel()
+        reading.cancel()
 
 
 def refuse_unread(episode: OpenEpisode, request: Request, error: HTTPError) -> HTTPError:

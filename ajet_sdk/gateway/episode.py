@@ -146,7 +146,7 @@ class InFlight(Protocol):
     client: Client
     work: asyncio.Future[Answer] | None
 
-    def confirm(self, read: bool) -> None: ...
+    def confirm(self, is_read: bool) -> None: ...
 
     def cancel(self) -> None: ...
 
@@ -300,7 +300,7 @@ class OpenEpisode(EpisodeRecorder):
         for _ in range(3):  # lets the loop learn of clients that have just left
             await asyncio.sleep(0)
         for sent in [call for call in list(self.unconfirmed) if final or call.phase == "rollout"]:
-            sent.confirm(not sent.client.unread())
+            sent.confirm(not sent.client.has_unread())
         ending = [call for call in self.in_flight if final or call.phase == "rollout"]
         for call in ending:
             call.cancel()

@@ -150,7 +150,7 @@ async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
         async for chunk, last in reply.chunks:
             if last:
                 connection.join_next()  # the last chunk and the end of the response
-                connection.confirm_by(reply.call.confirmable())
+                connection.on_end_of_reply = reply.call.confirm
             await send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
 

@@ -12,14 +12,12 @@ name.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import logging
 import socket
-import struct
-import termios
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
@@ -32,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_chat import error_body
 from ajet_sdk.gateway.http_door import CONNECTION, respond
-from ajet_sdk.gateway.peer_socket import PeerSocket, PeerSockets
+from ajet_sdk.gateway.peer_socket import bytes_read_by_peer, lost_bytes
 
 HEADER_SECONDS = 20.0
 """Limit for the headers, from the connection, or on a kept-alive one from the first byte of a
@@ -41,9 +39,6 @@ request."""
 BODY_SECONDS = 120.0
 """Limit for the body, from the end of the headers."""
 
-BUFFERED = 64 * 2**10
-"""Unacknowledged bytes up to which a client counts as reading."""
-
 LONGEST_PAUSE = 0.05
 """Seconds between two checks of a connection whose client does not read."""
 
@@ -51,13 +46,11 @@ AHEAD = 0.005
 """Seconds for a client on another machine to read the rest of a stream before its last chunk is
 sent."""
 
+LINGER_SECONDS = 10.0
+"""Limit for a client to read the last response of a connection before the server closes it."""
+
 _TURNS = 6
 """Turns of the event loop to wait for a client before timers are used, which take a millisecond."""
-
-_TCP_CLOSE = 7
-
-_UNACKNOWLEDGED, _UNSENT = termios.TIOCOUTQ, 0x894B
-"""`ioctl` requests: SIOCOUTQ and, on Linux only, SIOCOUTQNSD (`tcp(7)`)."""
 
 
 def server_config(
@@ -69,7 +62,7 @@ def server_config(
     requires a key, which no page has, and the server may be reached under any name.
     """
     ours = {
-        "http": partial(TimedProtocol, SparseLog(), PeerSockets()),
+        "http": partial(TimedProtocol, SparseLog()),
         "ws": "none",
         "lifespan": "off",
         "log_config": None,
@@ -108,12 +101,16 @@ class _Transport:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._held = b""
+        self.written = 0
+        """Bytes of all responses."""
         self.hold = False
         """Join the next write with the one after it."""
-        self.before_close: Callable[[], bool] = lambda: True
-        """Whether to close at once."""
+        self.lingers: Callable[[], bool] = lambda: False
+        """Whether `close` ends the sending side only, as the client still reads. Its end of the
+        connection then tells whether it read everything; a closed socket is told nothing."""
 
     def write(self, data: bytes) -> None:
+        self.written += len(data)
         data, self._held = self._held + data, b""
         if self.hold:
             self.hold, self._held = False, data
@@ -121,7 +118,12 @@ class _Transport:
             self._transport.write(data)
 
     def close(self) -> None:
-        if self.before_close():
+        if self._transport.can_write_eof() and self.lingers():
+            with suppress(OSError):  # reset by the client: `connection_lost` is about to be called
+                self._transport.write_eof()
+            loop = asyncio.get_running_loop()
+            loop.call_later(LINGER_SECONDS, self._transport.close)
+        else:
             self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -158,18 +160,16 @@ class TimedProtocol(H11Protocol):
     gone: asyncio.Future[None]
     in_parts = False
 
-    def __init__(self, log: SparseLog, peers: PeerSockets, **uvicorns: Any) -> None:
+    def __init__(self, log: SparseLog, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self.logger = log  # type: ignore[assignment]
-        self._peers = peers
-        self._confirm: Callable[[bool], None] | None = None
-        self._half_closed = self._to_close = False
-        self._following: asyncio.TimerHandle | None = None
+        self.on_end_of_reply: Callable[[bool], None] | None = None
+        """To be told whether the client read the last reply, once that is known."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = self._joining = _Transport(transport)  # type: ignore[assignment]
-        self._joining.before_close = self._closes_at_once
+        self._joining.lingers = self._lingers
         self.gone = self.loop.create_future()
         self.app_state = {**self.app_state, CONNECTION: self}
         self._stage: str | None = None
@@ -188,33 +188,11 @@ class TimedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch(None)
         super().connection_lost(exc)
-        self.gone.set_result(None)
-        if self._confirm is not None:  # a TLS transport reports nothing after this
-            self._settle(exc is None and not self.unread())
-        if self._following is not None:
-            self._following.cancel()
+        self._leave(exc is None)  # an error: the client closed it with unread bytes
 
-    def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Handle the end of the client's data; if it closed only its sending side, it still gets
-        its response."""
-        peer = self._peer()
-        waits = self._confirm is not None or (
-            self.cycle is not None and not self.cycle.response_complete
-        )
-        if waits and peer is not None and not peer.closed:
-            self._half_closed = True
-            self._follow()
-            return True  # ends reading, so that no further event tells the state of the connection
-        self._settle(not self.unread())
-        return None
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self._confirm is None or not self.unread():
-            super().timeout_keep_alive_handler()
-        else:  # a slow client still reads the last response
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+    def eof_received(self) -> None:
+        self._leave(not self._is_cut_off())
+        super().eof_received()
 
     # Invalid requests
 
@@ -273,119 +251,48 @@ class TimedProtocol(H11Protocol):
         """Join the next write with the one after it, so that a client reads both or neither."""
         self._joining.hold = True
 
-    # How much of the response the client has read
+    # Whether the client has read the response
 
-    async def taken(self, whole: bool = False) -> bool:
-        """Wait until the client has read the bytes sent so far: all with `whole`, else all but
-        `BUFFERED` bytes.
-
-        False if the client leaves before. A client on another machine gets `AHEAD` seconds to read.
-        """
+    async def drain(self) -> None:
         for turn in itertools.count():
-            await asyncio.sleep(
-                0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE)
-            )
-            if self.transport.is_closing():
-                return False
-            if not whole:
-                if self._waiting(_UNACKNOWLEDGED) <= BUFFERED:
-                    return True
-                continue
-            peer, waiting = self._behind()
-            if peer is not None and peer.closed:
-                return False
-            if waiting:
-                continue
-            if peer is None:
-                await asyncio.sleep(AHEAD)
-            return not self.transport.is_closing()
-        raise AssertionError("unreachable")
+            if self.gone.done() or not self.has_unread():
+                break
+            wait = 0.0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE)
+            await asyncio.sleep(wait)
+        if self._bytes_read() is None:
+            await asyncio.sleep(AHEAD)
 
-    def unread(self) -> int:
-        """Bytes that the client has not read; on another machine, that its system has not
-        acknowledged.
+    def has_unread(self) -> bool:
+        read = self._bytes_read()
+        if read is None:
+            return self.transport.get_write_buffer_size() > 0
+        return read < self._joining.written
 
-        On this machine sent bytes are in the client's receive queue at once, while their
-        acknowledgement may take 40 ms. A client that closes its end with unread bytes resets the
-        connection; their number is unknown and counts as 1.
-        """
-        return self._behind()[1] or int(self._reset())
+    def _bytes_read(self) -> int | None:
+        connection = self.transport.get_extra_info("socket")
+        return None if connection is None else bytes_read_by_peer(connection)
 
-    def confirm_by(self, confirm: Callable[[bool], None]) -> None:
-        """Call `confirm` with whether the client has read the whole response, once that is
-        known."""
-        if self.transport.is_closing():  # the client has left, and the last chunk is not sent
-            confirm(False)
-        else:
-            self._confirm = confirm
-
-    def _settle(self, read: bool) -> None:
-        confirm, self._confirm = self._confirm, None
+    def _settle(self, is_read: bool) -> None:
+        confirm, self.on_end_of_reply = self.on_end_of_reply, None
         if confirm is not None:
-            confirm(read)
+            confirm(is_read)
 
-    def _closes_at_once(self) -> bool:
-        """Whether to close the connection now; a client that still reads could not be observed
-        after it."""
-        if self._confirm is None or self._half_closed or not self.unread():
-            return True
-        self._to_close = True
-        self._follow()
-        return False
+    def _leave(self, is_read: bool) -> None:
+        self._settle(is_read)
+        if not self.gone.done():
+            self.gone.set_result(None)
 
-    def _follow(self) -> None:
-        """Poll a connection without events: the client closed its sending side, or the server waits
-        to close."""
-        peer = self._peer()
-        if self._reset() or peer is None or peer.closed:
-            self._settle(not self.unread())
-            self._joining.abort()
-            return
-        if self._confirm is not None and not self.unread():
-            self._settle(True)
-        complete = self.cycle is None or self.cycle.response_complete
-        if self._confirm is None and (self._to_close or (self._half_closed and complete)):
-            self.transport.close()
-        else:
-            self._following = self.loop.call_later(LONGEST_PAUSE, self._follow)
-
-    def _behind(self) -> tuple[PeerSocket | None, int]:
-        """The client's socket, and the bytes not read; for a client on another machine, those not
-        acknowledged.
-
-        Our queue is read before the client's, so that bytes moving between them are counted at
-        least once.
-        """
-        unsent = self._waiting(_UNSENT)
-        peer = self._peer()
-        return peer, self._waiting(_UNACKNOWLEDGED) if peer is None else unsent + peer.unread
-
-    def _peer(self) -> PeerSocket | None:
+    def _is_cut_off(self) -> bool:
+        """Whether the client, which has closed its end, did not get or read all bytes."""
         connection = self.transport.get_extra_info("socket")
-        return (
-            None if connection is None or connection.fileno() < 0 else self._peers.look(connection)
-        )
+        return self.has_unread() or (connection is not None and lost_bytes(connection))
 
-    def _reset(self) -> bool:
-        connection, option = (
-            self.transport.get_extra_info("socket"),
-            getattr(socket, "TCP_INFO", None),
-        )
-        if connection is None or connection.fileno() < 0 or option is None:
+    def _lingers(self) -> bool:
+        """Whether to leave it to the client to close a connection that the server would close."""
+        if self.on_end_of_reply is None:
             return False
-        return bool(connection.getsockopt(socket.IPPROTO_TCP, option, 1)[0] == _TCP_CLOSE)
-
-    def _waiting(self, queue: int) -> int:
-        """Bytes in the transport's buffer and in one of the system's queues."""
-        waiting: int = self.transport.get_write_buffer_size()
-        connection = self.transport.get_extra_info("socket")
-        if connection is None or connection.fileno() < 0:
-            return waiting
-        try:
-            sent: int = struct.unpack("i", fcntl.ioctl(connection.fileno(), queue, b"\0" * 4))[0]
-        except OSError:  # not supported by the system
-            sent = 0
-        return waiting + sent
+        read = self._bytes_read()
+        return read is None or read < self._joining.written
 
 
 _UNASKED = ("text/plain", "application/x-www-form-urlencoded")

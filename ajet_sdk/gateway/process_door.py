@@ -98,24 +98,25 @@ class ProcessClient:
         self._tell = tell
         self._over = False
         self._task: asyncio.Task[None] | None = None
-        self._sent, self._taken = list[int](), 0
-        """The bytes of each part sent, and the number of parts that the caller has read."""
+        self._sent = self._taken = 0
+        """Parts sent, and those that the caller has read."""
         self._waiting: asyncio.Future[None] | None = None
         self._confirm: Callable[[bool], None] | None = None
+        """To be told whether the caller read the last part."""
 
     # Called by the client, from any thread
 
     def take(self) -> None:
         """Note that the caller has read the next part."""
         self._taken += 1
-        if self._over and self._confirm is not None and not self.unread():
+        if self._over and self._confirm is not None and not self.has_unread():
             self._confirm(True)
-        if self._waiting is not None and self._taken >= len(self._sent):
+        if self._waiting is not None and not self.has_unread():
             self._call(self._wake)
 
     def leave(self) -> None:
         """Note that the caller leaves; no effect after the whole response."""
-        if not self._over or self._taken < len(self._sent):
+        if not self._over or self.has_unread():
             self._call(self._mark_gone)  # runs after `start`
 
     def _call(self, function: Callable[[], None]) -> None:
@@ -128,16 +129,15 @@ class ProcessClient:
         self.gone = self._door.loop.create_future()
         self._task = self._door.loop.create_task(self._run())
 
-    async def taken(self, whole: bool = False) -> bool:
-        while self._taken < len(self._sent) and not self.gone.done():
+    async def drain(self) -> None:
+        while self.has_unread() and not self.gone.done():
             self._waiting = self._door.loop.create_future()
-            if self._taken < len(self._sent):  # not read meanwhile
+            if self.has_unread():  # not read meanwhile
                 await asyncio.wait((self._waiting, self.gone), return_when=asyncio.FIRST_COMPLETED)
             self._waiting = None
-        return not self.gone.done()
 
-    def unread(self) -> int:
-        return sum(self._sent[self._taken :])
+    def has_unread(self) -> bool:
+        return self._taken < self._sent
 
     def break_off(self) -> None:
         """End an incomplete response; no effect after the whole response."""
@@ -155,7 +155,7 @@ class ProcessClient:
             self.gone.set_result(None)
         if self._confirm is not None:
             confirm, self._confirm = self._confirm, None
-            confirm(not self.unread())
+            confirm(not self.has_unread())
 
     async def _run(self) -> None:
         place = self._place
@@ -179,7 +179,7 @@ class ProcessClient:
                 head = reply.headers
                 async for chunk, last in reply.chunks:
                     if last:
-                        self._confirm = reply.call.confirmable()
+                        self._confirm = reply.call.confirm
                     self._send(200, head, chunk, last)
         except HTTPError as error:
             content = json_bytes(error.body_in(place.speaks))
@@ -196,5 +196,5 @@ class ProcessClient:
     ) -> None:
         if not self._over:
             self._over = last
-            self._sent.append(len(body))
+            self._sent += 1
             self._tell(ResponsePart(status, headers, body, last))

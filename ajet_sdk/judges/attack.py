@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask
 from ajet_sdk.environments.instances import InstanceLimits, Instances, Refused
+from ajet_sdk.environments.spec import Spec, UnknownTask
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.call import is_group_judge
 from ajet_sdk.judges.cheats import MESSAGES, PROGRAMS, TEXTS, Cheat

@@ -1,4 +1,5 @@
-"""Calls a function on a text that a policy wrote, in a process that can be killed.
+"""Calls a function on a text that a policy wrote, or a checkpoint brought, in a process that can be
+killed.
 
 A regular expression or an algebra system can take forever on a short text, and holds the
 interpreter meanwhile: no time limit of a thread and no signal handler gets a turn. Here the kernel
@@ -34,7 +35,7 @@ if sys.platform != "win32":
 PROCESSOR_SECONDS = 2.0
 """Limit of a call. Comparing two formulas takes some 50 ms."""
 MEMORY = 2 << 30
-"""Limit of the process's address space, in bytes."""
+"""Limit of the address space that a call may add to that of its process, in bytes."""
 _MOST_WORKERS = 16
 _POLL_SECONDS = 5.0
 _OF_THE_TEXT = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL")
@@ -49,7 +50,13 @@ class WorkerFailed(AjetError, RuntimeError):
     """The process could not be started, or something outside of it ended it."""
 
 
-def call(function: str, arguments: Sequence[Any], *, seconds: float = PROCESSOR_SECONDS) -> Any:
+def call(
+    function: str,
+    arguments: Sequence[Any],
+    *,
+    seconds: float = PROCESSOR_SECONDS,
+    memory: int = MEMORY,
+) -> Any:
     """Calls `module:name` with arguments that are JSON, and returns its result, which is JSON too.
 
     The module is imported before the time is counted. Safe in threads, which wait for a process.
@@ -58,7 +65,7 @@ def call(function: str, arguments: Sequence[Any], *, seconds: float = PROCESSOR_
     """
     if os.name != "posix":  # Windows has neither these limits nor fork
         return _function(function)(*arguments)
-    request = json.dumps([function, list(arguments), seconds]).encode() + b"\n"
+    request = json.dumps([function, list(arguments), seconds, memory]).encode() + b"\n"
     workers = _workers(os.getpid())  # a fork must not share the pipes of its parent
     worker = workers.get()
     reply = None
@@ -141,10 +148,6 @@ def serve() -> None:
     for standard in (0, 1):  # of which a library may write to the second
         os.dup2(nothing, standard)
     parent = os.getppid()
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    memory = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)
-    with suppress(ValueError, OSError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
         # A fork of the parent may hold the pipe open after the parent's end.
@@ -166,11 +169,12 @@ def _function(name: str) -> Callable[..., Any]:
 
 def _answer(line: bytes) -> bytes:
     """Calls the function in a fork, and returns the reply."""
-    name, arguments, seconds = json.loads(line)
+    name, arguments, seconds, memory = json.loads(line)
     called = _function(name)
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        _limit_memory(memory)
         reply = _result(called, arguments, seconds)
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(json.dumps(reply).encode())
@@ -187,6 +191,17 @@ def _answer(line: bytes) -> bytes:
     if ended_by > 0 and signal.Signals(ended_by).name in _OF_THE_TEXT:
         return json.dumps(["too expensive", "stack"]).encode()
     return json.dumps(["failed", ended_by]).encode()
+
+
+def _limit_memory(memory: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(ValueError, OSError):  # macOS has neither this file nor this limit
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            pages = int(file.read().split()[0])
+        limit = memory + pages * resource.getpagesize()
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _result(called: Callable[..., Any], arguments: list[Any], seconds: float) -> list[Any]:

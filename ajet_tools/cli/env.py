@@ -13,8 +13,9 @@ import typer
 from typer import Argument, Option
 
 from ajet_sdk import serve as sdk
-from ajet_sdk.environments.hosted import KINDS, Spec
+from ajet_sdk.environments.hosted import KINDS
 from ajet_sdk.environments.instances import InstanceLimits
+from ajet_sdk.environments.spec import Spec
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.options import explain_listen_errors
 

@@ -16,7 +16,8 @@ from typer import Argument, Option
 
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.environments.hosted import KINDS, Spec
+from ajet_sdk.environments.hosted import KINDS
+from ajet_sdk.environments.spec import Spec
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import Interval
 from ajet_sdk.judges.attack import Attack, attack_environment, attack_judge

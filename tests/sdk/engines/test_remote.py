@@ -47,12 +47,14 @@ class Server:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.clients: set[tuple[str, int]] = set()
         self.answering: Answering = lambda body: (200, completion(), {})
         self.url = ""
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
         body = await read_json(receive, scope)
         self.bodies.append(body)
+        self.clients.add(tuple(scope["client"]))
         status, value, headers = self.answering(body)
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
         pairs = [(name.encode(), text.encode()) for name, text in headers.items()]
@@ -293,8 +295,7 @@ def test_a_lost_connection_is_tried_again_and_then_told(monkeypatch: pytest.Monk
 def test_connections_end_with_their_event_loop(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A gateway's loop may end before its engine is closed; aiohttp logs each session that was left
-    open."""
+    """A gateway's loop may end before its engine is closed."""
     engine = RemoteEngine(server.url, "key", "policy")
     asyncio.run(engine.answer(CHAT.ask({"messages": USER}, "e", "a")))
     asyncio.run(engine.aclose())
@@ -332,6 +333,26 @@ def test_nonsense_is_an_unavailable_engine(server: Server, nonsense: bytes) -> N
     server.answering = lambda body: (200, nonsense, {})
     with pytest.raises(EngineUnavailable):
         ask(RemoteEngine(server.url, "key", "policy"))
+
+
+def test_a_body_that_cannot_be_decoded_is_an_unavailable_engine(server: Server) -> None:
+    server.answering = lambda body: (200, b"no gzip", {"content-encoding": "gzip"})
+    with pytest.raises(EngineUnavailable):
+        ask(RemoteEngine(server.url, "key", "policy", retries=0))
+
+
+def test_requests_at_once_have_a_connection_each_and_later_ones_use_them_again(
+    server: Server,
+) -> None:
+    async def scenario() -> None:
+        engine = RemoteEngine(server.url, "key", "policy")
+        asked = CHAT.ask({"messages": USER}, "e", "a")
+        for _ in range(3):
+            await asyncio.gather(*(engine.answer(asked) for _ in range(30)))
+        await engine.aclose()
+
+    asyncio.run(scenario())
+    assert len(server.bodies) == 90 and len(server.clients) <= 30
 
 
 MISFITS: dict[str, Any] = {
@@ -436,7 +457,7 @@ def test_a_server_that_never_was_there_is_given_up_early() -> None:
         taken.bind(("127.0.0.1", 0))
         engine = RemoteEngine(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "k", "m", retries=6)
         with pytest.raises(
-            EngineUnavailable, match=r"\(Connection refused\); check the base URL .*\(2 attempts\)"
+            EngineUnavailable, match=r"\(ConnectError.*\); check the base URL .*\(2 attempts\)"
         ):
             ask(engine)
 

@@ -21,9 +21,10 @@ import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.environments.client import GymEnv, service_health, task_ids
-from ajet_sdk.environments.hosted import Spec, WrongTarget, load
+from ajet_sdk.environments.hosted import load
 from ajet_sdk.environments.instances import InstanceLimits, Instances
 from ajet_sdk.environments.server import service_app
+from ajet_sdk.environments.spec import Spec, WrongTarget
 from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
 from ajet_sdk.gateway.gateway import Gateway, listening_socket
 from ajet_sdk.gateway.http_server import server_config
