@@ -181,7 +181,7 @@ class Loggers(AbstractContextManager["Loggers"]):
         first = min(validated, default=step)
         if first >= step:
             return False
-        with open_trace(self._directory.parent) as trace:
+        with open_trace(self._directory.parent, writer=self._writer) as trace:
             before, after = task_rewards(trace, self._run_id, first, step, greedy=greedy)
             sound = task_rewards(trace, self._run_id, first, step, greedy=greedy, sound=True)
             signal = without_signal(trace, self._run_id)
@@ -218,12 +218,11 @@ class Loggers(AbstractContextManager["Loggers"]):
         `directory` is the experiment's; `saved` are checkpoints by step, that of step 0 is the
         model at the start.
         """
-        self._writer.flush()
         booked = (
             "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = ? GROUP BY"
             " outcome"
         )
-        with open_trace(directory) as trace:  # processes of a cluster write separate files
+        with open_trace(directory, writer=self._writer) as trace:
             rows = trace.query(booked, [self._run_id]).to_pylist()
         best, validated = self.best_step(), self.history[self.best_by]
         tuned = TunedModel(
