@@ -16,8 +16,10 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -41,6 +43,7 @@ from ajet_sdk.trainer_service.service import (
 )
 from ajet_sdk.types import new_id
 
+_T = TypeVar("_T", bound=fields.Body)
 _POLL = 30.0
 """Seconds that `retrieve_future` waits; the SDK waits for 45."""
 _LINK = 24 * 3600
@@ -137,7 +140,7 @@ class _Routes:
         return JSONResponse({"type": "create_session", "session_id": new_id()})
 
     async def heartbeat(self, request: Request) -> Response:
-        self.service.check_session(fields.session_id(await _json(request)))
+        self.service.check_session((await _read(request, fields.OfSession)).session_id)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def finish(self, request: Request) -> Response:
@@ -155,43 +158,32 @@ class _Routes:
         return JSONResponse({"supported_models": [model]})
 
     async def get_info(self, request: Request) -> Response:
-        return JSONResponse(
-            {
-                "type": "get_info",
-                **self.service.about(fields.text(await _json(request), "model_id")),
-            }
-        )
+        body = await _read(request, fields.OfModel)
+        return JSONResponse({"type": "get_info", **self.service.about(body.model_id)})
 
     # Requests to a policy
 
     async def create_model(self, request: Request) -> Response:
-        return self._create(CREATE, await _json(request))
+        return self._create(CREATE, await _read(request, fields.NewModel))
 
     async def load_weights(self, request: Request) -> Response:
         """Load weights into a policy, or create one from them."""
-        body = await _json(request)
-        return (
-            self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
-        )
-
-    def _create(self, kind: str, body: Json) -> Response:
-        fields.check_model(body)
-        number = fields.whole(body, "model_seq_id")
-        return _promise(self.service.create(kind, fields.session_id(body), number, body))
+        body = await _body(request)
+        if _parsed(body, fields.Body).json_object().get("model_id") is None:
+            return self._create(LOAD, _parsed(body, fields.NewModel))
+        return self._accept(LOAD, _parsed(body, fields.LoadWeights))
 
     async def numbered(self, request: Request) -> Response:
-        return self._accept(request.url.path.rpartition("/")[2], await _json(request))
+        kind = request.url.path.rpartition("/")[2]
+        return self._accept(kind, await _read(request, fields.Numbered))
 
-    def _accept(self, kind: str, parameters: Json) -> Response:
-        if kind == LOAD:
-            fields.check_model(parameters)
-        else:
-            fields.check_numbered(parameters)
-        number = fields.optional_whole(parameters, "seq_id")
-        body = json.dumps(parameters).encode()
-        return _promise(
-            self.service.accept(kind, fields.text(parameters, "model_id"), number, body)
-        )
+    def _create(self, kind: str, body: fields.NewModel) -> Response:
+        session, number = body.session_id, body.model_seq_id
+        return _promise(self.service.create(kind, session, number, body.json_object()))
+
+    def _accept(self, kind: str, body: fields.Numbered | fields.LoadWeights) -> Response:
+        sent = json.dumps(body.json_object()).encode()
+        return _promise(self.service.accept(kind, body.model_id, body.seq_id, sent))
 
     async def forward_backward(self, request: Request) -> Response:
         body = await _body(request)
@@ -199,7 +191,7 @@ class _Routes:
 
     async def retrieve_future(self, request: Request) -> Response:
         """A result, or 408 if there is none yet, on which the SDK retries."""
-        promise = fields.text(await _json(request), "request_id")
+        promise = (await _read(request, fields.Promise)).request_id
         try:
             reply = await self.service.reply(promise, self._poll)
         except Unknown as error:  # on 410 the SDK samples again; training must not be repeated
@@ -221,21 +213,16 @@ class _Routes:
     # Sampling
 
     async def create_sampling_session(self, request: Request) -> Response:
-        body = await _json(request)
+        body = await _read(request, fields.NewSampler)
         sampler = self.service.open_sampler(
-            fields.session_id(body),
-            fields.whole(body, "sampling_session_seq_id"),
-            fields.optional_text(body, "base_model"),
-            fields.optional_text(body, "model_path"),
+            body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
         )
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def sample(self, request: Request) -> Response:
-        body = await _json(request)
-        fields.check_sample(body)
-        sampler, number = fields.text(body, "sampling_session_id"), fields.whole(body, "seq_id")
-        promise = self.service.sample(sampler, number, body)
-        ids = [f"{promise}:{i}" for i in range(body.get("num_samples") or 1)]
+        body = await _read(request, fields.Sample)
+        promise = self.service.sample(body.sampling_session_id, body.seq_id, body.json_object())
+        ids = [f"{promise}:{i}" for i in range(body.num_samples or 1)]
         return _promise(promise, sample_sequence_ids=ids)
 
     async def sampler(self, request: Request) -> Response:
@@ -280,9 +267,8 @@ class _Routes:
         )
 
     async def weights_info(self, request: Request) -> Response:
-        lora = read_lora(
-            self.service.checkpoints.find(fields.text(await _json(request), "tinker_path"))
-        )
+        body = await _read(request, fields.OfCheckpoint)
+        lora = read_lora(self.service.checkpoints.find(body.tinker_path))
         kinds = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
         return JSONResponse(
             {"base_model": self.service.name, "is_lora": True, "lora_rank": lora.rank, **kinds}
@@ -370,15 +356,19 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _json(request: Request) -> Json:
-    raw = await _body(request)
+async def _read(request: Request, kind: type[_T]) -> _T:
+    """The JSON object of a request. Raises RequestRefused for a wrong field."""
+    return _parsed(await _body(request), kind)
+
+
+def _parsed(body: bytes, kind: type[_T]) -> _T:
     try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestRefused("the request must be a JSON object")
-    return body
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in detail["loc"])
+        got = f" (got {detail['input']!r:.100})" if name else ""
+        raise RequestRefused(f"{name or 'the request'}: {detail['msg']}{got}", name) from error
 
 
 async def _no_route(request: Request) -> Response:
