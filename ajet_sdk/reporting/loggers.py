@@ -17,21 +17,22 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting import html, output
+from ajet_sdk.reporting.advice import installed_advice
 from ajet_sdk.reporting.held_out import (
     compare,
     drop_message,
     dropped,
-    not_carried_over,
     task_rewards,
-    without_signal,
 )
-from ajet_sdk.reporting.metrics import STEPS, discarded, unstable, warning_signs
+from ajet_sdk.reporting.metrics import STEPS, discarded, unstable
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Metric, Outcome
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
@@ -74,6 +75,7 @@ class Loggers(AbstractContextManager["Loggers"]):
         """A message about a metric that left its range in the newest steps, or empty."""
         self.best_by: Literal["val/reward", "val/loss"] = "val/reward"
         """Metric that selects the best step: highest reward, or lowest loss."""
+        self.advice = installed_advice()
         self._run_id, self._writer, self._directory = run_id, writer, directory
         self.display = Display(total_steps) if "console" in names else None
         self._trackers: list[Tracker] = []
@@ -128,7 +130,8 @@ class Loggers(AbstractContextManager["Loggers"]):
     def _warn(self, step: int) -> None:
         """Print warnings; those about a rising reward, which persist, again when the run is twice
         as long."""
-        for name, text in warning_signs(self.history).items():
+        signs = self.advice.warning_signs(self.history) if self.advice else {}
+        for name, text in signs.items():
             text = f"{text}; inspect some episodes: does the judge reward what you want?"
             self._warn_once(step, name, text, pause=max(2 * STEPS, step))
         warnings = unstable(self.history)
@@ -148,6 +151,16 @@ class Loggers(AbstractContextManager["Loggers"]):
             self._warned[name] = step + pause
             log.warning("step %d: %s", step, text)
 
+    def advise_on_gap(self, step: int, gap: float, service: str) -> None:
+        """Print what makes sampler and trainer disagree, if they do; `gap` is the step's mean."""
+
+        def query(sql: str, parameters: Sequence[object]) -> pa.Table:
+            self._writer.flush()
+            return self._writer.query(sql, parameters)
+
+        if self.advice and (text := self.advice.on_gap(query, self._run_id, step, gap, service)):
+            self.say(f"step {step}: {text}")
+
     def held_out(self, step: int, sets: Mapping[str, set[str]], *, greedy: bool = False) -> bool:
         """Print warnings about a validation; return whether a set, or all tasks, fell since the
         first.
@@ -162,9 +175,12 @@ class Loggers(AbstractContextManager["Loggers"]):
         with open_trace(self._directory.parent, writer=self._writer) as trace:
             before, after = task_rewards(trace, self._run_id, first, step, greedy=greedy)
             sound = task_rewards(trace, self._run_id, first, step, greedy=greedy, sound=True)
-            signal = without_signal(trace, self._run_id)
+            signal = self.advice.without_signal(trace, self._run_id) if self.advice else ""
         fell, failing = dropped(before, after, sets), dropped(*sound, sets)
-        carried = not_carried_over(self.history["train/reward"], compare(before, after), step)
+        carried = ""
+        if self.advice:
+            rewards, change = self.history["train/reward"], compare(before, after)
+            carried = self.advice.not_carried_over(rewards, change, step)
         drop, failures = (
             drop_message(fell, first),
             drop_message(failing, first, "the share of sound validation episodes"),
