@@ -4,7 +4,7 @@ another."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,8 +51,6 @@ def runs_of(files: Sequence[Path]) -> dict[Path, RunsOrError]:
 def read_parts(
     files: Mapping[int, Path],
     columns: Mapping[str, Sequence[str]],
-    *,
-    where: str = "",
     large: dict[str, set[int]] | None = None,
 ) -> tuple[dict[str, pa.Table], dict[Path, TraceError]]:
     """Columns of tables with the number of each row's file, and the errors of unreadable files.
@@ -60,12 +58,9 @@ def read_parts(
     With `large`, tables of more rows than are kept are left out, and named there.
     """
     failed: dict[Path, TraceError] = {}
-    # One thread: passing the few rows of each table to another takes longer than reading them.
-    settings = {**SETTINGS, "enable_external_access": True, "threads": 1}
-    with duckdb.connect(config=settings) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
+    with _connected() as connection:
         connection.execute("PRAGMA disable_optimizer")  # useless for a plain copy
-        copy = _Copy(connection, columns, where, large)
+        copy = _Copy(connection, columns, large)
         numbers = list(files)
         waiting = [numbers[i : i + _AT_ONCE] for i in range(0, len(numbers), _AT_ONCE)]
         while waiting:
@@ -90,12 +85,10 @@ class _Copy:
         self,
         connection: duckdb.DuckDBPyConnection,
         columns: Mapping[str, Sequence[str]],
-        where: str,
         large: dict[str, set[int]] | None,
     ) -> None:
         self._connection = connection
         self._columns = columns
-        self._where = where
         self._large = large
         self._parsed: dict[str, duckdb.Statement] = {}
         for table, names in columns.items():
@@ -122,19 +115,50 @@ class _Copy:
                         if self._large is not None and rows > _ROWS and table != "runs":
                             self._large[table].add(numbers[i])
                         elif has_tables_of[file] and rows:
-                            source = f"t{i}.main.{table} {self._where}"
+                            source = f"t{i}.main.{table}"
                             selects.append(f"SELECT $numbers[{i + 1}], {listed} FROM {source}")
                     if selects:
                         insert = f"INSERT INTO temp.{table} {' UNION ALL '.join(selects)}"
                         connection.execute(self._statement(insert), {"numbers": numbers})
         finally:
-            detached = [f"DETACH DATABASE IF EXISTS t{i}" for i in attached]
-            connection.execute("; ".join(detached))
+            _detach(connection, attached)
 
     def _statement(self, sql: str) -> duckdb.Statement:
         if sql not in self._parsed:  # parsing takes as long as the rest
             [self._parsed[sql]] = self._connection.extract_statements(sql)
         return self._parsed[sql]
+
+
+def read_in_place(
+    files: Sequence[Path], table: str, columns: Sequence[str], where: str
+) -> Iterator[pa.Table]:
+    """Yields columns of a table of files at rest, a part after another. Raises TraceError for an
+    unreadable file."""
+    if not files:
+        return
+    listed = selected(table, columns)
+    with _connected() as connection:
+        for start in range(0, len(files), _AT_ONCE):
+            part = dict(enumerate(files[start : start + _AT_ONCE]))
+            has_tables_of = attach(connection, part)
+            sources = [f"t{i}.main.{table}" for i, file in part.items() if has_tables_of[file]]
+            rows = " UNION ALL ".join(f"SELECT {listed} FROM {name} {where}" for name in sources)
+            if rows:
+                for batch in connection.sql(rows).to_arrow_reader(_ROWS):
+                    yield pa.Table.from_batches([batch])
+            _detach(connection, part)
+
+
+def _connected() -> duckdb.DuckDBPyConnection:
+    # One thread: passing the few rows of each table to another takes longer than reading them.
+    settings = {**SETTINGS, "enable_external_access": True, "threads": 1}
+    connection = duckdb.connect(config=settings)
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def _detach(connection: duckdb.DuckDBPyConnection, files: Iterable[int]) -> None:
+    connection.execute("; ".join(f"DETACH DATABASE IF EXISTS t{i}" for i in files))
 
 
 def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> dict[Path, bool]:

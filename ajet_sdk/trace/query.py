@@ -92,7 +92,7 @@ def select(
                     prepare(cursor)
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
                 return _collect(cursor, statement, parameters, limit, stop, most_bytes)
-        except (duckdb.Error, pa.ArrowException, MemoryError) as error:
+        except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as error:
             if stop.is_set:
                 raise _stopped() from error
             if late.is_set():

@@ -7,6 +7,7 @@ DuckDB tells such a table the columns and the filter of a scan, so that only the
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from ajet_sdk.trace.at_rest import RunsOrError, Stamp, read_parts
+from ajet_sdk.trace.at_rest import RunsOrError, Stamp, read_in_place, read_parts
 from ajet_sdk.trace.rows import RowsOf, schemas
 from ajet_sdk.trace.schema import COLUMNS
 
@@ -62,16 +63,23 @@ class ScannedTable(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         """Called by DuckDB, which leaves the filter to it."""
         wanted = _request(self.name, columns, filter)
         if wanted not in self._before:
+            schema = pa.schema([self.schema.field(name) for name in wanted.columns])
             try:
-                read = list(self._read(wanted))
+                self._before[wanted] = _on_disk(self._read(wanted), schema)
             except Exception as error:
                 self.failure = error
                 raise
-            schema = pa.schema([self.schema.field(name) for name in wanted.columns])
-            self._before[wanted] = pa.concat_tables(
-                [rows.select(wanted.columns).cast(schema) for rows in read]
-            ) if read else schema.empty_table()  # fmt: skip
         return ds.dataset(self._before[wanted]).scanner(columns=columns, filter=filter)
+
+
+def _on_disk(tables: Iterator[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Rows in a file that is mapped to memory and deleted with it: they may be more than fit."""
+    with tempfile.NamedTemporaryFile(prefix="ajet-trace-") as file:
+        with pa.ipc.new_stream(file, schema) as stream:
+            for rows in tables:
+                stream.write_table(rows.select(schema.names).cast(schema))
+        file.flush()
+        return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()
 
 
 def _request(table: str, columns: Sequence[str] | None, condition: Any) -> RowsOf:
@@ -128,7 +136,7 @@ class ManyFiles:
         first = max(self._numbers.values(), default=-1) + 1
         fresh = {first + i: file for i, file in enumerate(changed)}
         large: dict[str, set[int]] = {table: set() for table in _KEPT}
-        rows, failed = read_parts(fresh, _KEPT, large=large)
+        rows, failed = read_parts(fresh, _KEPT, large)
         is_gone = pa.array(gone, pa.int32())
         for table, new in rows.items():
             before = self._kept.get(table, new.slice(0, 0))
@@ -165,8 +173,4 @@ class ManyFiles:
                 in_place = {i: file for i, file in numbers.items() if i in with_rows}
         if wanted.by is not None:
             where = f"""WHERE "{wanted.by}" IN ({", ".join(f"'{i}'" for i in wanted.among)})"""
-        if in_place:
-            rows, failed = read_parts(in_place, {wanted.table: wanted.columns}, where=where)
-            for error in failed.values():
-                raise error
-            yield rows[wanted.table]
+        yield from read_in_place(list(in_place.values()), wanted.table, wanted.columns, where)
