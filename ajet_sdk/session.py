@@ -135,10 +135,7 @@ class Session:
 
     def check_ledger(self) -> None:
         """Raise TrainingError if the tokens in the ledger do not add up to those sampled."""
-        self.writer.flush()
-        with open_trace(
-            self.config.directory
-        ) as trace:  # processes of a cluster write separate files
+        with open_trace(self.config.directory, writer=self.writer) as trace:
             wrong = ledger_balance(trace, self.run.run_id)
         if wrong:
             more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""

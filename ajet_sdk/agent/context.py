@@ -21,6 +21,9 @@ Verdict = Literal["policy", "other", "ambiguous"]
 
 log = logging.getLogger("ajet")
 
+_NOTED = 20
+"""Requests that an episode notes besides its calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedExchange:
@@ -128,6 +131,8 @@ class ActiveEpisode:
     """Process groups of the running `ajet.run_program` calls."""
     child: str = ""
     """The id of the child process that this copy is for."""
+    others: dict[str, None] = field(default_factory=dict)
+    """Requests and connections of this process that were no calls to a model, in order."""
     observed: bool = False
     """An episode of `ajet.trace`: the gateway takes reports of child processes and answers no
     calls."""
@@ -137,6 +142,11 @@ class ActiveEpisode:
         """The base URL at which the policy answers captured requests."""
         segment = AgentIdentity(child=self.child).segment()
         return f"{self.gateway_url}/episodes/{self.episode_id}/{segment}/v1"
+
+    def note(self, request: str) -> None:
+        """Note a request that is no call to a model, for the error of an episode without calls."""
+        if len(self.others) < _NOTED:
+            self.others[request] = None
 
     def refuse(self, action: str, place: str) -> None:
         """Fail the episode with UncapturedTraffic, or log a warning, as the guard says."""

@@ -15,6 +15,7 @@ import importlib
 import re
 import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,92 +25,7 @@ from ajet_sdk.capture.processes import in_this_process
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.errors import MissingResource
 
-LLM_HOSTS = (
-    "api.openai.com",
-    "openai.azure.com",
-    "services.ai.azure.com",
-    "models.inference.ai.azure.com",
-    "api.anthropic.com",
-    "generativelanguage.googleapis.com",
-    "aiplatform.googleapis.com",
-    "api.mistral.ai",
-    "codestral.mistral.ai",
-    "api.groq.com",
-    "api.x.ai",
-    "api.deepseek.com",
-    "api.perplexity.ai",
-    "api.cohere.com",
-    "api.cohere.ai",
-    "api.ai21.com",
-    "openrouter.ai",
-    "api.together.xyz",
-    "api.together.ai",
-    "api.fireworks.ai",
-    "api.deepinfra.com",
-    "api.cerebras.ai",
-    "api.sambanova.ai",
-    "api.hyperbolic.xyz",
-    "api.novita.ai",
-    "api.replicate.com",
-    "integrate.api.nvidia.com",
-    "models.github.ai",
-    "router.huggingface.co",
-    "dashscope.aliyuncs.com",
-    "dashscope-intl.aliyuncs.com",
-    "api.moonshot.cn",
-    "api.moonshot.ai",
-    "open.bigmodel.cn",
-    "api.z.ai",
-    "volces.com",
-    "api.siliconflow.cn",
-    "api.siliconflow.com",
-    "api.minimax.chat",
-    "api.minimax.io",
-    "api.minimaxi.com",
-    "api.lingyiwanwu.com",
-    "api.stepfun.com",
-    "qianfan.baidubce.com",
-    "hunyuan.tencentcloudapi.com",
-    "models.ai.azure.com",
-    "inference.ai.azure.com",
-    "api-inference.huggingface.co",
-    "endpoints.huggingface.cloud",
-    "ollama.com",
-    "api.voyageai.com",
-    "api.jina.ai",
-    "api.writer.com",
-    "api.reka.ai",
-    "api.upstage.ai",
-    "api.llama.com",
-    "api.featherless.ai",
-    "api.friendli.ai",
-    "api.lambda.ai",
-    "api.studio.nebius.ai",
-    "api.studio.nebius.com",
-    "inference.baseten.co",
-    "api.baseten.co",
-    "api.inceptionlabs.ai",
-    "api.githubcopilot.com",
-    "ai-gateway.vercel.sh",
-    "gateway.ai.cloudflare.com",
-    "llm.chutes.ai",
-    "api.poe.com",
-    "api.scaleway.ai",
-    "api.aimlapi.com",
-    "api.arcee.ai",
-    "api.aleph-alpha.com",
-    "api.morphllm.com",
-    "inference.do-ai.run",
-    "inference.api.nscale.com",
-    "ml.cloud.ibm.com",
-    "api-inference.modelscope.cn",
-    "ai.api.nvidia.com",
-    "api.inference.wandb.ai",
-    "api.deepgram.com",
-    "api.elevenlabs.io",
-    "api.stability.ai",
-    "fal.run",
-)
+LLM_HOSTS = tuple(Path(__file__).with_name("model_hosts.txt").read_text().split())
 """Each includes its subdomains, and `us-central1-aiplatform.googleapis.com` for Vertex AI."""
 AWS = re.compile(
     r"(?:[\w-]+\.)?(?:bedrock(?:-agent)?-runtime|bedrock-mantle|runtime(?:-fips)?\.sagemaker)[\w.-]*"
@@ -181,9 +97,12 @@ def _check(host: object) -> None:
     """Raise UncapturedTraffic for a model host; it fails the episode even if the agent catches
     it."""
     active = current_episode.get()
-    if active is None or active.in_client or active.guard is None or host is None:
+    if active is None or active.in_client or host is None:
         return
     name = host.decode("ascii", "replace") if isinstance(host, (bytes, bytearray)) else str(host)
+    active.note(f"a connection to {name}")
+    if active.guard is None:
+        return
     if watches(active.guard, name) and not any(
         urlsplit(url).hostname == name for url in active.guard.allowed
     ):
@@ -218,6 +137,7 @@ def refuse_inference(
 ) -> None:
     """Raise UncapturedTraffic if a model other than the policy may answer a request; `body` is its
     JSON."""
+    active.note(f"{method} {_place(url)}")
     guard, parts = active.guard, urlsplit(url)
     websocket = (headers.get("upgrade") or "").lower() == "websocket"
     if guard is None or (method in READS and not websocket):

@@ -1,4 +1,4 @@
-"""Analysis of validations: rewards by set of tasks, drops, and whether training carries over.
+"""Analysis of validations: rewards by set of tasks, and drops.
 
 Two validations are compared by the mean rewards of the same tasks, in pairs, with the interval of
 `reporting.paired`: 95 % for all comparisons together (Bonferroni).
@@ -6,11 +6,10 @@ Two validations are compared by the mean rewards of the same tasks, in pairs, wi
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ajet_sdk.reporting.paired import paired
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
 
 MIN_TASKS = 8
 """Minimum number of tasks for an interval of the mean difference."""
-MIN_ATTEMPTS = 16
-"""Attempts at a training task, all with the same reward, from which it counts as without signal."""
-MANY_ATTEMPTS = 64
-"""Unsolved attempts from which a task is likely to be too hard for the model."""
-_SHARE = 0.25
-"""Share of training tasks without signal above which it is reported."""
 _LISTED = 5
 
 _VALIDATED = f"""
@@ -36,13 +29,6 @@ _VALIDATED = f"""
     FROM episodes e JOIN {COUNTED} r USING (episode_id)
     WHERE e.run_id = ? AND e.split = 'val' AND coalesce(e.decoding = 'greedy', false) = ?
         AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
-    GROUP BY ALL"""
-
-_TRAINED = f"""
-    SELECT e.task_id, count(*) AS attempts, max(r.reward) - min(r.reward) AS spread,
-        bool_or(coalesce(e.is_success, r.reward >= 1 - 1e-9)) AS solved
-    FROM episodes e JOIN {COUNTED} r USING (episode_id)
-    WHERE e.run_id = ? AND e.split = 'train' AND r.reward IS NOT NULL AND NOT coalesce(e.superseded, false)
     GROUP BY ALL"""
 
 
@@ -163,62 +149,8 @@ def drop_message(fell: Mapping[str, Change], first: int, metric: str = "held-out
     )
 
 
-def not_carried_over(train: Mapping[int, float], change: Change | None, step: int) -> str:
-    """A warning if the training reward rose and the held-out reward did not; else empty.
-
-    `train`: mean training reward by step, at least 6 steps. The held-out reward did not rise if the
-    upper end of its interval is below half of the training reward's rise.
-    """
-    steps = [at for at in sorted(train) if at <= step]
-    span = min(8, len(steps) // 2)
-    if span < 3 or change is None:
-        return ""
-    early, late = [train[at] for at in steps[:span]], [train[at] for at in steps[-span:]]
-    rise, noise = (
-        fmean(late) - fmean(early),
-        math.sqrt((stdev(early) ** 2 + stdev(late) ** 2) / span),
-    )
-    if rise <= 2 * noise or change.high >= rise / 2:
-        return ""
-    return (
-        f"the training reward rose from {fmean(early):.3f} to {fmean(late):.3f} (steps {steps[0]}"
-        f" to {steps[-1]}) and the held-out reward did not: {change}. What is learnt does not carry"
-        " over: train on more and more varied tasks (`ajet dataset expand`), fewer passes over"
-        " them, or teach it with demonstrations first (trainer_common.algorithm: sft)"
-    )
-
-
 def rising(losses: Mapping[int, float]) -> bool:
     """Whether the loss on held-out conversations, by step, was above its lowest at both of the
     newest measurements."""
     values = [loss for _, loss in sorted(losses.items())]
     return len(values) > 2 and min(values[-2:]) > min(values)
-
-
-def without_signal(trace: TraceReader, run_id: str) -> str:
-    """A warning if many training tasks gave every attempt the same reward so far; else empty.
-
-    Counts tasks with at least `MIN_ATTEMPTS` attempts that count.
-    """
-    rows = [
-        row
-        for row in trace.query(_TRAINED, [run_id]).to_pylist()
-        if row["attempts"] >= MIN_ATTEMPTS
-    ]
-    same = [row for row in rows if row["spread"] <= 1e-8]
-    if len(same) <= _SHARE * len(rows):
-        return ""
-    always = sum(row["solved"] for row in same)
-    beyond = sum(not row["solved"] and row["attempts"] >= MANY_ATTEMPTS for row in same)
-    parts = [f"{len(same) - always} never solved", f"{always} always"]
-    advice = "`ajet run --out` measures which tasks are solved now and then"
-    if beyond:
-        parts[0] += f", {beyond} of them in {MANY_ATTEMPTS} attempts and more"
-        advice += (
-            "; for those that are beyond the model: demonstrations first (adv_estimator: sft), or a"
-            " larger model"
-        )
-    return (
-        f"{len(same)} of {len(rows)} training tasks gave every attempt the same reward so far"
-        f" ({'; '.join(parts)}), so they teach nothing: {advice}"
-    )

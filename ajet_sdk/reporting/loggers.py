@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import socket
 import sys
 import time
 from collections import defaultdict
@@ -17,26 +15,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
-from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting import html, output
+from ajet_sdk.reporting.advice import installed_advice
 from ajet_sdk.reporting.held_out import (
     compare,
     drop_message,
     dropped,
-    not_carried_over,
     task_rewards,
-    without_signal,
 )
-from ajet_sdk.reporting.metrics import STEPS, discarded, unstable, warning_signs
+from ajet_sdk.reporting.metrics import STEPS, discarded, unstable
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Metric, Outcome
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.event_pb2 import (
-        Event,
-    )  # pyright: ignore[reportAttributeAccessIssue]
+    import pyarrow as pa
 
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
@@ -47,14 +42,14 @@ _QUIET = 30.0
 """Seconds between progress lines without a terminal."""
 
 _SHOWN = ("val/reward", "val/greedy_reward", "val/loss")
-_KNOWN = ("console", "tensorboard", *TRACKERS)
+_KNOWN = ("console", *TRACKERS)
 
 
 class Loggers(AbstractContextManager["Loggers"]):
     """Logs metrics by step to the trace and to the loggers in `names`.
 
-    wandb and swanlab get the run's name, project and config from its row in the trace. Raises
-    ConfigError for an unknown name or an unreachable service, MissingExtra for an absent package.
+    Trackers get the run's name, project and config from its row in the trace. Raises ConfigError
+    for an unknown name or an unreachable service, MissingExtra for an absent package.
     """
 
     def __init__(
@@ -80,8 +75,8 @@ class Loggers(AbstractContextManager["Loggers"]):
         """A message about a metric that left its range in the newest steps, or empty."""
         self.best_by: Literal["val/reward", "val/loss"] = "val/reward"
         """Metric that selects the best step: highest reward, or lowest loss."""
+        self.advice = installed_advice()
         self._run_id, self._writer, self._directory = run_id, writer, directory
-        self._board = _Board(directory / "tensorboard") if "tensorboard" in names else None
         self.display = Display(total_steps) if "console" in names else None
         self._trackers: list[Tracker] = []
         for name in names:
@@ -123,7 +118,6 @@ class Loggers(AbstractContextManager["Loggers"]):
         self.last |= finite
         for name, value in finite.items():
             self.history[name][step] = value
-        self._write_board(step, finite)
         for tracker in self._trackers:
             tracker.log(step, finite)
         self._writer.put(
@@ -136,7 +130,8 @@ class Loggers(AbstractContextManager["Loggers"]):
     def _warn(self, step: int) -> None:
         """Print warnings; those about a rising reward, which persist, again when the run is twice
         as long."""
-        for name, text in warning_signs(self.history).items():
+        signs = self.advice.warning_signs(self.history) if self.advice else {}
+        for name, text in signs.items():
             text = f"{text}; inspect some episodes: does the judge reward what you want?"
             self._warn_once(step, name, text, pause=max(2 * STEPS, step))
         warnings = unstable(self.history)
@@ -156,19 +151,15 @@ class Loggers(AbstractContextManager["Loggers"]):
             self._warned[name] = step + pause
             log.warning("step %d: %s", step, text)
 
-    def _write_board(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write to tensorboard's file, until the first failure."""
-        if self._board is None:
-            return
-        try:
-            self._board.write(step, metrics)
-        except OSError as error:
-            log.warning(
-                "tensorboard failed; metrics are still written to the trace: %s: %s",
-                self._board.path,
-                error,
-            )
-            self._board = None
+    def advise_on_gap(self, step: int, gap: float, service: str) -> None:
+        """Print what makes sampler and trainer disagree, if they do; `gap` is the step's mean."""
+
+        def query(sql: str, parameters: Sequence[object]) -> pa.Table:
+            self._writer.flush()
+            return self._writer.query(sql, parameters)
+
+        if self.advice and (text := self.advice.on_gap(query, self._run_id, step, gap, service)):
+            self.say(f"step {step}: {text}")
 
     def held_out(self, step: int, sets: Mapping[str, set[str]], *, greedy: bool = False) -> bool:
         """Print warnings about a validation; return whether a set, or all tasks, fell since the
@@ -181,12 +172,15 @@ class Loggers(AbstractContextManager["Loggers"]):
         first = min(validated, default=step)
         if first >= step:
             return False
-        with open_trace(self._directory.parent) as trace:
+        with open_trace(self._directory.parent, writer=self._writer) as trace:
             before, after = task_rewards(trace, self._run_id, first, step, greedy=greedy)
             sound = task_rewards(trace, self._run_id, first, step, greedy=greedy, sound=True)
-            signal = without_signal(trace, self._run_id)
+            signal = self.advice.without_signal(trace, self._run_id) if self.advice else ""
         fell, failing = dropped(before, after, sets), dropped(*sound, sets)
-        carried = not_carried_over(self.history["train/reward"], compare(before, after), step)
+        carried = ""
+        if self.advice:
+            rewards, change = self.history["train/reward"], compare(before, after)
+            carried = self.advice.not_carried_over(rewards, change, step)
         drop, failures = (
             drop_message(fell, first),
             drop_message(failing, first, "the share of sound validation episodes"),
@@ -218,12 +212,11 @@ class Loggers(AbstractContextManager["Loggers"]):
         `directory` is the experiment's; `saved` are checkpoints by step, that of step 0 is the
         model at the start.
         """
-        self._writer.flush()
         booked = (
             "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = ? GROUP BY"
             " outcome"
         )
-        with open_trace(directory) as trace:  # processes of a cluster write separate files
+        with open_trace(directory, writer=self._writer) as trace:
             rows = trace.query(booked, [self._run_id]).to_pylist()
         best, validated = self.best_step(), self.history[self.best_by]
         tuned = TunedModel(
@@ -248,8 +241,6 @@ class Loggers(AbstractContextManager["Loggers"]):
             self.display.stop()
         for tracker in self._trackers:
             tracker.finish(error)
-        if self._board is not None:
-            self._board.close()
         try:
             if (drawn := html.learning_curve(self.history)) is not None:
                 self._directory.mkdir(parents=True, exist_ok=True)
@@ -371,50 +362,3 @@ def _duration(seconds: float) -> str:
     minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
-
-
-class _Board:
-    """An event file for tensorboard, written in the caller's thread.
-
-    torch's `SummaryWriter` uses a background thread, which prints a traceback if the disk is full.
-    Raises MissingExtra, ConfigError if tensorboard cannot be imported, OSError if the file cannot
-    be written.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        try:
-            from tensorboard.compat.proto.event_pb2 import (
-                Event,
-            )  # pyright: ignore[reportAttributeAccessIssue]
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ModuleNotFoundError as error:
-            raise MissingExtra("tensorboard", "local") from error
-        except Exception as error:  # any error of its dependencies
-            raise ConfigError(
-                "trainer_common.logger: tensorboard is installed but can't be imported"
-                f" ({type(error).__name__}: {error}); reinstall it (pip install --force-reinstall"
-                " tensorboard), or remove it from the list"
-            ) from error
-        directory.mkdir(parents=True, exist_ok=True)
-        host, pid, unique = socket.gethostname(), os.getpid(), time.time_ns()
-        self.path = directory / f"events.out.tfevents.{int(time.time()):010d}.{host}.{pid}.{unique}"
-        self._file = self.path.open("xb")
-        self._event, self._records = Event, RecordWriter(self._file)
-        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        event = self._event(wall_time=time.time(), step=step)
-        for name, value in metrics.items():
-            event.summary.value.add(tag=name, simple_value=value)
-        self._append(event)
-
-    def _append(self, event: Event) -> None:
-        try:
-            self._records.write(event.SerializeToString())
-            self._records.flush()
-        except OSError:
-            self._file.raw.close()  # drop the buffer instead of writing it again
-            raise
-
-    def close(self) -> None:
-        self._file.close()

@@ -1,16 +1,9 @@
-"""Metrics of a step or a validation, and warnings about them.
-
-Warnings are about signs that a rising reward is not an improvement: a judge with weight 0
-disagrees, answers change in length, or more of them use the same phrase. Each compares the newest
-steps of a run with the preceding and the first ones, and applies only if the reward has risen
-significantly. Others are about many untrained tokens, and about training metrics that leave their
-range.
-"""
+"""Metrics of a step or a validation, and warnings about many untrained tokens and about training
+metrics that leave their range."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -193,12 +186,6 @@ def _mean(values: Sequence[float]) -> float:
 
 STEPS = 8
 """Steps in each of the two spans that are compared."""
-_SURE = 2.0
-"""Standard errors above which a difference of means is significant."""
-_GROWTH = 1.5
-"""Factor of answer length, up or down, that is reported."""
-_SPREAD = 0.25
-"""Minimum gain of a phrase's share; the share must be twice that."""
 _WORDS = 5
 """Words of a phrase."""
 _READ = 4000
@@ -245,62 +232,6 @@ def phrases(text: str) -> set[str]:
     if 1 < len(words) < _WORDS:
         return {" ".join(words)}
     return {" ".join(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)}
-
-
-def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
-    """Warnings about the reward of a run so far, by metric.
-
-    `history`: the values of each metric by step. Empty if the reward has not risen, or after too
-    few steps. The comparison with the first steps keeps a sign visible after the reward has stopped
-    rising.
-    """
-    return _signs(history, since_start=False) | _signs(history, since_start=True)
-
-
-def _signs(history: Mapping[str, Mapping[int, float]], *, since_start: bool) -> dict[str, str]:
-    rise = _change(history.get("train/reward", {}), since_start)
-    if rise is None or rise[2] < _SURE:
-        return {}
-    steps = sorted(history["train/reward"])
-    first = steps[0 if since_start else -2 * STEPS]
-    rose = f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} (steps {first} to {steps[-1]})"
-    signs = {}
-    for name, values in history.items():
-        change = _change(values, since_start) if name.startswith("train/") else None
-        if change is None:
-            continue
-        before, after, errors = change
-        metric, factor = name.removeprefix("train/"), after / max(before, 1e-9)
-        if metric.startswith("held_out_") and errors < -_SURE:
-            judge = metric.removeprefix("held_out_")
-            signs[name] = (
-                f"{rose} while that of judge {judge} (weight 0) fell from {before:.3g} to"
-                f" {after:.3g}"
-            )
-        elif metric == "answer_chars" and errors > _SURE and factor >= _GROWTH:
-            signs[name] = (
-                f"{rose} while the answers grew from {before:.0f} to {after:.0f} characters"
-            )
-        elif (
-            metric == "answer_chars"
-            and errors < -_SURE
-            and factor <= 1 / _GROWTH
-            and not since_start
-        ):
-            signs[name] = (
-                f"{rose} while the answers shrank from {before:.0f} to {after:.0f} characters"
-            )
-        elif (
-            metric == "phrase_share"
-            and errors > _SURE
-            and after - before > _SPREAD
-            and after > 2 * _SPREAD
-        ):
-            signs[name] = (
-                f"{rose} while the share of answers that contain one phrase rose from {before:.0%}"
-                f" to {after:.0%}"
-            )
-    return signs
 
 
 _DISCARDED = 0.05
@@ -402,23 +333,3 @@ def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
                 f"{name} {way} from {usual:.3g} (first {STEPS} steps) to {newest[-1]:.3g}; {advice}"
             )
     return messages
-
-
-def _change(values: Mapping[int, float], since_start: bool) -> tuple[float, float, float] | None:
-    """Means of the preceding (or first) span and the newest one, and their difference in standard
-    errors; None for too few steps."""
-    listed = [values[step] for step in sorted(values)]
-    if len(listed) < 2 * STEPS:
-        return None
-    start = 0 if since_start else -2 * STEPS
-    before, after = np.array(listed[start:][:STEPS]), np.array(listed[-STEPS:])
-    error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / STEPS)
-    difference = float(after.mean() - before.mean())
-    errors = (
-        difference / error
-        if error > 1e-12
-        else math.copysign(math.inf, difference)
-        if difference
-        else 0.0
-    )
-    return float(before.mean()), float(after.mean()), errors

@@ -1,22 +1,27 @@
-"""wandb and swanlab.
+"""tensorboard, wandb and swanlab.
 
-Configure network use in these tools: `WANDB_MODE=offline`, `SWANLAB_MODE=offline` (or `local`),
+Configure network use in wandb and swanlab: `WANDB_MODE=offline`, `SWANLAB_MODE=offline` (or `local`),
 `wandb login`, `swanlab login`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import ConfigError, MissingExtra
 
 T = TypeVar("T")
+
+log = logging.getLogger("ajet")
 
 _BEGIN_SECONDS = 40.0
 _END_SECONDS = 60.0
@@ -41,6 +46,42 @@ class _Service(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def finish(self, error: BaseException | None) -> None: ...
+
+
+class _Tensorboard:
+    """An event file, written in the caller's thread.
+
+    The package's own writer has a thread, which prints a traceback if the disk is full.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        directory = run.directory / "tensorboard"
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}.{time.time_ns()}"
+        self.address = str(directory / name)
+        self._file = (directory / name).open("xb")
+        self._event, self._records = Event, RecordWriter(self._file)
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        event = self._event(wall_time=time.time(), step=step)
+        for name, value in metrics.items():
+            event.summary.value.add(tag=name, simple_value=value)
+        self._append(event)
+
+    def _append(self, event: Any) -> None:
+        try:
+            self._records.write(event.SerializeToString())
+            self._records.flush()
+        except OSError:
+            self._file.raw.close()  # drop the buffer instead of writing it again
+            raise
+
+    def finish(self, error: BaseException | None) -> None:
+        self._file.close()
 
 
 class _Wandb:
@@ -103,20 +144,23 @@ class _Swanlab:
             self._run.finish(state="crashed", error=f"{type(error).__name__}: {error}")
 
 
-TRACKERS: Mapping[str, Callable[[TrackedRun], _Service]] = {"wandb": _Wandb, "swanlab": _Swanlab}
+TRACKERS: Mapping[str, Callable[[TrackedRun], _Service]] = {
+    "tensorboard": _Tensorboard,
+    "wandb": _Wandb,
+    "swanlab": _Swanlab,
+}
 """By the name in `trainer_common.logger`."""
 
 
 class Tracker:
-    """A run in one of `TRACKERS`. Later failures are reported once by `say` and do not stop the
-    run.
+    """A run in one of `TRACKERS`. Later failures are logged once and do not stop the run.
 
     Raises MissingExtra if the package is absent, ConfigError if the run cannot start: no key, no
     network (after 40 seconds at most).
     """
 
     def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]) -> None:
-        self._name, self._say, self._directory = name, say, run.directory
+        self._name, self._directory = name, run.directory
         try:
             self._service: _Service | None = _in_a_thread(
                 lambda: TRACKERS[name](run), _BEGIN_SECONDS
@@ -124,12 +168,17 @@ class Tracker:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            raise MissingExtra(name, "loggers") from error
+            extra = "local" if name == "tensorboard" else "loggers"
+            raise MissingExtra(name, extra) from error
         except Exception as error:  # any error of the service
+            advice = (
+                f"log in with `{name} login`, write files here with {name.upper()}_MODE=offline"
+            )
+            if name == "tensorboard":
+                advice = "reinstall it (pip install --force-reinstall tensorboard)"
             raise ConfigError(
                 f"trainer_common.logger: {name} could not start the run ({type(error).__name__}:"
-                f" {error}); log in with `{name} login`, write files here with"
-                f" {name.upper()}_MODE=offline, or remove {name}"
+                f" {error}); {advice}, or remove {name}"
             ) from error
         say(f"{name}: {self._service.address}")
 
@@ -139,9 +188,13 @@ class Tracker:
         try:
             self._service.log(step, metrics)
         except Exception as error:  # noqa: BLE001  any error of the service; reported, and the metrics are in the trace
-            self._say(
-                f"{self._name} failed and gets no more metrics ({type(error).__name__}: {error});"
-                " they are still written to the trace"
+            log.warning(
+                "%s failed and gets no more metrics, which are still written to the trace: %s:"
+                " %s: %s",
+                self._name,
+                self._service.address,
+                type(error).__name__,
+                error,
             )
             self._service = None
 
@@ -153,11 +206,13 @@ class Tracker:
         try:
             _in_a_thread(lambda: service.finish(error), _END_SECONDS)
         except TimeoutError:
-            self._say(
-                f"{self._name} has not uploaded everything; its files are in {self._directory}"
+            log.warning(
+                "%s has not uploaded everything; its files are in %s", self._name, self._directory
             )
         except Exception as lost:  # noqa: BLE001  as in `log`
-            self._say(f"{self._name} could not finish the run ({type(lost).__name__}: {lost})")
+            log.warning(
+                "%s could not finish the run (%s: %s)", self._name, type(lost).__name__, lost
+            )
 
 
 def _in_a_thread(function: Callable[[], T], seconds: float) -> T:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from ajet_sdk.agent.agentscope import arguments as tuner_arguments
 from ajet_sdk.agent.agentscope import is_output, plain
-from ajet_sdk.agent.context import current_episode
+from ajet_sdk.agent.context import ActiveEpisode, current_episode
 from ajet_sdk.agent.decorators import bind, collected, spec_of
 from ajet_sdk.agent.workflow import (
     AjetTuner,
@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ajet")
+
+_LISTED = 5
+"""Requests listed in the error of an episode without calls."""
 T = TypeVar("T")
 
 
@@ -339,7 +342,10 @@ class EpisodeRunner:
             raise fault
         self._raise_fault_of_environment()
         if self.attempt.must_call and not any(call.phase == "rollout" for call in opened.calls):
-            raise NoCalls(f"workflow {name} returned without a call to a model. {WITHOUT_CALLS}")
+            raise NoCalls(
+                f"workflow {name} returned without a call to a model."
+                f" {_seen_instead(opened.active)} {WITHOUT_CALLS}"
+            )
         if self.attempt.check is not None:
             self.attempt.check(self.episode.episode_id)
         if isinstance(outcome.value, WorkflowOutput):
@@ -380,6 +386,15 @@ class EpisodeRunner:
         """Raises EpisodeFault if the environment failed and agent and judge ignored it."""
         if self.env is not None and self.env.fault is not None:
             raise EpisodeFault(self.env.fault)
+
+
+def _seen_instead(active: ActiveEpisode) -> str:
+    """What an episode without calls did instead, as far as it is seen from this process."""
+    if not active.others:
+        return "ajet saw it send no request."
+    listed = list(active.others)[:_LISTED]
+    more = f" and {len(active.others) - _LISTED} more" if len(active.others) > _LISTED else ""
+    return f"ajet saw other requests: {', '.join(listed)}{more}."
 
 
 def _stored(value: object) -> object:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from ajet_sdk.errors import QueryError, TraceError
-from ajet_sdk.trace.owner import ROWS_PATH, Owner, RowsOf
+from ajet_sdk.trace.owner import ROWS_PATH, Owner
 from ajet_sdk.trace.query import TIMEOUT
+from ajet_sdk.trace.rows import RowsOf
 from ajet_sdk.types import Feedback
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ _Answer = Callable[["TraceWriter", bytes], Awaitable["Response"]]
 def live_routes(writer: TraceWriter, token: str) -> list[Route]:
     """The POST routes of a live trace, which answer 401 without `Bearer token`.
 
-    /trace/rows takes a RowsOf as JSON and returns an Arrow stream, a few at a time, or 503 if the
-    run ends meanwhile; /trace/feedback takes a list of Feedback.
+    ROWS_PATH takes a RowsOf as JSON and returns an Arrow stream, a few at a time, or 503 if the
+    run ends meanwhile; FEEDBACK_PATH a list of Feedback.
     """
     from starlette.routing import Route
 

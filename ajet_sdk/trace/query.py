@@ -1,5 +1,4 @@
-"""Runs a SELECT read-only, with limits of time and size, finds the columns and rows that it reads,
-and converts values.
+"""Runs a SELECT read-only, with limits of time and size, and converts values.
 
 DuckDB's HUGEINT, the type of sums of integers, is a decimal in Arrow. Values outside of Python's
 types become text in DuckDB's format: intervals, whose months have no fixed number of days, infinite
@@ -8,23 +7,20 @@ dates, and dates after the year 9999.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import Stop
-from ajet_sdk.trace.schema import COLUMNS, create_statements
+from ajet_sdk.trace.schema import create_statements
 
 TIMEOUT = 30.0
 """Seconds of processor time of a query. On a busy machine it may take longer."""
@@ -96,7 +92,7 @@ def select(
                     prepare(cursor)
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
                 return _collect(cursor, statement, parameters, limit, stop, most_bytes)
-        except (duckdb.Error, pa.ArrowException, MemoryError) as error:
+        except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as error:
             if stop.is_set:
                 raise _stopped() from error
             if late.is_set():
@@ -214,100 +210,6 @@ def _too_slow(timeout: float) -> QueryError:
 
 def _stopped() -> QueryError:
     return QueryError("the query was canceled")
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """The columns and rows of a table that a query reads."""
-
-    columns: frozenset[str]
-    ids: tuple[str, frozenset[str]] | None = None
-    """A column with the values of the read rows; None: any row."""
-
-    def __or__(self, other: Scan) -> Scan:
-        same_column = self.ids is not None and other.ids is not None and self.ids[0] == other.ids[0]
-        ids = (
-            (self.ids[0], self.ids[1] | other.ids[1])
-            if same_column and self.ids and other.ids
-            else None
-        )
-        return Scan(self.columns | other.columns, ids)
-
-
-_EVERYTHING = {table: Scan(frozenset(columns)) for table, columns in COLUMNS.items()}
-
-_VIRTUAL = frozenset({"rowid"})
-
-_EXPLAIN = re.compile(r"\s*explain\b(\s+analyze\b)?(\s*\([^)]*\))?", re.I)
-
-_ID = r"'[0-9A-Za-z_-]+'"
-
-_ONLY = re.compile(
-    rf"(?:optional: )?\((episode_id|call_id|run_id|digest) (?:= ({_ID})|IN \(({_ID}(?:, {_ID})*)\))\)"
-)
-
-_PRUNING = "statistics_propagation,empty_result_pullup"
-"""Optimizers that would remove scans of the planner's empty tables."""
-
-
-class Planner:
-    """Plans queries over empty tables of a trace's schema."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connection = duckdb.connect(config=dict(SETTINGS))
-        for statement in create_statements():
-            self._connection.execute(statement)
-        self._connection.execute(f"SET disabled_optimizers = '{_PRUNING}'")
-
-    def scans(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, Scan]:
-        """The scans of a SELECT or EXPLAIN by table. Raises QueryError for an invalid one."""
-        with self._lock:
-            statement = only_statement(self._connection, sql)
-            text = sql
-            if statement.type == duckdb.StatementType.EXPLAIN:
-                text = _EXPLAIN.sub("", sql, count=1)
-            try:
-                planned = self._connection.execute(
-                    f"EXPLAIN (FORMAT json) {text}", list(parameters) or None
-                ).fetchall()
-            except duckdb.Error as error:
-                if statement.type == duckdb.StatementType.EXPLAIN:
-                    return _EVERYTHING
-                raise QueryError(f"the query failed: {error}") from error
-        by_table: dict[str, Scan] = {}
-        for table, scan in _scans_in(json.loads(planned[0][1])):
-            by_table[table] = by_table[table] | scan if table in by_table else scan
-        return by_table
-
-
-def _scans_in(plan: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Scan]]:
-    for node in plan:
-        about = node.get("extra_info") or {}
-        table = str(about.get("Table", "")).rpartition(".")[2]
-        if table in COLUMNS:
-            yield table, _scan(table, about)
-        yield from _scans_in(node.get("children") or ())
-
-
-def _scan(table: str, about: Mapping[str, Any]) -> Scan:
-    details = {
-        name: [value] if isinstance(value, str) else value
-        for name, value in about.items()
-        if name != "Table"
-    }
-    listed = set(details.get("Projections") or ()) - _VIRTUAL
-    if not listed <= COLUMNS[table].keys():
-        return _EVERYTHING[table]
-    # Columns in filters are not projected. One that is named in a constant is read unnecessarily.
-    words = set(
-        re.findall(r"\w+", " ".join(str(part) for parts in details.values() for part in parts))
-    )
-    columns = frozenset(listed | (COLUMNS[table].keys() & words))
-    for text in details.get("Filters") or ():
-        if only := _ONLY.fullmatch(text):
-            return Scan(columns, (only[1], frozenset(re.findall(_ID, only[2] or only[3]))))
-    return Scan(columns)
 
 
 _AT_ONCE = 4096

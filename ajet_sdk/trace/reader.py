@@ -7,11 +7,9 @@ import json
 import math
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -23,15 +21,16 @@ import pyarrow as pa
 from ajet_sdk.errors import QueryError, TraceError, TraceLocked
 from ajet_sdk.pictures import Picture, PlacedPicture
 from ajet_sdk.protocols import Stop, TraceReader
+from ajet_sdk.trace.at_rest import Stamp, stamp_of
 from ajet_sdk.trace.below import distinct, in_and_below, readable
 from ajet_sdk.trace.database import locked, unborn
-from ajet_sdk.trace.gathered import Stamp, stamp_of
 from ajet_sdk.trace.live import COST_HEADER, post, refusal
-from ajet_sdk.trace.owner import ROWS_PATH, Owner, RowsOf, owner_of, settled_owners
+from ajet_sdk.trace.owner import ROWS_PATH, Owner, owner_of, settled_owners
 from ajet_sdk.trace.pictures import PREFIX, REFERRING, digests_in, resolved, stored_pictures
+from ajet_sdk.trace.rows import RowsOf
 from ajet_sdk.trace.schema import SAMPLED
-from ajet_sdk.trace.sources import Attached
-from ajet_sdk.trace.writer import take_over
+from ajet_sdk.trace.sources import Sources
+from ajet_sdk.trace.writer import TraceWriter, take_over
 from ajet_sdk.types import Call, Episode, Reward
 
 if TYPE_CHECKING:
@@ -45,7 +44,12 @@ _LOOK = 2.0
 """Seconds between searches for new directories."""
 
 
-def open_trace(path: str | Path, *more: str | Path, read_only: bool = False) -> Trace:
+def open_trace(
+    path: str | Path,
+    *more: str | Path,
+    read_only: bool = False,
+    writer: TraceWriter | None = None,
+) -> Trace:
     """Open a trace for reading: a file, a directory, or several files as one.
 
     No file stays open between queries, so that a reader never blocks a writer. Rows of open files
@@ -56,6 +60,7 @@ def open_trace(path: str | Path, *more: str | Path, read_only: bool = False) -> 
         path: a `.duckdb` file or a directory.
         more: further files.
         read_only: write no file, so that records left in a journal are not read either.
+        writer: of this process: its file is read through it.
 
     Returns:
         The trace, with a method for each of its tables.
@@ -68,7 +73,7 @@ def open_trace(path: str | Path, *more: str | Path, read_only: bool = False) -> 
     paths = [Path(directory) for directory in (path, *more)]
     if not read_only:
         take_over(*paths)
-    reader = Trace(paths)
+    reader = Trace(paths, writer)
     reader.query("SELECT count(run_id) FROM runs")
     return reader
 
@@ -100,18 +105,16 @@ class Trace(AbstractContextManager["Trace"]):
     skipped: Mapping[Path, str]
     """Files below a directory that are not read, with the reason."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], writer: TraceWriter | None = None) -> None:
         self._paths = paths
+        self._writer = writer
         self._cost = _Cost()
-        self._attached = Attached(partial(_ask, self._cost))
+        self._sources = Sources(self._ask)
         self._deep: list[Path] = []
         self._looked = -math.inf
         self._readable: tuple[Mapping[Path, Stamp], list[Path]] | None = None
-        self._held: tuple[list[Path], dict[Path, Owner], Mapping[Path, Stamp]] | None = None
-        self._is_steady = False
+        self._held: tuple[list[Path], dict[Path, Owner]] | None = None
         self.skipped = {}
-        # Also at interpreter exit: DuckDB aborts if a daemon thread closes it then.
-        weakref.finalize(self, self._attached.end)
 
     @property
     def spent(self) -> float:
@@ -149,11 +152,11 @@ class Trace(AbstractContextManager["Trace"]):
     def steady(self) -> Iterator[None]:
         """Within the block, files are looked for once: a command of many queries reads one state of
         many files."""
-        self._is_steady = self._attached.is_steady = True
+        self._sources.is_steady = True
         try:
             yield
         finally:
-            self._is_steady = self._attached.is_steady = False
+            self._sources.is_steady = False
             self._held = None
             self.close()
 
@@ -169,15 +172,15 @@ class Trace(AbstractContextManager["Trace"]):
         """The current files, except for unnamed ones that are no traces, or copies."""
         return self._current()[0]
 
-    def _current(self) -> tuple[list[Path], dict[Path, Owner], Mapping[Path, Stamp]]:
-        if not self._is_steady:
+    def _current(self) -> tuple[list[Path], dict[Path, Owner]]:
+        if not self._sources.is_steady:
             return self._look()
         if self._held is None:
             self._held = self._look()
         return self._held
 
-    def _look(self) -> tuple[list[Path], dict[Path, Owner], Mapping[Path, Stamp]]:
-        """The files, their settled owners, and the stamps of all checked files."""
+    def _look(self) -> tuple[list[Path], dict[Path, Owner]]:
+        """The files, and the settled owners of live ones."""
         folders = [path for path in self._paths if path.is_dir()]
         named = [file for path in self._paths if path not in folders for file in trace_files(path)]
         near = [file for folder in folders for file in in_and_below(folder, 0)]
@@ -191,34 +194,45 @@ class Trace(AbstractContextManager["Trace"]):
         files = distinct([*named, *near, *deep]) or trace_files(self._paths[0])
         owned = settled_owners(files)
         if len(files) == len(named):
-            return files, owned, {}
+            return files, owned
         stamps = {file: () if file in owned else stamp_of(file) for file in files}
         if self._readable is None or self._readable[0] != stamps:
-            looked = self._attached.look(
+            looked = self._sources.look(
                 {file: stamp for file, stamp in stamps.items() if file not in owned}
             )
             readable_files, self.skipped = readable(files, owned, named, near, looked)
             self._readable = stamps, readable_files
         files = self._readable[1]
-        return (
-            files,
-            {file: owned[file] for file in files if file in owned} if owned else {},
-            stamps,
-        )
+        return files, {file: owned[file] for file in files if file in owned}
 
     def _query(self, sql: str, parameters: Sequence[object], stop: Stop | None) -> pa.Table:
-        files, owned, stamps = self._current()
+        files, owned = self._current()
+        if self._writer and len(files) == 1 and self._is_own(files[0]):
+            self._writer.flush()
+            return self._writer.query(sql, parameters, stop)
         if owned and len(files) > 1:
-            files = [file for file in files if file not in owned or not _opening(owned[file])]
-            owned = {file: owner for file, owner in owned.items() if file in files}
-        return self._attached.query(files, owned, stamps, sql, parameters, stop)
+            opening = [file for file in owned if not self._is_own(file) and _opening(owned[file])]
+            files = [file for file in files if file not in opening]
+            owned = {file: owner for file, owner in owned.items() if file not in opening}
+        return self._sources.query(files, owned, sql, parameters, stop)
+
+    def _is_own(self, file: Path) -> bool:
+        writer = self._writer
+        return writer is not None and writer.is_open and file.resolve() == writer.path.resolve()
+
+    def _ask(self, file: Path, owner: Owner, stop: Stop | None, wanted: RowsOf) -> pa.Table:
+        """Rows of a live file."""
+        if self._writer and self._is_own(file):
+            self._writer.flush()
+            return wanted.read(self._writer.query)
+        return _ask_owner(self._cost, file, owner, stop, wanted)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the files, unless a query is running; the next query opens them again."""
-        self._attached.close()
+        self._sources.close()
 
 
 class TraceTable:
@@ -260,7 +274,9 @@ class _Cost:
             self.seconds += seconds
 
 
-def _ask(cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsOf) -> pa.Table:
+def _ask_owner(
+    cost: _Cost, file: Path, owner: Owner, stop: Stop | None, wanted: RowsOf
+) -> pa.Table:
     if not owner.url:
         raise (
             locked(file, owner.pid)

@@ -1,13 +1,13 @@
-"""Fields of a client's JSON, by type. What is missing, of another type or out of range is refused
-(400)."""
+"""Bodies of clients' requests. What is missing, of another type or out of range is refused (400).
+
+Other fields are kept: some are checked where they are used, others have no effect here.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from ajet_sdk.dialects.json import Json
-from ajet_sdk.errors import RequestRefused
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 LARGEST = 2**53
 """Largest number of a request; JSON's numbers are exact up to there."""
@@ -16,132 +16,131 @@ MOST_SAMPLES = 1024
 MOST_ALTERNATIVES = 1024
 """Largest `topk_prompt_logprobs` of a request, whose answer has this number of values for each
 token."""
-_LONGEST = 4096
-_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}")
 
 
-def text(body: Mapping[str, object], name: str) -> str:
-    """A required text. Raises RequestRefused."""
-    value = body.get(name)
-    if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
-        raise RequestRefused(f"{name} must be a text (got {value!r:.100})", name)
-    return value
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be printable")
+    return text
 
 
-def optional_text(body: Mapping[str, object], name: str) -> str | None:
-    """A text, or None. Raises RequestRefused."""
-    return None if body.get(name) is None else text(body, name)
+Text = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
+SessionId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,127}$")]
+"""As this server makes them; they become names of directories."""
+Whole = Annotated[int, Field(ge=0, le=LARGEST)]
+Seed = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-def whole(body: Mapping[str, object], name: str, low: int = 0, high: int = LARGEST) -> int:
-    """A required whole number within bounds. Raises RequestRefused."""
-    value = body.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise RequestRefused(
-            f"{name} must be a whole number from {low} to {high} (got {value!r:.100})", name
-        )
-    return value
+class Body(BaseModel):
+    """A JSON object. Types are not converted."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="allow")
+
+    def json_object(self) -> dict[str, Any]:
+        """The object as it was sent."""
+        return self.model_dump(exclude_unset=True)
 
 
-def optional_whole(
-    body: Mapping[str, object], name: str, low: int = 0, high: int = LARGEST
-) -> int | None:
-    """A whole number within bounds, or None. Raises RequestRefused."""
-    return None if body.get(name) is None else whole(body, name, low, high)
+class OfSession(Body):
+    session_id: SessionId
 
 
-def session_id(body: Mapping[str, object]) -> str:
-    """The id of a session as this server makes them: letters, digits and hyphens. Raises
-    RequestRefused."""
-    value = text(body, "session_id")
-    if not _SESSION.fullmatch(value):
-        raise RequestRefused(
-            f"{value!r:.100} is no id of a session; use the id from create_session", "session_id"
-        )
-    return value
+class OfModel(Body):
+    model_id: Text
 
 
-def check_model(body: Json) -> None:
-    """Raise RequestRefused for fields of create_model or load_weights of another type."""
-    for name in ("base_model", "path", "model_id", "weights_access_token"):
-        optional_text(body, name)
-    lora = optional_mapping(body, "lora_config")
-    if lora is not None:
-        optional_whole(lora, "rank")
-        optional_whole(lora, "seed", -LARGEST)
-        for name in ("train_attn", "train_mlp", "train_unembed"):
-            optional_bool(lora, name)
-    optional_bool(body, "optimizer")
-    for name in ("optimizer_config", "user_metadata"):
-        optional_mapping(body, name)
+class Promise(Body):
+    request_id: Text
 
 
-def check_numbered(body: Json) -> None:
-    """Raise RequestRefused for fields of an optimizer step, or of saving weights, of another
-    type."""
-    optional_text(body, "path")
-    optional_whole(body, "sampling_session_seq_id")
-    optional_bool(body, "overwrite")
-    for name in ("user_metadata", "optimizer_params"):
-        optional_mapping(body, name)
-    for name, value in (optional_mapping(body, "adam_params") or {}).items():
-        if name != "type":
-            _number(value, f"adam_params.{name}")
+class OfCheckpoint(Body):
+    tinker_path: Text
 
 
-def check_sample(body: Json) -> None:
-    """Raise RequestRefused for fields of a request to sample of another type, or out of range."""
-    prompt = body.get("prompt")
-    chunks = prompt.get("chunks") if isinstance(prompt, Mapping) else None
-    if not isinstance(chunks, list) or not all(isinstance(chunk, Mapping) for chunk in chunks):
-        raise RequestRefused("prompt must be an object with a list of chunks", "prompt")
-    for chunk in chunks:
-        if chunk.get("type", "encoded_text") == "encoded_text":
-            _tokens(chunk.get("tokens"), "prompt")
-    parameters = optional_mapping(body, "sampling_params")
-    if parameters is None:
-        raise RequestRefused("sampling_params must be an object", "sampling_params")
-    for name in ("temperature", "top_p"):
-        if parameters.get(name) is not None:
-            _number(parameters[name], name)
-    optional_whole(parameters, "top_k", -1)
-    optional_whole(parameters, "max_tokens", 1)
-    optional_whole(parameters, "seed", -LARGEST)
-    stop = parameters.get("stop")
-    if isinstance(stop, list) and stop and not all(isinstance(item, str) for item in stop):
-        _tokens(stop, "stop")
-    elif stop is not None and not isinstance(stop, str | list):
-        raise RequestRefused(
-            f"stop must be a text, or a list of texts or tokens (got {stop!r:.100})", "stop"
-        )
-    optional_whole(body, "num_samples", 1, MOST_SAMPLES)
-    optional_whole(body, "prompt_logprobs_last_n")
-    top = body.get("topk_prompt_logprobs")
-    if top is not None and top is not False:
-        whole(body, "topk_prompt_logprobs", 0, MOST_ALTERNATIVES)
+class _Lora(Body):
+    rank: Whole | None = None
+    seed: Seed | None = None
+    train_attn: bool | None = None
+    train_mlp: bool | None = None
+    train_unembed: bool | None = None
 
 
-def optional_mapping(body: Mapping[str, object], name: str) -> Mapping[str, object] | None:
-    """An object, or None. Raises RequestRefused."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, Mapping):
-        raise RequestRefused(f"{name} must be an object (got {value!r:.100})", name)
-    return value
+class _Weights(Body):
+    """What create_model and load_weights share."""
+
+    base_model: Text | None = None
+    path: Text | None = None
+    weights_access_token: Text | None = None
+    lora_config: _Lora | None = None
+    optimizer: bool | None = None
+    optimizer_config: dict[str, object] | None = None
+    user_metadata: dict[str, object] | None = None
 
 
-def optional_bool(body: Mapping[str, object], name: str) -> None:
-    if body.get(name) is not None and not isinstance(body[name], bool):
-        raise RequestRefused(f"{name} must be true or false (got {body[name]!r:.100})", name)
+class NewModel(_Weights, OfSession):
+    model_seq_id: Whole
 
 
-def _number(value: object, name: str) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > LARGEST:
-        raise RequestRefused(f"{name} must be a number (got {value!r:.100})", name)
+class LoadWeights(_Weights, OfModel):
+    seq_id: Whole | None = None
 
 
-def _tokens(value: object, name: str) -> None:
-    if not isinstance(value, list) or not all(
-        isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31
-        for token in value
-    ):
-        raise RequestRefused(f"{name} must be a list of token ids", name)
+class _Adam(Body):
+    __pydantic_extra__: dict[str, Number]
+    type: str | None = None
+
+
+class Numbered(OfModel):
+    """An optimizer step, or a request to save weights."""
+
+    seq_id: Whole | None = None
+    path: Text | None = None
+    sampling_session_seq_id: Whole | None = None
+    overwrite: bool | None = None
+    user_metadata: dict[str, object] | None = None
+    optimizer_params: dict[str, object] | None = None
+    adam_params: _Adam | None = None
+
+
+class NewSampler(OfSession):
+    sampling_session_seq_id: Whole
+    base_model: Text | None = None
+    model_path: Text | None = None
+
+
+class _Tokens(Body):
+    type: Literal["encoded_text"] = "encoded_text"
+    tokens: list[Token]
+
+
+class _OtherChunk(Body):
+    """An image or audio, which is refused where the prompt is used."""
+
+    type: Literal["image", "image_asset_pointer", "audio"]
+
+
+class _Prompt(Body):
+    chunks: list[_Tokens | _OtherChunk]
+
+
+class _SamplingParams(Body):
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST)] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | list[Token] | None = None
+
+
+class Sample(Body):
+    sampling_session_id: Text
+    seq_id: Whole
+    prompt: _Prompt
+    sampling_params: _SamplingParams
+    num_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
+    prompt_logprobs_last_n: Whole | None = None
+    topk_prompt_logprobs: (
+        Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | Literal[False] | None
+    ) = None

@@ -1,34 +1,29 @@
-"""Persistent state of a server: requests, replies, checkpoints of policies, sampling sessions.
+"""The requests to all policies, in the order of their numbers, with replies and weights: what a
+server that was killed continues from.
 
-A request is written before it is accepted, and its reply in a transaction with the path of the
-resulting weights. After a kill, the requests since those weights are applied again in order, once
-each.
+A request is written before it is accepted, and its reply together with the place of the weights
+that it led to. After a kill, the requests since those weights are applied again, once each.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_sdk.errors import ConfigError
 
 _KEPT = 256
-"""Replies kept per policy after its newest step."""
+"""Replies kept per policy after its newest weights."""
 
 _SCHEMA = """
-    CREATE TABLE IF NOT EXISTS policies (
-        policy_id TEXT PRIMARY KEY, session_id TEXT NOT NULL, about TEXT NOT NULL, applied INTEGER NOT NULL, place TEXT
-    );
     CREATE TABLE IF NOT EXISTS requests (
-        policy_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, body BLOB, reply BLOB, media TEXT,
+        policy_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL,
+        body BLOB, reply BLOB, media TEXT,
+        weights TEXT,  -- their directory, if the request changed them; empty if it failed to
         PRIMARY KEY (policy_id, seq)
     );
-    CREATE TABLE IF NOT EXISTS samplers (sampler_id TEXT PRIMARY KEY, session_id TEXT NOT NULL, path TEXT);
-    CREATE TABLE IF NOT EXISTS ended (session_id TEXT PRIMARY KEY);
 """
 
 
@@ -69,111 +64,78 @@ class Journal:
             self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.executescript(_SCHEMA)
-            with self._transaction() as cursor:
-                cursor.execute("DELETE FROM samplers WHERE sampler_id = ''")  # takes the lock
+            # Takes the lock, and names what the file of another version lacks.
+            self._connection.execute("DELETE FROM requests WHERE weights = '' AND seq < 0")
         except sqlite3.DatabaseError as error:
             self._connection.close()
             raise ConfigError(
                 f"{path} cannot be used ({error}); end the server that has it, or choose another"
-                " --state"
+                " --state, as for one of another version of ajet"
             ) from error
 
     def close(self) -> None:
         self._connection.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._connection
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        self._connection.execute("COMMIT")
-
-    # Policies and their requests
-
-    def add_policy(self, policy_id: str, session_id: str, about: Mapping[str, object]) -> None:
-        """Add a policy, whose first request has number 0."""
-        row = (policy_id, session_id, json.dumps(about))
-        self._connection.execute("INSERT OR IGNORE INTO policies VALUES (?, ?, ?, -1, NULL)", row)
-
-    def policies(self) -> dict[str, tuple[str, dict[str, object], int, Path | None]]:
-        """By policy: session, metadata, number of the last request in the saved weights, and their
-        path."""
-        rows = self._connection.execute("SELECT * FROM policies ORDER BY rowid").fetchall()
-        return {
-            id_: (session, json.loads(about), seq, path and Path(path))
-            for id_, session, about, seq, path in rows
-        }
+    def policies(self) -> list[tuple[str, int, Path | None]]:
+        """Each policy with the number of the last request in its weights, and their directory."""
+        found = []
+        for (policy_id,) in self._connection.execute(
+            "SELECT policy_id FROM requests WHERE seq = 0 ORDER BY rowid"
+        ).fetchall():
+            changes = self._connection.execute(
+                "SELECT seq, weights FROM requests WHERE policy_id = ? AND weights IS NOT NULL"
+                " ORDER BY seq DESC",
+                (policy_id,),
+            ).fetchall()
+            places = [Path(weights) for _, weights in changes if weights]
+            found.append((policy_id, changes[0][0] if changes else -1, next(iter(places), None)))
+        return found
 
     def add(self, entry: Entry) -> None:
         row = (entry.policy_id, entry.seq, entry.kind, entry.body)
-        self._connection.execute("INSERT INTO requests VALUES (?, ?, ?, ?, NULL, NULL)", row)
+        self._connection.execute(
+            "INSERT INTO requests (policy_id, seq, kind, body) VALUES (?, ?, ?, ?)", row
+        )
 
-    def kind(self, policy_id: str, seq: int) -> str | None:
+    def entry(self, policy_id: str, seq: int) -> Entry | None:
+        """A request; its body is empty once it is in the weights."""
         row = self._connection.execute(
-            "SELECT kind FROM requests WHERE policy_id = ? AND seq = ?", (policy_id, seq)
+            "SELECT kind, body FROM requests WHERE policy_id = ? AND seq = ?", (policy_id, seq)
         ).fetchone()
-        return None if row is None else str(row[0])
+        return None if row is None else Entry(policy_id, seq, row[0], row[1] or b"")
 
-    def unapplied(self) -> list[tuple[Entry, bool]]:
-        """Requests after the saved weights, in order, and whether each has a reply."""
+    def unapplied(self, policy_id: str, applied: int) -> list[tuple[Entry, bool]]:
+        """Requests after `applied`, in order, and whether each has a reply."""
         rows = self._connection.execute(
-            "SELECT r.policy_id, r.seq, r.kind, r.body, r.reply IS NOT NULL FROM requests r "
-            "JOIN policies p USING (policy_id) WHERE r.seq > p.applied ORDER BY r.policy_id, r.seq"
+            "SELECT seq, kind, body, reply IS NOT NULL FROM requests"
+            " WHERE policy_id = ? AND seq > ? ORDER BY seq",
+            (policy_id, applied),
         )
         return [
-            (Entry(id_, seq, kind, body), bool(replied)) for id_, seq, kind, body, replied in rows
+            (Entry(policy_id, seq, kind, body), bool(replied)) for seq, kind, body, replied in rows
         ]
 
-    def finish(
-        self, entry: Entry, reply: Reply, checkpoint: Path | None = None, *, applied: bool = False
-    ) -> None:
-        """Store a reply; `applied` if the weights of `checkpoint` include all requests up to this
-        one."""
-        with self._transaction() as connection:
-            connection.execute(
-                "UPDATE requests SET reply = ?, media = ? WHERE policy_id = ? AND seq = ?",
-                (reply.body, reply.media, entry.policy_id, entry.seq),
-            )
-            if not applied:
-                return
-            connection.execute(
-                "UPDATE policies SET applied = ?, place = coalesce(?, place) WHERE policy_id = ?",
-                (entry.seq, None if checkpoint is None else str(checkpoint), entry.policy_id),
-            )
-            connection.execute(
-                "UPDATE requests SET body = NULL WHERE policy_id = ? AND seq <= ?",
-                (entry.policy_id, entry.seq),
-            )
-            connection.execute(
-                "DELETE FROM requests WHERE policy_id = ? AND seq < ?",
-                (entry.policy_id, entry.seq - _KEPT),
-            )
+    def finish(self, entry: Entry, reply: Reply, weights: str | None = None) -> None:
+        """Store a reply and, unless None, the directory of the weights with all requests so far."""
+        # One statement, so that a kill leaves both or neither.
+        self._connection.execute(
+            "UPDATE requests SET reply = ?, media = ?, weights = ? WHERE policy_id = ? AND seq = ?",
+            (reply.body, reply.media, weights, entry.policy_id, entry.seq),
+        )
+        if weights is None:
+            return
+        # The first request says what the policy is.
+        self._connection.execute(
+            "UPDATE requests SET body = NULL WHERE policy_id = ? AND seq BETWEEN 1 AND ?",
+            (entry.policy_id, entry.seq),
+        )
+        self._connection.execute(
+            "UPDATE requests SET reply = NULL WHERE policy_id = ? AND seq < ?",
+            (entry.policy_id, entry.seq - _KEPT),
+        )
 
     def reply(self, policy_id: str, seq: int) -> Reply | None:
         row = self._connection.execute(
             "SELECT reply, media FROM requests WHERE policy_id = ? AND seq = ?", (policy_id, seq)
         ).fetchone()
         return None if row is None or row[0] is None else Reply(bytes(row[0]), str(row[1]))
-
-    # Sessions
-
-    def end(self, session_id: str) -> None:
-        self._connection.execute("INSERT OR IGNORE INTO ended VALUES (?)", (session_id,))
-
-    def ended(self) -> set[str]:
-        """Ids of the sessions that were finished."""
-        return {str(id_) for (id_,) in self._connection.execute("SELECT session_id FROM ended")}
-
-    def add_sampler(self, sampler_id: str, session_id: str, path: str | None) -> None:
-        """Add a sampling session over a tinker:// path, or the base model (None)."""
-        self._connection.execute(
-            "INSERT OR IGNORE INTO samplers VALUES (?, ?, ?)", (sampler_id, session_id, path)
-        )
-
-    def samplers(self) -> dict[str, tuple[str, str | None]]:
-        """Each sampling session's session and path, oldest first."""
-        rows = self._connection.execute("SELECT * FROM samplers ORDER BY rowid").fetchall()
-        return {id_: (session, path) for id_, session, path in rows}

@@ -7,39 +7,47 @@ at once; `retrieve_future` waits for the result.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
 import re
 import secrets
 import shutil
-import tarfile
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
+from pydantic import ValidationError
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.errors import AjetError, RequestRefused
 from ajet_sdk.trainer_service import fields
 from ajet_sdk.trainer_service.data import pass_address
 from ajet_sdk.trainer_service.policies import EXPORT, SAVE, SNAPSHOT, read_lora
-from ajet_sdk.trainer_service.service import CREATE, LOAD, PASS, STEP, Ended, Service, Unknown
+from ajet_sdk.trainer_service.service import (
+    CREATE,
+    LOAD,
+    PASS,
+    STEP,
+    Ended,
+    Service,
+    Unknown,
+    sampler_path,
+)
 from ajet_sdk.types import new_id
 
+_T = TypeVar("_T", bound=fields.Body)
 _POLL = 30.0
 """Seconds that `retrieve_future` waits; the SDK waits for 45."""
 _LINK = 24 * 3600
-"""Seconds for which a link to a file is valid."""
+"""Seconds for which the SDK may take a link to be good."""
 _MOST_BYTES = 64 * 2**20
 """Largest body of a request; the SDK sends the data of a pass in parts of about 5 MB."""
 _KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -47,37 +55,8 @@ _KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights
 
 def application(service: Service, api_key: str | None = None, poll: float = _POLL) -> ASGIApp:
     """Builds the ASGI application; with `api_key` it answers only requests with this key."""
-    app = _limited(_Routes(service, poll).app(), _MOST_BYTES)
+    app = _Routes(service, poll).app()
     return _keyed(app, api_key) if api_key else app
-
-
-def _limited(app: ASGIApp, most: int) -> ASGIApp:
-    """Refuse bodies above `most` bytes with 413, without reading them to their end."""
-
-    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        refusal = JSONResponse(
-            {"detail": f"the request has more than {most} bytes; send its data in parts"}, 413
-        )
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if not announced.isdigit() or int(announced) > most:
-            await refusal(scope, receive, send)
-            return
-        size = 0
-
-        async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
-            if size > most:
-                raise TooLarge(f"the request has more than {most} bytes; send its data in parts")
-            return message
-
-        await app(scope, counted, send)
-
-    return limited
 
 
 class TooLarge(RequestRefused):
@@ -85,31 +64,22 @@ class TooLarge(RequestRefused):
 
 
 def _keyed(app: ASGIApp, api_key: str) -> ASGIApp:
-    """Require the API key in the SDK's headers. Links to files have their own signature."""
+    """Require the API key in the SDK's headers. Links to files have a secret of their own."""
 
     async def keyed(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        key = headers.get(b"x-api-key") or bearer
+        is_open = scope["type"] != "http" or scope["path"] == "/api/v1/healthz"
         if (
-            scope["type"] == "http"
-            and scope["path"] != "/api/v1/healthz"
-            and not scope["path"].startswith("/files/")
+            is_open
+            or scope["path"].startswith("/files/")
+            or hmac.compare_digest(key, api_key.encode())
         ):
-            headers = {
-                name: value
-                for name, value in scope["headers"]
-                if name in (b"x-api-key", b"authorization")
-            }
-            key = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(
-                b"Bearer "
-            )
-            if not hmac.compare_digest(key, api_key.encode()):
-                refusal = {
-                    "detail": (
-                        "the API key is missing or wrong; set TINKER_API_KEY to the server's key"
-                    )
-                }
-                await JSONResponse(refusal, 401)(scope, receive, send)
-                return
-        await app(scope, receive, send)
+            await app(scope, receive, send)
+        else:
+            wrong = "the API key is missing or wrong; set TINKER_API_KEY to the server's key"
+            await JSONResponse({"detail": wrong}, 401)(scope, receive, send)
 
     return keyed
 
@@ -117,14 +87,12 @@ def _keyed(app: ASGIApp, api_key: str) -> ASGIApp:
 class _Routes:
     def __init__(self, service: Service, poll: float) -> None:
         self.service, self._poll = service, poll
-        self._secret = secrets.token_bytes(32)
+        self._secret = secrets.token_urlsafe()
 
     def app(self) -> Starlette:
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            # httpx's transport reads a private certificate from SSL_CERT_FILE, the SDK's other one
-            # doesn't
             "client/config": _constant(parallel_fwdbwd_chunks=True, use_pyqwest_transport=False),
-            "client/dynamic_config": _constant(sample_cancel_enabled=True),
+            "client/dynamic_config": _constant(),
             "telemetry": _constant(status="accepted"),
             "session_heartbeat": self.heartbeat,
             "create_session": self.create_session,
@@ -137,7 +105,6 @@ class _Routes:
             "create_sampling_session": self.create_sampling_session,
             "asample": self.sample,
             "retrieve_future": self.retrieve_future,
-            "cancel_future": self.cancel_future,
             "weights_info": self.weights_info,
         }
         run = "training_runs/{run}"
@@ -149,7 +116,6 @@ class _Routes:
             run: self.run,
             f"{run}/checkpoints": self.checkpoints,
             "checkpoints": self.checkpoints,
-            f"{run}/checkpoints/{{checkpoint:path}}/archive": self.archive,
             f"{run}/checkpoints/{{checkpoint:path}}/external_weights_urls": self.file_links,
         }
         routes = [
@@ -160,7 +126,7 @@ class _Routes:
             Route(
                 f"/api/v1/{run}/checkpoints/{{checkpoint:path}}", self.delete, methods=["DELETE"]
             ),
-            Route("/files/{file:path}", self.file),
+            Route("/files/{secret}/{file:path}", self.file),
             Route("/{path:path}", _no_route, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
         return Starlette(
@@ -174,7 +140,7 @@ class _Routes:
         return JSONResponse({"type": "create_session", "session_id": new_id()})
 
     async def heartbeat(self, request: Request) -> Response:
-        self.service.check_session(fields.session_id(await _json(request)))
+        self.service.check_session((await _read(request, fields.OfSession)).session_id)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def finish(self, request: Request) -> Response:
@@ -192,51 +158,40 @@ class _Routes:
         return JSONResponse({"supported_models": [model]})
 
     async def get_info(self, request: Request) -> Response:
-        return JSONResponse(
-            {
-                "type": "get_info",
-                **self.service.about(fields.text(await _json(request), "model_id")),
-            }
-        )
+        body = await _read(request, fields.OfModel)
+        return JSONResponse({"type": "get_info", **self.service.about(body.model_id)})
 
     # Requests to a policy
 
     async def create_model(self, request: Request) -> Response:
-        return self._create(CREATE, await _json(request))
+        return self._create(CREATE, await _read(request, fields.NewModel))
 
     async def load_weights(self, request: Request) -> Response:
         """Load weights into a policy, or create one from them."""
-        body = await _json(request)
-        return (
-            self._create(LOAD, body) if body.get("model_id") is None else self._accept(LOAD, body)
-        )
-
-    def _create(self, kind: str, body: Json) -> Response:
-        fields.check_model(body)
-        number = fields.whole(body, "model_seq_id")
-        return _promise(self.service.create(kind, fields.session_id(body), number, body))
+        body = await _body(request)
+        if _parsed(body, fields.Body).json_object().get("model_id") is None:
+            return self._create(LOAD, _parsed(body, fields.NewModel))
+        return self._accept(LOAD, _parsed(body, fields.LoadWeights))
 
     async def numbered(self, request: Request) -> Response:
-        return self._accept(request.url.path.rpartition("/")[2], await _json(request))
+        kind = request.url.path.rpartition("/")[2]
+        return self._accept(kind, await _read(request, fields.Numbered))
 
-    def _accept(self, kind: str, parameters: Json) -> Response:
-        if kind == LOAD:
-            fields.check_model(parameters)
-        else:
-            fields.check_numbered(parameters)
-        number = fields.optional_whole(parameters, "seq_id")
-        body = json.dumps(parameters).encode()
-        return _promise(
-            self.service.accept(kind, fields.text(parameters, "model_id"), number, body)
-        )
+    def _create(self, kind: str, body: fields.NewModel) -> Response:
+        session, number = body.session_id, body.model_seq_id
+        return _promise(self.service.create(kind, session, number, body.json_object()))
+
+    def _accept(self, kind: str, body: fields.Numbered | fields.LoadWeights) -> Response:
+        sent = json.dumps(body.json_object()).encode()
+        return _promise(self.service.accept(kind, body.model_id, body.seq_id, sent))
 
     async def forward_backward(self, request: Request) -> Response:
-        body = await request.body()
+        body = await _body(request)
         return _promise(self.service.accept(PASS, *pass_address(body), body))
 
     async def retrieve_future(self, request: Request) -> Response:
         """A result, or 408 if there is none yet, on which the SDK retries."""
-        promise = fields.text(await _json(request), "request_id")
+        promise = (await _read(request, fields.Promise)).request_id
         try:
             reply = await self.service.reply(promise, self._poll)
         except Unknown as error:  # on 410 the SDK samples again; training must not be repeated
@@ -258,30 +213,21 @@ class _Routes:
     # Sampling
 
     async def create_sampling_session(self, request: Request) -> Response:
-        body = await _json(request)
+        body = await _read(request, fields.NewSampler)
         sampler = self.service.open_sampler(
-            fields.session_id(body),
-            fields.whole(body, "sampling_session_seq_id"),
-            fields.optional_text(body, "base_model"),
-            fields.optional_text(body, "model_path"),
+            body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
         )
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def sample(self, request: Request) -> Response:
-        body = await _json(request)
-        fields.check_sample(body)
-        sampler, number = fields.text(body, "sampling_session_id"), fields.whole(body, "seq_id")
-        promise = self.service.sample(sampler, number, body)
-        ids = [f"{promise}:{i}" for i in range(body.get("num_samples") or 1)]
+        body = await _read(request, fields.Sample)
+        promise = self.service.sample(body.sampling_session_id, body.seq_id, body.json_object())
+        ids = [f"{promise}:{i}" for i in range(body.num_samples or 1)]
         return _promise(promise, sample_sequence_ids=ids)
-
-    async def cancel_future(self, request: Request) -> Response:
-        self.service.cancel(fields.text(await _json(request), "request_id"))
-        return Response(status_code=204)
 
     async def sampler(self, request: Request) -> Response:
         sampler = request.path_params["sampler"]
-        path = self.service.sampler(sampler)
+        path = sampler_path(sampler)
         return JSONResponse(
             {"sampler_id": sampler, "base_model": self.service.name, "model_path": path}
         )
@@ -321,9 +267,8 @@ class _Routes:
         )
 
     async def weights_info(self, request: Request) -> Response:
-        lora = read_lora(
-            self.service.checkpoints.find(fields.text(await _json(request), "tinker_path"))
-        )
+        body = await _read(request, fields.OfCheckpoint)
+        lora = read_lora(self.service.checkpoints.find(body.tinker_path))
         kinds = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
         return JSONResponse(
             {"base_model": self.service.name, "is_lora": True, "lora_rank": lora.rank, **kinds}
@@ -340,50 +285,28 @@ class _Routes:
 
     async def file_links(self, request: Request) -> Response:
         """A link for each file of the adapter, as loaded by peft and vLLM; the optimizer stays
-        here."""
-        files = sorted(self._checkpoint(request).glob("adapter_*"))
-        return JSONResponse(
-            {
-                "urls": {file.name: self._link(request, file) for file in files},
-                "expires": _iso(_end()),
-            }
-        )
+        here.
 
-    async def archive(self, request: Request) -> Response:
-        return JSONResponse(
-            {"url": self._link(request, self._checkpoint(request)), "expires": _iso(_end())}
-        )
-
-    def _link(self, request: Request, file: Path) -> str:
-        name, end = str(file.relative_to(self.service.checkpoints.state)), int(_end())
-        return f"{request.base_url}files/{quote(name)}?expires={end}&signature={self._signature(name, end)}"
-
-    def _signature(self, name: str, end: int) -> str:
-        return hmac.new(self._secret, f"{end} {name}".encode(), hashlib.sha256).hexdigest()
+        A link is fetched without the key, so that it has a secret in it, until the server ends.
+        """
+        checkpoint = self._checkpoint(request)
+        place = quote(str(checkpoint.relative_to(self.service.checkpoints.state)))
+        base = f"{request.base_url}files/{self._secret}/{place}"
+        names = sorted(file.name for file in checkpoint.glob("adapter_*"))
+        links = {name: f"{base}/{name}" for name in names}
+        return JSONResponse({"urls": links, "expires": _iso(time.time() + _LINK)})
 
     async def file(self, request: Request) -> Response:
-        """Serve a link: a file, or a directory as a tar archive."""
-        name, end = request.path_params["file"], _query_number(request, "expires", 0)
-        if end < time.time() or not hmac.compare_digest(
-            self._signature(name, end), request.query_params.get("signature", "")
-        ):
+        """Serve a link."""
+        secret, name = request.path_params["secret"], Path(request.path_params["file"])
+        state = self.service.checkpoints.state.resolve()
+        target = (state / name).resolve()
+        is_adapter = name.name.startswith("adapter_") and target.is_relative_to(state)
+        if not hmac.compare_digest(secret.encode(), self._secret.encode()):
             return JSONResponse({"detail": "the link is no longer good; ask for a new one"}, 403)
-        target = self.service.checkpoints.state / name
-        if target.is_file():
-            return FileResponse(target)
-        with tempfile.NamedTemporaryFile(suffix=".tar", delete=False) as draft:
-            await asyncio.to_thread(_pack, target, Path(draft.name))
-        return FileResponse(draft.name, background=BackgroundTask(Path(draft.name).unlink))
-
-
-def _pack(checkpoint: Path, archive: Path) -> None:
-    with tarfile.open(archive, "w") as tar:
-        for file in sorted(checkpoint.glob("adapter_*")):
-            tar.add(file, file.name)
-
-
-def _end() -> float:
-    return time.time() + _LINK
+        if not is_adapter or not target.is_file():
+            return JSONResponse({"detail": f"there is no file {name.name}"}, 404)
+        return FileResponse(target)
 
 
 def _iso(seconds: float) -> str:
@@ -423,14 +346,29 @@ def _promise(promise: str, **more: object) -> Response:
     return JSONResponse({"request_id": promise, **more})
 
 
-async def _json(request: Request) -> Json:
+async def _body(request: Request) -> bytes:
+    """The body of a request. Raises TooLarge without reading the rest."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise TooLarge(f"the request has over {_MOST_BYTES} bytes; send its data in parts")
+    return bytes(body)
+
+
+async def _read(request: Request, kind: type[_T]) -> _T:
+    """The JSON object of a request. Raises RequestRefused for a wrong field."""
+    return _parsed(await _body(request), kind)
+
+
+def _parsed(body: bytes, kind: type[_T]) -> _T:
     try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused(f"the request is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestRefused("the request must be a JSON object")
-    return body
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in detail["loc"])
+        got = f" (got {detail['input']!r:.100})" if name else ""
+        raise RequestRefused(f"{name or 'the request'}: {detail['msg']}{got}", name) from error
 
 
 async def _no_route(request: Request) -> Response:

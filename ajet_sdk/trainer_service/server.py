@@ -36,7 +36,6 @@ def serve_trainer(
     name: str | None = None,
     api_key: str | None = None,
     key_variable: str = "AJET_TRAINER_KEY",
-    tls: tuple[Path, Path] | None = None,
     max_model_len: int | None = None,
     deterministic: bool = False,
 ) -> None:
@@ -47,11 +46,10 @@ def serve_trainer(
         state: directory of adapters, optimizers and checkpoints, which later servers reuse.
         name: the model's name for clients, and the location of its tokenizer; None: `model`.
         api_key: answer only requests with this key.
-        tls: certificate and key. Required, with `api_key`, if other machines can connect.
         deterministic: sample each call separately, on one thread, so that equal requests give bit-equal results.
 
     Raises:
-        ConfigError: the model cannot be loaded, another server uses `state`, or other machines could eavesdrop.
+        ConfigError: the model cannot be loaded, another server uses `state`, or other machines could connect.
         OSError: the port is taken.
     """
     if api_key and not api_key.startswith(_PREFIX):
@@ -63,8 +61,8 @@ def serve_trainer(
         with_fetched_model(load_config(values={"ajet": {"model": {"path": model}}})).model.path
     )
     check_source(source)
-    with _listener(host, port, secure=bool(api_key and tls)) as listener:
-        url = f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
+    with _listener(host, port) as listener:
+        url = f"http://{host}:{listener.getsockname()[1]}"
         run_to_end(
             serve(
                 listener,
@@ -72,7 +70,6 @@ def serve_trainer(
                 state,
                 name or model,
                 api_key=api_key,
-                tls=tls,
                 max_model_len=max_model_len,
                 deterministic=deterministic,
                 own_name=host,
@@ -91,7 +88,6 @@ async def serve(
     name: str | None = None,
     *,
     api_key: str | None = None,
-    tls: tuple[Path, Path] | None = None,
     max_model_len: int | None = None,
     deterministic: bool = False,
     temperature: float = 1.0,
@@ -120,8 +116,6 @@ async def serve(
             keyed=bool(api_key),
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
-            ssl_certfile=tls and tls[0],
-            ssl_keyfile=tls and tls[1],
         )
         if greeting:
             echo(greeting)
@@ -131,14 +125,14 @@ async def serve(
             await service.aclose()
 
 
-def _listener(host: str, port: int, *, secure: bool) -> socket.socket:
+def _listener(host: str, port: int) -> socket.socket:
     listener = listening_socket(host, port)
-    if secure or is_loopback(listener):
+    if is_loopback(listener):
         return listener
     listener.close()
     raise ConfigError(
         f"other machines can connect to {host or 'an empty host'}, and could read and train what is"
         " yours: listen on 127.0.0.1 and reach it through an SSH tunnel (on the client: ssh -N -L"
-        " 8900:127.0.0.1:8900 USER@SERVER), or give a key (--key-env) together with --tls-cert and"
-        " --tls-key"
+        " 8900:127.0.0.1:8900 USER@SERVER), or through a reverse proxy with TLS, and give a key"
+        " (--key-env)"
     )

@@ -1,18 +1,17 @@
-"""Manages the policies of all clients. Requests to a policy are applied once each, in the order of
-their numbers.
+"""The policies of all clients: requests to each are applied once, in the order of their numbers.
 
-A client sends requests ahead, over several connections, and again after a lost answer. It
-immediately gets a promise: the policy's id and the request's number. A request waits for all
-earlier numbers. Requests are computed one at a time, concurrently with sampling.
+A client sends requests ahead, over several connections, and again after a lost answer. It gets a
+promise at once: the policy's id and the request's number. Requests are computed one at a time,
+concurrently with sampling.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -25,7 +24,6 @@ from ajet_sdk.trainer_service.data import messages, pass_result, read_batch
 from ajet_sdk.trainer_service.fields import LARGEST
 from ajet_sdk.trainer_service.journal import Entry, Journal, Reply
 from ajet_sdk.trainer_service.policies import (
-    SNAPSHOT,
     BaseModel,
     Checkpoints,
     Lora,
@@ -38,10 +36,10 @@ from ajet_sdk.trainer_service.sampling import Samplers
 _log = logging.getLogger("ajet.trainer")
 _SAMPLES = 4096
 """Maximum number of samples that wait for their clients."""
-_IN_MEMORY = 8
-"""Number of policies kept in memory; others are loaded when used."""
 
 PASS, STEP, CREATE, LOAD = "forward_backward", "optim_step", "create_model", "load_weights"
+_CHANGES = (STEP, CREATE, LOAD)
+"""Requests that change the weights, which are saved before they are answered."""
 
 
 class Unknown(AjetError):
@@ -57,17 +55,20 @@ class _Run:
     """A policy and its requests."""
 
     policy_id: str
-    session_id: str
-    about: dict[str, object]
     checkpoint: Path | None = None
     next: int = 0
     policy: Policy | None = None
+    """In memory from its first request on, until its session is finished."""
     incomplete: str = ""
     """The reason why the gradient is incomplete, until the next step."""
     waiting: dict[int, tuple[Entry, bool]] = field(default_factory=dict)
+    """Accepted requests, and whether each was answered before the server was started again."""
     done: dict[int, asyncio.Event] = field(default_factory=dict)
     working: asyncio.Task[None] | None = None
-    used: float = 0.0
+
+    @property
+    def session_id(self) -> str:
+        return self.policy_id.partition(":")[0]
 
 
 class Service:
@@ -84,23 +85,23 @@ class Service:
         self.samplers = samplers
         self._computing = asyncio.Lock()
         self._runs = {
-            id_: _Run(id_, session, about, checkpoint, applied + 1)
-            for id_, (session, about, applied, checkpoint) in self.journal.policies().items()
+            id_: _Run(id_, checkpoint, applied + 1)
+            for id_, applied, checkpoint in self.journal.policies()
         }
-        self._sessions, self._ended = self.journal.samplers(), self.journal.ended()
+        self._ended: set[str] = set()
         self._samples: dict[str, asyncio.Task[Reply]] = {}
 
     def resume(self) -> None:
         """Apply the requests accepted before the last stop."""
-        for entry, replied in self.journal.unapplied():
-            self._runs[entry.policy_id].waiting[entry.seq] = (entry, replied)
         for run in self._runs.values():
+            for entry, replied in self.journal.unapplied(run.policy_id, run.next - 1):
+                run.waiting[entry.seq] = (entry, replied)
             self._work_on(run)
 
     async def aclose(self) -> None:
         """Stop; the next server on this state applies the remaining requests."""
-        tasks = [run.working for run in self._runs.values() if run.working is not None]
-        tasks += self._samples.values()  # type: ignore[arg-type]
+        tasks: list[asyncio.Task[object]] = [*self._samples.values()]  # type: ignore[list-item]
+        tasks += [run.working for run in self._runs.values() if run.working is not None]  # type: ignore[misc]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -109,6 +110,14 @@ class Service:
         await self.samplers.aclose()
 
     # Requests to a policy
+
+    def create(self, kind: str, session_id: str, number: int, body: Json) -> str:
+        """Accept the first request to a new policy; returns its promise."""
+        self.check_session(session_id)
+        policy_id = f"{session_id}:train:{number}"
+        self.checkpoints.directory(policy_id)  # refuses what is no id, before anything is stored
+        self._runs.setdefault(policy_id, _Run(policy_id))
+        return self.accept(kind, policy_id, 0, json.dumps(body).encode())
 
     def accept(self, kind: str, policy_id: str, seq: int | None, body: bytes) -> str:
         """Accept a request once; returns its promise. Raises Unknown, Ended, RequestRefused."""
@@ -122,29 +131,19 @@ class Service:
             raise RequestRefused(
                 f"seq_id must be a whole number from 0 to {LARGEST} (got {seq})", "seq_id"
             )
-        known = self.journal.kind(policy_id, seq)
-        if known is not None and known != kind:
+        known = self.journal.entry(policy_id, seq)
+        if known is not None and known.kind != kind:
             raise RequestRefused(
-                f"request {seq} of {policy_id} was {known} and can't be {kind} now", "seq_id"
+                f"request {seq} of {policy_id} was {known.kind} and can't be {kind} now", "seq_id"
             )
         if known is None and seq < run.next:
-            raise RequestRefused(f"request {seq} of {policy_id} was answered long ago", "seq_id")
+            raise RequestRefused(f"request {seq} of {policy_id} was left out", "seq_id")
         if known is None:
             entry = Entry(policy_id, seq, kind, body)
             self.journal.add(entry)
             run.waiting[seq] = (entry, False)
             self._work_on(run)
         return f"{policy_id}:{seq}"
-
-    def create(self, kind: str, session_id: str, number: int, body: Json) -> str:
-        self.check_session(session_id)
-        policy_id = f"{session_id}:train:{number}"
-        self.checkpoints.directory(policy_id)  # refuses what is no id, before anything is stored
-        if policy_id not in self._runs:
-            about: dict[str, object] = {"user_metadata": body.get("user_metadata")}
-            self.journal.add_policy(policy_id, session_id, about)
-            self._runs[policy_id] = _Run(policy_id, session_id, about)
-        return self.accept(kind, policy_id, 0, json.dumps(body).encode())
 
     def _run(self, policy_id: str) -> _Run:
         run = self._runs.get(policy_id)
@@ -165,46 +164,31 @@ class Service:
             entry, replied = run.waiting[run.next]
             if not replied or entry.kind == PASS:  # the gradient of a pass is lost with the process
                 async with self._computing:
-                    await self._do(run, entry, replied)
+                    await self._answer(run, entry, replied)
             del run.waiting[run.next]
             run.next += 1
             if (event := run.done.pop(entry.seq, None)) is not None:
                 event.set()
-        run.used = time.monotonic()
-        runs = sorted(self._runs.values(), key=lambda each: each.used)
-        idle = [
-            each
-            for each in runs
-            if each.policy and not each.waiting and not each.policy.has_gradient
-        ]
-        for least_used in idle[:-_IN_MEMORY]:
-            least_used.policy = None
 
-    async def _do(self, run: _Run, entry: Entry, replied: bool) -> None:
-        changes, checkpoint = entry.kind in (STEP, CREATE, LOAD), None
+    async def _answer(self, run: _Run, entry: Entry, replied: bool) -> None:
+        """Apply a request and store its reply, unless it has one from before a restart."""
+        changes = entry.kind in _CHANGES
+        before = run.checkpoint
         try:
             checkpoint, reply = await asyncio.to_thread(self._apply, run, entry)
         except Exception as error:  # noqa: BLE001  (stored for the client)
-            reply = _failure(entry.kind, error)
+            checkpoint, reply = None, _failure(entry.kind, error)
             if changes:
                 run.policy = None  # the state in memory may be inconsistent, unlike that on disk
-            elif (
-                entry.kind == PASS
-                and not messages().ForwardBackwardRequest.FromString(entry.body).forward_only
-            ):
+            elif entry.kind == PASS and not _is_forward_only(entry):
                 run.incomplete = str(error)
         if replied:
             return
-        old = run.checkpoint
-        if entry.kind == SNAPSHOT and (
-            sampler_id := json.loads(reply.body).get("sampling_session_id")
-        ):
-            self._add_sampler(sampler_id, run.session_id, json.loads(reply.body)["path"])
-        self.journal.finish(entry, reply, checkpoint, applied=changes)
+        self.journal.finish(entry, reply, str(checkpoint or "") if changes else None)
         if changes:
-            run.checkpoint, run.incomplete = checkpoint or old, ""
-        if checkpoint is not None and old is not None:
-            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+            run.checkpoint, run.incomplete = checkpoint or before, ""
+        if checkpoint is not None and before is not None:
+            await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
     def _apply(self, run: _Run, entry: Entry) -> tuple[Path | None, Reply]:
         """Apply a request, in a thread; returns the checkpoint if the weights changed, and the
@@ -215,31 +199,32 @@ class Service:
             logprobs, loss = policy.score(batch, backward=not message.forward_only)
             return None, Reply(pass_result(logprobs, loss), "application/x-protobuf")
         body = json.loads(entry.body)
+        if entry.kind not in _CHANGES:
+            path = self.checkpoints.save(run.policy_id, self._policy(run), entry.kind, body)
+            session = body.get("sampling_session_seq_id")
+            more = {}
+            if session is not None:
+                more = {"sampling_session_id": _sampler_id(run.session_id, session, path)}
+            return None, Reply.json(type=entry.kind, path=path, **more)
         if entry.kind == CREATE:
             run.policy = Policy(self.base, self._lora(body))
-            return self._keep(run, entry.seq), Reply.json(type=CREATE, model_id=run.policy_id)
-        if entry.kind == LOAD:
+            reply = Reply.json(type=CREATE, model_id=run.policy_id)
+        elif entry.kind == LOAD:
             self._load(run, body)
-            return self._keep(run, entry.seq), Reply.json(type=LOAD, path=body["path"])
+            reply = Reply.json(type=LOAD, path=body["path"])
+        else:
+            reply = Reply.json(type=STEP, metrics=self._step(run, body))
+        return self.checkpoints.keep(run.policy_id, entry.seq, self._policy(run)), reply
+
+    def _step(self, run: _Run, body: Json) -> dict[str, float]:
         policy = self._policy(run)
-        if entry.kind == STEP:
-            if run.incomplete:
-                raise RequestRefused(
-                    f"no step was made: a forward_backward before it failed ({run.incomplete}), so"
-                    " that the gradient lacks a part; it was dropped, send the step's data again"
-                )
-            adam = adam_of(
-                body.get("adam_params") or _no_other_optimiser(body.get("optimizer_params"))
+        if run.incomplete:
+            raise RequestRefused(
+                f"no step was made: a forward_backward before it failed ({run.incomplete}), so"
+                " that the gradient lacks a part; it was dropped, send the step's data again"
             )
-            norm = policy.step(adam)
-            metrics = {"grad_norm": norm, "learning_rate": adam.learning_rate}
-            return self._keep(run, entry.seq), Reply.json(type=STEP, metrics=metrics)
-        session = body.get("sampling_session_seq_id")
-        path = self.checkpoints.save(run.policy_id, policy, entry.kind, body)
-        more = (
-            {} if session is None else {"sampling_session_id": f"{run.session_id}:sample:{session}"}
-        )
-        return None, Reply.json(type=entry.kind, path=path, **more)
+        adam = adam_of(body.get("adam_params") or _no_other_optimiser(body.get("optimizer_params")))
+        return {"grad_norm": policy.step(adam), "learning_rate": adam.learning_rate}
 
     def _policy(self, run: _Run) -> Policy:
         if run.policy is None:
@@ -249,10 +234,6 @@ class Service:
                 )
             run.policy = Policy.load(self.base, run.checkpoint, optimiser=True)
         return run.policy
-
-    def _keep(self, run: _Run, seq: int) -> Path:
-        assert run.policy is not None
-        return self.checkpoints.keep(run.policy_id, seq, run.policy)
 
     def _lora(self, body: Json) -> Lora:
         self.check_base(body.get("base_model"))
@@ -287,7 +268,7 @@ class Service:
         else:
             self._policy(run).restore(checkpoint, optimiser=bool(body["optimizer"]))
 
-    # Promises, sampling, sessions
+    # Promises
 
     async def reply(self, promise: str, seconds: float) -> Reply | None:
         """The reply to a request; None after `seconds`. Raises Unknown, Ended."""
@@ -320,6 +301,8 @@ class Service:
             " others wait"
         )
 
+    # Sampling and sessions
+
     def open_sampler(
         self, session_id: str, number: int, base_model: str | None, path: str | None
     ) -> str:
@@ -329,28 +312,14 @@ class Service:
             self.check_base(base_model)
         else:
             self.checkpoints.find(path)
-        return self._add_sampler(f"{session_id}:sample:{number}", session_id, path)
-
-    def _add_sampler(self, sampler_id: str, session_id: str, path: str | None) -> str:
-        self.journal.add_sampler(sampler_id, session_id, path)
-        self._sessions.setdefault(sampler_id, (session_id, path))
-        return sampler_id
-
-    def sampler(self, sampler_id: str) -> str | None:
-        """The path of a sampling session's weights; None for the base model. Raises Unknown."""
-        if sampler_id not in self._sessions:
-            raise Unknown(
-                f"there is no sampling session {sampler_id} on this server; make a new sampling"
-                " client"
-            )
-        return self._sessions[sampler_id][1]
+        return _sampler_id(session_id, number, path)
 
     def sample(self, sampler_id: str, seq: int, body: Json) -> str:
         """Start sampling, once per request; returns the promise. Raises Unknown, Ended."""
         promise = f"{sampler_id}:{seq}"
         if promise not in self._samples:
-            path = self.sampler(sampler_id)
-            self.check_session(self._sessions[sampler_id][0])
+            path = sampler_path(sampler_id)
+            self.check_session(sampler_id.partition(":")[0])
             self._samples[promise] = asyncio.create_task(self._sample(path, body))
             done = [id_ for id_, task in self._samples.items() if task.done()]
             for old in done[: max(0, len(self._samples) - _SAMPLES)]:
@@ -368,10 +337,6 @@ class Service:
         except Exception as error:  # noqa: BLE001  (stored for the client)
             return _failure("asample", error)
 
-    def cancel(self, promise: str) -> None:
-        if (task := self._samples.pop(promise, None)) is not None:
-            task.cancel()
-
     def check_session(self, session_id: str) -> None:
         """Raise Ended if the session was finished."""
         if session_id in self._ended:
@@ -382,20 +347,21 @@ class Service:
 
     def finish(self, session_id: str) -> None:
         """End a client's session; its policies are unloaded but stay on disk."""
-        self.journal.end(session_id)
         self._ended.add(session_id)
         for run in self._runs.values():
             if run.session_id == session_id and not run.waiting:
                 run.policy = None
-        for promise in [
-            promise for promise in self._samples if promise.startswith(f"{session_id}:")
-        ]:
-            self.cancel(promise)
+        for promise in list(self._samples):
+            if promise.startswith(f"{session_id}:"):
+                self._samples.pop(promise).cancel()
+
+    # What there is
 
     def about(self, policy_id: str) -> dict[str, object]:
         """Describes a policy in the API's format. Raises Unknown."""
         run = self._run(policy_id)
         lora = read_lora(run.checkpoint) if run.checkpoint else None
+        made = self.journal.entry(policy_id, 0)
         return {
             "model_id": policy_id,
             "is_lora": True,
@@ -406,12 +372,35 @@ class Service:
                 "model_name": self.name,
                 "tokenizer_id": self.name,
             },
-            "user_metadata": run.about.get("user_metadata"),
+            "user_metadata": json.loads(made.body).get("user_metadata") if made else None,
         }
 
     def policies(self, policy_id: str | None = None) -> list[str]:
         """Ids of all policies, oldest first, or only `policy_id`. Raises Unknown."""
         return list(self._runs) if policy_id is None else [self._run(policy_id).policy_id]
+
+
+def _sampler_id(session_id: str, number: int, path: str | None) -> str:
+    """The id of a sampling session, which has the path of its weights in it: there is nothing to
+    store."""
+    encoded = base64.urlsafe_b64encode((path or "").encode()).decode().rstrip("=")
+    return f"{session_id}:sample:{number}:{encoded}"
+
+
+def sampler_path(sampler_id: str) -> str | None:
+    """The path of a sampling session's weights; None for the base model. Raises Unknown."""
+    try:
+        session_id, kind, number, encoded = sampler_id.split(":")
+        path = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode() or None
+        if kind == "sample" and sampler_id == _sampler_id(session_id, int(number), path):
+            return path
+    except ValueError:
+        pass
+    raise Unknown(f"there is no sampling session {sampler_id:.100}; make a new sampling client")
+
+
+def _is_forward_only(entry: Entry) -> bool:
+    return bool(messages().ForwardBackwardRequest.FromString(entry.body).forward_only)
 
 
 def _no_other_optimiser(config: Json | None) -> Json:

@@ -37,10 +37,6 @@ def serve(
         int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
     ] = 8900,
     key_env: str | None = None,
-    tls_cert: Annotated[
-        Path | None, Option(help="Certificate, to be reached by other machines.")
-    ] = None,
-    tls_key: Annotated[Path | None, Option(help="Key of the certificate.")] = None,
     max_model_len: Annotated[int | None, Option(min=2)] = None,
     deterministic: Annotated[bool, Option("--deterministic")] = False,
 ) -> None:
@@ -71,8 +67,6 @@ def serve(
             f"--key-env: the environment has no {key_env}; export {key_env}=tml-$(openssl rand"
             " -hex 16)"
         )
-    if (tls_cert is None) != (tls_key is None):
-        raise ConfigError("--tls-cert and --tls-key belong together; give both, or neither")
     try:
         server = import_module(_SERVER)
     except ModuleNotFoundError as error:
@@ -86,7 +80,6 @@ def serve(
             name=name,
             api_key=key,
             key_variable=key_env or "",
-            tls=(tls_cert, tls_key) if tls_cert and tls_key else None,
             max_model_len=max_model_len,
             deterministic=deterministic,
         )

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ajet_sdk.reporting.gap import GAPS, gap_by_cause, gap_message
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run, Trained
+from ajet_tools.trace.compare.gap import GAPS, gap_by_cause, gap_message
 
 PLAIN, NUCLEUS = {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}
 

@@ -18,7 +18,6 @@ from ajet_sdk.reporting.held_out import (
     MIN_TASKS,
     compare,
     dropped,
-    not_carried_over,
     rewards_by_set,
     sets_of,
 )
@@ -29,6 +28,7 @@ from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run, Task
+from ajet_tools.trace.compare.advice import not_carried_over
 from tests.sdk.test_local_backbone import job, length, talk
 
 REWARDS = st.dictionaries(st.integers(0, 30).map(str), st.floats(-10, 10), min_size=0, max_size=31)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_sdk.reporting.advice import Advice, installed_advice
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.metrics import STEPS, discarded, episode_metrics, warning_signs
+from ajet_sdk.reporting.metrics import STEPS, discarded, episode_metrics
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run
+from ajet_tools.trace.compare.advice import warning_signs
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
 N = 2 * STEPS
 
 
@@ -192,3 +202,12 @@ def test_tokens_that_are_not_trained_are_told_while_the_run_goes_on(
         f"step {2 + 2 * N}",
     ]
     assert "50.0% stale" in said[0]
+
+
+def test_the_advice_of_the_tools_is_what_a_training_prints() -> None:
+    """By the entry point of the package, with every function that a training calls."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    module = import_module(declared["ajet.advice"]["training"])
+    functions = {name for name in vars(Advice) if not name.startswith("_")}
+    assert functions and all(callable(getattr(module, name)) for name in functions)
+    assert installed_advice() is module, "install the package again: its entry points changed"

@@ -47,7 +47,7 @@ def test_no_route_of_a_gateway_answers_a_foreign_page(tmp_path: Path) -> None:
 
         calls = [
             ("/episodes/e/default/v1/chat/completions", opened.handle_key, body),
-            (ROWS_PATH, gateway.token, '{"table": "runs"}'),
+            (ROWS_PATH, gateway.token, '{"table": "runs", "columns": ["run_id"]}'),
         ]
         for headers, status in FOREIGN:
             for call in calls:

@@ -96,6 +96,22 @@ def test_with_warn_it_is_a_line_in_the_log(
     assert any("localhost" in record.message for record in caplog.records)
 
 
+def test_an_episode_without_a_call_says_what_was_seen_instead(port: int) -> None:
+    def act() -> None:
+        secret = f"http://me:secret@127.0.0.1:{port}/search?key=secret"
+        requests.get(secret, timeout=FOREVER)
+        httpx.get(secret)
+        by_socket(port)
+
+    episode = any_episode_of(act, must_call=True)
+    assert episode.cause == "NoCalls"
+    error = str(episode.error)
+    assert f"GET http://127.0.0.1:{port}/search" in error and "a connection to localhost" in error
+    assert "secret" not in error
+    silent = any_episode_of(lambda: None, must_call=True)
+    assert "no request" in str(silent.error)
+
+
 def test_what_a_hooked_client_sends_there_is_its_own_affair(port: int) -> None:
     """Embeddings and lists of models: not a conversation, and not the policy's."""
 

@@ -179,7 +179,7 @@ class ClusterRun:
         Raises CheckpointError if it is not the trained model; see `check_export`.
         """
         target, last = self.store / self.job.run_id / "model", self.total
-        with open_trace(self.job.directory) as trace:
+        with open_trace(self.job.directory, writer=self.writer) as trace:
             validated = episodes(trace, self.job.run_id, last, split="val")
         calls = [
             call for episode in validated for call in episode.calls if call.policy_version == last
@@ -330,11 +330,9 @@ def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
 
 
 def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
-    writer.flush()
-    with open_trace(directory) as trace:
+    with open_trace(directory, writer=writer) as trace:
         for row in trace.query(_UNBOOKED, [run_id]).to_pylist():
             writer.put(LedgerEntry(run_id=run_id, **row))
-        writer.flush()
         wrong = ledger_balance(trace, run_id)
     if wrong:
         raise TrainingError(

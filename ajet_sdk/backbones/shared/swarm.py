@@ -196,7 +196,7 @@ class SwarmSteps:
         ids = [row["episode_id"] for row in rows]
         if not ids:
             return []
-        with open_trace(self.job.directory) as trace:
+        with open_trace(self.job.directory, writer=self.writer) as trace:
             by_id = {e.episode_id: e for e in read_episodes(trace, episode_ids=ids)}
         return [by_id[episode_id] for episode_id in ids if episode_id in by_id]
 

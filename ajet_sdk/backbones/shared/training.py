@@ -35,7 +35,6 @@ from ajet_sdk.learn.objective import less_kl, without_signal
 from ajet_sdk.learn.scores import TokenScores, trained_calls
 from ajet_sdk.learn.teacher import LocalTeacher, RemoteTeacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
-from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 from ajet_sdk.reporting.held_out import rising
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
@@ -335,12 +334,8 @@ class TrainingRun:
             metrics |= add_prefix("train", learnt) | {"time/train": ended - begun}
             if self.ahead is not None:
                 metrics["time/overlap"] = self.ahead.overlap(begun, ended) / (ended - started)
-            if learnt.get("logprob_gap_mean", 0.0) > LARGE_GAP:
-                self.writer.flush()
-                rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
-                self.loggers.say(
-                    f"step {step}: {gap_message(gap_by_cause(rows), self.learner.service_name)}"
-                )
+            gap = learnt.get("logprob_gap_mean", 0.0)
+            self.loggers.advise_on_gap(step, gap, self.learner.service_name)
         else:
             self._begin_next_batch(step + 1, 0)
             if self.has_samples:  # of successive steps without samples, only the first is explained

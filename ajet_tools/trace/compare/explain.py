@@ -17,10 +17,10 @@ from statistics import fmean
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
-from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
+from ajet_sdk.reporting.metrics import discarded, unstable
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import lasting
+from ajet_tools.trace.compare.advice import on_gap, warning_signs
 from ajet_tools.trace.compare.changes import (
     Finding,
     apart,
@@ -362,10 +362,8 @@ def _metrics(
         a, b = values[before], values[step]
         if abs(b - a) >= max(least, _RELATIVE * max(abs(a), abs(b))):
             yield Finding(name.removeprefix("train/"), f"{about}: {a:.3g} → {b:.3g}", a, b)
-            if name == "train/logprob_gap_mean" and b > LARGE_GAP:
-                parts = gap_by_cause(reader.query(GAPS, [run_id, step]).to_pylist())
-                if parts:
-                    yield Finding("gap", gap_message(parts), a, b)
+            if name == "train/logprob_gap_mean" and (text := on_gap(reader.query, run_id, step, b)):
+                yield Finding("gap", text, a, b)
 
 
 def _ledger(reader: TraceReader, run_id: str, before: int, step: int) -> Iterator[Finding]:

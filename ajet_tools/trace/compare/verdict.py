@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import TypedDict
 
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.metrics import discarded, unstable, warning_signs
+from ajet_sdk.reporting.metrics import discarded, unstable
 from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.text.clean import counted
+from ajet_tools.trace.compare.advice import warning_signs
 from ajet_tools.trace.compare.explain import explain
 from ajet_tools.trace.compare.setup import judge_change, setup_changes
 from ajet_tools.trace.queries.base import rows

@@ -15,8 +15,8 @@ from ajet_sdk.errors import PictureError
 from ajet_sdk.pictures import keyed, picture_of
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.prefixes import common_prefix
+from ajet_sdk.trace.at_rest import attach
 from ajet_sdk.trace.digests import digested, key_of, keyed_digests, table_of, tag_of
-from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.pictures import stored_pictures
 from ajet_sdk.trace.reader import calls_of, ledger_balance, open_trace, trace_files

@@ -16,7 +16,7 @@ from ajet_sdk.engines.tinker.answers import WrongAnswer, check_agreement, check_
 from ajet_sdk.engines.tinker.sdk import SdkWeights, _Warnings
 from ajet_sdk.engines.tinker.service import wait
 from ajet_sdk.errors import EngineUnavailable, TrainingError
-from ajet_sdk.reporting.gap import gap_message
+from ajet_tools.trace.compare.gap import gap_message
 
 SERVICE = "https://wrong.example"
 

@@ -30,6 +30,7 @@ from ajet_sdk.trace.live import post
 from ajet_sdk.trace.owner import ROWS_PATH, Owner, announce, owner_of, process_started, retract
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
 from ajet_sdk.trace.schema import COLUMNS
+from ajet_sdk.trace.sources import Sources
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Metric, Run
 from tests.serving import live_trace
@@ -117,9 +118,10 @@ def test_the_route_refuses_strangers_and_nonsense(tmp_path: Path) -> None:
                 assert answer.status_code == 401 and "gateway.json" in answer.json()["error"]
             for body in (b"", b"[]", b"{}", b'{"table": "runs", "columns": 3}', b"\xff"):
                 assert client.post(ROWS_PATH, content=body, headers=good).status_code == 400
-            assert client.post(ROWS_PATH, json={"table": "runs"}, headers=good).status_code == 200
+            rows = {"table": "runs", "columns": ["run_id"]}
+            assert client.post(ROWS_PATH, json=rows, headers=good).status_code == 200
             for table in ("range(3)", "duckdb_secrets()", "calls_full", "runs, episodes"):
-                refused = client.post(ROWS_PATH, json={"table": table}, headers=good)
+                refused = client.post(ROWS_PATH, json={**rows, "table": table}, headers=good)
                 assert refused.status_code == 400 and "there is no table" in refused.json()["error"]
             assert client.post(ROWS_PATH, content=b"x" * (2 << 20), headers=good).status_code == 413
             assert client.get(ROWS_PATH, headers=good).status_code == 405
@@ -213,6 +215,41 @@ def test_sql_on_a_live_run_is_worked_out_by_the_one_who_asks(
         {"n": 19999900000}
     ]
     assert reader.spent == spent
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT run_id FROM runs",
+        "SELECT count(*) FROM calls JOIN episodes USING (episode_id)",
+        "SELECT a.call_id FROM calls a, calls b ORDER BY ALL",
+    ],
+)
+def test_why_rows_could_not_be_read_is_the_error_of_a_query(tmp_path: Path, sql: str) -> None:
+    """Wherever in the query DuckDB asks for them; a reader decides by its type."""
+
+    def ask(*_: object) -> pa.Table:
+        raise TraceLocked("held by another")
+
+    file = tmp_path / "trace.duckdb"
+    owner = Owner(file.name, os.getpid(), "", socket.gethostname())
+    with pytest.raises(TraceLocked):
+        Sources(ask).query([file], {file: owner}, sql, (), None)
+
+
+def test_a_run_reads_its_own_file_and_those_of_others_without_a_request(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace-node.duckdb") as node:
+        node.put(Call(call_id="c", episode_id="e", output_ids=[1]), Episode(episode_id="e"))
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        announce(writer.path, "http://127.0.0.1:9", "nobody listens there")
+        with open_trace(writer.path, writer=writer) as alone:
+            writer.put(Run(run_id="r"))
+            assert alone.query("SELECT run_id FROM runs").to_pylist() == [{"run_id": "r"}]
+        with open_trace(tmp_path, writer=writer) as both:
+            writer.put(Metric(run_id="r", step=1, name="m", value=float("nan")))
+            sql = "SELECT (SELECT count(*) FROM calls) AS calls, m.value > 1 AS v FROM metrics m"
+            assert both.query(sql).to_pylist() == [{"calls": 1, "v": True}], "NaN as in DuckDB"
+            assert both.spent == 0
 
 
 class Held(TraceWriter):

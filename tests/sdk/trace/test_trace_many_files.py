@@ -15,9 +15,9 @@ import pytest
 
 from ajet_sdk.errors import TraceError, TraceVersionError
 from ajet_sdk.trace.feedback import give
-from ajet_sdk.trace.gathered import FEW
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
 from ajet_sdk.trace.schema import TABLES
+from ajet_sdk.trace.sources import FEW
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Task
 

@@ -1,0 +1,176 @@
+"""Tables whose rows are read when a query scans them: of live files from their owners, of many
+files at rest in parts.
+
+DuckDB tells such a table the columns and the filter of a scan, so that only these are read.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from ajet_sdk.trace.at_rest import RunsOrError, Stamp, read_in_place, read_parts
+from ajet_sdk.trace.rows import RowsOf, schemas
+from ajet_sdk.trace.schema import COLUMNS
+
+_SMALL_KINDS = frozenset({"VARCHAR", "INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"})
+_KEPT = {
+    table: [name for name, kind in columns.items() if kind in _SMALL_KINDS]
+    for table, columns in COLUMNS.items()
+    if table != "trained"
+} | {
+    "calls": [
+        "call_id", "episode_id", "agent", "phase", "trainable", "policy_version", "started_at",
+    ],
+    "runs": list(COLUMNS["runs"]),  # a row or two a file, whose config every list of runs reads
+}  # fmt: skip
+
+_ID = r"[0-9A-Za-z_-]+"
+_EQUAL = re.compile(rf'\((episode_id|call_id|run_id) == "({_ID})"\)')
+_AMONG = re.compile(
+    r"if_else\(is_valid\((?P<column>episode_id|call_id|run_id)\), is_in\((?P=column), "
+    rf'\{{value_set=string:\[(?P<values>(?:\s*"{_ID}",?)+\s*)\], '
+    r"null_matching_behavior=MATCH\}\), null\[bool\]\)"
+)
+_NOT_A_CONJUNCTION = (" or ", "invert(", "if_else(")
+
+
+class ScannedTable(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
+    """A table for one query, whose rows are read when DuckDB scans it, and once if it is scanned
+    again with the same columns and filter."""
+
+    def __init__(self, table: str, read: Callable[[RowsOf], Iterator[pa.Table]]) -> None:
+        self.name = table
+        self._read = read
+        self._before: dict[RowsOf, pa.Table] = {}
+        self.failure: Exception | None = None
+        """Why rows could not be read; DuckDB raises another error then."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return schemas()[self.name]
+
+    def scanner(
+        self, columns: Sequence[str] | None = None, filter: Any = None, **_: object
+    ) -> ds.Scanner:
+        """Called by DuckDB, which leaves the filter to it."""
+        wanted = _request(self.name, columns, filter)
+        if wanted not in self._before:
+            schema = pa.schema([self.schema.field(name) for name in wanted.columns])
+            try:
+                self._before[wanted] = _on_disk(self._read(wanted), schema)
+            except Exception as error:
+                self.failure = error
+                raise
+        return ds.dataset(self._before[wanted]).scanner(columns=columns, filter=filter)
+
+
+def _on_disk(tables: Iterator[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Rows in a file that is mapped to memory and deleted with it: they may be more than fit."""
+    with tempfile.NamedTemporaryFile(prefix="ajet-trace-") as file:
+        with pa.ipc.new_stream(file, schema) as stream:
+            for rows in tables:
+                stream.write_table(rows.select(schema.names).cast(schema))
+        file.flush()
+        return pa.ipc.open_stream(pa.memory_map(file.name)).read_all()
+
+
+def _request(table: str, columns: Sequence[str] | None, condition: Any) -> RowsOf:
+    """What to read for a scan: its columns, those of its filter, and the ids that it names."""
+    text = "" if condition is None else str(condition)
+    read = [
+        name
+        for name in COLUMNS[table]
+        # A column that a filter names only in a constant is read without need.
+        if columns is None or name in columns or name in text
+    ]
+    by, among = _ids_in(text)
+    return RowsOf(table=table, columns=tuple(read), by=by, among=among)
+
+
+def _ids_in(condition: str) -> tuple[str | None, tuple[str, ...]]:
+    """A column with the ids of all rows that an Arrow expression lets through, if it is that
+    simple."""
+    if among := _AMONG.fullmatch(condition):
+        return among["column"], tuple(re.findall(_ID, among["values"]))
+    if any(part in condition for part in _NOT_A_CONJUNCTION):
+        return None, ()
+    if equal := _EQUAL.search(condition):
+        return equal[1], (equal[2],)
+    return None, ()
+
+
+class ManyFiles:
+    """Many files at rest: a query over a thousand attached files would take a second to plan.
+
+    Their small columns, which lists of runs and episodes read, are kept in memory until a file
+    changes. The others are read by each query, in the files that have its rows.
+    """
+
+    def __init__(self) -> None:
+        self.stamps: Mapping[Path, Stamp] = {}
+        """Of the readable files, as they were read."""
+        self._numbers: dict[Path, int] = {}
+        self._kept: dict[str, pa.Table] = {}
+        """Rows by table, with the number of their file."""
+        self._large: dict[str, set[int]] = {table: set() for table in _KEPT}
+        """Files with a table that is too large to keep."""
+
+    def follow(self, stamps: Mapping[Path, Stamp]) -> dict[Path, RunsOrError]:
+        """Read the files that have changed; returns the runs of each file, or its error."""
+        changed = [file for file, stamp in stamps.items() if self.stamps.get(file) != stamp]
+        gone = [
+            self._numbers.pop(file)
+            for file in list(self._numbers)
+            if file not in stamps or file in changed
+        ]
+        if not changed and not gone:
+            return self._runs()
+        first = max(self._numbers.values(), default=-1) + 1
+        fresh = {first + i: file for i, file in enumerate(changed)}
+        large: dict[str, set[int]] = {table: set() for table in _KEPT}
+        rows, failed = read_parts(fresh, _KEPT, large)
+        is_gone = pa.array(gone, pa.int32())
+        for table, new in rows.items():
+            before = self._kept.get(table, new.slice(0, 0))
+            left = before.filter(pc.invert(pc.is_in(before["file"], is_gone)))
+            self._kept[table] = pa.concat_tables([left, new])
+            self._large[table] = self._large[table].difference(gone) | large[table]
+        self._numbers |= {file: i for i, file in fresh.items() if file not in failed}
+        self.stamps = {file: stamp for file, stamp in stamps.items() if file not in failed}
+        return {**self._runs(), **failed}
+
+    def _runs(self) -> dict[Path, RunsOrError]:
+        files = {i: file for file, i in self._numbers.items()}
+        runs: dict[Path, list[str]] = {file: [] for file in self._numbers}
+        for row in self._kept["runs"].select(["file", "run_id"]).to_pylist():
+            runs[files[row["file"]]].append(row["run_id"])
+        return dict(runs)
+
+    def read(self, files: Sequence[Path], wanted: RowsOf) -> Iterator[pa.Table]:
+        """Yields rows of some of the files. Raises TraceError for an unreadable one."""
+        numbers = {self._numbers[file]: file for file in files if file in self._numbers}
+        in_place = numbers
+        where = ""
+        if wanted.table in _KEPT:
+            kept = self._kept[wanted.table]
+            kept = kept.filter(pc.is_in(kept["file"], pa.array(list(numbers), pa.int32())))
+            with_rows = self._large[wanted.table]
+            is_kept = set(wanted.columns) <= set(_KEPT[wanted.table])
+            if is_kept:
+                yield kept
+            elif wanted.by is not None:
+                has_id = pc.is_in(kept[wanted.by], pa.array(wanted.among, pa.string()))
+                with_rows = with_rows.union(kept.filter(has_id)["file"].to_pylist())
+            if is_kept or wanted.by is not None:
+                in_place = {i: file for i, file in numbers.items() if i in with_rows}
+        if wanted.by is not None:
+            where = f"""WHERE "{wanted.by}" IN ({", ".join(f"'{i}'" for i in wanted.among)})"""
+        yield from read_in_place(list(in_place.values()), wanted.table, wanted.columns, where)
