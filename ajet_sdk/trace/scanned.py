@@ -33,9 +33,9 @@ _KEPT = {
 }  # fmt: skip
 
 _ID = r"[0-9A-Za-z_-]+"
-_EQUAL = re.compile(rf'\((episode_id|call_id|run_id) == "({_ID})"\)')
+_EQUAL = re.compile(rf'\((episode_id|call_id|run_id|digest) == "({_ID})"\)')
 _AMONG = re.compile(
-    r"if_else\(is_valid\((?P<column>episode_id|call_id|run_id)\), is_in\((?P=column), "
+    r"if_else\(is_valid\((?P<column>episode_id|call_id|run_id|digest)\), is_in\((?P=column), "
     rf'\{{value_set=string:\[(?P<values>(?:\s*"{_ID}",?)+\s*)\], '
     r"null_matching_behavior=MATCH\}\), null\[bool\]\)"
 )
