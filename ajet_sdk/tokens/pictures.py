@@ -36,16 +36,28 @@ _PIXELS = re.compile(r"pixel|image_(grid|size|position)")
 _MEDIA_TOKENS = re.compile(r"(image|video|audio|boi)_token_(id|index)")
 """Keys of a config with tokens that stand for pictures and the like. One that begins a picture is
 among them: a processor puts tokens behind it."""
+_LAYOUTS = 65_536
+"""Pictures whose layout is kept."""
 _MEMORY = 256 << 20
 """Bytes of pixels that are kept for the next pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessedPicture:
-    """A picture for a model: its text, the number of its image tokens, and its pixels."""
+class _Layout:
+    """What a picture's size alone decides."""
 
     text: str
     tokens: int
+    """Number of its image tokens."""
+    grid: tuple[int, int]
+    """Rows and columns of its tokens; (0, 0) if the model has no grid of positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedPicture:
+    """A picture for a model."""
+
+    layout: _Layout
     pixels: dict[str, npt.NDArray[Any]]
     """By argument of the model, each with a first axis (or two) of length 1 for the picture."""
 
@@ -74,19 +86,25 @@ class PictureProcessor:
         2024, arXiv:2409.12191, section 2.1)."""
         self._merge: int = getattr(self._processor.image_processor, "merge_size", 1)
         self._lock = threading.Lock()
-        self._texts: dict[str, tuple[str, int]] = {}
-        self._grids: dict[str, tuple[int, int]] = {}
+        self._layouts: OrderedDict[str, _Layout] = OrderedDict()
+        self._equal: dict[_Layout, _Layout] = {}
+        """Layouts are few, and their texts long: each is stored once."""
         self._kept: OrderedDict[str, ProcessedPicture] = OrderedDict()
         self._size = 0
 
     def text_of(self, picture: Picture) -> tuple[str, int]:
         """The text that stands for a picture, and the number of its image tokens. Raises
         RequestRefused."""
-        known = self._texts.get(picture.digest)
-        if known is None:
-            processed = self.process(picture)
-            known = self._texts[picture.digest] = processed.text, processed.tokens
-        return known
+        layout = self._layout_of(picture)
+        return layout.text, layout.tokens
+
+    def grid_of(self, picture: Picture) -> tuple[int, int]:
+        """Rows and columns of a picture's tokens, for positions in three dimensions."""
+        return self._layout_of(picture).grid
+
+    def _layout_of(self, picture: Picture) -> _Layout:
+        layout = self._layouts.get(picture.digest)
+        return self.process(picture).layout if layout is None else layout
 
     def process(self, picture: Picture) -> ProcessedPicture:
         """Raises RequestRefused if the model does not take a picture of this shape."""
@@ -97,40 +115,43 @@ class PictureProcessor:
                 return kept
             processed = self._process(picture)
             self._kept[picture.digest] = processed
+            self._layouts[picture.digest] = processed.layout
+            if len(self._layouts) > _LAYOUTS:
+                self._layouts.popitem(last=False)
             self._size += _bytes(processed)
             while self._size > _MEMORY and len(self._kept) > 1:
                 self._size -= _bytes(self._kept.popitem(last=False)[1])
             return processed
 
+    def whole(self, text: str, pictures: Sequence[Picture]) -> dict[str, npt.NDArray[Any]]:
+        """What the processor makes of a text with a placeholder for each picture: all arguments of
+        the model, as the checkpoint's authors mean it."""
+        made = self._processor(
+            text=[text],
+            images=[[picture.image() for picture in pictures]],
+            text_kwargs={"add_special_tokens": False},
+            return_tensors="np",
+        )
+        return {name: np.asarray(value) for name, value in made.items()}
+
     def _process(self, picture: Picture) -> ProcessedPicture:
         try:
-            made = self._processor(
-                text=[self.placeholder],
-                images=[[picture.image()]],
-                text_kwargs={"add_special_tokens": False},
-                return_tensors="np",
-            )
+            made = self.whole(self.placeholder, [picture])
         except Exception as error:  # processors raise anything for a shape that they do not take
             raise RequestRefused(
                 f"the model's processor does not take a picture of {picture.width} ×"
                 f" {picture.height} pixels: {error}",
                 "messages",
             ) from error
-        ids = np.asarray(made["input_ids"])[0]
-        pixels = {name: np.asarray(value) for name, value in made.items() if _PIXELS.match(name)}
-        return ProcessedPicture(
-            text=self._decode(ids.tolist()),
-            tokens=int((ids == self.token_id).sum()),
-            pixels=_seen(pixels),
-        )
-
-    def grid_of(self, picture: Picture) -> tuple[int, int]:
-        """Rows and columns of a picture's tokens, for positions in three dimensions."""
-        known = self._grids.get(picture.digest)
-        if known is None:
-            _, height, width = self.process(picture).pixels["image_grid_thw"][0].tolist()
-            known = self._grids[picture.digest] = height // self._merge, width // self._merge
-        return known
+        ids = made["input_ids"][0]
+        pixels = {name: value for name, value in made.items() if _PIXELS.match(name)}
+        grid = (0, 0)
+        if self.has_grid_positions:
+            _, height, width = pixels["image_grid_thw"][0].tolist()
+            grid = height // self._merge, width // self._merge
+        layout = _Layout(self._decode(ids.tolist()), int((ids == self.token_id).sum()), grid)
+        layout = self._equal.setdefault(layout, layout)
+        return ProcessedPicture(layout, _seen(pixels))
 
 
 def picture_processor(

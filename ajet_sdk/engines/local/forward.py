@@ -402,10 +402,18 @@ def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """The root mean square of the difference, relative to the spread of the expected logits.
 
     An absolute difference would depend on the scale of the logits: at 20, rounding alone causes
-    0.5.
+    0.5. Forbidden tokens (`vision.forbid`) are left out, whose logits would hide all others.
     """
-    off, spread = (logits - expected).float(), expected.float().std()
-    return float(off.square().mean().sqrt() / spread.clamp_min(1e-12))
+    allowed = expected > lowest_logit(expected.dtype) / 2
+    logits, expected = logits[allowed].detach().float(), expected[allowed].detach().float()
+    off = logits - expected
+    return float(off.square().mean().sqrt() / expected.std().clamp_min(1e-12))
+
+
+def lowest_logit(dtype: torch.dtype) -> float:
+    """The logit of a token that is never sampled: finite, since 0 · -inf in a masked loss is
+    NaN."""
+    return max(-1e9, float(torch.finfo(dtype).min) / 4)
 
 
 def _gap(model: PreTrainedModel, forward: LlamaForward | ModelForward, cache: RowCache) -> float:

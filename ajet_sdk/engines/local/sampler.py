@@ -25,7 +25,7 @@ from ajet_sdk.engines.local.forward import UnsupportedModel, check_rope, vocabul
 from ajet_sdk.engines.local.logits import processors
 from ajet_sdk.engines.local.requests import Continuation, SamplingRequest, StopWatch, mix
 from ajet_sdk.engines.local.single import SingleConversation
-from ajet_sdk.engines.local.vision import vision_of
+from ajet_sdk.engines.local.vision import check_vision, vision_of
 from ajet_sdk.engines.local.weights import frozen_copy
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
@@ -71,6 +71,8 @@ class LocalSampler:
         self._vocabulary = vocabulary(self.module)
         self._vision = vision_of(self.module, tokenizer)
         self.takes_pictures = self._vision is not None
+        if self._vision is not None:
+            check_vision(self.module, self._vision)
         self._batch = self._make_batch(kv_bytes, deterministic)
         self._ordinal = count()
         self._condition = threading.Condition()

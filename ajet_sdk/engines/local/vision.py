@@ -11,6 +11,7 @@ Letters of shapes: B rows, T tokens.
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ajet_sdk.engines.local.products import inner_model
-from ajet_sdk.errors import EngineError
-from ajet_sdk.pictures import Picture
+from ajet_sdk.engines.local.forward import distance, lowest_logit, tolerance
+from ajet_sdk.engines.local.products import exact_products, inner_model
+from ajet_sdk.errors import ConfigError, EngineError
+from ajet_sdk.pictures import Picture, picture_of
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.pictures import PictureProcessor
 
@@ -143,11 +145,55 @@ def vision_of(model: PreTrainedModel, tokenizer: Tokenizer | None) -> Vision | N
     return Vision(model, processor) if isinstance(processor, PictureProcessor) else None
 
 
-def forbid(model: PreTrainedModel, tokens: Sequence[int]) -> None:
-    """Let a model never sample some tokens, and its trainer normalise without them.
+_TRIAL_SIZES = ((96, 64), (64, 64))
 
-    Their logits are very low, not -inf: 0 · -inf in a masked loss is NaN.
+
+def check_vision(model: PreTrainedModel, vision: Vision) -> None:
+    """Compare a pass over two pictures with one by the processor's own arguments.
+
+    Raises ConfigError if the logits differ: the model then places pictures in a way that is not
+    known here, and would learn from others than were shown.
     """
+    processor = vision.processor
+    pictures = [_noise(number, *size) for number, size in enumerate(_TRIAL_SIZES)]
+    whole = processor.whole(f"ab{processor.placeholder}cd{processor.placeholder}ef", pictures)
+    keyed = whole["input_ids"][0].astype(np.int32)
+    at = np.flatnonzero(keyed == processor.token_id)
+    done = 0
+    for picture in pictures:
+        tokens = processor.text_of(picture)[1]
+        keyed[at[done : done + tokens]] = picture.key
+        done += tokens
+    known = {picture.key: picture for picture in pictures}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), exact_products(model):
+            own = {name: torch.from_numpy(value).to(model.device) for name, value in whole.items()}
+            expected = model(**own, use_cache=False).logits
+            ours = vision.inputs(keyed, known, model.device)
+            gap = distance(model(**ours, use_cache=False).logits, expected)
+    finally:
+        model.train(was_training)
+    if not gap <= tolerance(model):
+        raise ConfigError(
+            f"model.path: {type(inner_model(model)).__name__} places pictures in a way that ajet"
+            f" does not know (its logits differ by {gap:.2g}); use Qwen-VL, Idefics 3, SmolVLM or"
+            " Gemma 3, or remove preprocessor_config.json to use the model for text"
+        )
+
+
+def _noise(seed: int, width: int, height: int) -> Picture:
+    from PIL import Image
+
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return picture_of(file.getvalue())
+
+
+def forbid(model: PreTrainedModel, tokens: Sequence[int]) -> None:
+    """Let a model never sample some tokens, and its trainer normalize without them."""
     head: Any = inner_model(model).get_output_embeddings()
     head.register_forward_hook(_Forbidden(tuple(tokens)))
 
@@ -159,9 +205,8 @@ class _Forbidden:
         self._tokens = tokens
 
     def __call__(self, _module: nn.Module, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
-        lowest = max(-1e9, torch.finfo(logits.dtype).min / 4)
         tokens = torch.tensor(self._tokens, device=logits.device)
-        return logits.index_fill(-1, tokens, lowest)
+        return logits.index_fill(-1, tokens, lowest_logit(logits.dtype))
 
 
 def is_of_tower(name: str) -> bool:

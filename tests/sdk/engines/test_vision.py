@@ -15,7 +15,8 @@ from ajet_sdk.config.schema import Lora
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.engines.local.vision import is_of_tower
+from ajet_sdk.engines.local.vision import Vision, check_vision, is_of_tower, vision_of
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.checkpoint import export
 from ajet_sdk.learn.losses import policy_pass, score
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
@@ -172,3 +173,22 @@ def test_an_exported_model_sees_the_same(place: Path, tmp_path: Path, lora: Lora
     for call in sampled(place, load_model(written), again, temperature=0.0)[-1]:
         expected = plain_pass(inner, tokenizer, call)[:, 0].numpy()
         assert np.abs(expected - call.logprobs).max() < 10 * EXACT
+
+
+def test_a_model_that_places_pictures_otherwise_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trial of a model that is loaded notices other pixels."""
+    tokenizer, model = HFTokenizer(place), load_model(place)
+    vision = vision_of(model, tokenizer)
+    assert vision is not None
+    check_vision(model, vision)
+    real = Vision.arguments
+
+    def negative(self: Vision, *given: Any, **more: Any) -> dict[str, torch.Tensor]:
+        made = real(self, *given, **more)
+        return {**made, "pixel_values": -made["pixel_values"]}
+
+    monkeypatch.setattr(Vision, "arguments", negative)
+    with pytest.raises(ConfigError):
+        check_vision(model, vision)
