@@ -22,7 +22,7 @@ import requests
 
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.peer_socket import bytes_read_by_peer
+from ajet_sdk.gateway.peer_socket import bytes_read_by_peer, lost_bytes
 from ajet_sdk.protocols import Answer, Ask, Choice
 from tests.waiting import until
 
@@ -356,6 +356,48 @@ def test_the_system_says_what_the_other_end_has_read(host: str) -> None:
                 client.recv(100)
                 assert bytes_read_by_peer(server) == 100
             assert bytes_read_by_peer(server) is None
+
+
+@linux_only
+@pytest.mark.parametrize("late", [False, True])
+def test_the_system_says_whether_bytes_came_after_the_client_had_closed(late: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        with server:
+            server.sendall(b"all but the end")
+            client.recv(100)
+            if not late:
+                server.sendall(b"the end")
+                client.recv(100)
+            client.close()
+            if late:
+                server.sendall(b"the end")
+            assert server.recv(1) == b""
+            assert lost_bytes(server) is late
+
+
+@linux_only
+def test_an_end_that_crosses_the_clients_close_is_not_read(gateway: Gateway) -> None:
+    """The client closes after it has read the rest, and before the server has heard of it."""
+    episode = gateway.open(EpisodeSpec(f"{next(EPISODES)}", Engine(30)))
+    connection = raw(episode)
+    read_events(connection, -1)
+    client = connection.getsockname()
+    (protocol,) = (p for p in gateway._server.server_state.connections if p.client == client)
+
+    async def close_and_send() -> list[bool]:
+        outcomes: list[bool] = []
+        protocol.on_end_of_reply = outcomes.append
+        connection.close()
+        protocol.transport.write(b"end")
+        await protocol.gone
+        return outcomes
+
+    assert gateway._loop is not None
+    sent = asyncio.run_coroutine_threadsafe(close_and_send(), gateway._loop)
+    assert sent.result(30) == [False]
+    asyncio.run(finished(episode))
 
 
 @linux_only
