@@ -319,6 +319,7 @@ IN_FUNCTIONS = {
         "matplotlib",
         "omegaconf",
     ),
+    "PIL",  # only for a picture
     *("gymnasium", "mcp", "openenv", "verifiers"),  # in the processes of an environment
     *(
         "llguidance",

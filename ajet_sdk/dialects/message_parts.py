@@ -17,6 +17,8 @@ from ajet_sdk.pictures import Picture, is_data_url, line_at, picture_at
 _PRETTY = 1_000_000
 """Maximum characters of JSON to format."""
 _ONE_LINE = 64
+_STORED = "ajet-picture:"
+"""Beginning of a reference to a picture in rows of a trace."""
 _LINK = 120
 """Maximum characters of a link to show."""
 
@@ -219,6 +221,9 @@ def pictures_in(raw: object) -> list[Picture]:
 def _source(part: Mapping[str, object]) -> str:
     """The source of an image: its link, or its size with a digest to distinguish images."""
     texts = list(_strings(part))
+    stored = next((text for text in texts if text.startswith(_STORED)), None)
+    if stored is not None:
+        return f" {stored.removeprefix(_STORED)[:6]}"
     data = next((text for text in texts if text.startswith("data:")), None)
     if data is not None:
         return f", {data[5:60].partition(';')[0]}, {_bytes(data)}"

@@ -42,8 +42,8 @@ from ajet_sdk.swarm.refusals import Refused
 M = TypeVar("M", bound=BaseModel)
 Holder = Literal["owner", "worker", "episode", "anyone"]
 
-LARGEST_BODY = 4 * 2**20
-"""Bytes of a request; outputs and tasks are small."""
+LARGEST_BODY = 32 * 2**20
+"""Bytes of a request: a task or an output may have a picture of the largest size."""
 KEEP_ALIVE = 15.0
 """Seconds after which a silent stream of events sends a comment."""
 

@@ -469,7 +469,7 @@ def test_a_claim_that_is_none_is_refused(tmp_path: Path, body: bytes) -> None:
 def test_a_body_that_is_too_large_is_refused(tmp_path: Path) -> None:
     with serve(tmp_path) as served:
         served.begin()
-        answer = served.claim({"task_id": "a", "main_query": "x" * 5_000_000})
+        answer = served.claim({"task_id": "a", "main_query": "x" * 40_000_000})
         assert answer.status_code == 413 and code_of(answer) == "too_large"
 
 
