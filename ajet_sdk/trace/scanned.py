@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from ajet_sdk.trace.at_rest import RunsOrError, Stamp, read_in_place, read_parts
 from ajet_sdk.trace.rows import RowsOf, schemas
@@ -42,7 +40,7 @@ _AMONG = re.compile(
 _NOT_A_CONJUNCTION = (" or ", "invert(", "if_else(")
 
 
-class ScannedTable(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
+class ScannedTable:
     """A table for one query, whose rows are read when DuckDB scans it, and once if it is scanned
     again with the same columns and filter."""
 
@@ -53,23 +51,38 @@ class ScannedTable(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
         self.failure: Exception | None = None
         """Why rows could not be read; DuckDB raises another error then."""
 
-    @property
-    def schema(self) -> pa.Schema:
-        return schemas()[self.name]
+    def dataset(self) -> Any:
+        """The table as an Arrow dataset; DuckDB calls `scanner` of no other classes."""
+        import pyarrow.dataset as ds  # 50 ms, which files at rest do not need
 
-    def scanner(
-        self, columns: Sequence[str] | None = None, filter: Any = None, **_: object
-    ) -> ds.Scanner:
-        """Called by DuckDB, which leaves the filter to it."""
-        wanted = _request(self.name, columns, filter)
+        class Scanned(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
+            schema = schemas()[self.name]
+
+            def __init__(self, scan: Callable[[Sequence[str] | None, Any], pa.Table]) -> None:
+                self._scan = scan
+
+            def scanner(
+                self, columns: Sequence[str] | None = None, filter: Any = None, **_: object
+            ) -> ds.Scanner:
+                """Called by DuckDB, which leaves the filter to it."""
+                return ds.dataset(self._scan(columns, filter)).scanner(
+                    columns=columns, filter=filter
+                )
+
+        return Scanned(self.scan)
+
+    def scan(self, columns: Sequence[str] | None, condition: Any) -> pa.Table:
+        """The columns of a scan, and those of its filter, in rows with the ids that it names."""
+        wanted = _request(self.name, columns, condition)
         if wanted not in self._before:
-            schema = pa.schema([self.schema.field(name) for name in wanted.columns])
+            fields = schemas()[self.name]
+            schema = pa.schema([fields.field(name) for name in wanted.columns])
             try:
                 self._before[wanted] = _on_disk(self._read(wanted), schema)
             except Exception as error:
                 self.failure = error
                 raise
-        return ds.dataset(self._before[wanted]).scanner(columns=columns, filter=filter)
+        return self._before[wanted]
 
 
 def _on_disk(tables: Iterator[pa.Table], schema: pa.Schema) -> pa.Table:
@@ -133,6 +146,8 @@ class ManyFiles:
         ]
         if not changed and not gone:
             return self._runs()
+        import pyarrow.compute as pc
+
         first = max(self._numbers.values(), default=-1) + 1
         fresh = {first + i: file for i, file in enumerate(changed)}
         large: dict[str, set[int]] = {table: set() for table in _KEPT}
@@ -156,6 +171,8 @@ class ManyFiles:
 
     def read(self, files: Sequence[Path], wanted: RowsOf) -> Iterator[pa.Table]:
         """Yields rows of some of the files. Raises TraceError for an unreadable one."""
+        import pyarrow.compute as pc
+
         numbers = {self._numbers[file]: file for file in files if file in self._numbers}
         in_place = numbers
         where = ""

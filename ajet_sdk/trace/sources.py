@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
@@ -19,10 +18,8 @@ from ajet_sdk.trace.at_rest import RunsOrError, Stamp, attach, runs_of, stamp_of
 from ajet_sdk.trace.owner import Owner
 from ajet_sdk.trace.query import SETTINGS, select
 from ajet_sdk.trace.rows import RowsOf, all_rows
+from ajet_sdk.trace.scanned import ManyFiles, ScannedTable
 from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, TABLES, at_rest, empty, every_column
-
-if TYPE_CHECKING:
-    from ajet_sdk.trace.scanned import ManyFiles, ScannedTable
 
 FEW = 16
 """Largest number of files at rest to attach for a query."""
@@ -38,7 +35,7 @@ class Sources:
         self._ask = ask
         self.is_steady = False
         """Files at rest stay open between the queries of a command, too."""
-        self._many: ManyFiles | None = None
+        self._many = ManyFiles()
         self._following = threading.Lock()
         # A finalizer may run in the thread that holds it.
         self._free = threading.Condition(threading.RLock())
@@ -53,10 +50,7 @@ class Sources:
         return self._follow(stamps)
 
     def _follow(self, stamps: Mapping[Path, Stamp]) -> dict[Path, RunsOrError]:
-        from ajet_sdk.trace.scanned import ManyFiles  # loads pyarrow.dataset, for 50 ms
-
         with self._following:
-            self._many = self._many or ManyFiles()
             return self._many.follow(stamps)
 
     def query(
@@ -71,15 +65,14 @@ class Sources:
         resting = [file for file in files if file not in owned]
         is_many = len(resting) > FEW
         if is_many:
-            stamps = self._many.stamps if self._many else {}
-            looked = self._follow({**stamps, **{file: stamp_of(file) for file in resting}})
+            looked = self._follow(
+                {**self._many.stamps, **{file: stamp_of(file) for file in resting}}
+            )
             for file in resting:
                 if isinstance(error := looked[file], TraceError):
                     raise error
         scanned: list[ScannedTable] = []
         if owned or is_many:
-            from ajet_sdk.trace.scanned import ScannedTable
-
             read = partial(self._read, resting if is_many else [], owned, stop)
             scanned = [ScannedTable(table, read) for table in TABLES]
         with self._opened([] if is_many else resting) as connection:
@@ -95,7 +88,7 @@ class Sources:
     def _read(
         self, many: Sequence[Path], owned: Mapping[Path, Owner], stop: Stop | None, wanted: RowsOf
     ) -> Iterator[pa.Table]:
-        if many and self._many:
+        if many:
             with self._following:
                 yield from self._many.read(many, wanted)
         for file, owner in owned.items():
@@ -150,7 +143,7 @@ def _connect(files: Sequence[Path]) -> duckdb.DuckDBPyConnection:
 def _prepare(sql: str, tables: Sequence[ScannedTable], cursor: duckdb.DuckDBPyConnection) -> None:
     """Add the scanned tables to the views, for the query of a cursor."""
     for table in tables:
-        cursor.register(f"scanned_{table.name}", table)
+        cursor.register(f"scanned_{table.name}", table.dataset())
         rows = f"{every_column(table.name, COLUMNS[table.name])} FROM scanned_{table.name}"
         resting = f"FROM memory.main.{table.name} UNION ALL BY NAME {rows}"
         cursor.execute(f"CREATE TEMP VIEW {table.name} AS {resting}")
