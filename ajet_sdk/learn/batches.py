@@ -4,7 +4,7 @@ size."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,7 @@ from ajet_sdk.engines.local.products import products_of
 from ajet_sdk.engines.local.vision import Vision
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.trees import Rows, Tokens, grid, trees_of
-from ajet_sdk.pictures import keyed, within
+from ajet_sdk.pictures import PlacedPicture, keyed, within
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
@@ -177,7 +177,11 @@ def collate(
     """
     inputs = [trained_inputs(sample) for sample in samples]
     rows, places = grid(inputs, row_sizes or [1] * len(samples), device)
-    rows = _with_pictures(rows, samples, inputs, places, vision)
+    shown = [placed for sample in samples for placed in sample.timeline.pictures]
+    if vision is not None:
+        rows = with_pictures(rows, inputs, places, shown, vision)
+    elif shown:
+        raise TrainingError("the samples have pictures, but the model takes none")
     positions, targets, sampler, advantages, drawn = [], [], [], [], []
     processing: list[Processing] = []
     pairs: dict[str, int] = {}
@@ -229,19 +233,18 @@ def collate(
     )
 
 
-def _with_pictures(
+def with_pictures(
     rows: Rows,
-    samples: Sequence[Sample],
     inputs: Sequence[Tokens],
     places: Sequence[npt.NDArray[np.int64]],
-    vision: Vision | None,
+    shown: Iterable[PlacedPicture],
+    vision: Vision,
 ) -> Rows:
-    """The rows with their samples' pictures: ids, positions and pixels as the model takes them."""
-    pictures = {p.picture.key: p.picture for s in samples for p in s.timeline.pictures}
-    if vision is None:
-        if pictures:
-            raise TrainingError("the samples have pictures, but the model takes none")
-        return rows
+    """Rows of keyed ids with their pictures: ids, positions and pixels as the model takes them.
+
+    `places` are those of the inputs in the flattened (B, T) grid.
+    """
+    pictures = {placed.picture.key: placed.picture for placed in shown}
     keyed_BT = rows.ids_BT.cpu().numpy()
     device = rows.ids_BT.device
     positions_3BT = None

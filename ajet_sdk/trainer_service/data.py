@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.errors import MissingExtra, RequestRefused
-from ajet_sdk.protocols import Sampled
+from ajet_sdk.protocols import Sampled, Tokenizer
+from ajet_sdk.trainer_service.inputs import Chunk, ModelInput, model_input
 from ajet_sdk.types import Floats
 
 LOSSES: Mapping[str, Mapping[str, float]] = {
@@ -58,7 +59,7 @@ class Batch:
 
     loss: str
     config: Mapping[str, float]
-    ids: list[npt.NDArray[np.int64]]
+    inputs: list[ModelInput]
     targets: list[npt.NDArray[np.int64]]
     shares: list[Floats]
     """Weights for `cross_entropy`, advantages for other losses."""
@@ -67,7 +68,8 @@ class Batch:
 
     def check(self, vocabulary: int, longest: int) -> None:
         """Raise RequestRefused if a sequence is too long or has ids outside the vocabulary."""
-        for index, (ids_T, targets_T) in enumerate(zip(self.ids, self.targets, strict=True)):
+        for index, (given, targets_T) in enumerate(zip(self.inputs, self.targets, strict=True)):
+            ids_T = given.ids
             if len(ids_T) > longest:
                 raise RequestRefused(
                     f"datum {index} has {len(ids_T)} tokens, but this server takes {longest};"
@@ -82,7 +84,7 @@ class Batch:
                 )
 
 
-def read_batch(message: Any) -> Batch:
+def read_batch(message: Any, tokenizer: Tokenizer) -> Batch:
     """Reads a `ForwardBackwardRequest`. Raises RequestRefused with the datum and the input."""
     if message.loss_fn not in LOSSES:
         raise RequestRefused(
@@ -103,7 +105,7 @@ def read_batch(message: Any) -> Batch:
     imitates = message.loss_fn == "cross_entropy"
     batch = Batch(message.loss_fn, {**LOSSES[message.loss_fn], **settings}, [], [], [], [])
     for index, datum in enumerate(message.data):
-        ids_T = _ids(datum, index)
+        given = _model_input(datum, index, tokenizer)
         allowed = (
             {"target_tokens", "weights"}
             if imitates
@@ -114,8 +116,8 @@ def read_batch(message: Any) -> Batch:
                 f"datum {index}: {message.loss_fn} takes no input {sorted(unknown)[0]!r}; it takes "
                 f"{', '.join(sorted(allowed))}"
             )
-        size = len(ids_T)
-        batch.ids.append(ids_T)
+        size = len(given.ids)
+        batch.inputs.append(given)
         batch.targets.append(_input(datum, "target_tokens", index, size).astype(np.int64))
         if imitates:
             weights = np.ones(size, np.float32)
@@ -132,18 +134,22 @@ def read_batch(message: Any) -> Batch:
     return batch
 
 
-def _ids(datum: Any, index: int) -> npt.NDArray[np.int64]:
-    parts = []
+def _model_input(datum: Any, index: int, tokenizer: Tokenizer) -> ModelInput:
+    chunks: list[tuple[Chunk, int | None]] = []
     for chunk in datum.model_input:
-        if chunk.WhichOneof("chunk") != "encoded_text":
+        kind = chunk.WhichOneof("chunk")
+        if kind == "encoded_text":
+            chunks.append((np.frombuffer(chunk.encoded_text.tokens, np.int32).tolist(), None))
+        elif kind == "image":
+            chunks.append((chunk.image.data, chunk.image.expected_tokens or None))
+        else:
             raise RequestRefused(
-                f"datum {index} has an image or audio; this server trains on text alone"
+                f"datum {index} has a chunk of type {kind}; this server takes text and pictures"
             )
-        parts.append(np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64))
-    ids_T = np.concatenate([*parts, np.zeros(0, np.int64)])
-    if not len(ids_T):
+    given = model_input(chunks, tokenizer, f"datum {index}")
+    if not len(given.ids):
         raise RequestRefused(f"datum {index} has no tokens")
-    return ids_T
+    return given
 
 
 def _input(datum: Any, name: str, index: int, size: int) -> npt.NDArray[np.generic]:

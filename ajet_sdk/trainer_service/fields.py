@@ -115,14 +115,21 @@ class _Tokens(Body):
     tokens: list[Token]
 
 
-class _OtherChunk(Body):
-    """An image or audio, which is refused where the prompt is used."""
+class _Image(Body):
+    type: Literal["image"]
+    data: str
+    """The file in base64."""
+    expected_tokens: int | None = None
 
-    type: Literal["image", "image_asset_pointer", "audio"]
+
+class _OtherChunk(Body):
+    """A picture stored elsewhere, or audio, which is refused where the prompt is used."""
+
+    type: Literal["image_asset_pointer", "audio"]
 
 
 class _Prompt(Body):
-    chunks: list[_Tokens | _OtherChunk]
+    chunks: list[_Tokens | _Image | _OtherChunk]
 
 
 class _SamplingParams(Body):

@@ -15,7 +15,7 @@ import math
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,14 +27,23 @@ from ajet_sdk.config.model_source import adapter_values
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import add_adapter, load_model
+from ajet_sdk.engines.local.vision import vision_of
 from ajet_sdk.errors import CheckpointError, ConfigError, RequestRefused, TrainingError
-from ajet_sdk.learn.batches import MicroBatch, logit_rows, micro_batches, tokens_of_a_pass
+from ajet_sdk.learn.batches import (
+    MicroBatch,
+    logit_rows,
+    micro_batches,
+    tokens_of_a_pass,
+    with_pictures,
+)
 from ajet_sdk.learn.checkpoint import read_weights, save_adapter
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
 from ajet_sdk.learn.trainer import adamw
 from ajet_sdk.learn.trees import grid, shares_prefixes
+from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trainer_service.data import Batch, PromptScores
+from ajet_sdk.trainer_service.inputs import ModelInput
 from ajet_sdk.types import Floats
 
 if TYPE_CHECKING:
@@ -95,6 +104,8 @@ class BaseModel:
         self.vocabulary = vocabulary(self.model)
         self.threads = torch.get_num_threads()
         self.shares = shares_prefixes(self.model)
+        self.tokenizer = HFTokenizer(path)
+        self.vision = vision_of(self.model, self.tokenizer)
         self._kinds = _layers(self.model)
 
     def policy_module(self, lora: Lora | None) -> PreTrainedModel:
@@ -117,7 +128,7 @@ class BaseModel:
         with torch.random.fork_rng(devices=devices):
             if lora.seed is not None:
                 torch.manual_seed(lora.seed)
-            return add_adapter(module, lora.rank, _ALPHA, targets).eval()
+            return add_adapter(module, lora.rank, _ALPHA, targets, adapts_tower=False).eval()
 
     def sampling_module(self, path: Path | None) -> PreTrainedModel:
         """A module with the adapter saved in `path`, or the base model."""
@@ -214,9 +225,10 @@ class Policy:
         """
         batch.check(self.base.vocabulary, self.base.max_model_len)
         torch.set_num_threads(self.base.threads)  # set per thread
-        logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(batch.ids)
+        logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(batch.inputs)
         total = 0.0
-        for group in micro_batches(batch.ids, self._pass_tokens, share=self.base.shares):
+        keyed = [given.keyed for given in batch.inputs]
+        for group in micro_batches(keyed, self._pass_tokens, share=self.base.shares):
             micro = self._micro_batch(batch, group.members, group.row_sizes)
             with torch.set_grad_enabled(backward):
                 scored = score(self.module, micro, entropy=False)
@@ -224,7 +236,7 @@ class Policy:
                 if backward:
                     loss.backward()
             total += float(loss.detach())
-            sizes = [len(batch.ids[i]) for i in group.members]
+            sizes = [len(batch.inputs[i].ids) for i in group.members]
             for i, values in zip(
                 group.members, scored.logprobs_N.detach().float().cpu().split(sizes), strict=True
             ):
@@ -238,7 +250,12 @@ class Policy:
 
     def _micro_batch(self, batch: Batch, members: list[int], row_sizes: list[int]) -> MicroBatch:
         device, heat = self.parameters[0].device, self.base.temperature
-        rows, places = grid([batch.ids[i] for i in members], row_sizes, device)
+        inputs = [batch.inputs[i] for i in members]
+        keyed = [given.keyed for given in inputs]
+        rows, places = grid(keyed, row_sizes, device)
+        if self.base.vision is not None:
+            pictures = [placed for given in inputs for placed in given.pictures]
+            rows = with_pictures(rows, keyed, places, pictures, self.base.vision)
         joined = (
             np.concatenate([part[i] for i in members])
             for part in (batch.targets, batch.sampled, batch.shares)
@@ -324,12 +341,12 @@ def adam_of(parameters: Json) -> Adam:
 
 
 def prompt_scores(
-    base: BaseModel, module: PreTrainedModel, ids_T: Sequence[int], top: int, last: int | None
+    base: BaseModel, module: PreTrainedModel, prompt: ModelInput, top: int, last: int | None
 ) -> PromptScores:
     """Log-probabilities of a prompt's tokens except the first, and the `top` most likely at each
     position."""
     torch.set_num_threads(base.threads)
-    size = len(ids_T)
+    size = len(prompt.ids)
     begin = max(1, size - last if last is not None else 1)
     logprobs_T = np.full(size, np.nan, np.float32)
     ids_TK, logprobs_TK = (
@@ -337,11 +354,13 @@ def prompt_scores(
         np.full((size, top), -99999.0, np.float32),
     )
     if size > begin:
-        tokens = torch.as_tensor(ids_T, device=module.device)
+        tokens = torch.as_tensor(prompt.ids, dtype=torch.int64, device=module.device)
+        inputs = {"input_ids": tokens[None]}
+        if base.vision is not None:
+            pictures = {placed.picture.key: placed.picture for placed in prompt.pictures}
+            inputs = base.vision.inputs(prompt.keyed, pictures, module.device)
         with torch.inference_mode():
-            logits_TV = (
-                module(input_ids=tokens[None], use_cache=False).logits[0, begin - 1 : -1].float()
-            )
+            logits_TV = module(**inputs, use_cache=False).logits[0, begin - 1 : -1].float()
             all_TV = torch.log_softmax(logits_TV / base.temperature, dim=-1)
             logprobs_T[begin:] = all_TV.gather(1, tokens[begin:, None])[:, 0].cpu().numpy()
             if top:

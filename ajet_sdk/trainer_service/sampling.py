@@ -14,6 +14,7 @@ from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.trainer_service.data import sample_result
+from ajet_sdk.trainer_service.inputs import Chunk, ModelInput, file_of, model_input
 from ajet_sdk.trainer_service.policies import BaseModel, prompt_scores
 
 if TYPE_CHECKING:
@@ -38,10 +39,8 @@ class _Slot:
 class Samplers:
     """Weights of sampling sessions; the least recently used are unloaded."""
 
-    def __init__(
-        self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0, *, deterministic: bool = False
-    ) -> None:
-        self._base, self._tokenizer, self._how = base, tokenizer, (seed, deterministic)
+    def __init__(self, base: BaseModel, seed: int = 0, *, deterministic: bool = False) -> None:
+        self._base, self._tokenizer, self._how = base, base.tokenizer, (seed, deterministic)
         self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
     def __contains__(self, path: Path | None) -> bool:
@@ -50,7 +49,8 @@ class Samplers:
 
     async def sample(self, path: Path | None, body: Json) -> bytes:
         """Answer a request to sample. Raises RequestRefused, ContextOverflow, CheckpointError."""
-        prompt, sampling = _prompt(body), _sampling(body)
+        given, sampling = _prompt(body, self._tokenizer), _sampling(body)
+        prompt = given.ids.tolist()
         if len(prompt) >= self._base.max_model_len:
             raise RequestRefused(
                 f"the prompt has {len(prompt)} tokens, but this server takes"
@@ -64,14 +64,13 @@ class Samplers:
             )
         async with self._use(path) as slot:
             scores, (sampler, module) = None, slot.loading.result()
-            sampled = await sampler.sample(
-                prompt, sampling, ""
-            )  # checks the prompt's ids and length
+            # checks the prompt's ids and length
+            sampled = await sampler.sample(prompt, sampling, "", given.pictures)
             if body.get("prompt_logprobs") or body.get("topk_prompt_logprobs"):
                 top = min(int(body.get("topk_prompt_logprobs") or 0), self._base.vocabulary)
                 async with slot.scoring:
                     scores = await asyncio.to_thread(
-                        prompt_scores, self._base, module, prompt, top, last
+                        prompt_scores, self._base, module, given, top, last
                     )
         return sample_result(sampled, scores)
 
@@ -119,15 +118,20 @@ class Samplers:
                 await slot.loading.result()[0].aclose()
 
 
-def _prompt(body: Json) -> list[int]:
-    prompt: list[int] = []
+def _prompt(body: Json, tokenizer: Tokenizer) -> ModelInput:
+    chunks: list[tuple[Chunk, int | None]] = []
     for chunk in body["prompt"]["chunks"]:
-        if chunk.get("type", "encoded_text") != "encoded_text":
+        kind = chunk.get("type", "encoded_text")
+        if kind == "encoded_text":
+            chunks.append((chunk["tokens"], None))
+        elif kind == "image":
+            chunks.append((file_of(chunk["data"], "the prompt"), chunk.get("expected_tokens")))
+        else:
             raise RequestRefused(
-                "the prompt has an image or audio; this server samples from text alone", "prompt"
+                f"the prompt has a chunk of type {kind}; this server takes text and pictures",
+                "prompt",
             )
-        prompt += chunk["tokens"]
-    return prompt
+    return model_input(chunks, tokenizer, "the prompt")
 
 
 def _sampling(body: Json) -> Sampling:

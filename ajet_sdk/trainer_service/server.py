@@ -17,7 +17,6 @@ from ajet_sdk.gateway.http_server import is_loopback, server_config
 from ajet_sdk.learn.determinism import deterministic_torch
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.rollout.event_loop import run_to_end
-from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trainer_service.policies import BaseModel
 from ajet_sdk.trainer_service.routes import application
 from ajet_sdk.trainer_service.sampling import Samplers
@@ -107,7 +106,7 @@ async def serve(
     )
     with deterministic_torch(deterministic):
         base = await asyncio.to_thread(load)
-        samplers = Samplers(base, HFTokenizer(model), seed, deterministic=deterministic)
+        samplers = Samplers(base, seed, deterministic=deterministic)
         service = Service(base, samplers, state, name or model)
         service.resume()
         settings = server_config(

@@ -195,7 +195,8 @@ class Service:
         reply."""
         if entry.kind == PASS:
             message = messages().ForwardBackwardRequest.FromString(entry.body)
-            batch, policy = read_batch(message), self._policy(run)
+            policy = self._policy(run)
+            batch = read_batch(message, policy.base.tokenizer)
             logprobs, loss = policy.score(batch, backward=not message.forward_only)
             return None, Reply(pass_result(logprobs, loss), "application/x-protobuf")
         body = json.loads(entry.body)

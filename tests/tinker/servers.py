@@ -20,7 +20,6 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from ajet_sdk.gateway.gateway import listening_socket
 from ajet_sdk.gateway.http_server import server_config
-from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trainer_service.policies import BaseModel
 from ajet_sdk.trainer_service.routes import application
 from ajet_sdk.trainer_service.sampling import Samplers
@@ -80,8 +79,8 @@ class Server:
             ready.set_exception(error)
 
     async def _serve(self, ready: Future[None]) -> None:
-        base, tokenizer = BaseModel(str(self.model)), HFTokenizer(str(self.model))
-        samplers = Samplers(base, tokenizer, deterministic=self._deterministic)
+        base = BaseModel(str(self.model))
+        samplers = Samplers(base, deterministic=self._deterministic)
         service = Service(base, samplers, self.state, str(self.model))
         service.resume()
         with listening_socket("127.0.0.1", self._port) as listener:
