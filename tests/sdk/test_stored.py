@@ -23,6 +23,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Task
 from ajet_tools.trace.files.check import check
+from tests.drawings import part, png
 from tests.sdk.test_local_backbone import job as local_job
 from tests.sdk.test_local_backbone import length, outcomes, talk
 
@@ -355,7 +356,7 @@ def test_a_row_that_is_no_conversation_is_told_by_its_line(
 def test_what_the_template_refuses_is_an_error(tokenizer: HFTokenizer, tmp_path: Path) -> None:
     talk = {
         "messages": [
-            {"role": "user", "content": [{"type": "image_url"}]},
+            {"role": "user", "content": [part(png())]},
             {"role": "assistant", "content": "a"},
         ]
     }

@@ -122,6 +122,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "link": {"messages": [user(part("https://example.org/a.png")), ANSWER]},
     "too few": {"messages": [user("<image><image>"), ANSWER], "images": ["figures/a.png"]},
     "too many": {"messages": [user("<image>?"), ANSWER], "images": ["figures/a.png", url_of(B)]},
+    "nothing": {"messages": [user({"type": "image_url"}), ANSWER]},
     "no user": {"messages": [ANSWER], "images": ["figures/a.png"]},
 }
 

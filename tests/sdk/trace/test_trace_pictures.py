@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.pictures import PlacedPicture, picture_of
 from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
@@ -292,3 +293,30 @@ def test_pictures_survive_a_kill_and_are_in_the_journal_once(tmp_path: Path) -> 
     with open_trace(path) as trace:
         assert calls_of(trace, "e") == looking(20, screenshots)
         assert len(trace.query("SELECT digest FROM pictures")) == 20
+
+
+@pytest.mark.slow
+def test_a_run_in_progress_is_read_with_its_pictures(tmp_path: Path) -> None:
+    calls = looking(3, [png(seed, 100, 100) for seed in range(3)])
+    path = tmp_path / "trace.duckdb"
+    with TraceWriter(path) as writer, Gateway(writer):
+        writer.put(*calls, Episode(episode_id="e"))
+        writer.flush()
+        with open_trace(path) as trace:
+            assert calls_of(trace, "e") == calls
+            [row] = trace.query("SELECT count(*) AS n FROM pictures").to_pylist()
+            assert row["n"] == 3
+
+
+@pytest.mark.slow
+def test_many_files_are_read_with_their_pictures(tmp_path: Path) -> None:
+    written = {}
+    for number in range(20):
+        name = f"e{number:02}"
+        calls = looking(2, [png(0), png(number)], name)
+        written[name] = calls
+        with TraceWriter(tmp_path / f"trace-{number}.duckdb") as writer:
+            writer.put(*calls, Episode(episode_id=name))
+    with open_trace(tmp_path) as trace:
+        read = {episode.episode_id: list(episode.calls) for episode in episodes(trace)}
+    assert read == written
