@@ -111,10 +111,12 @@ def _request(table: str, columns: Sequence[str] | None, condition: Any) -> RowsO
 def _ids_in(condition: str) -> tuple[str | None, tuple[str, ...]]:
     """A column with the ids of all rows that an Arrow expression lets through, if it is that
     simple."""
-    if among := _AMONG.fullmatch(condition):
-        return among["column"], tuple(re.findall(_ID, among["values"]))
-    if any(part in condition for part in _NOT_A_CONJUNCTION):
+    among = _AMONG.search(condition)
+    others = condition if among is None else condition.replace(among[0], "", 1)
+    if any(part in others for part in _NOT_A_CONJUNCTION):
         return None, ()
+    if among is not None:
+        return among["column"], tuple(re.findall(_ID, among["values"]))
     if equal := _EQUAL.search(condition):
         return equal[1], (equal[2],)
     return None, ()

@@ -29,6 +29,7 @@ from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.live import post
 from ajet_sdk.trace.owner import ROWS_PATH, Owner, announce, owner_of, process_started, retract
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
+from ajet_sdk.trace.rows import RowsOf
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.trace.sources import Sources
 from ajet_sdk.trace.writer import TraceWriter
@@ -250,6 +251,42 @@ def test_a_run_reads_its_own_file_and_those_of_others_without_a_request(tmp_path
             sql = "SELECT (SELECT count(*) FROM calls) AS calls, m.value > 1 AS v FROM metrics m"
             assert both.query(sql).to_pylist() == [{"calls": 1, "v": True}], "NaN as in DuckDB"
             assert both.spent == 0
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ("episode_id = 'e1'", {"e1"}),
+        ("episode_id = 'e1' AND index >= 0", {"e1"}),
+        ("episode_id IN ('e1', 'e2') AND index >= 0", {"e1", "e2"}),
+        ("episode_id IN ('e1', 'e2') OR index = 3", None),
+        ("episode_id = 'e1' OR index = 3", None),
+        ("episode_id NOT IN ('e1', 'e2')", None),
+        ("episode_id <> 'e1'", None),
+        ("response->>'$.said' = '(episode_id == \"e1\")'", None),
+        ("model = 'x) and (episode_id == \"e1\")'", None),
+    ],
+)
+def test_only_rows_with_the_ids_that_a_query_names_are_asked_for(
+    tmp_path: Path, where: str, ids: set[str] | None
+) -> None:
+    """And the answer is that of a file at rest."""
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(*(Call(episode_id=f"e{i}", index=i, model="x") for i in range(5)))
+        writer.flush()
+        asked: list[RowsOf] = []
+
+        def ask(_: Path, owner: Owner, stop: object, wanted: RowsOf) -> pa.Table:
+            asked.append(wanted)
+            return wanted.read(writer.query)
+
+        owner = Owner(writer.path.name, os.getpid(), "", socket.gethostname())
+        sql = f"SELECT episode_id FROM calls WHERE {where} ORDER BY ALL"
+        found = Sources(ask).query([writer.path], {writer.path: owner}, sql, (), None)
+        assert found == writer.query(sql)
+        [wanted] = asked
+        assert (set(wanted.among) if wanted.by else None) == ids
+        assert "request" not in wanted.columns
 
 
 class Held(TraceWriter):
