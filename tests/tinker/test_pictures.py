@@ -57,7 +57,7 @@ def test_a_model_is_trained_on_pictures_that_it_samples_from(seeing: Server) -> 
     reply = HFTokenizer(model).encode("up<|im_end|>")
     other = HFTokenizer(model).encode("down<|im_end|>")
     data = [datum(model, files[0], reply), datum(model, files[1], other)]
-    for _ in range(12):
+    for _ in range(60):
         trainer.forward_backward(data, "cross_entropy")
         trainer.optim_step(types.AdamParams(learning_rate=0.02)).result()
     sampler = trainer.save_weights_and_get_sampling_client().result()
@@ -85,5 +85,5 @@ def test_pictures_that_do_not_fit_are_refused(seeing: Server) -> None:
         image(bitmap.getvalue()),
         types.EncodedTextChunk(tokens=[image_token]),
     ):
-        with pytest.raises(tinker.APIStatusError):
+        with pytest.raises((tinker.APIStatusError, tinker.RequestFailedError)):
             sampler.sample(types.ModelInput(chunks=[chunk]), 1, one).result()
