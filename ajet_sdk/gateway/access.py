@@ -258,12 +258,17 @@ def parse_body(data: bytes) -> dict[str, object]:
         raise HTTPError(
             400, f"the request must be a JSON object (got {str(body)[:100]})", "invalid_json"
         )
-    check_items(body)
-    if len(data) > LARGEST_TEXT:
-        size = len(data) - _size_of_data(body)
-        if size > LARGEST_TEXT:
-            raise _too_large(size, LARGEST_TEXT, "beside pictures")
+    check_body(body, len(data))
     return body
+
+
+def check_body(body: dict[str, object], size: int) -> None:
+    """Check a parsed request of `size` bytes. Raises HTTPError 413."""
+    check_items(body)
+    if size > LARGEST_TEXT:
+        text = size - _size_of_data(body)
+        if text > LARGEST_TEXT:
+            raise _too_large(text, LARGEST_TEXT, "beside pictures")
 
 
 def _size_of_data(value: object) -> int:

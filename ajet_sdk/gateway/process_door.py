@@ -21,7 +21,7 @@ from ajet_sdk.gateway.access import (
     ClientGone,
     HTTPError,
     RequestTarget,
-    check_items,
+    check_body,
     check_size,
     count,
     headers_of,
@@ -167,7 +167,7 @@ class ProcessClient:
                     body = parse_body(self._content)
                 else:
                     body = self._body
-                    check_items(body)
+                    check_body(body, len(self._content))
             except HTTPError as error:
                 raise refuse_unread(grant.episode, grant.request(place, {}, self), error) from error
             request = grant.request(place, body, self)
