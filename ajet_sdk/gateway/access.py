@@ -38,7 +38,7 @@ from ajet_sdk.errors import (
     place_of,
 )
 from ajet_sdk.gateway.episode import OpenEpisode
-from ajet_sdk.gateway.pictures import checked, has_pictures
+from ajet_sdk.gateway.pictures import checked
 from ajet_sdk.pictures import is_data_url
 from ajet_sdk.protocols import Client
 from ajet_sdk.types import Json, JsonView, Phase
@@ -377,3 +377,14 @@ def refusal(episode: OpenEpisode, error: Exception) -> HTTPError:
     if isinstance(error, ConfigError):
         return HTTPError(400, str(error), "not_configured")
     return HTTPError(503 if error.infrastructure else 502, str(error), "engine_failed")
+
+
+def has_pictures(messages: object) -> bool:
+    """Whether messages in the form of chat completions have a picture. One plain loop, since every
+    request of text asks."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") == "image_url":
+                return True
+    return False

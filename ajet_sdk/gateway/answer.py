@@ -27,12 +27,13 @@ from ajet_sdk.gateway.access import (
     ClientGone,
     HTTPError,
     Request,
+    has_pictures,
     headers_of,
     refusal,
     unknown_route,
 )
 from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
-from ajet_sdk.gateway.pictures import checked, has_pictures
+from ajet_sdk.gateway.pictures import checked
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling, SamplingCancelled
 from ajet_sdk.types import Call, Json, Phase, new_id, now
 

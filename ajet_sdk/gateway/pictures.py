@@ -27,17 +27,6 @@ _REDIRECTS = 3
 Resolve = Callable[[str], Awaitable[list[str]]]
 
 
-def has_pictures(messages: object) -> bool:
-    """Whether messages in the form of chat completions have a picture. One plain loop, since every
-    request of text asks."""
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") == "image_url":
-                return True
-    return False
-
-
 def _picture_parts(messages: object) -> Iterator[Mapping[str, object]]:
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
