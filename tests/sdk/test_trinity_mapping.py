@@ -31,6 +31,7 @@ READ_BY_US = {
         "rollout.policy_models", "rollout.failure_reward", "rollout.multi_turn.max_steps",
         "rollout.multi_turn.max_sample_per_task", "rollout.gamma", "rollout.trainable_targets",
         "rollout.auxiliary_models", "rollout.on_uncaptured", "rollout.llm_hosts", "rollout.allowed_urls",
+        "rollout.picture_hosts",
         "rollout.compute_madness_checklist", "rollout.agent_madness_termination", "rollout.agent_madness_reward",
         "rollout.overlong_buffer", "rollout.overlong_penalty", "rollout.overlong_filtering",
         "data.max_prompt_length", "data.max_response_length", "context_tracker.",
