@@ -11,14 +11,16 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
-
-import httpx
 
 from ajet_sdk.addresses import public
 from ajet_sdk.errors import PictureError, RequestRefused
 from ajet_sdk.pictures import MAX_BYTES, MAX_PICTURES, is_data_url, picture_at, picture_of, url_in
 from ajet_sdk.protocols import Ask
+
+if TYPE_CHECKING:
+    import httpx
 
 _SECONDS = 20.0
 """Time limit of a link, with its redirects."""
@@ -94,6 +96,8 @@ async def fetch(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> str:
     """Load a picture from one of the hosts; returns it as a data URL. Raises PictureError."""
+    import httpx  # a gateway that loads no links needs no HTTP client
+
     try:
         return await asyncio.wait_for(_fetch(url, hosts, resolve, transport), _SECONDS)
     except asyncio.TimeoutError as error:
@@ -108,6 +112,8 @@ async def _fetch(
     resolve: Resolve,
     transport: httpx.AsyncBaseTransport | None,
 ) -> str:
+    import httpx
+
     # no proxy: it would resolve the name again, possibly to another address
     async with httpx.AsyncClient(trust_env=False, transport=transport, timeout=_SECONDS) as client:
         for _ in range(_REDIRECTS + 1):

@@ -96,7 +96,7 @@ def trace_files(path: Path) -> list[Path]:
 
 
 class _Gone(TraceError):
-    """The owner of a file ended during the request."""
+    """The owner of a file ended, or the file was deleted, during the request."""
 
 
 class Trace(AbstractContextManager["Trace"]):
@@ -214,7 +214,13 @@ class Trace(AbstractContextManager["Trace"]):
             opening = [file for file in owned if not self._is_own(file) and _opening(owned[file])]
             files = [file for file in files if file not in opening]
             owned = {file: owner for file, owner in owned.items() if file not in opening}
-        return self._sources.query(files, owned, sql, parameters, stop)
+        try:
+            return self._sources.query(files, owned, sql, parameters, stop)
+        except (OSError, TraceError) as error:
+            deleted = next((file for file in files if not file.exists()), None)
+            if deleted is None:
+                raise
+            raise _Gone(f"{deleted} was deleted while it was read") from error
 
     def _is_own(self, file: Path) -> bool:
         writer = self._writer

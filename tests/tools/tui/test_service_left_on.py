@@ -33,7 +33,7 @@ from ajet_sdk.gateway.gateway import Gateway
 with Gateway() as gateway:
     served = gateway.open(EpisodeSpec("elsewhere", ScriptedEngine(lambda ask: "yes")))
     client = httpx.Client(headers={"authorization": f"Bearer {served.handle_key}"}, timeout=None)
-    with trace("served", rotate="20kB", keep="1MB") as tracing:
+    with trace("served", rotate="20kB", keep="2MB") as tracing:
         for day in sys.stdin:
             for number in range(10):
                 question = f"{day.strip()}.{number} " + "word " * 400
