@@ -95,6 +95,7 @@ async def test_a_week_of_a_service_with_the_viewer_open(
                     pilot,
                     lambda there=there: set(screen.table.places) == there and screen.table.count,
                 )
+            there = stored(directory)
             assert len(files) >= 7 and not first & there
             app.open_episode(min(first))  # as somebody does who has its id
             await until_shown(pilot, lambda: "no episode with this id" in drawn(app))
