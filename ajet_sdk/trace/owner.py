@@ -127,14 +127,17 @@ def announce(
 
 
 def retract(path: Path, *, writes: bool = False) -> None:
-    """Retract the url, or (`writes`) the whole announcement."""
+    """Retract the url, or (`writes`) the whole announcement.
+
+    A writer whose gateway has ended is about to close the file, so that readers wait for it.
+    """
     owner = owner_of(path)
     if not owner or owner.pid != os.getpid() or not owner.source:
         return
     if owner.writes and not writes:
         write_whole(
             owner.source,
-            json.dumps({name: getattr(owner, name) for name in _ANNOUNCED[:5]}),
+            json.dumps({**{name: getattr(owner, name) for name in _ANNOUNCED[:5]}, "brief": True}),
             private=True,
         )
     else:

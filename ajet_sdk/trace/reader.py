@@ -261,6 +261,7 @@ def _opening(owner: Owner) -> bool:
     try:
         return (
             not owner.url
+            and not owner.brief
             and owner.source is not None
             and time.time() - owner.source.stat().st_mtime < _OPENING
         )

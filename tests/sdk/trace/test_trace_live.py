@@ -470,3 +470,22 @@ def test_a_process_that_loses_its_connections_before_it_ends_is_gone() -> None:
     assert owner.alive and post(owner, ROWS_PATH, {}) is None
     ending.join()
     assert process.wait(10) == 0
+
+
+def test_a_file_that_is_being_closed_is_waited_for(tmp_path: Path) -> None:
+    """Between the end of its gateway and of its writer a file is neither at rest nor served; its
+    rows are not left out meanwhile."""
+    with TraceWriter(tmp_path / "before.duckdb") as before:
+        before.put(Episode(episode_id="before"))
+    writer = TraceWriter(tmp_path / "closing.duckdb")
+    with Gateway(writer):
+        writer.put(Episode(episode_id="closing"))
+        writer.flush()
+    closing = threading.Timer(0.5, writer.close)
+    closing.start()
+    try:
+        with open_trace(tmp_path) as reader:
+            found = reader.query("SELECT episode_id FROM episodes ORDER BY ALL")
+            assert found["episode_id"].to_pylist() == ["before", "closing"]
+    finally:
+        closing.join()
