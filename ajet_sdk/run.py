@@ -100,7 +100,7 @@ def train(
     check_config(config)
     backbone = _backbone(config.backbone)
     if swarm is not None:
-        return _train_for(swarm, config, backbone, tasks, val_tasks, resume)
+        return _train_for(swarm, config, backbone, tasks, val_tasks, resume, ray)
     sets = load_tasks(config, tasks, val_tasks)
     if (
         workflow is not None
@@ -140,12 +140,13 @@ def _train_for(
     tasks: GivenTasks | None,
     val_tasks: GivenTasks | None,
     resume: bool,
+    ray: str | None,
 ) -> TunedModel:
     """Train on the episodes of a server's clients; see `train`."""
-    if config.backbone not in ("local", "tinker"):
+    if config.backbone in ("debug", "verl"):
         raise ConfigError(
             f"backbone {config.backbone} samples its own episodes; a swarm server trains with"
-            " `local` or `tinker`"
+            " `local`, `tinker` or `trinity`"
         )
     if config.trainer_common.algorithm.stored:
         raise ConfigError(
@@ -159,7 +160,7 @@ def _train_for(
     if wants_recipe(config):  # which measures its model with the agent
         workflow = find_workflow(config, None)
         config, judge = find_judge(config, None)
-    if config.backbone == "local":
+    if config.backbone != "tinker":  # which may send the model's name to a service
         config = _fetch_model(config)
     with Session(config, resume=resume, gateway=swarm.gateway) as session:
         job = Job(
@@ -171,6 +172,7 @@ def _train_for(
             run_id=session.run.run_id,
             directory=config.directory,
             resume=resume,
+            ray=ray,
             swarm=swarm,
         )
         tuned = run_to_end(backbone(job, session.gateway, session.writer), session.record_signal)

@@ -52,11 +52,12 @@ class SwarmServer(Owner):
         port: int = 10086,
         keys: Keys | None = None,
         overrides: Sequence[str] = (),
+        ray: str | None = None,
         more_routes: Callable[[SwarmRoutes], Sequence[BaseRoute]] = agentjet_routes,
         say: Callable[[str], None] = echo,
     ) -> None:
-        """`overrides` change every config, as on the command line. Raises OSError if the port is
-        taken."""
+        """`overrides` change every config, as on the command line. `ray`: the address of the Ray
+        cluster of backbone trinity; None starts one here. Raises OSError if the port is taken."""
         self.keys = keys or Keys()
         self._routes = routes = SwarmRoutes(self.keys, self)
         self.gateway = Gateway(
@@ -64,6 +65,7 @@ class SwarmServer(Owner):
         )
         self.host = routes.host = SwarmHost(self.gateway)
         self._overrides = list(overrides)
+        self._ray = ray
         self._say = say
         self._config: Config | None = None
         self._starts: queue.Queue[Config] = queue.Queue()
@@ -139,7 +141,7 @@ class SwarmServer(Owner):
         self.host.stop_requested = False
         self.host.enter_soon("booting")
         try:
-            return train(config, resume=self._is_resumed, swarm=self.host)
+            return train(config, resume=self._is_resumed, ray=self._ray, swarm=self.host)
         except asyncio.CancelledError:
             self._say("the owner stopped the training")
             return None

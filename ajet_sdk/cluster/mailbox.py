@@ -16,6 +16,7 @@ from ajet_sdk.types import Episode
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _NAME = "ajet-mailbox"
 _HEAVY: dict[str, object] = {
@@ -92,19 +93,21 @@ def namespace_of(run_id: str) -> str:
     return f"ajet/{run_id}"
 
 
-def open_mailbox(run_id: str) -> ActorHandle:
-    """Start the actor on the driver's node. It ends with the driver's connection."""
+def on_this_node() -> dict[str, NodeAffinitySchedulingStrategy]:
+    """Options of an actor that runs on this process's node."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {
-        "name": _NAME,
-        "namespace": namespace_of(run_id),
-        "num_cpus": 0,
-        "max_concurrency": 64,
-    }
-    return ray.remote(Mailbox).options(**options, scheduling_strategy=here).remote()
+    node_id = ray.get_runtime_context().get_node_id()
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+
+
+def open_mailbox(run_id: str) -> ActorHandle:
+    """Start the actor on the driver's node. It ends with the driver's connection."""
+    import ray
+
+    options = {"name": _NAME, "namespace": namespace_of(run_id), "max_concurrency": 64}
+    return ray.remote(Mailbox).options(num_cpus=0, **options, **on_this_node()).remote()
 
 
 def mailbox_of(run_id: str) -> ActorHandle:

@@ -12,9 +12,10 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ajet_sdk.errors import AjetError
+from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.samples.prefixes import is_trained
@@ -100,6 +101,11 @@ class Collection:
         self._has_warned = False
         """Of a validation with tasks that were trained."""
         self._began = time.monotonic()
+
+    def serve(self, engine: Engine) -> None:
+        """Sample from another engine from now on; open episodes, too."""
+        self.settings = replace(self.settings, engine=engine)
+        self.attempts.settings = self.settings
 
     # Claims
 

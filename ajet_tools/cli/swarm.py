@@ -45,6 +45,7 @@ def start(
     port: Annotated[
         int, Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")
     ] = 10086,
+    with_ray_cluster: Annotated[str | None, Option(metavar="ADDRESS", show_default=False)] = None,
     owner_key_env: str = "AJET_SWARM_OWNER_KEY",
     key_env: str = "AJET_SWARM_KEY",
     resume: Annotated[
@@ -60,6 +61,8 @@ def start(
         config: Config file of the training. Its agent and judge are not used: the clients have them.
         overrides: Keys of the config, such as ajet.rollout.num_repeat=8.
         model: Model to train, in place of the config's model.path.
+        with_ray_cluster: Ray cluster of backbone trinity: HOST:PORT, or `auto` for the one on this machine. Without it
+            Ray is started here.
         owner_key_env: Environment variable with the key that may configure, start and stop.
         key_env: Environment variable with the key with which workers join. If other machines can connect, missing keys
             are made and printed.
@@ -75,7 +78,14 @@ def start(
         raise ConfigError("--resume needs the config of the training to continue")
     keys = keys_for(host, os.environ.get(owner_key_env), os.environ.get(key_env))
     with explain_listen_errors(host, port):
-        server = SwarmServer(host=host, port=port, keys=keys, overrides=all_overrides, say=echo)
+        server = SwarmServer(
+            host=host,
+            port=port,
+            keys=keys,
+            overrides=all_overrides,
+            ray=with_ray_cluster,
+            say=echo,
+        )
         tuned = server.serve(given, resume=resume)
     if tuned is None:
         return

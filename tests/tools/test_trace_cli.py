@@ -236,6 +236,33 @@ def test_ledger_says_whether_it_balances(experiment: Path, tmp_path: Path) -> No
     )
 
 
+def test_a_ledger_by_kind_of_task(tmp_path: Path) -> None:
+    """The kind is the metadata that the config names, else the task's environment."""
+    kinds = {"a": {"metadata": {"sort": "math"}}, "b": {"env_type": "lake"}, "c": {}}
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(
+            Run(run_id="r", status="finished", config={"ajet": {"swarm": {"kind_key": "sort"}}})
+        )
+        for tokens, (name, fields) in enumerate(kinds.items(), 1):
+            episode = Episode(episode_id=name, run_id="r", task=Task(**fields))
+            ids = [1] * tokens
+            call = Call(call_id=name, episode_id=name, output_ids=ids, logprobs=[0.0] * tokens)
+            entry = LedgerEntry(
+                run_id="r",
+                step=1,
+                episode_id=name,
+                call_id=name,
+                outcome="trained",
+                tokens=tokens,
+            )
+            writer.put(episode, call, entry)
+    found = json.loads(ajet("ledger", str(tmp_path), "--by", "kind", "--json"))
+    tokens = {row["kind"]: row["tokens"] for row in found["outcomes"]}
+    assert tokens == {"math": 1, "lake": 2, "": 3}
+    found = json.loads(ajet("ledger", str(tmp_path), "--by", "step", "--json"))
+    assert [(row["step"], row["tokens"]) for row in found["outcomes"]] == [(1, 6)]
+
+
 def test_splits(experiment: Path) -> None:
     found = json.loads(ajet("ledger", "--splits", str(experiment), "--json"))
     assert [(s["call_id"], s["parent_call_id"], s["at_token"]) for s in found["splits"]] == [

@@ -52,7 +52,7 @@ def open_run(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]
 
     Raises ConfigError.
     """
-    if not job.train:
+    if not job.train and job.swarm is None:
         raise ConfigError("there is no training task; see task_reader")
     job = replace(job, config=config_for_cluster(job))
     total = total_steps(job.config, len(job.train))
@@ -120,11 +120,12 @@ class ClusterRun:
             yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
         )
 
-    def roll_back(self, step: int) -> None:
+    def roll_back(self, step: int, kept: Sequence[str] = ()) -> None:
         """Resume at a checkpoint: later samples are marked superseded, in the trace files of the
         driver and the nodes.
 
-        The nodes' processes have ended. Calls that the driver booked are not booked again.
+        The nodes' processes have ended. Calls that the driver booked are not booked again. The
+        driver's episodes in `kept` stay.
         """
         if step:
             self.loggers.say(f"resuming after step {step} of {self.total}")
@@ -132,7 +133,7 @@ class ClusterRun:
         else:
             self.loggers.say("no checkpoint found; starting at step 0")
         step, run_id = step or -1, self.job.run_id
-        self.writer.supersede(run_id, step)
+        self.writer.supersede(run_id, step, kept=kept)
         rows = self.writer.query(
             "SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step]
         )

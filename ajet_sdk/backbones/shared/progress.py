@@ -105,6 +105,17 @@ class Progress:
         if part.groups == expected:
             self._finish_part(step, purpose, part)
 
+    def add_collected(
+        self, step: int, episodes: Sequence[Episode], metrics: Mapping[str, float]
+    ) -> None:
+        """Note a training step's episodes, which clients made. A client's broken agent ends no
+        server."""
+        part = self._parts[step, "train"]
+        part.episodes += episodes
+        part.metrics.append(metrics)
+        for line in failure_messages(episodes):
+            self._loggers.say(f"step {step}: {line}")
+
     def _finish_part(self, step: int, purpose: str, part: _Part) -> None:
         if purpose == "train":
             for line in failure_messages(part.episodes):

@@ -7,9 +7,9 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.steps import order_of_tasks, training_sampling
 from ajet_sdk.backbones.shared.validation import (
@@ -33,10 +33,7 @@ from ajet_sdk.types import Episode, LedgerEntry, Task, now
 from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from ajet_sdk.learn.learner import Learner
-    from ajet_sdk.learn.separate import SeparateLearner
-    from ajet_sdk.learn.tinker.learner import TinkerLearner
-    from ajet_sdk.protocols import Job
+    from ajet_sdk.protocols import Engine, Job
     from ajet_sdk.trace.writer import TraceWriter
 
 SECRET = "swarm.secret"
@@ -81,12 +78,13 @@ class SwarmSteps:
         job: Job,
         host: SwarmHost,
         writer: TraceWriter,
-        learner: Learner | SeparateLearner | TinkerLearner,
+        policy_version: Callable[[], int],
         loggers: Loggers,
         total: int,
     ) -> None:
+        """`policy_version()` is the number of updates so far."""
         self.job, self.host, self.writer = job, host, writer
-        self.learner, self.loggers, self.total = learner, loggers, total
+        self.policy_version, self.loggers, self.total = policy_version, loggers, total
         self._collection: Collection | None = None
 
     @property
@@ -95,16 +93,17 @@ class SwarmSteps:
             raise ConfigError("the collection of episodes has not begun")
         return self._collection
 
-    async def open(self, done: int) -> None:
-        """Take claims from now on."""
+    async def open(self, done: int, engine: Engine, run: asyncio.Task[Any]) -> None:
+        """Take claims from now on, for episodes over `engine`. The server's owner stops the task
+        `run`."""
         config = self.job.config
         settings = RunSettings(
             config=config,
             run_id=self.job.run_id,
-            engine=self.learner.engine,
+            engine=engine,
             writer=self.writer,
             gateway=self.host.gateway,
-            policy_version=lambda: self.learner.trainer.updates,
+            policy_version=self.policy_version,
             training=training_sampling(config),
             validation={"sampled": validation_sampling(config), "greedy": GREEDY},
             train_tasks=self.job.train,
@@ -122,14 +121,13 @@ class SwarmSteps:
             self.host.gateway.recognize(collection.attempts.episode_of)
             return collection
 
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        self.host.stop_run = lambda: loop.call_soon_threadsafe(task.cancel)
+        loop = asyncio.get_running_loop()
+        self.host.stop_run = lambda: loop.call_soon_threadsafe(run.cancel)
         if self.host.stop_requested:
             raise asyncio.CancelledError
         self._ended: Sequence[Episode] = ()
         if self.job.resume:
-            self._ended = await asyncio.to_thread(self._left, self.learner.trainer.updates)
+            self._ended = await asyncio.to_thread(self._left, self.policy_version())
         self._collection = await asyncio.wrap_future(self.host.submit(begin()))
         self.loggers.say(f"collecting episodes at {self.host.gateway.url}")
         if self._ended:
@@ -143,7 +141,7 @@ class SwarmSteps:
         """
         self.writer.flush()  # what the last process left in a journal
         run_id = self.job.run_id
-        version = self.learner.trainer.updates
+        version = self.policy_version()
         ended = self.writer.query(_ENDED, [run_id, version]).to_pylist()
         orphans = self.writer.query(_ORPHANS, [run_id]).to_pylist()
         episode_ids = {row["episode_id"] for row in orphans}
@@ -199,6 +197,14 @@ class SwarmSteps:
         with open_trace(self.job.directory, writer=self.writer) as trace:
             by_id = {e.episode_id: e for e in read_episodes(trace, episode_ids=ids)}
         return [by_id[episode_id] for episode_id in ids if episode_id in by_id]
+
+    async def serve(self, engine: Engine) -> None:
+        """Sample from another engine from now on."""
+
+        async def serve() -> None:
+            self.collection.serve(engine)
+
+        await asyncio.wrap_future(self.host.submit(serve()))
 
     def begin_step(self, step: int) -> SwarmBatch:
         """Begin to collect a step."""

@@ -131,7 +131,9 @@ class TrainingRun:
         self.swarm: SwarmSteps | None = None
         self.source: StepSource = self.rollouts
         if job.swarm is not None:
-            self.swarm = SwarmSteps(job, job.swarm, writer, learner, loggers, total)
+            self.swarm = SwarmSteps(
+                job, job.swarm, writer, lambda: learner.trainer.updates, loggers, total
+            )
             self.source = self.swarm
         elif stored is not None:
             self.source = stored.source(self.tokenizer, writer)
@@ -157,7 +159,9 @@ class TrainingRun:
             await self._resume()
         self._announce()
         if self.swarm is not None:
-            await self.swarm.open(self.done)
+            this = asyncio.current_task()
+            assert this is not None
+            await self.swarm.open(self.done, self.learner.engine, this)
         try:
             if self.done == 0 and self.common.val_before_train:
                 await self._validate()

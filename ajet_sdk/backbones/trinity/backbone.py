@@ -21,6 +21,7 @@ from ajet_sdk.backbones.shared.node import serialize_job
 from ajet_sdk.backbones.shared.progress import Progress
 from ajet_sdk.backbones.shared.steps import Rollouts, resume_at, saved_step
 from ajet_sdk.backbones.shared.validation import Validation, validation_tasks
+from ajet_sdk.backbones.trinity.handover import open_handover
 from ajet_sdk.backbones.trinity.launch import (
     environment,
     explore_and_train,
@@ -34,17 +35,21 @@ from ajet_sdk.backbones.trinity.without_vllm import HOOK, install
 from ajet_sdk.cluster.code import INSTALL
 from ajet_sdk.cluster.mailbox import open_mailbox
 from ajet_sdk.engines.local.loading import load_model, local_engine
-from ajet_sdk.errors import TrainingError
+from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.checkpoint import export
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.results import TunedModel
+from ajet_sdk.rollout.episode import all_of
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trainer_service.policies import Checkpoints
 from ajet_sdk.types import LedgerEntry, Task
 from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from trinity.common.config import Config as TrinityConfig
+
+    from ajet_sdk.backbones.trinity.swarm import ClientSteps
     from ajet_sdk.cluster.mailbox import MetricsMessage, TrainedMessage
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
@@ -76,6 +81,8 @@ class _Run(ClusterRun):
     ) -> None:
         super().__init__(job, writer, loggers, total)
         self.gateway, self.cpu = gateway, is_on_cpu(job.config)
+        self.clients: ClientSteps | None = None
+        """Of a swarm."""
 
     async def run(self) -> TunedModel:
         check(self.config)  # before a model is made
@@ -85,7 +92,10 @@ class _Run(ClusterRun):
             lora=self.cpu,
             tasks=self.store / self.job.run_id / "tasks",
             flash_attention=find_spec("flash_attn") is not None,
+            is_given=self.job.swarm is not None,
         )
+        if self.job.swarm is not None:
+            return await self._train_for_clients(replace(place, val_tasks=0))
         val = validation_tasks(self.job)
         _write_tasks(place.tasks, self.job.train, val)
         if self.job.resume:
@@ -105,6 +115,28 @@ class _Run(ClusterRun):
         path = self.export(_newest_model(place, self.cpu))
         if self.cpu and not self.is_validated():
             await self._validate(path)
+        return self.result(path)
+
+    async def _train_for_clients(self, place: TrinityPlace) -> TunedModel:
+        """Train on the episodes of a swarm's clients, who validate, too."""
+        # imported here, as it imports Trinity, which `install` has to make ready
+        from ajet_sdk.backbones.trinity.swarm import ClientSteps
+
+        _write_tasks(place.tasks, [Task()] * self.config.data.train_batch_size, [])
+        done = resume_at(place.directory) if self.job.resume else 0
+        clients = ClientSteps(self.job, self.writer, self.loggers, self.total, done, place.model)
+        if self.job.resume:
+            self._roll_back(place, clients.steps.keep(done))
+        self.clients = clients
+        try:
+            if done < self.total:
+                await self._with_trinity(place, [], trained=False)
+        except asyncio.CancelledError:
+            await clients.stop()
+            raise
+        path = self.export(_newest_model(place, self.cpu))
+        await clients.finish(path)
+        self.close_books()
         return self.result(path)
 
     async def _with_trinity(self, place: TrinityPlace, val: Sequence[Task], trained: bool) -> Any:
@@ -134,19 +166,35 @@ class _Run(ClusterRun):
             mapping = to_trinity(self.config, place)
             self.keep(_readable(mapping), "trinity.yaml")
             config = await asyncio.to_thread(validate_config, mapping)
-            progress = TrinityProgress(self.loggers, self.writer, self.job, val, self.total)
+            if self.clients is not None and config.mode != "both":
+                raise ConfigError(
+                    f"trinity.mode: {config.mode}: a swarm's server trains; remove the key"
+                )
+            progress = TrinityProgress(
+                self.loggers, self.writer, self.job, val, self.total, self.clients
+            )
             listening = asyncio.create_task(progress.listen(open_mailbox(self.job.run_id)))
             try:
                 if config.mode in ("explore", "bench"):
                     await explore_only(config)
                     return config
                 if not trained:
-                    await explore_and_train(config, progress.updates)
+                    await self._train(config, progress)
                 if val and not self.cpu:
                     await explore_only(last_checkpoint(config))
             finally:
                 await progress.finish(listening)
         return config
+
+    async def _train(self, config: TrinityConfig, progress: TrinityProgress) -> None:
+        training = explore_and_train(config, progress.updates)
+        if self.clients is None:
+            await training
+            return
+        this = asyncio.current_task()
+        assert this is not None
+        feeding = self.clients.feed(config, open_handover(self.job.run_id), progress, this)
+        await all_of([asyncio.create_task(training), asyncio.create_task(feeding)])
 
     async def _validate(self, model: Path) -> None:
         """Validate the trained model in this process, as Trinity can't evaluate the last checkpoint
@@ -159,10 +207,10 @@ class _Run(ClusterRun):
         finally:
             await engine.aclose()
 
-    def _roll_back(self, place: TrinityPlace) -> None:
+    def _roll_back(self, place: TrinityPlace, kept: Sequence[str] = ()) -> None:
         """Resume from the newest checkpoint, also in Trinity's explorer, with new logs."""
         step = resume_at(place.directory)
-        self.roll_back(step)
+        self.roll_back(step, kept)
         place.directory.mkdir(parents=True, exist_ok=True)
         if (logs := place.directory / "log").is_dir():
             logs.rename(place.directory / f"log.{len(list(place.directory.glob('log.*'))) + 1}")
@@ -220,19 +268,36 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
 
 
 class TrinityProgress(Progress):
-    """Handles also the messages of `plugins` and `batches`."""
+    """Handles also the messages of `plugins` and `batches`; a swarm's clients are told of them."""
+
+    def __init__(
+        self,
+        loggers: Loggers,
+        writer: TraceWriter,
+        job: Job,
+        val: Sequence[Task],
+        total: int,
+        clients: ClientSteps | None = None,
+    ) -> None:
+        super().__init__(loggers, writer, job, val, total)
+        self._clients = clients
 
     def _metrics(self, message: MetricsMessage) -> None:
-        log = self._log_step if message["role"] == "trainer" else self._loggers.log
-        log(int(message["step"]), message["metrics"])
+        step = int(message["step"])
+        if message["role"] != "trainer":
+            self._loggers.log(step, message["metrics"])
+            return
+        self._log_step(step, message["metrics"])
+        if self._clients is not None:
+            self._clients.trained(step)
 
     def _trained(self, message: TrainedMessage) -> None:
-        at, names = (
-            {"run_id": self._job.run_id, "step": int(message["step"])},
-            LedgerEntry.model_fields,
-        )
-        rows = (
-            {name: value for name, value in row.items() if name in names}
-            for row in message["calls"]
-        )
-        self._writer.put(*(LedgerEntry(**{**row, **at}) for row in rows))
+        step = int(message["step"])
+        rows = []
+        for call in message["calls"]:
+            row = {**call, "run_id": self._job.run_id, "step": step}
+            known = {name: value for name, value in row.items() if name in LedgerEntry.model_fields}
+            rows.append(LedgerEntry(**known))
+        self._writer.put(*rows)
+        if self._clients is not None:
+            self._clients.book(step, rows)

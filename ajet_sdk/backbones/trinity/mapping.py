@@ -54,6 +54,9 @@ class TrinityPlace(Place):
     """Arguments of the workflow on every node."""
     flash_attention: bool = False
     """Whether flash-attn is installed; without it verl uses sdpa with padding."""
+    is_given: bool = False
+    """Whether the driver collects the episodes, from the clients of a swarm, in place of runners
+    that make them."""
 
 
 def is_on_cpu(config: Config) -> bool:
@@ -283,8 +286,11 @@ def _buffer(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def _tasks(config: Config, place: TrinityPlace) -> dict[str, object]:
-    workflow, arguments = f"{_HERE}.workflow.AjetWorkflow", dict(place.workflow_args or {})
     common = config.trainer_common
+    workflow, arguments = f"{_HERE}.workflow.AjetWorkflow", dict(place.workflow_args or {})
+    if place.is_given:
+        workflow = f"{_HERE}.workflow.GivenWorkflow"
+        arguments = {"run_id": place.run_id, "positions": config.data.train_batch_size}
 
     def taskset(name: str, part: str, **more: object) -> dict[str, object]:
         return {
@@ -316,11 +322,11 @@ def _tasks(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 def _explorer(config: Config, place: TrinityPlace) -> dict[str, object]:
     common, rollout, runners = config.trainer_common, config.rollout, _runners(config)
+    longest = (rollout.timeout + rollout.judge_timeout) * (rollout.max_retries + 1)
     return {
         "runner_per_model": min(runners, _RUNNERS_WITHOUT_GPU) if is_on_cpu(config) else runners,
-        "max_timeout": math.ceil(
-            (rollout.timeout + rollout.judge_timeout) * (rollout.max_retries + 1)
-        ),
+        # how long clients take is for `swarm.step_timeout` to say
+        "max_timeout": _NEVER if place.is_given else math.ceil(longest),
         "max_retry_times": 1,
         "eval_interval": common.test_freq if common.test_freq > 0 else place.steps + 1,
         "eval_on_startup": common.val_before_train and place.val_tasks > 0,

@@ -8,6 +8,7 @@ A runner process has one `Node` per run. The trainer decides which calls are tra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from ajet_sdk.backbones.shared.node import Node
 from ajet_sdk.backbones.shared.steps import attempts_at, samples_of, training_sampling
 from ajet_sdk.backbones.shared.validation import GREEDY, validation_sampling
 from ajet_sdk.backbones.trinity.batches import blank
+from ajet_sdk.backbones.trinity.handover import handover_of
 from ajet_sdk.backbones.trinity.mapping import ALTERNATING, is_on_cpu
 from ajet_sdk.backbones.trinity.sampler import ServerSampler, ServiceSampler
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
@@ -26,7 +28,8 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
-from ajet_sdk.types import Episode, Reward, Sample, Task
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, LedgerEntry, Reward, Sample, Task
 
 if TYPE_CHECKING:
     from trinity.common.models.model import ModelWrapper
@@ -113,11 +116,13 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
             seed=node.config.trainer_common.seed,
         )
         episodes = await node.run(attempts, sampling)
-        batch = _batch(node, episodes) if purpose == "train" else None
+        batch = None
+        if purpose == "train":
+            batch = build_batch(node.config, episodes, node.tokenizer, node.writer)
         message = group_message(episodes, step, purpose, batch.metrics if batch else {})
         await mailbox_of(node.run_id).put.remote("group", message)
         node.writer.flush()
-        return (_experiences(batch, episodes) if batch else []) or [blank()]
+        return (experiences_of(batch, episodes) if batch else []) or [blank()]
 
     def _purpose(self, config: Config) -> tuple[str, SamplingOverride | None]:
         """The purpose of the group, as named in `Progress`, and its sampling."""
@@ -128,36 +133,66 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
         return "val", validation_sampling(config)
 
 
-def _batch(node: Node[AnySampler], episodes: Sequence[Episode]) -> Batch:
-    """Build the group's samples; tokens that are not for training are booked in the ledger at
+class GivenWorkflow(Workflow):  # type: ignore[misc]
+    """Returns its share of a step that the driver has collected, in place of running agents."""
+
+    is_async = True
+    can_repeat = True
+    can_reset = True
+
+    def reset(self, task: TrinityTask) -> None:
+        self.task = task
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
+        """Does nothing: the clients make the attempts."""
+
+    async def run_async(self) -> list[Experience]:
+        """Wait for the step; a blank experience stands for an empty share."""
+        arguments = self.task.workflow_args
+        step, position = int(str(self.task.batch_id).partition("/")[0]), int(self.task.task_id)
+        handover = handover_of(str(arguments["run_id"]))
+        share = await handover.take.remote(step, position, int(arguments["positions"]))
+        return list(share) or [blank()]
+
+
+def build_batch(
+    config: Config, episodes: Sequence[Episode], tokenizer: HFTokenizer, writer: TraceWriter
+) -> Batch:
+    """Build the samples of groups; tokens that are not for training are booked in the ledger at
     once."""
-    if ALTERNATING in node.config.roots:
+    if ALTERNATING in config.roots:
         episodes = [
             e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes
         ]
-    batch = samples_of(node.config, episodes, node.tokenizer)
-    node.writer.put(*(row for row in batch.ledger if row.outcome != "trained" or not row.tokens))
+    batch = samples_of(config, episodes, tokenizer)
+    writer.put(*(row for row in batch.ledger if not _is_trained(row)))
     return batch
+
+
+def _is_trained(row: LedgerEntry) -> bool:
+    """Whether the trainer will report a row, so that it isn't booked before."""
+    return row.outcome == "trained" and row.tokens > 0
 
 
 _nodes: dict[str, Node[AnySampler]] = {}
 
 
 def _node(job: Mapping[str, object], model: ModelWrapper) -> Node[AnySampler]:
-    def sampler(config: Config, tokenizer: HFTokenizer) -> AnySampler:
-        if is_on_cpu(config):
-            return ServiceSampler(model, config, tokenizer)
-        return ServerSampler(
-            model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids
-        )
-
     run_id = str(job["run_id"])
     if run_id not in _nodes:
-        _nodes[run_id] = Node(job, sampler)
+        _nodes[run_id] = Node(job, partial(sampler_over, model))
     return _nodes[run_id]
 
 
-def _experiences(batch: Batch, episodes: Sequence[Episode]) -> list[Experience]:
+def sampler_over(model: ModelWrapper, config: Config, tokenizer: HFTokenizer) -> AnySampler:
+    """The sampler over a model that Trinity serves."""
+    if is_on_cpu(config):
+        return ServiceSampler(model, config, tokenizer)
+    return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids)
+
+
+def experiences_of(batch: Batch, episodes: Sequence[Episode]) -> list[Experience]:
+    """The experiences of the batch's samples."""
     by_id = {episode.episode_id: episode for episode in episodes}
     experiences, steps = [], dict.fromkeys(by_id, 0)
     for sample in batch.samples:

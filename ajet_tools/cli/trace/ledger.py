@@ -20,7 +20,7 @@ from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.filters import parse
-from ajet_tools.trace.queries.runs import LedgerTotal
+from ajet_tools.trace.queries.runs import LedgerPart, LedgerTotal
 from ajet_tools.trace.splits import by_cause, splits_of
 
 _UNBOOKED = 20
@@ -103,7 +103,7 @@ def ledger(
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    by_step: Annotated[bool, Option("--by-step", help="One row per step and outcome.")] = False,
+    by: Annotated[LedgerPart | None, Option("--by", show_default=False)] = None,
     splits: Annotated[bool, Option("--splits")] = False,
     limit: Newest = None,
 ) -> LedgerResult | SplitsResult:
@@ -113,11 +113,12 @@ def ledger(
     not merge into one timeline: the token, the cause and the cost.
 
     Args:
+        by: One row per step, or per kind of task (as a swarm server names it), and outcome.
         splits: Show the splits of timelines instead.
 
     \b
     ajet trace ledger
-    ajet trace ledger launcher_record/math --by-step
+    ajet trace ledger launcher_record/math --by step
     ajet trace ledger -f "step > 10 and 'werewolf' in agents" --splits
     """
     wanted = parse(filter) if filter else None
@@ -128,7 +129,7 @@ def ledger(
             ids = queries.episode_ids(reader, run_id, filter=wanted)
             return _splits(reader, where, ids, limit)
         [row] = [row for row in queries.overview(reader) if row["run_id"] == run_id]
-        totals = queries.ledger_totals(reader, run_id, wanted, by_step=by_step)
+        totals = queries.ledger_totals(reader, run_id, wanted, by=by)
         wrong = ledger_balance(reader, run_id)
     return LedgerResult(
         run_id=run_id,

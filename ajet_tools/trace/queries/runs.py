@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from operator import itemgetter
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.counted import COUNTED
@@ -80,12 +80,16 @@ class MetricRow(TypedDict):
     points: int
 
 
-class _OfStep(TypedDict, total=False):
+class _OfPart(TypedDict, total=False):
     step: int
+    kind: str
 
 
-class LedgerTotal(_OfStep):
-    """Ledger total of an outcome, for a run or a step."""
+LedgerPart = Literal["step", "kind"]
+
+
+class LedgerTotal(_OfPart):
+    """Ledger total of an outcome, for a run, a step or a kind of task."""
 
     outcome: str
     calls: int
@@ -117,12 +121,25 @@ def metrics(reader: TraceReader, run_id: str) -> list[MetricRow]:
     )
 
 
+_KIND = """
+    SELECT e.episode_id, coalesce(
+            e.task->'metadata'->>coalesce(r.config->>'$.ajet.swarm.kind_key', 'kind'),
+            nullif(e.task->>'env_type', ''), '') AS kind
+    FROM episodes e JOIN runs r USING (run_id)"""
+"""The kind of each episode's task, as a swarm server names it."""
+
+
 def ledger_totals(
-    reader: TraceReader, run_id: str, filter: Filter | None = None, *, by_step: bool = False
+    reader: TraceReader,
+    run_id: str,
+    filter: Filter | None = None,
+    *,
+    by: LedgerPart | None = None,
 ) -> list[LedgerTotal]:
     """Return calls and tokens by outcome, trained first, of a run or of the episodes that match a
-    filter."""
-    step = "step, " if by_step else ""
+    filter; also by step or by kind of task."""
+    part = f"{by}, " if by else ""
+    kinds = f"LEFT JOIN ({_KIND}) kinds USING (episode_id)" if by == "kind" else ""
     fits, values = "", list[object]([run_id])
     if filter is not None:
         fits = (
@@ -133,10 +150,10 @@ def ledger_totals(
     return rows(
         reader,
         f"""
-        SELECT {step}outcome, count(DISTINCT call_id) AS calls, count(DISTINCT episode_id) AS episodes,
+        SELECT {part}outcome, count(DISTINCT call_id) AS calls, count(DISTINCT episode_id) AS episodes,
           sum(tokens)::BIGINT AS tokens
-        FROM ledger WHERE run_id = ? {fits} GROUP BY {step}outcome
-        ORDER BY {step}list_position(?, outcome) DESC""",
+        FROM ledger {kinds} WHERE run_id = ? {fits} GROUP BY {part}outcome
+        ORDER BY {part}list_position(?, outcome) DESC""",
         *values,
         list(OUTCOMES),
     )
@@ -145,7 +162,7 @@ def ledger_totals(
 def ledger_by_step(reader: TraceReader, run_id: str) -> dict[int, dict[str, float]]:
     """Return tokens by step, then outcome."""
     by_step: dict[int, dict[str, float]] = {}
-    for row in ledger_totals(reader, run_id, by_step=True):
+    for row in ledger_totals(reader, run_id, by="step"):
         by_step.setdefault(row["step"], {})[row["outcome"]] = row["tokens"]
     return by_step
 

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -19,6 +12,7 @@ import pytest
 import ajet
 from ajet_sdk.swarm.messages import SwarmStatus
 from ajet_sdk.trace.reader import ledger_balance, open_trace
+from tests.programs import running
 from tests.tiny_models import save_tiny
 from tests.waiting import until
 
@@ -73,58 +67,6 @@ ajet:
       validation: {{file_path: val.jsonl}}
   trainer_common: {{total_steps: {steps}, test_freq: 2, val_pass_n: 1, logger: []}}
 """
-
-
-class Program:
-    """A running `ajet ...`, with its output so far."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ajet", *arguments],
-            cwd=directory,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(iter(self.process.stdout.readline, ""))
-
-    @property
-    def output(self) -> str:
-        return "".join(self.lines)
-
-    def url(self) -> str:
-        """The URL that a server has printed."""
-        found = until(lambda: re.search(r"swarm server at (http\S+)", self.output))
-        return str(found[1])
-
-    def wait(self) -> int:
-        code = self.process.wait(timeout=240)
-        self._reader.join()
-        return code
-
-
-@contextmanager
-def running(directory: Path) -> Iterator[Callable[..., Program]]:
-    """Starts programs, and kills those that are left."""
-    started: list[Program] = []
-
-    def start(*arguments: str) -> Program:
-        started.append(Program(directory, *arguments))
-        return started[-1]
-
-    try:
-        yield start
-    finally:
-        for program in started:
-            program.process.kill()
-            program.process.wait()
 
 
 def prepare(directory: Path, steps: int) -> None:
