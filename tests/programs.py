@@ -43,6 +43,13 @@ class Program:
         found = until(lambda: re.search(r"swarm server at (http\S+)", self.output))
         return str(found[1])
 
+    def wait_beside(self, server: Program) -> int:
+        """Wait for its end, which may not come if its server ends before."""
+        until(lambda: self.process.poll() is not None or server.process.poll() is not None)
+        if server.process.poll():
+            self.process.kill()
+        return self.wait()
+
     def wait(self) -> int:
         code = self.process.wait(timeout=NEVER)
         self._reader.join()

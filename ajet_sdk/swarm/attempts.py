@@ -79,6 +79,8 @@ class RunSettings:
     """Signs the keys of episodes, also over a restart."""
     done: int = 0
     total: int = 0
+    on_claim: Callable[[Episode], object] = lambda _: None
+    """Called with each episode before its client hears of it."""
     given_out: Sequence[tuple[Task, str]] = ()
     """Tasks with the split in which they were given out before a restart."""
 
@@ -216,6 +218,7 @@ class Attempts:
             status="aborted",
             client=claim.client_name or claim.client_id,
         )
+        settings.on_claim(episode)
         claimed = Claimed(
             episode_id=episode_id,
             base_url=opened.model().base_url,

@@ -85,6 +85,8 @@ class Collection:
         self.is_collecting = False
         self.is_closed = False
         """Nothing is claimed any more."""
+        self._will_resume = False
+        """Whether a later server of the closed run will give places."""
         self._claimed_at = time.monotonic()
         """Time of the newest claim."""
         self._validated: dict[int, list[Episode]] = {}
@@ -178,6 +180,8 @@ class Collection:
 
     def _refusal(self, claim: Claim) -> Refused | None:
         """Why a claim gets no place now."""
+        if self.is_closed and self._will_resume:
+            return Refused(503, "offline", "the server is being stopped", 5.0)
         if self.is_closed or (self.board.state == "finished" and claim.split == "train"):
             return Refused(409, "finished", "the training is finished; nothing is collected")
         limit = self.settings.config.swarm.max_open
@@ -450,10 +454,12 @@ class Collection:
         while self.attempts.open or time.monotonic() < self._claimed_at + LAST_CLAIM:
             await self._wait(LAST_CLAIM)
 
-    async def close(self, reason: str) -> None:
-        """Abandon what is open. Claims are refused."""
+    async def close(self, reason: str, *, will_resume: bool = False) -> None:
+        """Abandon what is open. Claims are refused; with `will_resume` clients are to wait for the
+        next server."""
         self.is_collecting = False
         self.is_closed = True
+        self._will_resume = will_resume
         await self.attempts.close(reason)
         self.serve_claims()
 

@@ -16,7 +16,7 @@ from ajet_sdk.types import Task, new_id
 
 T = TypeVar("T")
 
-PATIENCE = 600.0
+PATIENCE = 1800.0
 """Seconds for which a request is repeated while its server is away: time to restart it."""
 
 

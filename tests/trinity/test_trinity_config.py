@@ -265,8 +265,15 @@ def test_a_key_that_cannot_be_honoured_is_told_before_the_model_is_looked_for(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("ray", reason="needs Ray: just install-trinity")
-    values = {"backbone": "trinity", "model": {"path": str(tmp_path / "nowhere")},
-              "trainer_common": {"n_gpus_per_node": 0, "algorithm": {"use_kl_in_reward": True}}}  # fmt: skip
+    values = {
+        "backbone": "trinity",
+        "model": {"path": str(tmp_path / "nowhere")},
+        "trainer_common": {
+            "n_gpus_per_node": 0,
+            "logger": [],
+            "algorithm": {"use_kl_in_reward": True},
+        },
+    }
     job = Job(config=load_config(values=values), workflow=None, judge=None, train=[Task(main_query="q")], val=[],
               run_id="r", directory=tmp_path)  # fmt: skip
     with (

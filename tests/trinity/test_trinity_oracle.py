@@ -27,6 +27,7 @@ from ajet_sdk.backbones.trinity.workflow import to_experience
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.trainer_service.data import Batch
+from ajet_sdk.trainer_service.inputs import ModelInput
 from ajet_sdk.trainer_service.policies import BaseModel, Lora, Policy, prompt_scores
 from ajet_sdk.types import Sample
 from tests.oracle import TEMPERATURE, check_same, gradients, local_loss, sampled
@@ -171,6 +172,10 @@ def moved(tiny: Path) -> Any:
     return model
 
 
+def as_input(ids: list[int]) -> ModelInput:
+    return ModelInput(np.asarray(ids, np.int32))
+
+
 @pytest.mark.parametrize("terms", [{}, {"use_kl_loss": True, "kl_loss_coef": 0.3}])
 def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
     tiny: Path, tmp_path: Path, terms: dict[str, Any]
@@ -199,18 +204,18 @@ def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
     wrapper._init_algorithm()
     data, prompts, wrapper.model_inputs_list = trainer.to_tinker_input(kept, wrapper.logger)
     for prompt, inputs in zip(prompts, wrapper.model_inputs_list, strict=True):
-        scores = prompt_scores(base, base.model, prompt.to_ints(), 0, None)
+        scores = prompt_scores(base, base.model, as_input(prompt.to_ints()), 0, None)
         inputs["ref_logprob"] = torch.from_numpy(scores.logprobs_T)[-len(inputs["action_mask"]) :]
-    ids = [np.asarray(datum.model_input.to_ints(), np.int64) for datum in data]
+    given = [as_input(datum.model_input.to_ints()) for datum in data]
     targets = [np.asarray(datum.loss_fn_inputs["target_tokens"].data, np.int64) for datum in data]
-    nothing = [np.zeros(len(row), np.float32) for row in ids]
+    nothing = [np.zeros(len(row.ids), np.float32) for row in given]
     logprobs, _ = policy.score(
-        Batch("cross_entropy", {}, ids, targets, nothing, nothing), backward=False
+        Batch("cross_entropy", {}, given, targets, nothing, nothing), backward=False
     )
     leaves = [torch.from_numpy(row).requires_grad_() for row in logprobs]
     loss, said = wrapper._loss_func(data, leaves)
     loss.backward()
     assert said["actor/pg_clipfrac"] > 0.05
     weights = [-leaf.grad.numpy() for leaf in leaves if leaf.grad is not None]
-    policy.score(Batch("cross_entropy", {}, ids, targets, weights, nothing), backward=True)
+    policy.score(Batch("cross_entropy", {}, given, targets, weights, nothing), backward=True)
     check_same(ours, (float(loss.detach()), gradients(policy.module)))

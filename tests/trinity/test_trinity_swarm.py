@@ -51,13 +51,14 @@ def test_a_server_trains_what_its_client_did(
     with running(one.folder) as start:
         server = start("swarm", "start", "job.yaml", "--port", "0")
         client = join(start, server.url())
-        assert client.wait() == 0, client.output + server.output
+        assert client.wait_beside(server) == 0, client.output + server.output
         assert server.wait() == 0, server.output
     with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
     rows = one.query(
         "SELECT l.step, l.outcome, c.policy_version AS version, sum(l.tokens) AS tokens"
-        " FROM ledger l JOIN calls c USING (call_id) JOIN episodes e USING (episode_id)"
+        " FROM ledger l JOIN calls c USING (call_id)"
+        " JOIN episodes e ON e.episode_id = c.episode_id"
         " WHERE e.split = 'train' AND l.tokens > 0 GROUP BY ALL"
     )
     trained = [row for row in rows if row["outcome"] == "trained"]
@@ -116,7 +117,7 @@ def test_a_killed_server_goes_on(experiment: Callable[..., Experiment]) -> None:
         server.process.kill()
         server.process.wait()
         again = start("swarm", "start", "job.yaml", "--resume", "--port", str(httpx.URL(url).port))
-        assert client.wait() == 0, client.output + again.output
+        assert client.wait_beside(again) == 0, client.output + again.output
         assert again.wait() == 0, again.output
         assert re.search(r"resuming after step \d of 3", again.output)
     with open_trace(one.directory) as trace:

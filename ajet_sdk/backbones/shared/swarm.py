@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.loggers import Display, Loggers
 from ajet_sdk.rollout.outcomes import failures_by_cause
 from ajet_sdk.swarm.attempts import RunSettings
+from ajet_sdk.swarm.claimed import ClaimedEpisodes
 from ajet_sdk.swarm.collection import Collection
 from ajet_sdk.swarm.host import SwarmHost
 from ajet_sdk.swarm.receipts import ABANDONED
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 SECRET = "swarm.secret"
 """File in the experiment's directory that signs the keys of episodes."""
+CLAIMED = "swarm.claimed.jsonl"
+"""File in the experiment's directory with the episodes that clients claimed."""
 
 _ENDED = f"""
     SELECT e.episode_id
@@ -56,7 +60,8 @@ _ORPHANS = f"""
         {SAMPLED} AS tokens
     FROM calls c LEFT JOIN episodes e USING (episode_id)
     WHERE e.episode_id IS NULL
-        AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $1)"""
+        AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $1)
+    ORDER BY c.started_at"""
 """Calls of episodes that were open when the server was killed."""
 
 
@@ -85,6 +90,7 @@ class SwarmSteps:
         """`policy_version()` is the number of updates so far."""
         self.job, self.host, self.writer = job, host, writer
         self.policy_version, self.loggers, self.total = policy_version, loggers, total
+        self._claimed = ClaimedEpisodes(job.directory / CLAIMED)
         self._collection: Collection | None = None
 
     @property
@@ -108,6 +114,7 @@ class SwarmSteps:
             validation={"sampled": validation_sampling(config), "greedy": GREEDY},
             train_tasks=self.job.train,
             val_tasks=self.job.val,
+            on_claim=self._claimed.add,
             given_out=self._given_out() if self.job.resume else (),
             secret=episode_secret(self.job.directory),
             done=done,
@@ -126,7 +133,9 @@ class SwarmSteps:
         if self.host.stop_requested:
             raise asyncio.CancelledError
         self._ended: Sequence[Episode] = ()
-        if self.job.resume:
+        if not self.job.resume:
+            self._claimed.take()  # those of another run in this directory
+        else:
             self._ended = await asyncio.to_thread(self._left, self.policy_version())
         self._collection = await asyncio.wrap_future(self.host.submit(begin()))
         self.loggers.say(f"collecting episodes at {self.host.gateway.url}")
@@ -144,25 +153,24 @@ class SwarmSteps:
         version = self.policy_version()
         ended = self.writer.query(_ENDED, [run_id, version]).to_pylist()
         orphans = self.writer.query(_ORPHANS, [run_id]).to_pylist()
-        episode_ids = {row["episode_id"] for row in orphans}
-        for episode_id in sorted(episode_ids):
-            self.writer.put(
-                Episode(
-                    episode_id=episode_id,
-                    run_id=run_id,
-                    group_id=episode_id,
-                    step=done,
-                    status="aborted",
-                    cause=ABANDONED,
-                    error="the server ended during this episode",
-                    infrastructure=True,
-                    client="unknown",
-                    started_at=min(
-                        row["started_at"] for row in orphans if row["episode_id"] == episode_id
-                    ),
-                    ended_at=now(),
-                )
+        claimed = self._claimed.take()
+        began: dict[str, datetime] = {}
+        for row in orphans:
+            began.setdefault(row["episode_id"], row["started_at"])
+        for episode_id, started_at in began.items():
+            episode = claimed.get(episode_id) or Episode(
+                episode_id=episode_id, run_id=run_id, group_id=episode_id, client="unknown"
             )
+            ended = {
+                "step": done,
+                "status": "aborted",
+                "cause": ABANDONED,
+                "error": "the server ended during this episode",
+                "infrastructure": True,
+                "started_at": started_at,
+                "ended_at": now(),
+            }
+            self.writer.put(episode.model_copy(update=ended))
         self.writer.put(
             *(
                 LedgerEntry(
@@ -178,7 +186,7 @@ class SwarmSteps:
             )
         )
         self.writer.flush()
-        return [*(row["episode_id"] for row in ended), *episode_ids]
+        return [*(row["episode_id"] for row in ended), *began]
 
     def _given_out(self) -> list[tuple[Task, str]]:
         """The tasks of the run's episodes so far, with their splits."""
@@ -296,7 +304,9 @@ class SwarmSteps:
 
         async def close() -> None:
             self.host.board.enter("finished" if is_last else "offline")
-            await collection.close(reason)
+            # a stop by the owner ends the training for its clients, Ctrl-C does not
+            will_resume = not is_last and not self.host.stop_requested
+            await collection.close(reason, will_resume=will_resume)
             if is_last:
                 collection.book_left()
 

@@ -294,6 +294,13 @@ def test_the_key_comes_from_the_environment(
         assert ajet.SwarmClient().status().state == "collecting"
 
 
+def test_a_server_that_stops_to_go_on_later_is_waited_for(tmp_path: Path) -> None:
+    with ScriptedSwarm(tmp_path) as server:
+        server.run(server.collection.close("the server was stopped", will_resume=True))
+        with pytest.raises(SwarmOffline), ajet.SwarmClient(server.url, patience=0.1).episode():
+            pass
+
+
 def test_an_offline_server_is_waited_for_and_then_reported(tmp_path: Path) -> None:
     with ScriptedSwarm(tmp_path, online=False) as server:
         with pytest.raises(SwarmOffline), ajet.SwarmClient(server.url, patience=0.1).episode():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -173,6 +174,9 @@ def check_records(place: Path) -> None:
         by_id = {e.episode_id: e for e in episodes(trace, run_id)}
         sql = "SELECT count(*) FROM ledger GROUP BY call_id, outcome HAVING count(*) > 1"
         assert not trace.query(sql).num_rows
+    # also of the episodes that a kill of the server left open
+    assert {re.sub(r"\d+", "", e.client or "") for e in by_id.values()} == {"client "}
+    assert {e.task.task_id.partition(" ")[0] for e in by_id.values()} == {"task"}
     for line in (place / "acknowledged.jsonl").read_text().splitlines():
         told = json.loads(line)
         episode = by_id[told["id"]]

@@ -159,7 +159,8 @@ def test_a_server_trains_a_model_for_each_target_that_its_client_names(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_worker_goes_on_when_its_server_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "stopped"])
+def test_a_worker_goes_on_when_its_server_is_back(tmp_path: Path, how: signal.Signals) -> None:
     prepare(tmp_path, steps=6)
     with running(tmp_path) as start:
         server = start("swarm", "start", "job.yaml", "--port", "0")
@@ -170,7 +171,7 @@ def test_a_worker_goes_on_when_its_server_was_killed(tmp_path: Path) -> None:
             *("--tasks", "tasks.jsonl", "--json"),
         )
         until(lambda: (status := status_of(url)) and status.policy_version >= 2)
-        server.process.kill()
+        server.process.send_signal(how)
         server.process.wait()
         again = start("swarm", "start", "job.yaml", "--port", port, "--resume")
         assert worker.wait() == 0, worker.output
