@@ -71,8 +71,7 @@ def serve(
         api_key: answer only requests with `Authorization: Bearer KEY`. Required if other machines can connect.
 
     Raises:
-        ConfigError: the checkpoint cannot be loaded, or a key is missing.
-        OSError: the port is taken.
+        ConfigError: the checkpoint cannot be loaded, a key is missing, or the port is taken.
     """
     if targets := separate_targets(Path(checkpoint)):
         raise ConfigError(
@@ -140,8 +139,7 @@ def serve_environment(
     Instances are processes of the interpreter `python`. With `api_key`, which is required if other
     machines can connect, only requests with it are answered (clients send AJET_ENV_KEY).
 
-    Raises ConfigError if the environment cannot be loaded or a key is missing, OSError if the port
-    is taken.
+    Raises ConfigError if the environment cannot be loaded, a key is missing, or the port is taken.
     """
     run_to_end(_serve_environment(Instances(spec, limits, python), name, host, port, api_key))
 

@@ -57,7 +57,7 @@ class SwarmServer(Owner):
         say: Callable[[str], None] = echo,
     ) -> None:
         """`overrides` change every config, as on the command line. `ray`: the address of the Ray
-        cluster of backbone trinity; None starts one here. Raises OSError if the port is taken."""
+        cluster of backbone trinity; None starts one here."""
         self.keys = keys or Keys()
         self._routes = routes = SwarmRoutes(self.keys, self)
         self.gateway = Gateway(
@@ -113,7 +113,7 @@ class SwarmServer(Owner):
     def serve(self, config: Config | None = None, *, resume: bool = False) -> TunedModel | None:
         """Serve until the training of `config` is finished; without a config until Ctrl-C.
 
-        Raises as `train`.
+        Raises as `train`, and ConfigError if the port is taken.
         """
         self._is_resumed = resume
         if config is not None:
@@ -132,7 +132,7 @@ class SwarmServer(Owner):
     def _train_next(self, config: Config) -> None:
         try:
             self._train(config)
-        except AjetError as error:
+        except (AjetError, OSError) as error:  # the server is there for the next one
             self._say(f"the training failed: {error}")
 
     def _train(self, config: Config) -> TunedModel | None:
@@ -145,7 +145,7 @@ class SwarmServer(Owner):
         except asyncio.CancelledError:
             self._say("the owner stopped the training")
             return None
-        except AjetError as error:
+        except Exception as error:
             failure = first_line(error)
             raise
         finally:

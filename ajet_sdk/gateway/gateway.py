@@ -79,7 +79,7 @@ class Gateway:
         return f"http://{self.host}:{self.port}"
 
     def start(self) -> Gateway:
-        """Bind, and serve from a daemon thread. Raises OSError if the port is taken."""
+        """Bind, and serve from a daemon thread. Raises ConfigError if the port is taken."""
         if self._thread is not None:
             return self
         listener = listening_socket(self.host, self.port)
@@ -220,8 +220,11 @@ class _Server(uvicorn.Server):
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Its protocol is given, as asyncio else keeps Nagle's algorithm on
-    (40 ms a reply)."""
+    """Return a listening socket. Raises ConfigError if the port is taken, or the address is not of
+    this machine.
+
+    Its protocol is given, as asyncio else keeps Nagle's algorithm on (40 ms a reply).
+    """
     listener = socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
     )
@@ -229,9 +232,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        reason = error.strerror or error
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {reason}; choose another --port"
+        ) from error
     return listener
 
 

@@ -48,6 +48,8 @@ class SwarmHost:
 
         async def enter() -> None:
             self.failure = failure
+            if failure:
+                self.collection = None  # claims are told why
             self.board.enter(state)
 
         self.submit(enter()).result()

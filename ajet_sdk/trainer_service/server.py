@@ -48,8 +48,8 @@ def serve_trainer(
         deterministic: sample each call separately, on one thread, so that equal requests give bit-equal results.
 
     Raises:
-        ConfigError: the model cannot be loaded, another server uses `state`, or other machines could connect.
-        OSError: the port is taken.
+        ConfigError: the model cannot be loaded, another server uses `state`, the port is taken, or other machines could
+            connect.
     """
     if api_key and not api_key.startswith(_PREFIX):
         raise ConfigError(

@@ -17,7 +17,6 @@ from ajet_sdk.environments.hosted import KINDS
 from ajet_sdk.environments.instances import InstanceLimits
 from ajet_sdk.environments.spec import Spec
 from ajet_sdk.errors import ConfigError
-from ajet_tools.cli.options import explain_listen_errors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -83,16 +82,15 @@ def serve(
     )
     limits = InstanceLimits(instances=instances, timeout=timeout, idle=idle, memory=_bytes(memory))
     key = os.environ.get(api_key_env)
-    with explain_listen_errors(host, port):
-        sdk.serve_environment(
-            spec,
-            host,
-            port,
-            name=name or _name_of(target),
-            limits=limits,
-            python=python or sys.executable,
-            api_key=key,
-        )
+    sdk.serve_environment(
+        spec,
+        host,
+        port,
+        name=name or _name_of(target),
+        limits=limits,
+        python=python or sys.executable,
+        api_key=key,
+    )
 
 
 def _name_of(target: str) -> str:

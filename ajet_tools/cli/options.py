@@ -6,13 +6,11 @@ import dataclasses
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from typer import Exit, Option
 
-from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.result import Result
 from ajet_tools.cli.result import print_json as print_json
 
@@ -30,18 +28,6 @@ IncludeValidation = Annotated[
 
 def pick(source: object, *names: str) -> dict[str, object]:
     return {name: getattr(source, name) for name in names}
-
-
-@contextmanager
-def explain_listen_errors(host: str, port: int) -> Iterator[None]:
-    """Raises an OSError as a ConfigError that names the address."""
-    try:
-        yield
-    except OSError as error:
-        message = (
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
-        )
-        raise ConfigError(message) from error
 
 
 def expand_options(command: Callable[..., Result | None]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.swarm.client import SwarmClient
 from ajet_sdk.swarm.core import PATIENCE
 from ajet_sdk.swarm_server import SwarmServer, config_for_server, keys_for
-from ajet_tools.cli.options import AsJson, explain_listen_errors, print_json
+from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.swarm_watch import screen
 from ajet_tools.cli.swarm_watch import watch as show
 from ajet_tools.text.tables import console
@@ -77,16 +77,15 @@ def start(
     if resume and given is None:
         raise ConfigError("--resume needs the config of the training to continue")
     keys = keys_for(host, os.environ.get(owner_key_env), os.environ.get(key_env))
-    with explain_listen_errors(host, port):
-        server = SwarmServer(
-            host=host,
-            port=port,
-            keys=keys,
-            overrides=all_overrides,
-            ray=with_ray_cluster,
-            say=echo,
-        )
-        tuned = server.serve(given, resume=resume)
+    server = SwarmServer(
+        host=host,
+        port=port,
+        keys=keys,
+        overrides=all_overrides,
+        ray=with_ray_cluster,
+        say=echo,
+    )
+    tuned = server.serve(given, resume=resume)
     if tuned is None:
         return
     echo(str(tuned))

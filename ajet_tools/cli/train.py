@@ -44,7 +44,6 @@ from ajet_tools.cli.arguments import (
     split_arguments,
 )
 from ajet_tools.cli.dry_run import print_plan
-from ajet_tools.cli.options import explain_listen_errors
 from ajet_tools.cli.viewer import logview
 from ajet_tools.cli.work import shown_summary
 from ajet_tools.text.clean import flat_keys
@@ -84,15 +83,14 @@ def serve(
         return
     if checkpoint is None:
         raise ConfigError("nothing to serve: pass a checkpoint, or --wait to wait for a server")
-    with explain_listen_errors(host, port):
-        sdk.serve(
-            checkpoint,
-            host=host,
-            port=port,
-            name=name,
-            trace=trace,
-            api_key=os.environ.get(api_key_env),
-        )
+    sdk.serve(
+        checkpoint,
+        host=host,
+        port=port,
+        name=name,
+        trace=trace,
+        api_key=os.environ.get(api_key_env),
+    )
 
 
 def rehearse(arguments: AgentAndOverrides = None, conf: Conf = None) -> None:

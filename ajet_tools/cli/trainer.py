@@ -11,7 +11,6 @@ import typer
 from typer import Option
 
 from ajet_sdk.errors import ConfigError, MissingExtra
-from ajet_tools.cli.options import explain_listen_errors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 _SERVER = "ajet_sdk.trainer_service.server"
@@ -71,15 +70,14 @@ def serve(
         server = import_module(_SERVER)
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "local") from error
-    with explain_listen_errors(host, port):
-        server.serve_trainer(
-            model,
-            host,
-            port,
-            state=state,
-            name=name,
-            api_key=key,
-            key_variable=key_env or "",
-            max_model_len=max_model_len,
-            deterministic=deterministic,
-        )
+    server.serve_trainer(
+        model,
+        host,
+        port,
+        state=state,
+        name=name,
+        api_key=key,
+        key_variable=key_env or "",
+        max_model_len=max_model_len,
+        deterministic=deterministic,
+    )

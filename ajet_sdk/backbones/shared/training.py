@@ -195,6 +195,10 @@ class TrainingRun:
                 self._write_checkpoint()
             self.loggers.say(f"stopped after step {self.done}; continue with --resume")
             raise
+        except Exception:
+            if self.swarm is not None:
+                await self.swarm.close("the training failed", is_last=False)
+            raise
         finally:
             await self._abandon()
         if self.swarm is not None:

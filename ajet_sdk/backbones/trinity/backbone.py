@@ -131,7 +131,7 @@ class _Run(ClusterRun):
         try:
             if done < self.total:
                 await self._with_trinity(place, [], trained=False)
-        except asyncio.CancelledError:
+        except BaseException:
             await clients.stop()
             raise
         path = self.export(_newest_model(place, self.cpu))

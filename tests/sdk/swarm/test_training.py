@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 import ajet
+from ajet_sdk.errors import SwarmOffline
 from ajet_sdk.swarm.messages import SwarmStatus
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from tests.programs import running
@@ -128,6 +130,24 @@ def test_the_server_needs_no_recipe_and_says_why_it_cannot_start(path: str, tmp_
         if path == "absent":
             assert str(tmp_path / path) in client.output
             assert server.process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_ends_neither_its_server_nor_the_next_one(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=1)
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file, where checkpoints were to be written")
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "--port", "0")
+        url = server.url()
+        key = f"ajet.trainer_common.checkpoint_base_dir={blocked}"
+        first = start("train", "job.yaml", "--swarm", url, key)
+        until(lambda: (status := status_of(url)) and str(blocked) in status.failure)
+        first.process.kill()
+        with pytest.raises(SwarmOffline, match=re.escape(str(blocked))):
+            ajet.SwarmClient(url, patience=0).episode().__enter__()
+        second = start("train", "job.yaml", "--swarm", url)
+        assert second.wait_beside(server) == 0, second.output + server.output
 
 
 @pytest.mark.slow
