@@ -79,6 +79,9 @@ class RunSettings:
     """Signs the keys of episodes, also over a restart."""
     done: int = 0
     total: int = 0
+    steps_are_updates: bool = False
+    """Whether a validation is of the step whose number is the version that sampled it, which may be
+    newer than the last step that the server has heard of."""
     on_claim: Callable[[Episode], object] = lambda _: None
     """Called with each episode before its client hears of it."""
     given_out: Sequence[tuple[Task, str]] = ()

@@ -169,12 +169,12 @@ class Collection:
                 except AjetError as error:  # that of one claim; others go on
                     waiting.turn.set_exception(error)
                 is_full = self._is_full()
-            elif refusal.retry_after is None:
+            elif refusal.retry_after is None or self.is_closed:
                 waiting.turn.set_exception(refusal)
 
     def _is_full(self) -> bool:
         """Whether no claim for training finds a place now; spares looking at each of many."""
-        if self.board.state == "finished":
+        if self.is_closed or self.board.state == "finished":
             return False  # they are told
         return not self.is_collecting or self.pool.is_full
 
@@ -280,6 +280,8 @@ class Collection:
 
     def placed(self, attempt: OpenAttempt, episode: Episode, counts: bool) -> Episode:
         if attempt.group is None:
+            if self.settings.steps_are_updates:
+                episode = _at_its_version(episode)
             if attempt.claim.task_at_end:
                 return self._placed_in_validation(episode)
             return episode
@@ -523,6 +525,13 @@ class Collection:
                     if is_trained(call) and call.policy_version is not None:
                         ages[str(version - call.policy_version)] += sampled_tokens(call)
         return dict(ages)
+
+
+def _at_its_version(episode: Episode) -> Episode:
+    """A validation episode at the step of the only version that sampled it, if there is one."""
+    versions = {call.policy_version for call in episode.calls}
+    version = versions.pop() if len(versions) == 1 else None
+    return episode if version is None else episode.model_copy(update={"step": version})
 
 
 def _again(message: str) -> Refused:

@@ -86,10 +86,14 @@ class SwarmSteps:
         policy_version: Callable[[], int],
         loggers: Loggers,
         total: int,
+        *,
+        steps_are_updates: bool = False,
     ) -> None:
-        """`policy_version()` is the number of updates so far."""
+        """`policy_version()` is the number of updates so far; `steps_are_updates`: each step makes
+        one, at a time that the driver hears of later."""
         self.job, self.host, self.writer = job, host, writer
         self.policy_version, self.loggers, self.total = policy_version, loggers, total
+        self.steps_are_updates = steps_are_updates
         self._claimed = ClaimedEpisodes(job.directory / CLAIMED)
         self._collection: Collection | None = None
 
@@ -110,6 +114,7 @@ class SwarmSteps:
             writer=self.writer,
             gateway=self.host.gateway,
             policy_version=self.policy_version,
+            steps_are_updates=self.steps_are_updates,
             training=training_sampling(config),
             validation={"sampled": validation_sampling(config), "greedy": GREEDY},
             train_tasks=self.job.train,

@@ -80,13 +80,17 @@ class ClientSteps:
         assert job.swarm is not None
         self.job, self.config, self.writer, self.loggers = job, job.config, writer, loggers
         self.total, self.done = total, done
-        self.steps = SwarmSteps(job, job.swarm, writer, lambda: self.done, loggers, total)
+        self.steps = SwarmSteps(
+            job, job.swarm, writer, lambda: self.done, loggers, total, steps_are_updates=True
+        )
         self._tokenizer = HFTokenizer(model)
         self._ledger: dict[int, list[LedgerEntry]] = defaultdict(list)
         """The rows of the steps that clients were not told of yet."""
         self._untold: asyncio.Queue[int] = asyncio.Queue()
         """Trained steps that clients were not told of yet."""
         self._collected = done
+        self._told = done
+        self._is_told = asyncio.Event()
         self._is_open = False
 
     # News of the trainer
@@ -127,6 +131,7 @@ class ClientSteps:
         try:
             for step in range(first, self.total + 1):
                 await handover.wait_for_demand.remote(step)
+                await self._catch_up(await sampler.version())
                 experiences = await self._collect(step, progress)
                 self._collected = step
                 await handover.put.remote(step, experiences)
@@ -178,6 +183,15 @@ class ClientSteps:
 
     async def _tell(self, step: int) -> None:
         await self.steps.trained(step, self._ledger.pop(step, []))
+        self._told = step
+        self._is_told.set()
+
+    async def _catch_up(self, version: int) -> None:
+        """Wait until clients are told of the steps whose weights sample: the trainer's messages
+        come a little later than its weights."""
+        while self._told < version:
+            self._is_told.clear()
+            await self._is_told.wait()
 
     # After Trinity
 

@@ -301,6 +301,21 @@ def test_a_server_that_stops_to_go_on_later_is_waited_for(tmp_path: Path) -> Non
             pass
 
 
+@pytest.mark.parametrize("will_resume", [True, False])
+def test_a_claim_that_waits_for_a_place_is_told_that_the_server_stops(
+    tmp_path: Path, will_resume: bool
+) -> None:
+    with ScriptedSwarm(tmp_path, groups=1) as server:
+        swarm = ajet.SwarmClient(server.url, patience=0)
+        with swarm.episode(Task(task_id="a")), ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(swarm.episode(Task(task_id="b"), wait=None).__enter__)
+            [claim] = until(lambda: list(server.collection._waiting))
+            server.run(server.collection.close("stopped", will_resume=will_resume))
+            assert claim.turn.done(), "at once, and not when it asks again"
+            with pytest.raises(SwarmOffline if will_resume else SwarmFinished):
+                waiting.result(60)
+
+
 def test_an_offline_server_is_waited_for_and_then_reported(tmp_path: Path) -> None:
     with ScriptedSwarm(tmp_path, online=False) as server:
         with pytest.raises(SwarmOffline), ajet.SwarmClient(server.url, patience=0.1).episode():
