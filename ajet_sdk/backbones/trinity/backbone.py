@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
     from ajet_sdk.cluster.mailbox import MetricsMessage, TrainedMessage
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
+
+
+_CLIENT_STEPS = "ajet_sdk.backbones.trinity.swarm"
+"""Loaded once `install` has made Trinity ready, which it imports."""
 
 
 async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
@@ -119,12 +124,10 @@ class _Run(ClusterRun):
 
     async def _train_for_clients(self, place: TrinityPlace) -> TunedModel:
         """Train on the episodes of a swarm's clients, who validate, too."""
-        # imported here, as it imports Trinity, which `install` has to make ready
-        from ajet_sdk.backbones.trinity.swarm import ClientSteps
-
         _write_tasks(place.tasks, [Task()] * self.config.data.train_batch_size, [])
         done = resume_at(place.directory) if self.job.resume else 0
-        clients = ClientSteps(self.job, self.writer, self.loggers, self.total, done, place.model)
+        kind: type[ClientSteps] = import_module(_CLIENT_STEPS).ClientSteps
+        clients = kind(self.job, self.writer, self.loggers, self.total, done, place.model)
         if self.job.resume:
             self._roll_back(place, clients.steps.keep(done))
         self.clients = clients
