@@ -184,6 +184,10 @@ def _part(part: object) -> str:
     return pretty(part)
 
 
+PICTURE_KEYS = ("data", "image_url", "inlineData", "inline_data", "source")
+"""Keys of a part that may have the data of its picture."""
+
+
 def picture_url(part: object) -> str | None:
     """The data URL of a part that is a picture, in the forms of chat completions, Responses,
     Messages, Gemini and MCP; None for any other part."""
