@@ -345,7 +345,7 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Jso
         identity = request.identity
         ask = replace(ask, target=identity.target_tag or identity.agent)
         engine = episode.spec.engine
-        if engine.takes_pictures is not False and has_pictures(ask.messages):
+        if has_pictures(ask.messages) and engine.takes_pictures is not False:
             ask = await checked(ask, episode.spec.picture_hosts, episode.loaded)
         return counter.count(await engine.count(ask))
     except RequestRefused as error:

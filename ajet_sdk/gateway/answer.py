@@ -98,7 +98,7 @@ class CallInFlight:
     async def ask(self) -> Answer:
         """Ask the engine. Raises the engine's errors."""
         try:
-            if self.engine is self.episode.spec.engine:
+            if self.engine is self.episode.spec.engine and has_pictures(self.asked.messages):
                 await self._check_pictures()
             return await self.engine.answer(self.asked)
         except SamplingCancelled as cancelled:
@@ -114,8 +114,8 @@ class CallInFlight:
 
     async def _check_pictures(self) -> None:
         """Decode the request's pictures. Raises RequestRefused."""
-        if self.engine.takes_pictures is False or not has_pictures(self.asked.messages):
-            return  # a model of texts refuses them all, whether they are broken or not
+        if self.engine.takes_pictures is False:
+            return  # it refuses them all, whether they are broken or not
         asked = await checked(self.asked, self.episode.spec.picture_hosts, self.episode.loaded)
         if asked is not self.asked:  # links were loaded: the record has the pictures
             shared = self.episode.kept.shared({"messages": asked.messages})["messages"]
