@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.trace.compare.diff import diff_episodes
+from ajet_tools.trace.export.html import pictures_page
 from ajet_tools.trace.redact import Redactor
 from tests.drawings import drawn, file_of, part, png, text, url_of
 
@@ -179,6 +181,14 @@ def test_the_page_shows_pictures_and_nothing_else_from_elsewhere(tmp_path: Path)
     assert f'<img src="{url_of(png(1))}"' in page
     assert 'onerror="' not in page
     assert "img-src data:" in page and "default-src 'none'" in page
+
+
+def test_a_page_of_pictures_has_each_with_its_line() -> None:
+    shown = [picture_of(png(1)), picture_of(png(2))]
+    page = pictures_page(shown)
+    found = re.findall('<p>(.*?)</p><img src="(.*?)"', page)
+    assert found == [(each.line, each.url) for each in shown]
+    assert "default-src 'none'" in page
 
 
 def test_a_notebook_shows_pictures() -> None:
