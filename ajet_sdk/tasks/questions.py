@@ -17,7 +17,7 @@ question for all or for none. `ajet_sdk/tasks/row_names.py` has the names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from string import ascii_uppercase
@@ -45,7 +45,7 @@ from ajet_sdk.tasks.row_names import (
     asks_by_one,
     squashed,
 )
-from ajet_sdk.tasks.row_pictures import apart, pictures_among, without_places
+from ajet_sdk.tasks.row_pictures import DATA, apart, pictures_among, without_places
 from ajet_sdk.tasks.row_texts import (
     chat_of,
     distinct,
@@ -67,6 +67,8 @@ other readers of the text.
 SYSTEM = "\x1c"
 """Separates a system prompt and tools from the question."""
 
+_PICTURE = "image: "
+"""Begins the part of a picture, which is followed by its number."""
 _PICTURES = frozenset(map(squashed, PICTURES))
 _SQL = re.compile(r"\s*(?:select|with|insert|update|delete|create)\b", re.IGNORECASE)
 
@@ -104,6 +106,14 @@ def without_system(text: str) -> str:
     return text.rpartition(SYSTEM)[2]
 
 
+def pictures_of(text: str) -> frozenset[str]:
+    """Returns the parts of a question's text that stand for its pictures."""
+    if _PICTURE not in text:
+        return frozenset()
+    parts = (part.strip() for part in text.split(PART))
+    return frozenset(part for part in parts if part.startswith(_PICTURE))
+
+
 def readable(text: str) -> str:
     """Returns the text of a question without the marks between its parts."""
     return text.replace(PART, "").replace(SYSTEM, "")
@@ -128,7 +138,7 @@ def text_of(values: Mapping[str, object]) -> str:
         tuple(name for mapping in inner if isinstance(mapping, Mapping) for name in mapping),
     )
     text = values[column] if column is not None else None
-    if not isinstance(text, str) or not text.strip() or _has_picture(values):
+    if not isinstance(text, str) or not text.strip() or _has_picture(values.values()):
         text = question_of(values).text
     if text.strip():
         return text
@@ -138,13 +148,16 @@ def text_of(values: Mapping[str, object]) -> str:
     return strings_of(unanswered) or strings_of(values)
 
 
-def _has_picture(values: Mapping[str, object]) -> bool:
-    """Whether a column of any name has a picture; those of metadata are looked at as well."""
-    for value in values.values():
-        if isinstance(value, Mapping):
-            if _has_picture(value):
+def _has_picture(values: Iterable[object]) -> bool:
+    """Whether a column of any name has a picture; each row is asked, so that the loop is plain."""
+    for value in values:
+        if isinstance(value, str):
+            if value.startswith(DATA):
                 return True
-        elif pictures_among(value):
+        elif isinstance(value, dict):
+            if _has_picture(value.values()):
+                return True
+        elif isinstance(value, list) and _has_picture(value):
             return True
     return False
 
@@ -305,7 +318,7 @@ class _Reader:
         choices = self._listed_choices("\n".join([*prose, chat]))
         system = self._system()
         said = [chat] if chat else []
-        pictures = [f"image: {number_of(value)}" for value in self._pictures()]
+        pictures = [f"{_PICTURE}{number_of(value)}" for value in self._pictures()]
         asked = [*before, *said, *questions]
         if pictures:  # told by their pixels, wherever a row has them and says where they are
             asked = [text for text in map(without_places, asked) if text]

@@ -13,7 +13,8 @@ from ajet_sdk.pictures import is_data_url, picture_at, read_picture, url_in, url
 
 _PLACE = "<image>"
 """The place of the next picture of the column `images` in a text (LLaMA-Factory, ShareGPT)."""
-_DATA = "data:image/"
+DATA = "data:image/"
+"""Begins a picture in a column of any name."""
 COLUMNS = ("images", "image")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 _NAMES = ("image", "url", "path", "base64")
@@ -237,7 +238,7 @@ def apart(content: object) -> tuple[object, list[object]]:
 def pictures_among(value: object) -> list[str]:
     """The data URLs of pictures in a column of any name: its value, or those of its list."""
     values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, str) and item.startswith(_DATA)]
+    return [item for item in values if isinstance(item, str) and item.startswith(DATA)]
 
 
 def by_pixels(value: object) -> object:

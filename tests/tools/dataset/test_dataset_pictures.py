@@ -116,6 +116,27 @@ def test_a_picture_in_a_column_of_any_name_makes_another_question(tmp_path: Path
     assert len(out.read_text().splitlines()) == 3
 
 
+def test_only_rows_about_a_picture_of_the_evaluation_leak_its_question(tmp_path: Path) -> None:
+    """Many rows ask the same about their pictures."""
+    same = file_of(drawn(1), compress_level=0)
+    quoting = {"role": "user", "content": [text(f"{LONG} Think first."), part(same)]}
+    rows = [
+        *({"question": LONG, "answer": "1", "image": url_of(png(n))} for n in range(2, 5)),
+        {"question": LONG, "answer": "1"},
+        {"messages": [{"role": "user", "content": [text(LONG), part(same)]}, LEFT]},
+        {"messages": [quoting, LEFT]},
+    ]
+    train = written(tmp_path / "train.jsonl", *rows)
+    val = written(
+        tmp_path / "val.jsonl", {"question": LONG, "answer": "1", "image": url_of(png(1))}
+    )
+    out = tmp_path / "out.jsonl"
+    arguments = ["dataset", "dedup", train, "--against", val, "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows[:3]
+
+
 def test_a_picture_in_two_files_is_named(tmp_path: Path) -> None:
     """By its pixels, whatever the files are called and whatever they ask."""
     (tmp_path / "a.png").write_bytes(png(1))
