@@ -13,7 +13,7 @@ import io
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -288,6 +288,17 @@ def _name(url: str) -> bytes:
 def is_data_url(url: str) -> bool:
     """Whether it has the data itself; schemes are written in any case (RFC 3986, 3.1)."""
     return url[:5].lower() == "data:"
+
+
+def mapped(value: object, text: Callable[[str], str]) -> Any:
+    """A copy of JSON with each text replaced; names of objects stay."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(item, text) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(item, text) for item in value]
+    return value
 
 
 _OTHER_ALPHABET = str.maketrans("-_", "+/")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import PictureError, TaskError
-from ajet_sdk.pictures import is_data_url, picture_at, read_picture, url_in, url_of
+from ajet_sdk.pictures import is_data_url, mapped, picture_at, read_picture, url_in, url_of
 
 _PLACE = "<image>"
 """The place of the next picture of the column `images` in a text (LLaMA-Factory, ShareGPT)."""
@@ -242,15 +242,8 @@ def pictures_among(value: object) -> list[str]:
 
 
 def by_pixels(value: object) -> object:
-    """A value of a row with the digest of each picture in place of its file, to compare it."""
-    digest = digest_in(value)
-    if digest is not None:
-        return digest
-    if isinstance(value, Mapping):
-        return {name: by_pixels(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [by_pixels(item) for item in value]
-    return value
+    """A value of JSON with the digest of each picture in place of its file, to compare it."""
+    return mapped(value, lambda text: digest_in(text) or text)
 
 
 def digest_in(value: object) -> str | None:
