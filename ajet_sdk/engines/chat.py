@@ -179,7 +179,7 @@ class Chat:
     def _limits(self) -> str:
         """Which parts of a message the model takes."""
         if self.takes_pictures:
-            return f"{self.name} takes text and pictures"
+            return f"{self.name} takes text and pictures (parts of type image_url)"
         if self.tokenizer.pictures is not None:
             return (
                 f"{self.name} takes pictures, but not here; backbone local with rollout.name"
