@@ -13,10 +13,11 @@ import io
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from weakref import WeakValueDictionary
@@ -40,9 +41,11 @@ FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF"
 _OF_SEVERAL = {"MPO": "image/jpeg"}
 """What Pillow calls a JPEG file with several pictures, as phones write them; the first one counts."""
 
-_REMEMBERED_BYTES = 64 << 20
-"""Bytes of the files of the pictures that were decoded last: each request of a conversation sends
-all of its pictures again."""
+_REMEMBERED_BYTES = 128 << 20
+"""Bytes of the pictures that were decoded last, at least those of the largest request: each request
+of a conversation sends all of its pictures again, and with less room none of them would be found."""
+_OVERHEAD = 1000
+"""Bytes that a remembered picture takes besides its file."""
 
 
 class _Key:
@@ -57,7 +60,6 @@ class _Key:
 Ids = npt.NDArray[np.int32]
 _next_key = count(1)
 _keys: WeakValueDictionary[str, _Key] = WeakValueDictionary()
-_by_url: OrderedDict[bytes, Picture] = OrderedDict()
 _lines: OrderedDict[bytes, str] = OrderedDict()
 _LINES = 10_000
 _lock = threading.Lock()
@@ -143,11 +145,7 @@ class PlacedPicture:
 
 def picture_of(data: bytes) -> Picture:
     """Decode a file. Raises PictureError if it is too large or not a picture of `FORMATS`."""
-    if len(data) > MAX_BYTES:
-        raise PictureError(
-            f"the picture has {len(data) / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are"
-            " accepted: send it smaller or more compressed"
-        )
+    _check_size(len(data))
     opened = _open(data)
     media_type = (FORMATS | _OF_SEVERAL)[str(opened.format)]
     one_at_a_time = _decoding if opened.width * opened.height > _LARGE else nullcontext()
@@ -158,6 +156,20 @@ def picture_of(data: bytes) -> Picture:
             bottom = min(top + _STRIP, image.height)
             digest.update(image.crop((0, top, image.width, bottom)).tobytes())
         return Picture(data, media_type, digest.hexdigest(), image.width, image.height)
+
+
+def read_picture(path: Path) -> Picture:
+    """Decode the file at a path; one that is too large is not read. Raises PictureError, OSError."""
+    _check_size(path.stat().st_size)
+    return picture_of(path.read_bytes())
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise PictureError(
+            f"the picture has {size / 1e6:.1f} MB; at most {MAX_BYTES / 1e6:.0f} MB are"
+            " accepted: send it smaller or more compressed"
+        )
 
 
 def picture_in(part: Mapping[str, object]) -> Picture | None:
@@ -213,19 +225,42 @@ def picture_at(url: str) -> Picture:
             f" {MAX_BYTES / 1e6:.0f} MB: send it smaller or more compressed"
         )
     name = _name(url)
-    with _lock:
-        picture = _by_url.get(name)
-        if picture is not None:
-            _by_url.move_to_end(name)
-            return picture
-    picture = picture_of(_bytes_in(url))
-    with _lock:
-        _by_url[name] = picture
-        total = sum(len(kept.data) for kept in _by_url.values())
-        while total > _REMEMBERED_BYTES and len(_by_url) > 1:
-            _, forgotten = _by_url.popitem(last=False)
-            total -= len(forgotten.data)
+    picture = _recent.find(name)
+    if picture is None:
+        picture = picture_of(_bytes_in(url))
+        _recent.add(name, picture)
     return picture
+
+
+class _Recent:
+    """The pictures that were decoded last, by the hash of their URL, and all that anybody has, such
+    as an episode. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._pictures: OrderedDict[bytes, Picture] = OrderedDict()
+        self._alive: WeakValueDictionary[bytes, Picture] = WeakValueDictionary()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def find(self, name: bytes) -> Picture | None:
+        with self._lock:
+            picture = self._alive.get(name)
+            if name in self._pictures:
+                self._pictures.move_to_end(name)
+            return picture
+
+    def add(self, name: bytes, picture: Picture) -> None:
+        with self._lock:
+            if name in self._pictures:  # another thread decoded it meanwhile
+                return
+            self._alive[name] = self._pictures[name] = picture
+            self._size += len(picture.data) + _OVERHEAD
+            while self._size > _REMEMBERED_BYTES and len(self._pictures) > 1:
+                _, forgotten = self._pictures.popitem(last=False)
+                self._size -= len(forgotten.data) + _OVERHEAD
+
+
+_recent = _Recent()
 
 
 def line_at(url: str) -> str:
@@ -253,6 +288,17 @@ def _name(url: str) -> bytes:
 def is_data_url(url: str) -> bool:
     """Whether it has the data itself; schemes are written in any case (RFC 3986, 3.1)."""
     return url[:5].lower() == "data:"
+
+
+def mapped(value: object, text: Callable[[str], str]) -> Any:
+    """A copy of JSON with each text replaced; names of objects stay."""
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(item, text) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mapped(item, text) for item in value]
+    return value
 
 
 _OTHER_ALPHABET = str.maketrans("-_", "+/")

@@ -204,6 +204,10 @@ class Engine(Protocol):
     model: str
     """The model's name in requests."""
 
+    @property
+    def takes_pictures(self) -> bool | None:
+        """Whether the model takes pictures; None if only its server knows."""
+
     async def answer(self, ask: Ask) -> Answer:
         """Answer a request. Raises RequestRefused (400), ContextOverflow, EngineUnavailable.
         Cancelling frees its resources, and raises SamplingCancelled if the number of sampled tokens

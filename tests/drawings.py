@@ -50,6 +50,7 @@ class Seeing:
     """An engine that answers without a tokenizer, as one of another server."""
 
     model = "m"
+    takes_pictures = True
 
     def __init__(self, reply: str = "left") -> None:
         self._reply = reply

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import PictureError
-from ajet_sdk.pictures import is_data_url, picture_at, picture_of, url_of
+from ajet_sdk.pictures import Picture, is_data_url, picture_at, picture_of, read_picture, url_of
 from ajet_sdk.types import Json
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def encode_image_as_data_url(image: ImageLike) -> str:
     url = url_of(image)
     if url is not None:
         return url
-    return picture_of(_file(image)).url
+    return _picture(image).url
 
 
 def load_image_to_pil(image: ImageLike) -> Image.Image:
@@ -103,18 +103,18 @@ def load_image_to_pil(image: ImageLike) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
-def _file(image: ImageLike) -> bytes:
+def _picture(image: ImageLike) -> Picture:
     if isinstance(image, bytes | bytearray):
-        return bytes(image)  # no picture, as the caller is told
+        return picture_of(bytes(image))  # no picture, as the caller is told
     path = image.get("path") if isinstance(image, Mapping) else image
     if isinstance(image, Mapping) and isinstance(image.get("bytes"), str):
-        return base64.b64decode(image["bytes"])  # as a row of JSON has them
+        return picture_of(base64.b64decode(image["bytes"]))  # as a row of JSON has them
     if not isinstance(path, str | Path) or not str(path):
         raise PictureError(
             'a picture must be an image of Pillow, bytes, {"bytes": …, "path": …}, a path or a URL'
             f" (got {type(image).__name__})"
         )
     try:
-        return Path(path).read_bytes()
+        return read_picture(Path(path))
     except OSError as error:
         raise PictureError(f"cannot read the picture {path}: {error.strerror or error}") from error

@@ -15,6 +15,9 @@ from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.processes import in_this_process, never_raise
 from ajet_sdk.capture.routing import Fallback
+from ajet_sdk.dialects.message_parts import PICTURE_KEYS, picture_url
+from ajet_sdk.errors import PictureError
+from ajet_sdk.pictures import picture_at
 from ajet_sdk.types import Event, Json, JsonView, now
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ _ARGUMENTS = (
 _RESULTS = ("gen_ai.tool.call.result", "gen_ai.retrieval.documents", *OUTPUTS)
 _DOCUMENT = "retrieval.documents.{}.document.content"
 _LONGEST = 100_000
-"""Recorded characters of each text of a result; images are text too."""
+"""Recorded characters of each text of a result, but not of a picture, which would be broken."""
 
 
 def patch_mcp(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
@@ -99,12 +102,27 @@ def _read(answer: CallToolResult) -> tuple[Json, str | None]:
 
 
 def cut(value: object) -> Any:
-    """Truncate long texts in JSON."""
-    if isinstance(value, str) and len(value) > _LONGEST:
+    """Truncate long texts in JSON, but not the data of pictures."""
+    if isinstance(value, str):
+        if len(value) <= _LONGEST or _is_picture(value):
+            return value
         return f"{value[:_LONGEST]}… ({len(value):,} characters)"
     if isinstance(value, dict):
-        return {key: cut(item) for key, item in value.items()}
+        url = picture_url(value)
+        is_picture = url is not None and len(url) > _LONGEST and _is_picture(url)
+        return {
+            key: item if is_picture and key in PICTURE_KEYS else cut(item)
+            for key, item in value.items()
+        }
     return [cut(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_picture(url: str) -> bool:
+    try:
+        picture_at(url)
+    except PictureError:
+        return False
+    return True
 
 
 def current_span() -> tuple[str | None, str | None]:

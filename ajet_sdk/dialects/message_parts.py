@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ajet_sdk.errors import PictureError
-from ajet_sdk.pictures import Picture, is_data_url, line_at, picture_at
+from ajet_sdk.pictures import Picture, is_data_url, line_at, mapped, picture_at
 
 _PRETTY = 1_000_000
 """Maximum characters of JSON to format."""
@@ -184,6 +184,10 @@ def _part(part: object) -> str:
     return pretty(part)
 
 
+PICTURE_KEYS = ("data", "image_url", "inlineData", "inline_data", "source")
+"""Keys of a part that may have the data of its picture."""
+
+
 def picture_url(part: object) -> str | None:
     """The data URL of a part that is a picture, in the forms of chat completions, Responses,
     Messages, Gemini and MCP; None for any other part."""
@@ -287,16 +291,16 @@ def pretty(value: object) -> str:
 
 def without_pictures(value: object) -> object:
     """JSON with a line of text in place of each picture."""
-    if isinstance(value, str) and is_data_url(value):
-        try:
-            return f"[{line_at(value)}]"
-        except PictureError:
-            return value
-    if isinstance(value, Mapping):
-        return {name: without_pictures(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_pictures(item) for item in value]
-    return value
+    return mapped(value, _line)
+
+
+def _line(text: str) -> str:
+    if not is_data_url(text):
+        return text
+    try:
+        return f"[{line_at(text)}]"
+    except PictureError:
+        return text
 
 
 def _json(value: object, indent: int | None = None) -> str:

@@ -22,6 +22,10 @@ class EngineByTarget:
         """The tokenizer, which all models share; None if it isn't known."""
         return getattr(next(iter(self._engines.values())), "tokenizer", None)
 
+    @property
+    def takes_pictures(self) -> bool | None:
+        return next(iter(self._engines.values())).takes_pictures
+
     async def answer(self, ask: Ask) -> Answer:
         return await self._engine_for(ask).answer(ask)
 

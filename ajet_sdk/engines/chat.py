@@ -81,7 +81,7 @@ class Chat:
         name: str = "the model",
     ) -> None:
         self.tokenizer, self.name = tokenizer, name
-        self._takes_pictures = takes_pictures and tokenizer.pictures is not None
+        self.takes_pictures = takes_pictures and tokenizer.pictures is not None
         self._rescored, self._constrains = rescored, constrains
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
@@ -160,7 +160,7 @@ class Chat:
     def _checked_messages(self, messages: Any) -> list[dict[str, object]]:
         """The messages. Raises RequestRefused if one is malformed or has a part that the model
         doesn't take."""
-        taken = {*_TEXT, "image_url"} if self._takes_pictures else _TEXT
+        taken = {*_TEXT, "image_url"} if self.takes_pictures else _TEXT
         for index, message in enumerate(messages):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
@@ -178,8 +178,8 @@ class Chat:
 
     def _limits(self) -> str:
         """Which parts of a message the model takes."""
-        if self._takes_pictures:
-            return f"{self.name} takes text and pictures"
+        if self.takes_pictures:
+            return f"{self.name} takes text and pictures (parts of type image_url)"
         if self.tokenizer.pictures is not None:
             return (
                 f"{self.name} takes pictures, but not here; backbone local with rollout.name"
@@ -419,6 +419,10 @@ class TokenEngine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.chat.tokenizer
+
+    @property
+    def takes_pictures(self) -> bool:
+        return self.chat.takes_pictures
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable."""

@@ -219,6 +219,10 @@ class FrozenModel:
         finally:
             self.waiting -= 1
 
+    @property
+    def takes_pictures(self) -> bool | None:
+        return None if self.engine is None else self.engine.takes_pictures
+
     async def count(self, ask: Ask) -> int:
         return await (await self.open()).count(ask)
 

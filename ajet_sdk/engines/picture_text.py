@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.errors import PictureError, RequestRefused
-from ajet_sdk.pictures import MAX_PICTURES, Ids, Picture, PlacedPicture, image_part, picture_in
+from ajet_sdk.pictures import (
+    MAX_PICTURES,
+    Ids,
+    Picture,
+    PlacedPicture,
+    image_part,
+    picture_in,
+    with_digests,
+)
 from ajet_sdk.protocols import PictureFormat, Tokenizer
 from ajet_sdk.samples.splits import REPLACEMENT
 from ajet_sdk.tokens.template import Arguments, Message
@@ -140,19 +148,7 @@ class PictureText:
 
 def with_image_parts(messages: Sequence[Message]) -> list[Message]:
     """Messages with their pictures as chat templates know them, for a text without pixels."""
-    shown = []
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [_image_part(part) for part in content]
-            message = {**message, "content": parts}
-        shown.append(message)
-    return shown
-
-
-def _image_part(part: Any) -> Any:
-    is_picture = isinstance(part, dict) and part.get("type") == "image_url"
-    return {"type": "image"} if is_picture else part
+    return [{**message, "content": with_digests(message.get("content"))} for message in messages]
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:

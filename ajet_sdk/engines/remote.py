@@ -163,6 +163,11 @@ class RemoteEngine:
             prompt = None
         return Answer(tuple(choices), read.model or self.model, prompt, self.policy_version, usage)
 
+    @property
+    def takes_pictures(self) -> None:
+        """Its server knows."""
+        return None
+
     async def count(self, ask: Ask) -> int:
         """Count by requesting one token from the server. Raises the same errors as `answer`."""
         usage = (

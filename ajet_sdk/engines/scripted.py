@@ -151,6 +151,10 @@ class ScriptedEngine:
     def tokenizer(self) -> Tokenizer:
         return self.chat.tokenizer
 
+    @property
+    def takes_pictures(self) -> bool:
+        return self.chat.takes_pictures
+
     async def answer(self, ask: Ask) -> Answer:
         """Raises EngineError at the end of the script, and the function's errors."""
         conversation = await self.chat.prepare(ask)

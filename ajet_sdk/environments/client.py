@@ -107,12 +107,13 @@ class GymEnv:
                 raise errors[-1]
             time.sleep(0.5 * min(tries, 4))
 
-    def step(self, action: Mapping[str, object]) -> tuple[str, float, bool, Json]:
+    def step(self, action: Mapping[str, object]) -> tuple[str | list[Json], float, bool, Json]:
         """Send an action, `{"role": "assistant", "content": "..."}`; returns observation, reward,
         terminated, info.
 
-        A message may have `tool_calls`; then `info["messages"]` has the result of each. A step is
-        not retried, as it changes the environment. Raises EnvironmentUnavailable, and
+        The observation is text, or with pictures the parts of a message's content. A message may
+        have `tool_calls`; then `info["messages"]` has the result of each. A step is not retried, as
+        it changes the environment. Raises EnvironmentUnavailable, and
         SignatureError, a fault of the agent, if the action is no message or cannot be encoded.
         """
         if not isinstance(action, Mapping):
@@ -127,7 +128,9 @@ class GymEnv:
         with self._faults():
             return self._stepped(message)
 
-    def _stepped(self, message: JsonView) -> tuple[str, float, bool, dict[str, object]]:
+    def _stepped(
+        self, message: JsonView
+    ) -> tuple[str | list[Json], float, bool, dict[str, object]]:
         answer = self._ask("step", messages=message)
         data = answer if isinstance(answer, Mapping) else {}
         state = data.get("state")
@@ -146,8 +149,7 @@ class GymEnv:
                 f"{self.service_url}/step returned an invalid reward or info: {reward!r},"
                 f" {info!r:.100}"
             )
-        parts = [str(message.get("content") or message.get("error") or "") for message in messages]
-        observation = "\n".join(filter(None, parts)) or _NO_FEEDBACK
+        observation = _observation(messages)
         if len(messages) > 1 or messages[0].get("role") == "tool":
             info = {**info, "messages": messages}
         return observation, float(reward), bool(data.get("is_terminated")), dict(info)
@@ -322,6 +324,20 @@ def _why(error: Exception, endpoint: str, timeout: float) -> str:
     ):
         return f"cannot be reached ({reason}); start it, or correct task_reader.env_service.env_url"
     return f"did not answer {endpoint} as it should ({reason})"
+
+
+def _observation(messages: Sequence[JsonView]) -> str | list[Json]:
+    """The texts of messages; of a single one with pictures its parts."""
+    content = messages[0].get("content")
+    if len(messages) == 1 and isinstance(content, list):
+        return content
+    texts = []
+    for message in messages:
+        content = message.get("content") or message.get("error") or ""
+        texts.append(
+            _text_of(content) or "[picture]" if isinstance(content, list) else str(content)
+        )
+    return "\n".join(filter(None, texts)) or _NO_FEEDBACK
 
 
 def _text_of(content: object) -> str:

@@ -1,14 +1,17 @@
 """Gymnasium environments: `gymnasium:FrozenLake-v1`, or made by a user's function. A task id is a
 seed.
 
-Actions and observations are text. An action is its number, its name if names are given, or JSON; an
-observation is the environment's text rendering (`render_mode: ansi`), else its value as JSON.
+An action is its number, its name if names are given, or JSON. An observation is what the environment
+renders, text (`render_mode: ansi`) or a picture (`render_mode: rgb_array`), else its value as JSON.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +92,13 @@ class Played:
     def close(self) -> None:
         self._env.close()
 
-    def _shown(self, observation: object) -> str:
+    def _shown(self, observation: object) -> str | list[Json]:
         if self._env.render_mode == "ansi":
             return _COLOURS.sub("", str(self._env.render()))
+        if self._env.render_mode == "rgb_array":
+            data = base64.b64encode(_png(self._env.render())).decode()
+            url = {"url": f"data:image/png;base64,{data}"}
+            return [{"type": "image_url", "image_url": url}]
         value = _jsonable(observation)
         return value if isinstance(value, str) else json.dumps(value)
 
@@ -111,6 +118,19 @@ class Played:
         return f"Say an element of {self._env.action_space}" + (
             "." if type(self._env.action_space).__name__ in ("Text", "Discrete") else ", as JSON."
         )
+
+
+def _png(pixels: Any) -> bytes:
+    """The file of rows of RGB pixels (PNG specification, section 11), as the environment's
+    interpreter may lack Pillow."""
+    height, width, _ = pixels.shape
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)  # each without a filter
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
+        checked = kind + data
+        file += struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
+    return file
 
 
 def _jsonable(value: Any) -> object:

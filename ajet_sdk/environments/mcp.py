@@ -17,7 +17,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +91,9 @@ class _Tools:
                 "an MCP server returns no score; name a tool that does: --arg evaluate=TOOL"
             )
         text, failed = await self._call(self._scoring, {})
-        score = math.nan if failed else float(text)
+        score = math.nan if failed else float(str(text))
         if not math.isfinite(score):
-            raise ValueError(f"{self._scoring} returned no score: {text}")
+            raise ValueError(f"{self._scoring} returned no score: {text!s:.1000}")
         return score
 
     async def info(self, params: JsonView) -> Json:
@@ -133,10 +133,10 @@ class _Tools:
         function = call.get("function")
         if not isinstance(function, Mapping):
             function = {}
-        text = await self._observation(function.get("name"), function.get("arguments"))
-        return {"role": "tool", "tool_call_id": call.get("id", ""), "content": text}
+        content = await self._observation(function.get("name"), function.get("arguments"))
+        return {"role": "tool", "tool_call_id": call.get("id", ""), "content": content}
 
-    async def _observation(self, name: object, raw: object) -> str:
+    async def _observation(self, name: object, raw: object) -> str | list[Json]:
         """The observation of a tool call. Raises the errors of the server."""
         if not isinstance(name, str) or name not in self._offered:
             await self._list()  # a server may add tools
@@ -151,11 +151,14 @@ class _Tools:
             ).encode()  # lone surrogates cannot be sent
         except (ValueError, TypeError, RecursionError) as error:  # a mistake of the agent
             return f"The arguments of {name} are not a JSON object: {error}"
-        text, _ = await self._call(name, dict(arguments), checks=True)
-        return text
+        content, _ = await self._call(name, dict(arguments), checks=True)
+        return content
 
-    async def _call(self, name: str, arguments: Json, *, checks: bool = False) -> tuple[str, bool]:
-        """Call a tool; returns the text of its result, and whether the tool reports a failure.
+    async def _call(
+        self, name: str, arguments: Json, *, checks: bool = False
+    ) -> tuple[str | list[Json], bool]:
+        """Call a tool; returns the text of its result, with pictures the parts of a message, and
+        whether the tool reports a failure.
 
         With `checks`, the server's refusal of the arguments counts as a result. Raises RuntimeError
         for all other errors of the protocol, such as a closed connection.
@@ -170,11 +173,22 @@ class _Tools:
                 return str(error), True
             raise RuntimeError(f"the MCP server failed in a call of {name}: {error}") from error
         fields = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-        texts = [
-            part["text"] if part["type"] == "text" else f"[{part['type']}]"
-            for part in fields.get("content", [])
-        ]
-        return "\n".join(texts), bool(fields.get("isError"))
+        return _content(fields.get("content", [])), bool(fields.get("isError"))
+
+
+def _content(parts: Sequence[JsonView]) -> str | list[Json]:
+    """The parts of a result as a message's content: text, or with pictures a list."""
+    shown: list[Json] = []
+    for part in parts:
+        if part["type"] == "image":
+            url = f"data:{part['mimeType']};base64,{part['data']}"
+            shown.append({"type": "image_url", "image_url": {"url": url}})
+        else:
+            text = part["text"] if part["type"] == "text" else f"[{part['type']}]"
+            shown.append({"type": "text", "text": text})
+    if any(part["type"] == "image_url" for part in shown):
+        return shown
+    return "\n".join(part["text"] for part in shown)
 
 
 @asynccontextmanager

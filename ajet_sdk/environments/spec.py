@@ -38,20 +38,33 @@ async def resolved(value: object) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
+_PARTS = ("text", "image_url", "image")
+"""Types of the parts of a message. Written as text, a picture would be a page of base64."""
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, Mapping) and "role" not in value and value.get("type") in _PARTS
+
+
 def _message_of(content: object) -> dict[str, object]:
     """Convert an observation to a user message."""
     if isinstance(content, Mapping) and "role" in content:
         return dict(content)
+    if isinstance(content, list) and any(map(_is_part, content)):
+        parts = [
+            part if _is_part(part) else {"type": "text", "text": str(part)} for part in content
+        ]
+        return {"role": "user", "content": parts}
     return {"role": "user", "content": "" if content is None else str(content)}
 
 
 def messages_of(state: object) -> list[Json]:
-    """Convert an observation (text, a message or a list of messages) to messages."""
-    return (
-        [_message_of(message) for message in state]
-        if isinstance(state, list)
-        else [_message_of(state)]
-    )
+    """Convert an observation (text, a message, its parts, or a list of messages) to messages."""
+    if _is_part(state):
+        state = [state]
+    if isinstance(state, list) and not any(map(_is_part, state)):
+        return [_message_of(message) for message in state]
+    return [_message_of(state)]
 
 
 def answer(

@@ -344,9 +344,10 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> Jso
         ask = counter.form.ask(neutral, episode.episode_id, request.identity.agent)
         identity = request.identity
         ask = replace(ask, target=identity.target_tag or identity.agent)
-        if has_pictures(ask.messages):
+        engine = episode.spec.engine
+        if has_pictures(ask.messages) and engine.takes_pictures is not False:
             ask = await checked(ask, episode.spec.picture_hosts, episode.loaded)
-        return counter.count(await episode.spec.engine.count(ask))
+        return counter.count(await engine.count(ask))
     except RequestRefused as error:
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error
     except AjetError as error:

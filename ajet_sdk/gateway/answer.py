@@ -114,6 +114,8 @@ class CallInFlight:
 
     async def _check_pictures(self) -> None:
         """Decode the request's pictures. Raises RequestRefused."""
+        if self.engine.takes_pictures is False:
+            return  # it refuses them all, whether they are broken or not
         asked = await checked(self.asked, self.episode.spec.picture_hosts, self.episode.loaded)
         if asked is not self.asked:  # links were loaded: the record has the pictures
             shared = self.episode.kept.shared({"messages": asked.messages})["messages"]

@@ -12,7 +12,7 @@ import itertools
 import json
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,12 +304,13 @@ def material_of(
     if output is None:
         raise NoReward("the workflow returned nothing to judge")
     try:
-        answer = text_of(output)
+        answer = str(without_pictures(text_of(output)))
     except NoReward:
         answer = json.dumps(without_pictures(output), ensure_ascii=False, default=str)
-    pictures = _pictures_of(task, reference_key)
+    pictures = _pictures_of(task)
     if show == "transcript" and episode is not None:
         pictures += _last_pictures(episode)
+    pictures += list(_pictures_among(output))[:MOST_PICTURES]
     if show == "transcript" and episode is not None:
         answer = "\n\n".join(part for part in (transcript(episode), f"[output] {answer}") if part)
     reference = task.metadata.get(reference_key)
@@ -318,31 +319,39 @@ def material_of(
         for message in task.init_messages
         if message.get("content")
     )
-    shown = "" if reference is None else str(reference)
+    shown = "" if reference is None else str(without_pictures(reference))
     return Material(query, answer, shown, tuple(dict.fromkeys(pictures)))
 
 
-def _pictures_of(task: Task, reference_key: str) -> list[Picture]:
-    """The pictures of a task's messages and of its metadata, but not the reference answer."""
+def _pictures_of(task: Task) -> list[Picture]:
+    """The pictures of a task's messages and of its metadata, a reference answer among them."""
     pictures = [picture for message in task.init_messages for picture in pictures_in(message)]
-    for name, value in task.metadata.items():
-        values = value if isinstance(value, list) else [value]
-        for item in values if name != reference_key else ():
-            if isinstance(item, str) and is_data_url(item):
-                with suppress(PictureError):  # it is no picture
-                    pictures.append(picture_at(item))
-    return pictures
+    return [*pictures, *_pictures_among(task.metadata)]
+
+
+def _pictures_among(value: object) -> Iterator[Picture]:
+    """The pictures that are texts of a JSON value, as data URLs."""
+    if isinstance(value, str) and is_data_url(value):
+        with suppress(PictureError):  # it is no picture
+            yield picture_at(value)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _pictures_among(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _pictures_among(item)
 
 
 def _last_pictures(episode: Episode) -> list[Picture]:
-    """The last pictures of the messages, of which a model takes only some."""
+    """The last different pictures of the messages, of which a model takes only some."""
     pictures = [
         picture
         for _, call in _last_calls(episode)
         for message in [*request_messages(call.request), *reply_messages(call.response)]
         for picture in pictures_in(message)
     ]
-    return pictures[-MOST_PICTURES:]
+    different = list(dict.fromkeys(reversed(pictures)))  # looking again hides nothing earlier
+    return different[:MOST_PICTURES][::-1]
 
 
 def transcript(episode: Episode) -> str:

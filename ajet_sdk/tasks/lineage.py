@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.tasks.questions import question_of, without_system
 from ajet_sdk.tasks.row_names import is_answer, squashed
+from ajet_sdk.tasks.row_pictures import by_pixels
 from ajet_sdk.tasks.task_rows import SHARD, SPLITS
 
 if TYPE_CHECKING:
@@ -229,13 +230,16 @@ def clash(task: Task, val_task: Task, *, by_answer: bool = True) -> bool:
     """
     mine, theirs = task.metadata, val_task.metadata
     shared = mine.keys() & theirs.keys() - _MEASURED
-    differing = {
-        name for name in shared if plain_text(str(mine[name])) != plain_text(str(theirs[name]))
-    }
+    differing = {name for name in shared if _compared(mine[name]) != _compared(theirs[name])}
     answers = {name for name in shared if is_answer(name)}
     if answers and not answers & differing:
         return not all(map(_is_identifier, differing))
     return bool(differing if by_answer else differing - answers)
+
+
+def _compared(value: object) -> str:
+    """A value of metadata as text; a picture that was saved again is the same one."""
+    return plain_text(str(by_pixels(value)))
 
 
 def _is_identifier(name: str) -> bool:

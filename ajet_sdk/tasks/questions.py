@@ -17,7 +17,7 @@ question for all or for none. `ajet_sdk/tasks/row_names.py` has the names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from string import ascii_uppercase
@@ -36,6 +36,7 @@ from ajet_sdk.tasks.row_names import (
     ONE_CHOICE,
     OPENED,
     OPENINGS,
+    PICTURES,
     QUESTIONS,
     REPLIES,
     SYSTEMS,
@@ -44,6 +45,7 @@ from ajet_sdk.tasks.row_names import (
     asks_by_one,
     squashed,
 )
+from ajet_sdk.tasks.row_pictures import DATA, apart, pictures_among, without_places
 from ajet_sdk.tasks.row_texts import (
     chat_of,
     distinct,
@@ -65,6 +67,9 @@ other readers of the text.
 SYSTEM = "\x1c"
 """Separates a system prompt and tools from the question."""
 
+_PICTURE = "image: "
+"""Begins the part of a picture, which is followed by its number."""
+_PICTURES = frozenset(map(squashed, PICTURES))
 _SQL = re.compile(r"\s*(?:select|with|insert|update|delete|create)\b", re.IGNORECASE)
 
 
@@ -101,6 +106,14 @@ def without_system(text: str) -> str:
     return text.rpartition(SYSTEM)[2]
 
 
+def pictures_of(text: str) -> frozenset[str]:
+    """Returns the parts of a question's text that stand for its pictures."""
+    if _PICTURE not in text:
+        return frozenset()
+    parts = (part.strip() for part in text.split(PART))
+    return frozenset(part for part in parts if part.startswith(_PICTURE))
+
+
 def readable(text: str) -> str:
     """Returns the text of a question without the marks between its parts."""
     return text.replace(PART, "").replace(SYSTEM, "")
@@ -125,7 +138,7 @@ def text_of(values: Mapping[str, object]) -> str:
         tuple(name for mapping in inner if isinstance(mapping, Mapping) for name in mapping),
     )
     text = values[column] if column is not None else None
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or not text.strip() or _has_picture(values.values()):
         text = question_of(values).text
     if text.strip():
         return text
@@ -133,6 +146,20 @@ def text_of(values: Mapping[str, object]) -> str:
         name: value for name, value in values.items() if squashed(name) not in ANSWER_NAMES
     }
     return strings_of(unanswered) or strings_of(values)
+
+
+def _has_picture(values: Iterable[object]) -> bool:
+    """Whether a column of any name has a picture; each row is asked, so that the loop is plain."""
+    for value in values:
+        if isinstance(value, str):
+            if value.startswith(DATA):
+                return True
+        elif isinstance(value, dict):
+            if _has_picture(value.values()):
+                return True
+        elif isinstance(value, list) and _has_picture(value):
+            return True
+    return False
 
 
 @lru_cache(maxsize=4096)
@@ -291,9 +318,13 @@ class _Reader:
         choices = self._listed_choices("\n".join([*prose, chat]))
         system = self._system()
         said = [chat] if chat else []
+        pictures = [f"{_PICTURE}{number_of(value)}" for value in self._pictures()]
+        asked = [*before, *said, *questions]
+        if pictures:  # told by their pixels, wherever a row has them and says where they are
+            asked = [text for text in map(without_places, asked) if text]
         return Question(
             system=tuple(text for _, text in system),
-            parts=(*self._media(), *before, *said, *questions, *choices),
+            parts=(*self._media(), *pictures, *asked, *choices),
             messages=self._prompt(
                 system=[text for name, text in system if name not in TOOLS],
                 before=before,
@@ -372,9 +403,25 @@ class _Reader:
         return labels
 
     def _media(self) -> list[str]:
-        """Returns a number for each image; texts with different numbers are never near copies."""
+        """Returns a number for each sound and video; texts with different numbers are never near
+        copies."""
         values = [(name, self.value(name)) for name in self.present(MEDIA)]
         return [f"{name}: {number_of(value)}" for name, value in values if value is not None]
+
+    def _pictures(self) -> list[object]:
+        """Returns the pictures of columns and messages, but not those that answer."""
+        pictures: list[object] = []
+        for squashed_name, pairs in self.fields.items():
+            if squashed_name in ANSWER_NAMES:
+                continue
+            for _, value in pairs:
+                if squashed_name in _PICTURES:
+                    pictures += value if isinstance(value, list) else [value]
+                else:
+                    pictures += pictures_among(value)
+        for message in self.messages:
+            pictures += apart(message.get("content"))[1]
+        return [value for value in pictures if value not in ("", [], {}, None)]
 
     def _listed_choices(self, said: str) -> list[str]:
         """Returns the choices as one part, unless the question lists them itself."""
@@ -410,7 +457,10 @@ class _Reader:
 
     def _chat_text(self) -> str:
         said = [message for message in self.messages if not is_system(message)]
-        texts = [text_of_message(message) for message in said]
+        texts = []
+        for message in said:
+            content, _ = apart(message.get("content"))
+            texts.append(text_of_message({**message, "content": content}))
         if len(said) == 1:
             return texts[0]
         return "\n\n".join(

@@ -53,7 +53,8 @@ CONTEXTS = (
 )
 LABELLED = ("schema", "table_schema", "db_schema", "ddl", "db_id", "database", "db")
 """Context that a reader doesn't recognize without its name."""
-MEDIA = ("image", "images", "image_path", "audio", "audios", "video", "videos")
+PICTURES = ("image", "images", "image_path")
+MEDIA = ("audio", "audios", "video", "videos")
 INPUTS = ("input", "inputs", "sentence", "text")
 """Asked by themselves, or material for an instruction. A conversation has them already, in another
 form."""
@@ -175,16 +176,6 @@ def is_asking(name: str) -> bool:
     return squashed(name) in _ASKING_NAMES or ONE_CHOICE.fullmatch(name) is not None
 
 
-def asking_pattern() -> str:
-    """Returns a pattern for the JSON of a row that matches every key which may be part of a
-    question, except those of `QUERY_COLUMNS`.
-    """
-    names = "|".join(
-        sorted('[^a-z0-9"]*'.join(name.split("_")) for name in _ASKING if name not in QUERY_COLUMNS)
-    )
-    return rf'"(?:(?i:{names})|{ONE_CHOICE.pattern})[^a-zA-Z"]*"\s*:'
-
-
 @cache
 def squashed(name: str) -> str:
     """Returns the form in which names are compared."""
@@ -192,7 +183,7 @@ def squashed(name: str) -> str:
 
 
 _ASKING = dict.fromkeys(
-    (*QUESTIONS, *SYSTEMS, *CONTEXTS, *LABELLED, *MEDIA, *INPUTS, *CHOICES, *CHATS)
+    (*QUESTIONS, *SYSTEMS, *CONTEXTS, *LABELLED, *PICTURES, *MEDIA, *INPUTS, *CHOICES, *CHATS)
 )
 _ASKING_NAMES = frozenset(map(squashed, _ASKING))
 _TRUTH_NAMES = frozenset(map(squashed, ANSWERS))

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import PictureError, TaskError
-from ajet_sdk.pictures import is_data_url, picture_at, picture_of, url_in, url_of
+from ajet_sdk.pictures import is_data_url, mapped, picture_at, read_picture, url_in, url_of
 
 _PLACE = "<image>"
 """The place of the next picture of the column `images` in a text (LLaMA-Factory, ShareGPT)."""
+DATA = "data:image/"
+"""Begins a picture in a column of any name."""
 COLUMNS = ("images", "image")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 _NAMES = ("image", "url", "path", "base64")
@@ -183,7 +185,7 @@ class RowPictures:
         if not self._load:
             return value
         try:
-            return picture_of(path.read_bytes()).url
+            return read_picture(path).url
         except (PictureError, OSError) as error:
             raise TaskError(f"{self._where}: {value}: {error}") from error
 
@@ -206,6 +208,42 @@ class RowPictures:
 
 def _text(text: str) -> Json:
     return {"type": "text", "text": text}
+
+
+def without_places(text: str) -> str:
+    """A text without the places of its pictures."""
+    return text.replace(_PLACE, "").strip()
+
+
+def apart(content: object) -> tuple[object, list[object]]:
+    """The content of a message without its pictures, and their values; a picture whose value is in
+    a column has none."""
+    if not isinstance(content, list):
+        return content, []
+    rest: list[object] = []
+    values: list[object] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in ("image", "image_url"):
+            rest.append(part)
+            continue
+        value = _value_of(part)
+        if value is not None:
+            values.append(value)
+        elif isinstance(part, Mapping) and len(part) > 1:  # a form of another API
+            values.append(part)
+    return rest, values
+
+
+def pictures_among(value: object) -> list[str]:
+    """The data URLs of pictures in a column of any name: its value, or those of its list."""
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, str) and item.startswith(DATA)]
+
+
+def by_pixels(value: object) -> object:
+    """A value of JSON with the digest of each picture in place of its file, to compare it."""
+    return mapped(value, lambda text: digest_in(text) or text)
 
 
 def digest_in(value: object) -> str | None:

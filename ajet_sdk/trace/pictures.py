@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.errors import PictureError, QueryError
-from ajet_sdk.pictures import Picture, is_data_url, picture_at, remember_line
+from ajet_sdk.pictures import Picture, is_data_url, mapped, picture_at, remember_line
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
@@ -179,17 +179,6 @@ class Replacing:
             return False
         self.add(picture)
         return True
-
-
-def mapped(value: object, text: Callable[[str], str]) -> Any:
-    """A copy of JSON with each text replaced; names of objects stay."""
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, Mapping):
-        return {name: mapped(item, text) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [mapped(item, text) for item in value]
-    return value
 
 
 def resolved(value: _T, pictures: Mapping[str, Picture]) -> _T:

@@ -263,6 +263,10 @@ class BranchingEngine:
             sampled.append(Sampled(ids, both, rest.finish_reason, rest.policy_version, text))
         return engine.chat.answer(conversation, sampled, engine.model)
 
+    @property
+    def takes_pictures(self) -> bool | None:
+        return self.engine.takes_pictures
+
     async def count(self, ask: Ask) -> int:
         """Count tokens with the engine."""
         return await self.engine.count(ask)

@@ -483,6 +483,16 @@ RULES: tuple[Rule, ...] = (
 
 PICTURE = "picture"
 KINDS = (*dict.fromkeys(rule.kind for rule in RULES), PICTURE)
+_BODY = r"[\w+/=%-]+(?:\s+[\w+/=%-]{20,})*"
+"""Base64, also in lines."""
+_PICTURES = re.compile(
+    r"(?i:data:\s*(?:image/[\w.+-]+|application/octet-stream)?(?:;[\w=.+-]+)*;base64,)\s*"
+    + _BODY
+    + r"|(?<![\w+/])(?:iVBORw0KGgo|/9j/|R0lGOD[dl]h|UklGR)(?=[\w+/]{40})"
+    + _BODY
+)
+"""Pictures within a text: data URLs, as Markdown has them, and base64 that begins as a PNG, JPEG, GIF
+or WebP does."""
 _PLACED = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 
 
@@ -501,8 +511,8 @@ class Redactor:
         """Redact a text; JSON stays valid."""
         if len(text) < 6:
             return text
-        if is_data_url(text) and "image/" in text[:20].lower():
-            return text if self._keeps_pictures else self._placeholder(PICTURE, text)
+        if is_data_url(text) and _PICTURES.match(text):
+            return self._picture(text)
         redacted = self._known.get(text)
         if redacted is None:
             redacted = self._known[text] = self._json(text)
@@ -547,6 +557,17 @@ class Redactor:
         return self._plain(text)
 
     def _plain(self, text: str) -> str:
+        pieces: list[str] = []
+        end = 0
+        for match in _PICTURES.finditer(text):
+            pieces += (self._prose(text[end : match.start()]), self._picture(match[0]))
+            end = match.end()
+        return "".join([*pieces, self._prose(text[end:])])
+
+    def _picture(self, text: str) -> str:
+        return text if self._keeps_pictures else self._placeholder(PICTURE, text)
+
+    def _prose(self, text: str) -> str:
         if "://" in text:
             parts, last = list[str](), 0
             for start, end in secrets_in(text):

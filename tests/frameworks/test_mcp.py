@@ -27,6 +27,7 @@ from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.capture.processes import for_other_process
 from ajet_sdk.config.config import load_config
+from ajet_sdk.dialects.message_parts import pictures_in
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.attempts import Attempt
@@ -58,13 +59,24 @@ if sys.argv[1:]:
 server.run("streamable-http" if sys.argv[1:] else "stdio")
 """
 SERVER = f"""
+import io
+import random
 import sys
-from mcp.server{".mcpserver" if TWO else ".fastmcp"} import {"MCPServer" if TWO else "FastMCP"} as Server
+from typing import Any
+import PIL.Image
+from mcp.server{".mcpserver" if TWO else ".fastmcp"} import Image, {"MCPServer" if TWO else "FastMCP"} as Server
 server = Server("sums")
 
 @server.tool()
 def add(a: int, b: int) -> str:
     return str(a + b)
+
+@server.tool()
+def draw(size: int) -> {"Any" if TWO else "Image"}:
+    pixels = random.Random(1).randbytes(3 * size * size)
+    file = io.BytesIO()
+    PIL.Image.frombytes("RGB", (size, size), pixels).save(file, "PNG")
+    return Image(data=file.getvalue(), format="png")
 
 @server.tool()
 def fail(why: str) -> str:
@@ -174,6 +186,24 @@ def test_by_stdio_and_in_the_trace(server: Path, tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     assert "→ add " in shown and '"b": 3' in shown and "error: " in shown
+
+
+def test_a_large_picture_of_a_tool_is_kept_whole(server: Path, tmp_path: Path) -> None:
+    @ajet.workflow
+    async def agent(question: str, model: ajet.Model) -> str:
+        async with session(by_stdio(server)) as opened:
+            await opened.call_tool("draw", {"size": 200})
+        return str((await model.chat([{"role": "user", "content": "so?"}]))["content"])
+
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        run(agent, writer)
+    with open_trace(tmp_path / "trace.duckdb") as reader:
+        [stored] = episodes(reader)
+        assert len(reader.query("SELECT digest FROM pictures")) == 1
+    [event] = stored.events
+    [picture] = pictures_in(event.result)
+    assert (picture.width, picture.height) == (200, 200)
+    assert len(picture.data) > 100_000
 
 
 def test_by_http(url: str) -> None:

@@ -19,6 +19,7 @@ from google import genai
 from google.genai import types
 
 from ajet_sdk import pictures
+from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import PictureError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
@@ -469,3 +470,37 @@ def test_a_key_is_that_of_the_pixels_in_this_process() -> None:
     assert first.data != second.data and first.key == second.key < 0
     assert pickle.loads(pickle.dumps(first)).key == first.key
     assert len({picture_of(png(seed)).key for seed in range(1)} | {first.key}) == 2
+
+
+@pytest.mark.parametrize("url", [url_of(A), url_of(b"broken"), "https://example.org/a.png"])
+@pytest.mark.parametrize("route", ["chat/completions", "count"])
+def test_a_model_of_texts_says_that_it_takes_no_pictures(
+    gateway: Gateway, url: str, route: str
+) -> None:
+    """Whatever they are: the agent is to leave them out, not to mend them."""
+    tokenizer = ByteTokenizer()
+    tokenizer.pictures = None
+    episode = gateway.open(EpisodeSpec("one", ScriptedEngine(["hi"], tokenizer)))
+    if route == "count":
+        body = {"model": "m", "messages": [{"role": "user", "content": [_source(url)]}]}
+        refused = post(episode, body, "v1/messages/count_tokens")
+    else:
+        refused = post(episode, asking(part(url)))
+    assert refused.status_code == 400
+    assert "takes only text" in refused.text
+
+
+def _source(url: str) -> dict[str, Any]:
+    """A picture in the form of Anthropic."""
+    if url.startswith("https:"):
+        return {"type": "image", "source": {"type": "url", "url": url}}
+    data = url.partition(",")[2]
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+def test_pictures_that_are_in_use_are_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than are remembered, such as the screenshots of some episodes at a time."""
+    monkeypatch.setattr(pictures, "_REMEMBERED_BYTES", 1)
+    urls = [url_of(png(seed)) for seed in range(100, 110)]
+    in_use = [picture_at(url) for url in urls]
+    assert all(picture_at(url) is picture for url, picture in zip(urls, in_use, strict=True))

@@ -152,3 +152,29 @@ def test_pictures_of_the_training_tasks_lie_beside_their_file(data: Path) -> Non
     (episode,) = stored.loads[0]()
     (call,) = episode.calls
     assert _plain(call.request["messages"][0]["content"]) == [picture_of(A), "or", picture_of(B)]
+
+
+def test_the_same_words_about_other_pictures_are_other_tasks(data: Path) -> None:
+    """Else their replies would be attempts at one task, of which the best is learned, or pairs."""
+    columns = [
+        {"messages": [user("<image>Which?"), ANSWER], "images": [f"figures/{name}.png"]}
+        for name in ("a", "b")
+    ]
+    stored = open_stored(job({"adv_estimator": "sft", "data": rows(data, *columns)}))
+    assert stored is not None
+    ids = [load()[0].task.task_id for load in stored.loads]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize("again", [A, B])
+def test_a_row_with_a_validation_question_and_its_picture_is_refused(
+    data: Path, again: bytes
+) -> None:
+    val = [Task(main_query="Which?", metadata={"image": url_of(A)})]
+    row = {"messages": [user("<image>Which?"), ANSWER], "images": [url_of(again)]}
+    of = job({"adv_estimator": "sft", "data": rows(data, row)}, val=val)
+    if again == A:
+        with pytest.raises(TaskError):
+            open_stored(of)
+    else:
+        assert open_stored(of) is not None

@@ -209,7 +209,14 @@ def _of_row(
         query = next(
             (m["content"] for m in reversed(prompt) if isinstance(m.get("content"), str)), ""
         )
-        task = Task(main_query=query, init_messages=prompt, task_id=str(row.get("task_id") or ""))
+        # its pictures make a question another one, which has another id
+        shown = {"images": images} if images else {}
+        task = Task(
+            main_query=query,
+            init_messages=prompt,
+            task_id=str(row.get("task_id") or ""),
+            metadata=shown,
+        )
     worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
 
     def make() -> list[Episode]:

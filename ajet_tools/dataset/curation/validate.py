@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[Level, str]] = {
     "contradiction": ("error", "a question has two answers"),
     "leakage": ("error", "a task is in two files"),
     "near leakage": ("error", "nearly the same question is in two files"),
+    "shared picture": ("warning", "a picture is in two files, under other questions or the same"),
     "duplicate": ("warning", "a question is repeated in a file"),
     "given away": ("warning", "a question contains its answer"),
     "prompt": ("warning", "a question repeats the prompt that it was generated with"),
@@ -115,7 +116,8 @@ def validate(
     """
     report = Report()
     tasks = Tasks()
-    digests: set[str] = set()
+    first_with: dict[str, tuple[int, str]] = {}
+    """The source and row that first has a picture, by its digest."""
     for number, (name, path) in enumerate(sources.items()):
         shapes = _Shapes()
         first = tasks.rows
@@ -130,9 +132,15 @@ def validate(
                     at = (number, tasks.rows, _ORDER.index(kind))
                     report.add(at, kind, row.where, message)
                 found, unreadable = pictures_of(row.values, directory)
-                digests.update(found)
                 if found:
                     report.pictures[name] = report.pictures.get(name, 0) + len(found)
+                for digest in dict.fromkeys(found):
+                    source, where = first_with.setdefault(
+                        digest, (number, f"{row.where} of {name}")
+                    )
+                    if source != number:
+                        place = (number, tasks.rows, _ORDER.index("shared picture"))
+                        report.add(place, "shared picture", row.where, f"has a picture of {where}")
                 for problem in unreadable:
                     place = (number, tasks.rows, _ORDER.index("picture"))
                     report.add(place, "picture", row.where, problem)
@@ -144,7 +152,7 @@ def validate(
                 report.add(end, kind, name, message)
         else:
             report.add(end, "empty", name, "has no rows")
-    report.different_pictures = len(digests)
+    report.different_pictures = len(first_with)
     for index, message in tasks.grown_apart(mapping):
         place = (tasks.file_of(index), index, _ORDER.index("leakage"))
         report.add(place, "leakage", tasks.where(index), message)
@@ -168,6 +176,7 @@ _ORDER = (
     "picture",
     "id",
     "leakage",
+    "shared picture",
     "contradiction",
     "duplicate",
 )

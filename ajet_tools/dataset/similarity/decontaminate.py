@@ -21,7 +21,14 @@ import numpy as np
 from rapidfuzz.distance import LCSseq
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.questions import PART, SYSTEM, question_of, text_of, without_system
+from ajet_sdk.tasks.questions import (
+    PART,
+    SYSTEM,
+    pictures_of,
+    question_of,
+    text_of,
+    without_system,
+)
 from ajet_sdk.tasks.row_texts import strings_of
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.similarity.near import Match, NearIndex, OnProgress, Vectors
@@ -109,6 +116,8 @@ class Leaks:
         for number, (_, text) in enumerate(self.known):
             if text.strip():
                 self._near.add(str(number), text)
+        self._pictures = [pictures_of(text) for _, text in self.known]
+        self._all_pictures = frozenset[str]().union(*self._pictures)
         self._words = [words(text) for _, text in self.known]
         self._alone = _distinct_parts(alone)
         for number, parts in self._alone.items():
@@ -204,7 +213,17 @@ class Leaks:
             for index, (number, cosine) in enumerate(nearest(*vectors, texts, known)):
                 if index not in leaks and cosine >= meaning:
                     leaks[index] = Leak(number, "meaning", cosine, known[number])
-        return dict(sorted(leaks.items()))
+        return {
+            index: leak
+            for index, leak in sorted(leaks.items())
+            if not self._shows_others(leak.evaluation, texts[index])
+        }
+
+    def _shows_others(self, evaluation: int, text: str) -> bool:
+        """Whether a text asks about pictures of which no evaluation row has one, so that words in
+        common with a question about a picture are how such questions are asked."""
+        shown = pictures_of(text)
+        return bool(shown and self._pictures[evaluation]) and not shown & self._all_pictures
 
     def _match_with_system(self, text: str) -> Match | None:
         return self._near.find(text) if SYSTEM in text else None
@@ -274,7 +293,7 @@ class Leaks:
             or self._match_with_system(text)
             or self._match_of_part(text)
         )
-        if match is not None:
+        if match is not None and not self._shows_others(int(match.key), text):
             how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
             return f"{how} {self.known[int(match.key)][0]}"
         return self.quotation(values)
@@ -282,7 +301,8 @@ class Leaks:
     def quotation(self, values: Mapping[str, object]) -> str | None:
         """Returns the evidence that a row quotes a text, possibly altered, or None."""
         text = strings_of(values)
-        if (leak := self.quoted(text)) is None:
+        leak = self.quoted(text)
+        if leak is None or self._shows_others(leak.evaluation, text_of(values)):
             return None
         mine = self._words[leak.evaluation]
         if self.share and LCSseq.similarity(mine, words(text)) / len(mine) < self.share:

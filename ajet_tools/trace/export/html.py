@@ -62,6 +62,12 @@ def cell(episode: Episode, directory: Path | None) -> str:
     )
 
 
+def pictures_page(pictures: Sequence[Picture]) -> str:
+    """A page with pictures alone, each below its line."""
+    shown = (f"<p>{_esc(picture.line)}</p>{_image(picture)}" for picture in pictures)
+    return "".join((_HEAD, *shown, _END))
+
+
 def _esc(value: object) -> str:
     """Escape a value as HTML, with control characters replaced."""
     return html.escape(
@@ -222,7 +228,8 @@ dd { margin: 0; overflow-wrap: anywhere; }
 table { border-collapse: collapse; } td, th { border-bottom: 1px solid var(--line); padding: .15rem .8rem .15rem 0;
   text-align: left; vertical-align: top; overflow-wrap: anywhere; }
 pre { font: 13px/1.5 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; margin: .2rem 0; }
-img { max-width: 100%; max-height: 24rem; width: auto; height: auto; display: block; margin: .3rem 0; }
+img { background: #fff; max-width: 100%; max-height: 24rem; width: auto; height: auto; display: block;
+  margin: .3rem 0; }
 .error { color: var(--bad); }
 .message { border-left: 3px solid var(--line); padding: .1rem 0 .1rem .8rem; margin: .6rem 0; }
 .assistant { border-color: var(--mask); } .tool { border-color: var(--weak); } .user { border-color: var(--good); }
@@ -236,12 +243,14 @@ body:has(#by-advantage:checked) .m { background: color-mix(in srgb, var(--good) 
   box-shadow: inset 0 0 0 2em color-mix(in srgb, var(--bad) calc(var(--n, 0%) * .7), transparent); }
 """
 
-_START = f"""<!doctype html>
+_HEAD = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>ajet episodes</title><style>{_STYLE}</style></head><body>
-<form id="colour">Tokens coloured by
+"""
+
+_START = f"""{_HEAD}<form id="colour">Tokens coloured by
 <label><input type="radio" name="by" id="by-mask" checked> what was sampled</label>
 <label><input type="radio" name="by" id="by-logprob"> improbability</label>
 <label><input type="radio" name="by" id="by-advantage"> advantage</label>

@@ -20,6 +20,7 @@ from ajet_sdk.pictures import Picture
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
 from ajet_tools.trace.compare.runs import side_by_side
+from ajet_tools.trace.export.html import pictures_page
 from ajet_tools.tui.base import GoScreen
 from ajet_tools.tui.trace.compare import CompareScreen
 from ajet_tools.tui.trace.dialogs import ExplanationScreen, FeedbackScreen, TextScreen, text_width
@@ -89,20 +90,26 @@ class TraceApp(TraceViewer):
     def open_explanation(self, run_id: str) -> None:
         self.push_screen(ExplanationScreen(run_id))
 
-    def open_picture(self, picture: Picture) -> None:
-        """Show a picture in a browser, and else save it and say where."""
-        if not picture.data:
-            self.notify(f"{picture.line}: it was removed from the trace", timeout=3)
-            return
-        suffix = picture.media_type.replace("image/", ".")
-        if self.is_web:  # the browser is on another machine
+    def open_pictures(self, pictures: Sequence[Picture]) -> None:
+        """Show pictures in a browser, and else save them and say where."""
+        stored = [picture for picture in pictures if picture.data]
+        if len(stored) < len(pictures):
+            removed = next(picture for picture in pictures if not picture.data)
+            self.notify(f"{removed.line}: it was removed from the trace", timeout=3)
+        if not self.is_web:
+            for picture in stored:
+                self._open_picture(picture)
+        elif stored:  # the browser is on another machine, and opens one page for a key
+            page = pictures_page(stored).encode()
             self.deliver_binary(
-                io.BytesIO(picture.data),
-                save_filename=f"{picture.digest[:12]}{suffix}",
+                io.BytesIO(page),
+                save_filename=f"{stored[0].digest[:12]}.html",
                 open_method="browser",
-                mime_type=picture.media_type,
+                mime_type="text/html",
             )
-            return
+
+    def _open_picture(self, picture: Picture) -> None:
+        suffix = picture.media_type.replace("image/", ".")
         with tempfile.NamedTemporaryFile(
             prefix="ajet-picture-", suffix=suffix, delete=False
         ) as file:

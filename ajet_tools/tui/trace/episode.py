@@ -264,8 +264,8 @@ class EpisodeScreen(TraceScreen):
         pictures = self._chosen.pictures if self._chosen else []
         if not pictures:
             self.notify("this message has no picture", timeout=2)
-        for picture in pictures:
-            self.app.open_picture(picture)
+        else:
+            self.app.open_pictures(pictures)
 
     def action_raw(self) -> None:
         call = self._loaded.calls.get(self._call_id or "") if self.overview else None

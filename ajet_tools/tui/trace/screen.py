@@ -210,8 +210,8 @@ class TraceViewer(ViewerApp):
         """Explain the step of a run with the largest change of reward."""
 
     @abstractmethod
-    def open_picture(self, picture: Picture) -> None:
-        """Show a picture in a browser."""
+    def open_pictures(self, pictures: Sequence[Picture]) -> None:
+        """Show pictures in a browser."""
 
     @abstractmethod
     def open_feedback(self, episode_id: str, call_id: str | None = None) -> None:

@@ -161,6 +161,21 @@ def test_what_is_trained_is_what_the_config_says(place: Path) -> None:
     assert names and not any(map(is_of_tower, names))
 
 
+@pytest.mark.parametrize("trains_tower", [False, True])
+def test_a_step_changes_the_tower_only_if_it_is_trained(place: Path, trains_tower: bool) -> None:
+    tokenizer, model = HFTokenizer(place), load_model(place, trains_tower=trains_tower)
+    samples = [sample_of(calls) for calls in sampled(place, model, tokenizer)]
+    before = {name: each.detach().clone() for name, each in model.named_parameters()}
+    Trainer(model, TrainerSettings(lr=1e-3), tokenizer).step(samples)
+    changed = {name for name, each in model.named_parameters() if not each.equal(before[name])}
+    tower = set(filter(is_of_tower, before))
+    assert tower and changed - tower
+    if trains_tower:
+        assert len(changed & tower) > len(tower) / 2
+    else:
+        assert not changed & tower
+
+
 @pytest.mark.parametrize("lora", [None, Lora(enabled=True, r=2)])
 def test_an_exported_model_sees_the_same(place: Path, tmp_path: Path, lora: Lora | None) -> None:
     tokenizer, model = HFTokenizer(place), load_model(place, lora=lora)

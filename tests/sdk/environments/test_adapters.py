@@ -12,6 +12,7 @@ import pytest
 
 from ajet_sdk.environments.client import GymEnv, task_ids
 from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
+from ajet_sdk.pictures import picture_at
 from tests.sdk.environments.test_service import hosted, say
 
 # gymnasium
@@ -90,6 +91,50 @@ def test_actions_and_observations_of_each_space_are_text(tmp_path: Path) -> None
             ]:  # fmt: skip
                 assert say(env, wrong)[3] == {"invalid": True}, (name, wrong)
             env.release()
+
+
+SEEN = """
+import gymnasium
+import numpy
+from gymnasium import spaces
+
+class Seen(gymnasium.Env):
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Discrete(4)
+    render_mode = "rgb_array"
+    place = 0
+
+    def reset(self, seed=None, options=None):
+        return self.place, {}
+
+    def step(self, action):
+        self.place += 1
+        return self.place, 0.0, False, False, {}
+
+    def render(self):
+        pixels = numpy.zeros((3, 4, 3), dtype=numpy.uint8)
+        pixels[1, self.place] = (255, 128, 1)
+        return pixels
+
+def seen(task_id):
+    return Seen()
+"""
+
+
+def test_a_rendered_picture_is_the_observation(tmp_path: Path) -> None:
+    """And not the value of the observation beside it, which would tell what is to be seen."""
+    path = tmp_path / "seen.py"
+    path.write_text(SEEN)
+    with hosted(f"{path}:seen", splits={"train": ["0"]}) as (url, _):
+        env = GymEnv(url, "count", "0")
+        [message] = env.create()
+        after, *_ = say(env, "1")
+        for place, content in enumerate((message["content"], after)):
+            [part] = content
+            image = picture_at(part["image_url"]["url"]).image()
+            assert image.size == (4, 3)
+            colours = [image.getpixel((column, 1)) for column in range(4)]
+            assert [at for at, each in enumerate(colours) if each == (255, 128, 1)] == [place]
 
 
 def test_a_name_that_gymnasium_does_not_know_is_said() -> None:

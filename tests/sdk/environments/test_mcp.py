@@ -4,6 +4,7 @@ protocol."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import importlib.metadata
 import json
 import os
@@ -38,7 +39,8 @@ _IMPORT = (
 
 TILL = f"""
 import os
-{_IMPORT}
+from typing import Any
+{_IMPORT}, Image
 
 server = Server("till")
 sold = []
@@ -52,6 +54,10 @@ def sell(thing: str, price: float) -> str:
 @server.tool()
 def total() -> str:
     return str(sum(sold))
+
+@server.tool()
+def photograph() -> {"Any" if _SECOND else "Image"}:
+    return Image(data=b"drawer", format="png")
 
 @server.tool()
 def broken() -> str:
@@ -154,7 +160,10 @@ def test_a_servers_tools(tmp_path: Path) -> None:
         env, other = GymEnv(url, "count", "monday"), GymEnv(url, "count", "tuesday")
         assert (env.create(), other.create()) == ([], [])
         tools = {tool["function"]["name"]: tool["function"] for tool in env.info()["tools"]}
-        assert sorted(tools) == ["broken", "die", "open_safe", "sell"]
+        assert sorted(tools) == ["broken", "die", "open_safe", "photograph", "sell"]
+        [[photo]] = acting(env, call("photograph"))
+        data = base64.b64encode(b"drawer").decode()
+        assert photo == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
         assert set(tools["sell"]["parameters"]["properties"]) == {"thing", "price"}
         assert acting(env, call("sell", {"thing": "tea", "price": 2})) == ["tea of monday sold"]
         assert (

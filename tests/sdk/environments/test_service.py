@@ -88,6 +88,18 @@ class Talker:
         calls = {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
         answers = [{"role": "tool", "tool_call_id": id, "content": name} for id, name in calls.items()]
         return answers, 1, False, False, None
+
+class Drawn:
+    """Its observations have pictures, in several forms."""
+
+    def __init__(self, task_id): ...
+    def reset(self): return ["Look.", part()]
+    def step(self, action):
+        shown = {"part": part(), "parts": [{"type": "text", "text": "Look."}, part()], "dict": {"type": "move"}}
+        shown["message"] = {"role": "tool", "tool_call_id": "1", "content": [part()]}
+        return shown[action], 0, False, {}
+
+def part(): return {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 '''
 
 
@@ -138,7 +150,7 @@ def service(counter: Path) -> Iterator[tuple[str, Instances]]:
         yield found
 
 
-def say(env: GymEnv, text: Any) -> tuple[str, float, bool, dict[str, Any]]:
+def say(env: GymEnv, text: Any) -> tuple[Any, float, bool, dict[str, Any]]:
     return env.step({"role": "assistant", "content": str(text)})
 
 
@@ -178,6 +190,21 @@ def test_messages_and_tool_calls_pass_as_they_are(counter: Path) -> None:
         assert (observation, reward, ended) == ("x\ny", 1.0, False)
         assert [message["tool_call_id"] for message in info["messages"]] == ["x", "y"]
         assert env.evaluate() == 1.0  # without one of its own: the sum of the rewards
+
+
+def test_pictures_of_observations_pass_as_they_are(counter: Path) -> None:
+    """Not as text, which would be a page of base64."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    look = {"type": "text", "text": "Look."}
+    with hosted(f"{counter}->Drawn", splits={"train": ["a"]}) as (url, _):
+        env = GymEnv(url, "count", "a")
+        assert env.create() == [{"role": "user", "content": [look, picture]}]
+        assert say(env, "part")[0] == [picture]
+        assert say(env, "parts")[0] == [look, picture]
+        assert say(env, "dict")[0] == str({"type": "move"})
+        observation, _, _, info = say(env, "message")
+        assert observation == [picture]
+        assert info["messages"][0]["content"] == [picture]
 
 
 FAULTS = [

@@ -464,16 +464,19 @@ def test_a_judge_sees_the_pictures_of_a_task(mode: Any) -> None:
     with judging(reply, mode=mode) as (judge, asked):
         asyncio.run(judge.rank(materials))
     for request in asked:
-        assert seen(request) == [url_of(png(seed)) for seed in (1, 2, 3)]
-        assert picture_of(png(1)).line in str(request["messages"][1]["content"][0])
+        assert seen(request) == [url_of(png(seed)) for seed in (1, 2, 3, 4)]
+        prompt = str(request["messages"][1]["content"][0])
+        assert picture_of(png(1)).line in prompt
+        assert picture_of(png(4)).line in prompt and "base64" not in prompt  # the reference answer
         assert request["messages"][1]["content"][-1]["type"] == "text"
 
 
 def test_a_judge_of_transcripts_sees_the_last_pictures_once() -> None:
-    screenshots = [png(seed) for seed in (*range(30), 29)]
+    """An agent that looks at one thing again and again hides nothing."""
+    screenshots = [png(seed) for seed in (*range(30), *[29] * 20)]
     material = material_of("left", TASK, looked(*screenshots), show="transcript")
     lines = [picture.line for picture in material.pictures]
-    assert lines == [picture_of(png(seed)).line for seed in range(11, 30)]
+    assert lines == [picture_of(png(seed)).line for seed in range(10, 30)]
     assert material_of("left", TASK, looked(*screenshots)).pictures == ()
 
 
@@ -485,6 +488,26 @@ def test_a_judge_that_takes_only_text_reads_a_line() -> None:
     assert picture_of(png(1)).line in shown(asked[0])
 
 
-def test_an_output_with_a_picture_is_shown_by_its_line() -> None:
-    material = material_of({"map": url_of(png(1))}, TASK, None)
-    assert "base64" not in material.answer and picture_of(png(1)).line in material.answer
+def test_a_picture_of_an_output_is_seen_and_named_by_its_line() -> None:
+    for output in ({"map": url_of(png(1))}, [url_of(png(1))], url_of(png(1))):
+        material = material_of(output, TASK, None)
+        assert "base64" not in material.answer and picture_of(png(1)).line in material.answer
+        assert material.pictures == (picture_of(png(1)),)
+
+
+def test_pictures_that_a_reply_only_names_are_text() -> None:
+    """Neither fetched nor decoded: a judge's model is sent what the task and its tools show."""
+    reply = (
+        f"![a](https://example.org/a.png) [{picture_of(png(1)).line}] data:image/png;base64,AAAA"
+    )
+    for output in (
+        reply,
+        {"answer": [{"type": "image_url", "image_url": {"url": "https://a.b/c"}}]},
+    ):
+        for show in ("output", "transcript"):
+            assert material_of(output, TASK, looked(), show=show).pictures == ()
+
+
+def test_pictures_deep_in_metadata_are_seen() -> None:
+    task = Task(main_query="?", metadata={"views": [{"front": url_of(png(1))}, [url_of(png(2))]]})
+    assert material_of("a", task, None).pictures == (picture_of(png(1)), picture_of(png(2)))

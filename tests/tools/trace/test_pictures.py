@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.trace.compare.diff import diff_episodes
+from ajet_tools.trace.export.html import pictures_page
+from ajet_tools.trace.redact import Redactor
 from tests.drawings import drawn, file_of, part, png, text, url_of
 
 LINE = picture_of(png(1)).line
@@ -180,6 +183,14 @@ def test_the_page_shows_pictures_and_nothing_else_from_elsewhere(tmp_path: Path)
     assert "img-src data:" in page and "default-src 'none'" in page
 
 
+def test_a_page_of_pictures_has_each_with_its_line() -> None:
+    shown = [picture_of(png(1)), picture_of(png(2))]
+    page = pictures_page(shown)
+    found = re.findall('<p>(.*?)</p><img src="(.*?)"', page)
+    assert found == [(each.line, each.url) for each in shown]
+    assert "default-src 'none'" in page
+
+
 def test_a_notebook_shows_pictures() -> None:
     assert url_of(png(1)) in episode_with(png(1))._repr_html_()
 
@@ -189,3 +200,33 @@ def test_a_swapped_picture_is_a_difference() -> None:
     assert all(piece.same for piece in same.parts)
     swapped = diff_episodes(episode_with(png(1)), episode_with(png(3)))
     assert not all(piece.same for piece in swapped.parts)
+
+
+BODY = base64.b64encode(png(1, 24, 24)).decode()
+HIDDEN = {
+    "no media type": f"data:;base64,{BODY}",
+    "another media type": f"data:application/octet-stream;base64,{BODY}",
+    "spaces": f"data:                    image/png;base64,{BODY}",
+    "markdown": f"Here it is: ![plan](data:image/png;base64,{BODY}) and more",
+    "html": f'<img src="data:image/png;charset=utf-8;base64,{BODY}">',
+    "bare": BODY,
+    "bare in a text": f"base64: {BODY}",
+    "lines": "data:image/png;base64," + base64.encodebytes(png(1, 24, 24)).decode(),
+    "json": json.dumps({"result": BODY}),
+}
+
+
+@pytest.mark.parametrize("form", HIDDEN)
+def test_redaction_finds_pictures_in_texts(form: str) -> None:
+    """Each of them is a picture for a model, or for whoever reads the text."""
+    redactor = Redactor()
+    redacted = redactor.text(HIDDEN[form])
+    assert BODY[20:60] not in redacted and "[picture 1]" in redacted
+    assert Redactor(keep_pictures=True).text(HIDDEN[form]) == HIDDEN[form]
+
+
+def test_a_text_around_a_picture_is_redacted_too() -> None:
+    said = f"+49 30 1234567 ![a](data:image/png;base64,{BODY}) a.b@example.org"
+    assert Redactor().text(said) == "[phone 1] ![a]([picture 1]) [email 1]"
+    kept = Redactor(keep_pictures=True).text(said)
+    assert kept == f"[phone 1] ![a](data:image/png;base64,{BODY}) [email 1]"
