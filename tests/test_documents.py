@@ -29,6 +29,29 @@ def test_measured_tables_are_what_the_records_say(page: Path) -> None:
     assert "<!-- figures: " in text and filled_in(text) == text
 
 
+def typed_tables(text: str) -> list[str]:
+    """The tables of a page that no record makes, with the paragraph before and that behind each."""
+    text = re.sub(r"<!-- figures: .*?<!-- end of figures -->", "", text, flags=re.DOTALL)
+    parts = re.split(r"\n{2,}", text)
+    tables = [at for at, part in enumerate(parts) if part.startswith("|")]
+    return ["\n".join(parts[max(0, at - 1) : at + 2]) for at in tables]
+
+
+DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
+
+
+def test_a_table_of_figures_that_no_record_makes_says_when_it_was_measured() -> None:
+    """A figure without a date is never seen to be old."""
+    tables = typed_tables((ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8"))
+    assert tables
+    for table in tables:
+        rows = table.splitlines()
+        commands = [row for row in rows if "`just bench " in row and row.startswith("|")]
+        undated = [row for row in commands if not DATE.search(row)]
+        assert undated == [], "record it (`just bench NAME --write`), or say when it was measured"
+        assert DATE.search(table), f"no date beside this table: {table}"
+
+
 def pages() -> dict[Path, str]:
     """Every page of the documentation by its path."""
     found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tutorial").rglob("*.md")]

@@ -24,7 +24,11 @@ from tests.bench import Figure
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "docs" / "benchmarks.json"
 LEARNING = ROOT / "tutorial" / "bench.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "guide" / "trace-tools.md",
+)
 MOVED = 0.25
 """Relative change from which a figure counts as moved."""
 _BLOCK = re.compile(r"(<!-- figures: ([\w ,-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
