@@ -74,7 +74,7 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
     return {
         "runs": opened(lambda app: None),
         "run": opened(lambda app: app.open_run(run)),
-        "run-ledger": opened(lambda app: app.open_run(run), "2"),
+        "run-ledger": opened(lambda app: app.open_run(run), "v"),
         "episodes": opened(lambda app: app.open_episodes(run)),
         "episode": opened(lambda app: app.open_episode(episode)),
         "tokens": opened(lambda app: app.open_tokens(episode), "m", *["right"] * 4),

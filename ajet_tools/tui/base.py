@@ -31,8 +31,7 @@ class ViewerApp(App[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "keys", "Keys", key_display="?"),
-        Binding("f1", "keys", "Keys", show=False, priority=True),
-        Binding("f2", "toggle_dark", "Light or dark", show=False, priority=True),
+        Binding("q", "quit", "Quit", show=False),
     ]
 
     def get_line_filters(self) -> Sequence[LineFilter]:
@@ -111,6 +110,7 @@ Result = TypeVar("Result")
 class Dialog(ModalScreen[Result]):
     """A modal box, `Vertical` or `VerticalScroll`, with an error line `#wrong` if it has inputs."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Close")]
     DEFAULT_CSS = """
     Dialog {
         align: center middle;
@@ -149,9 +149,6 @@ class HelpScreen(Dialog[None]):
     DEFAULT_CSS = """
     HelpScreen > VerticalScroll { width: 72; max-width: 95%; max-height: 90%; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q,f1,enter", "dismiss", "Close", show=False),
-    ]
 
     def __init__(self, screen: Screen[Any]) -> None:
         super().__init__()
@@ -198,7 +195,6 @@ class GoScreen(Dialog[str]):
     DEFAULT_CSS = """
     GoScreen > Vertical { width: 60; max-width: 95%; padding: 0; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Close", show=False)]
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:

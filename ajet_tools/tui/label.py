@@ -80,7 +80,6 @@ class LabelScreen(Screen[None]):
         Binding("s", "label('skipped')", "Skip"),
         Binding("u", "undo", "Back"),
         Binding("y", "copy", "Copy the row as JSON", show=False),
-        Binding("q,escape", "app.quit", "Quit", key_display="q"),
     ]
 
     def __init__(self) -> None:

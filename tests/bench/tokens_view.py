@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +171,17 @@ async def measure(directory: Path) -> dict[str, tuple[float, float]]:
         }
         words = app.screen.query_one(TokenText)
         assert words.view is not None and abs(len(words.view) - TOKENS) < TURNS
-        for name, action in (("line", "by_line(3)"), ("page", "by_page(1)")):
-            words.action_move(0)
+        moves = {"line": partial(words.move_by_lines, 3), "page": partial(words.move_by_pages, 1)}
+        for name, move in moves.items():
+            words.move(0)
             await app.frame()
             began = clocks()
             for _ in range(FRAMES):
-                await words.run_action(action)
+                move()
                 await app.frame()
             found[name] = since(began)
         keys = []
-        for key in ("m", "l", "x", "2", "3", "4", "5", "6", "1"):
+        for key in ("m", "l", "x", "v", "v", "v", "v", "v", "v"):
             began = clocks()
             await pilot.press(key)
             keys.append(since(began))

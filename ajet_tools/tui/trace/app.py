@@ -43,7 +43,6 @@ class TraceApp(TraceViewer):
     TITLE = "ajet"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back", show=False),
-        Binding("q", "quit", "Quit", show=False),
     ]
 
     def __init__(self, reader: TraceReader, path: Path, run_id: str | None = None) -> None:

@@ -48,13 +48,11 @@ class CompareScreen(TraceScreen):
         Binding("N", "divergence(-1)", "Previous divergence", show=False),
         Binding("right", "choose(1)", "Column right", show=False),
         Binding("left", "choose(-1)", "Column left", show=False),
-        Binding("right_square_bracket", "page(1)", "Columns", key_display="]"),
-        Binding("left_square_bracket", "page(-1)", "Previous columns", show=False, key_display="["),
         Binding("s", "swap", "Swap"),
-        Binding("enter", "episode", "Episode", key_display="enter"),
+        Binding("enter", "episode", "Open the episode", key_display="enter"),
         Binding("t", "tokens", "Tokens"),
-        Binding("y", "copy", "Copy the episode's id", show=False),
     ]
+    PALETTE: ClassVar[Sequence[tuple[str, str]]] = [("Copy the episode's id", "copy")]
 
     def __init__(self, episode_ids: Sequence[str]) -> None:
         super().__init__()
@@ -169,13 +167,6 @@ class CompareScreen(TraceScreen):
         else:
             self.chosen = column
         self._describe()
-
-    def action_page(self, step: int) -> None:
-        """Show other attempts after the reference."""
-        if len(self.attempts) <= self._beside + 1:
-            self.app.notify("all are in sight", timeout=2)
-        else:
-            self._page_to(self.first + step * self._beside)
 
     def _page_to(self, first: int) -> None:
         self.first = max(1, min(first, len(self.attempts) - self._beside))

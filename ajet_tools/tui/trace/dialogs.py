@@ -47,8 +47,7 @@ class TextScreen(FindInText, Dialog[None]):
     TextScreen LongText { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,enter", "dismiss", "Close"),
-        Binding("slash", "find", "Find", key_display="/"),
+        Binding("slash", "find", "Search", key_display="/"),
         Binding("n", "next(1)", "Next", show=False),
         Binding("N", "next(-1)", "Previous", show=False),
         Binding("y", "copy", "Copy"),
@@ -63,9 +62,9 @@ class TextScreen(FindInText, Dialog[None]):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = Content(self.heading)
-            box.border_subtitle = "/ finds · y copies · escape closes"
+            box.border_subtitle = "/ searches · y copies · escape closes"
             yield LongText()
-            yield Prompt("find", back=LongText)
+            yield Prompt("search", back=LongText)
 
     @work
     async def on_mount(self) -> None:
@@ -85,9 +84,7 @@ class ExplanationScreen(TextScreen):
     """Explains the changes in a run, and opens its example episodes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "dismiss", "Close"),
         Binding("enter", "open", "Open the marked episode"),
-        Binding("n", "next(1)", "Next episode"),
     ]
 
     def __init__(self, run_id: str) -> None:
@@ -151,7 +148,6 @@ class FeedbackScreen(Dialog[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "keep", "Keep"),
-        Binding("escape", "dismiss", "Leave", show=False),
         Binding("plus", "thumb(True)", "Thumb up", show=False),
         Binding("minus", "thumb(False)", "Thumb down", show=False),
     ]

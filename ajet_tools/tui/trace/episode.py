@@ -59,32 +59,26 @@ class EpisodeScreen(TraceScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "message(1)", "Next message", key_display="j"),
         Binding("k", "message(-1)", "Previous message", show=False),
-        Binding("right_square_bracket", "call(1)", "Next call", key_display="]"),
-        Binding("left_square_bracket", "call(-1)", "Previous call", show=False, key_display="["),
-        Binding("b", "fork(1)", "Next fork"),
-        Binding("B", "fork(-1)", "Previous fork", show=False),
+        Binding("b", "jump('fork')", "Next fork"),
         Binding("t", "tokens", "Tokens"),
         Binding("u", "unfold", "Unfold"),
-        Binding("U", "unfold_all", "Unfold all reasoning", show=False),
-        Binding("v", "markdown", "Markdown or as written", show=False),
         Binding("enter", "whole", "Open in full"),
-        Binding("o", "picture", "Open the picture", show=False),
         Binding("r", "raw", "JSON"),
         Binding("f", "feedback", "Feedback"),
         Binding("g", "group", "Group"),
-        Binding("greater_than_sign", "attempt(1)", "Next attempt", show=False, key_display=">"),
-        Binding("less_than_sign", "attempt(-1)", "Previous attempt", show=False, key_display="<"),
         Binding("slash", "find", "Search", key_display="/"),
-        Binding("n", "hit(1)", "Next match", show=False),
-        Binding("N", "hit(-1)", "Previous match", show=False),
+        Binding("n", "again(1)", "Next match or fork", show=False),
+        Binding("N", "again(-1)", "Previous match or fork", show=False),
         Binding("y", "copy", "Copy the message", show=False),
-        Binding(
-            "p",
-            "sample_again",
-            "Play again: copy the command that samples from this call",
-            show=False,
-        ),
-        Binding("Y", "copy_id", "Copy the episode's id", show=False),
+    ]
+    PALETTE: ClassVar[Sequence[tuple[str, str]]] = [
+        ("Next attempt", "attempt(1)"),
+        ("Previous attempt", "attempt(-1)"),
+        ("Unfold all reasoning", "unfold_all"),
+        ("Markdown or as written", "markdown"),
+        ("Open the picture", "picture"),
+        ("Play again: copy the command that samples from this call", "sample_again"),
+        ("Copy the episode's id", "copy_id"),
     ]
 
     def __init__(self, episode_id: str, call_id: str | None = None) -> None:
@@ -96,6 +90,7 @@ class EpisodeScreen(TraceScreen):
         self.branch = 0
         self._shown_new = 0
         self._search = _Search()
+        self._last_jump = "match"
 
     def compose(self) -> ComposeResult:
         self.set_class(self.app.size.width >= _WIDE, "wide")
@@ -177,7 +172,7 @@ class EpisodeScreen(TraceScreen):
         elif event.call_id is None:
             self._go_to_branch(event.branch, notify=False)
         else:
-            self._go_to_call(event.call_id, notify=False)
+            self._go_to_call(event.call_id)
         if event.read:
             self.messages.focus()
 
@@ -192,12 +187,12 @@ class EpisodeScreen(TraceScreen):
             self._show_branch()
         self._choose_first_of(self._loaded.tree.branches[branch].calls[0], notify=notify)
 
-    def _go_to_call(self, call_id: str, *, notify: bool = True) -> None:
+    def _go_to_call(self, call_id: str) -> None:
         overview = self._loaded
         if call_id not in overview.tree.branches[self.branch].chain:
             self.branch = overview.tree.branch_of[call_id]
             self._show_branch()
-        self._choose_first_of(call_id, notify=notify)
+        self._choose_first_of(call_id, notify=False)
 
     def _choose_first_of(self, call_id: str | None, *, notify: bool = True) -> None:
         """Select the first block of a call: its fork, new messages of its request, or its reply."""
@@ -208,16 +203,19 @@ class EpisodeScreen(TraceScreen):
     def action_message(self, by: int) -> None:
         self.messages.choose(self.messages.cursor + by)
 
-    def action_call(self, by: int) -> None:
-        if self.overview is None or not self.overview.calls:
-            return
-        order = self.overview.tree.call_order()
-        at = self._call_id
-        index = order.index(at) + by if at in order else 0 if by > 0 else -1
-        if 0 <= index < len(order):
-            self._go_to_call(order[index])
+    def action_jump(self, to: str) -> None:
+        """Go to the next match or fork; `again` repeats it."""
+        self._last_jump = to
+        self.action_again(1)
 
-    def action_fork(self, by: int) -> None:
+    def action_again(self, by: int) -> None:
+        """Repeat the last jump, forwards or backwards."""
+        if self._last_jump == "fork":
+            self._go_to_fork(by)
+        else:
+            self._go_to_hit(by)
+
+    def _go_to_fork(self, by: int) -> None:
         """Go to the next fork in the order of the tree."""
         if self.overview is None:
             return
@@ -350,9 +348,9 @@ class EpisodeScreen(TraceScreen):
             if branch > self.branch or position.get(key, -1) >= self.messages.cursor
         )
         self._search = _Search(needle, matches, next(ahead, 0) - 1)
-        self.action_hit(1)
+        self.action_jump("match")
 
-    def action_hit(self, by: int) -> None:
+    def _go_to_hit(self, by: int) -> None:
         search = self._search
         if not search.hits:
             self.notify("search for a text first: /" if not search.needle else "no hit", timeout=2)

@@ -20,7 +20,7 @@ from ajet_tools.trace.episode.blocks import branch_title, format_tokens
 from ajet_tools.trace.episode.messages import gist
 from ajet_tools.trace.episode.overview import EpisodeOverview
 from ajet_tools.trace.episode.tree import Branch, TreeRow
-from ajet_tools.tui.widgets.long_text import LineView
+from ajet_tools.tui.widgets.long_text import CursorView
 
 _DEEPEST = 6
 
@@ -30,7 +30,7 @@ _OUTCOMES |= dict.fromkeys(
 )
 
 
-class CallTree(LineView, can_focus=True):
+class CallTree(CursorView, can_focus=True):
     """A line for the episode, for each timeline and for each call."""
 
     DEFAULT_CSS = """
@@ -38,12 +38,6 @@ class CallTree(LineView, can_focus=True):
     CallTree:focus { background-tint: $foreground 4%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", "Line up", show=False),
-        Binding("down", "move(1)", "Line down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("home", "edge(0)", "First line", show=False),
-        Binding("end", "edge(-1)", "Last line", show=False),
         Binding("enter", "choose", "Open", show=False),
     ]
     cursor: reactive[int] = reactive(0)
@@ -104,14 +98,14 @@ class CallTree(LineView, can_focus=True):
     def _reveal(self) -> None:
         self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False, force=True)
 
-    def action_move(self, by: int) -> None:
-        self._choose(self.cursor + by)
+    def move_by_lines(self, lines: int) -> None:
+        self._choose(self.cursor + lines)
 
-    def action_page(self, by: int) -> None:
-        self._choose(self.cursor + by * max(1, self.size.height - 1))
+    def move_by_pages(self, pages: int) -> None:
+        self._choose(self.cursor + pages * max(1, self.size.height - 1))
 
-    def action_edge(self, row: int) -> None:
-        self._choose(row % len(self._rows))
+    def move_to_edge(self, *, end: bool) -> None:
+        self._choose(len(self._rows) - 1 if end else 0)
 
     def action_choose(self) -> None:
         self._choose(self.cursor, read=True)

@@ -52,8 +52,8 @@ class EpisodesScreen(TraceScreen):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("ctrl+f", "find", "Search"),
+        Binding("slash", "filter", "Search or filter", key_display="/"),
+        Binding("ctrl+f", "find", "Mark matches"),
         Binding("n", "hit(1)", "Next match", show=False),
         Binding("N", "hit(-1)", "Previous match", show=False),
         Binding("g", "group", "Group"),
@@ -61,13 +61,13 @@ class EpisodesScreen(TraceScreen):
         Binding("f", "feedback", "Feedback"),
         Binding("y", "copy", "Copy the id", show=False),
         Binding("full_stop", "newest", "Show new rows", show=False, key_display="."),
-        *(
-            Binding(str(i), f"sort('{column.name}')", f"Sort by {column.title}", show=False)
-            for i, column in enumerate(EPISODE_COLUMNS, 1)
-        ),
-        Binding("0", f"sort('{_BY_TIME}')", "Sort by time of end", show=False),
-        Binding("R", "reverse", "Reverse the order", show=False),
         Binding("escape", "leave", "Stop, unselect, or back", show=False),
+    ]
+    PALETTE: ClassVar[Sequence[tuple[str, str]]] = [
+        *((f"Sort by {column.title}", f"sort('{column.name}')") for column in EPISODE_COLUMNS),
+        ("Sort by time of end", f"sort('{_BY_TIME}')"),
+        ("Reverse the order", "reverse"),
+        ("Select all, or none", "select_all"),
     ]
 
     @dataclass
@@ -311,7 +311,7 @@ class EpisodesScreen(TraceScreen):
         if self.pending is not None:
             self._use_listing(self.pending)
         if self.listing is not None and self.listing.sort == _BY_TIME:
-            self.table.action_jump(0 if self.listing.descending else -1)
+            self.table.move_to_edge(end=not self.listing.descending)
 
     # Search
 
@@ -371,6 +371,9 @@ class EpisodesScreen(TraceScreen):
             self.notify(
                 f"select 2 to {MAX_COMPARED} episodes with space (now {len(self.table.selected):,})"
             )
+
+    def action_select_all(self) -> None:
+        self.table.select_all()
 
     def action_feedback(self) -> None:
         if (id := self.table.cursor_id) is not None:

@@ -38,7 +38,7 @@ from ajet_tools.tui.trace.runs import STATUS_STYLES, VERDICT_STYLES, verdict_tex
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import Chart, sparkline
 
-_VIEWS = {"curves": "1", "ledger": "2", "metrics": "3", "config": "4"}
+_VIEWS = ("curves", "ledger", "metrics", "config")
 _REASONS = 3
 """Lines of reasons for a verdict; `w` shows all."""
 _CHART = (38, 8)
@@ -60,18 +60,18 @@ class RunScreen(TraceScreen):
     RunScreen DataTable { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "view('curves')", "Curves"),
-        Binding("2", "view('ledger')", "Ledger, failures", show=False),
-        Binding("3", "view('metrics')", "Metrics", show=False),
-        Binding("4", "view('config')", "Config", show=False),
-        Binding("right,pagedown", "page(1)", "Next curves", show=False),
-        Binding("left,pageup", "page(-1)", "Previous curves", show=False),
+        Binding("v", "next_view", "View"),
+        Binding("right", "page(1)", "Next curves", show=False),
+        Binding("left", "page(-1)", "Previous curves", show=False),
         Binding("z", "zoom", "Zoom"),
         Binding("w", "explain", "Why"),
-        Binding("h", "tasks", "Tasks by steps", show=False),
         Binding("e", "episodes", "Episodes"),
         Binding("F", "failed", "Failed"),
         Binding("y", "copy", "Copy id", show=False),
+    ]
+    PALETTE: ClassVar[Sequence[tuple[str, str]]] = [
+        *((f"View: {name}", f"view('{name}')") for name in _VIEWS),
+        ("Tasks by steps", "tasks"),
     ]
 
     def __init__(self, run_id: str) -> None:
@@ -146,15 +146,14 @@ class RunScreen(TraceScreen):
     def _update_view_line(self) -> None:
         now_shown = self.query_one(ContentSwitcher).current
         line = Text()
-        for name, key in _VIEWS.items():
-            line.append(f" {key} ", style="bold")
-            line.append(name, style="bold reverse" if name == now_shown else "")
-            line.append("  ")
+        for name in _VIEWS:
+            line.append(f" {name} ", style="bold reverse" if name == now_shown else "")
+            line.append(" ")
         if now_shown == "curves" and self.panels:
             last = min(self.first + self._page_size(), self._end)
             constant = len(self.panels) - self.varying
             line.append(f"{self.first + 1} to {last} of {self._end}  ← →", style="dim")
-            line.append(f"  ({constant} constant: m)" if constant else "", style="dim")
+            line.append(f"  ({constant} constant: metrics)" if constant else "", style="dim")
         self.query_one("#views", Static).update(line)
 
     def _grid(self) -> tuple[int, int]:
@@ -211,6 +210,10 @@ class RunScreen(TraceScreen):
                 else:
                     metrics.add_row(Text(one_line(name, 28)), *row, key=name)
 
+    async def action_next_view(self) -> None:
+        current = _VIEWS.index(str(self.query_one(ContentSwitcher).current))
+        await self.action_view(_VIEWS[(current + 1) % len(_VIEWS)])
+
     async def action_view(self, name: str) -> None:
         switcher = self.query_one(ContentSwitcher)
         switcher.current = name
@@ -263,7 +266,7 @@ class RunScreen(TraceScreen):
         if event.widget is self.query_one("#views"):
             end = 0
             for name in _VIEWS:
-                end += len(name) + 5
+                end += len(name) + 3
                 if event.x < end + 1:
                     await self.action_view(name)
                     return

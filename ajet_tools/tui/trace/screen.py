@@ -9,12 +9,13 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from rich.text import Text
 from textual import work
-from textual.app import ComposeResult
+from textual.app import ComposeResult, SystemCommand
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import DataTable, Static
@@ -121,6 +122,13 @@ class TraceViewer(ViewerApp):
         self._changes = 0
         self._seen: weakref.WeakKeyDictionary[Screen[object], int] = weakref.WeakKeyDictionary()
         """Value of `_changes` at the last notification of each screen."""
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        yield from super().get_system_commands(screen)
+        if isinstance(screen, TraceScreen):
+            for does, action in screen.PALETTE:
+                act = partial(self.call_later, self.run_action, action, screen)
+                yield SystemCommand(does, "has no key", act)
 
     async def ask(
         self,
@@ -233,6 +241,8 @@ class TraceScreen(Screen[None]):
     """Factor on the viewer's `PATIENCE`."""
     EMPTY_HEAD: ClassVar[str] = ""
     """Text of `#head` without content, a format with the screen as argument."""
+    PALETTE: ClassVar[Sequence[tuple[str, str]]] = ()
+    """Actions without a key, which the command palette offers: what each does, and its name."""
     DEFAULT_CSS = """
     TraceScreen #empty { height: 1fr; padding: 1 2; display: none; }
     TraceScreen.empty #empty { display: block; }

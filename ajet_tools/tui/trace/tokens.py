@@ -45,20 +45,11 @@ class TokensScreen(TraceScreen):
     TokensScreen.empty Legend, TokensScreen.empty TokenText, TokensScreen.empty TokenPanel { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "span", "Trained span"),
-        Binding("M", "span(True)", "Previous trained span", show=False),
-        Binding("l", "lowest", "Least likely"),
-        Binding("L", "lowest(True)", "Previous unlikely token", show=False),
-        Binding("b", "fork", "Next fork"),
-        Binding("B", "fork(True)", "Previous fork", show=False),
-        Binding("x", "gap", "Largest sampler-trainer gap", show=False),
-        Binding("X", "gap(True)", "Previous larger gap", show=False),
-        Binding("tab", "shading(1)", "Colours"),
-        Binding("shift+tab", "shading(-1)", "Previous colours", show=False),
-        *(
-            Binding(str(i), f"shade('{name}')", f"Colour by {name}", show=False)
-            for i, name in enumerate(SHADINGS, 1)
-        ),
+        Binding("m", "jump('span')", "Trained span"),
+        Binding("l", "jump('lowest')", "Least likely"),
+        Binding("b", "jump('fork')", "Next fork"),
+        Binding("x", "jump('gap')", "Largest sampler-trainer gap", show=False),
+        Binding("v", "next_shading", "View: colours"),
         Binding(
             "right_square_bracket", "timeline(1)", "Next timeline", show=False, key_display="]"
         ),
@@ -66,15 +57,18 @@ class TokensScreen(TraceScreen):
             "left_square_bracket", "timeline(-1)", "Previous timeline", show=False, key_display="["
         ),
         Binding("slash", "search", "Search", key_display="/"),
-        Binding("n", "match", "Next match", show=False),
-        Binding("N", "match(True)", "Previous match", show=False),
-        Binding("colon", "goto", "Go to a position", show=False, key_display=":"),
+        Binding("n", "again", "Next match, span, fork, …", show=False),
+        Binding("N", "again(True)", "Previous match, span, fork, …", show=False),
         Binding("y", "copy", "Copy the token", show=False),
-        Binding("Y", "copy_all", "Copy the timeline's text", show=False),
-        Binding("p", "branch", "Play again: copy the command that samples from here", show=False),
-        Binding("enter", "episode", "Episode", show=False),
-        Binding("g", "compare", "Group: compare its attempts", show=False),
+        Binding("enter", "episode", "Open the episode", show=False),
         Binding("escape", "leave", "Cancel, or back", show=False),
+    ]
+    PALETTE: ClassVar[Sequence[tuple[str, str]]] = [
+        ("Go to a position", "goto"),
+        *((f"Colour by {name}", f"shade('{name}')") for name in SHADINGS),
+        ("Copy the timeline's text", "copy_all"),
+        ("Play again: copy the command that samples from here", "branch"),
+        ("Compare the attempts of the group", "compare"),
     ]
 
     def __init__(self, episode_id: str, timeline: int = 0, token: int = 0) -> None:
@@ -89,6 +83,7 @@ class TokensScreen(TraceScreen):
         self._matches: list[int] = []
         self._needle = ""
         self._ranked: dict[str, list[int]] = {}
+        self._last_jump = "match"
 
     def compose_body(self) -> ComposeResult:
         yield Static(Text("reading …"), id="head")
@@ -161,7 +156,7 @@ class TokensScreen(TraceScreen):
         shade = self.text.shade
         if shade is not None:
             styles = tone_styles(self.app.current_theme.dark, not self.app.no_color)
-            self.query_one(Legend).show(SHADINGS.index(self.text.shading) + 1, shade, styles)
+            self.query_one(Legend).show(shade, styles)
         self.query_one(TokenPanel).show(view, self.text.cursor)
 
     def on_token_text_moved(self, event: TokenText.Moved) -> None:
@@ -171,28 +166,44 @@ class TokensScreen(TraceScreen):
 
     # Jumps
 
+    def action_jump(self, to: str) -> None:
+        """Go to the next of what a key stands for; `again` repeats it."""
+        self._last_jump = to
+        self.action_again()
+
+    def action_again(self, back: bool = False) -> None:
+        """Repeat the last jump or search, forwards or backwards."""
+        jumps = {
+            "span": self._to_span,
+            "fork": self._to_fork,
+            "lowest": self._to_lowest,
+            "gap": self._to_gap,
+            "match": self._to_match,
+        }
+        jumps[self._last_jump](back)
+
     def _jump(self, to: int | None, nothing: str) -> None:
         if to is None:
             self.app.notify(nothing, markup=False, timeout=3)
         else:
-            self.text.action_move(to)
+            self.text.move(to)
 
-    def action_span(self, back: bool = False) -> None:
+    def _to_span(self, back: bool) -> None:
         if self.view is not None:
             starts = self.view.span_starts.tolist()
             self._jump(
                 next_place(starts, self.text.cursor, back), "no token of this timeline is masked in"
             )
 
-    def action_fork(self, back: bool = False) -> None:
+    def _to_fork(self, back: bool) -> None:
         if self.view is not None:
             positions = sorted({fork.at for fork in self.view.forks})
             self._jump(next_place(positions, self.text.cursor, back), "this timeline has no forks")
 
-    def action_lowest(self, back: bool = False) -> None:
+    def _to_lowest(self, back: bool) -> None:
         self._jump_by_rank("log-probability", lowest, back)
 
-    def action_gap(self, back: bool = False) -> None:
+    def _to_gap(self, back: bool) -> None:
         self._jump_by_rank("trainer's log-probability", widest_gaps, back)
 
     def _jump_by_rank(self, what: str, rank: Callable[[TokenView], list[int]], back: bool) -> None:
@@ -217,6 +228,7 @@ class TokensScreen(TraceScreen):
         if self.view is None:
             return
         if event.prompt.id == "search":
+            self._last_jump = "match"
             self._needle, self._matches = event.text, find_tokens(self.view, event.text)
             self.text.mark(frozenset(self._matches))
             if event.text and not self._matches:
@@ -233,15 +245,15 @@ class TokensScreen(TraceScreen):
             )
             return
         event.prompt.close()
-        self.text.action_move(position)
+        self.text.move(position)
 
-    def action_match(self, back: bool = False) -> None:
+    def _to_match(self, back: bool) -> None:
         self._jump(next_place(self._matches, self.text.cursor, back), "no match; / searches")
 
     # Colours, timelines, other screens
 
-    def action_shading(self, step: int) -> None:
-        index = SHADINGS.index(self.text.shading) + step
+    def action_next_shading(self) -> None:
+        index = SHADINGS.index(self.text.shading) + 1
         self.action_shade(SHADINGS[index % len(SHADINGS)])
 
     def action_shade(self, name: str) -> None:
@@ -361,9 +373,9 @@ class Legend(Static):
 
     DEFAULT_CSS = "Legend { height: auto; max-height: 2; padding: 0 1; color: $foreground; }"
 
-    def show(self, number: int, shade: ColorScale, tones: Mapping[str, Style]) -> None:
+    def show(self, shade: ColorScale, tones: Mapping[str, Style]) -> None:
         """Show the levels of the visible timeline."""
-        text = Text(f"{number} {shade.name}: ")
+        text = Text(f"{shade.name}: ")
         for level in shade.present:
             text.append(f" {level.label} ", style=tones[level.tone]).append(" ")
         if shade.note:

@@ -52,16 +52,7 @@ class ListingTable(RowView, can_focus=True):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Up", show=False),
-        Binding("down,j", "move(1)", "Down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("home", "jump(0)", "First", show=False),
-        Binding("end", "jump(-1)", "Last", show=False),
-        Binding("left", "sideways(-1)", "Left", show=False),
-        Binding("right", "sideways(1)", "Right", show=False),
         Binding("space", "choose", "Select"),
-        Binding("a", "all", "Select all, or none", show=False),
         Binding("enter", "open", "Open"),
     ]
 
@@ -218,23 +209,27 @@ class ListingTable(RowView, can_focus=True):
 
     # Keys and mouse
 
-    def action_move(self, by: int) -> None:
-        self.go_to(self.cursor + by)
+    def move_by_lines(self, lines: int) -> None:
+        self.go_to(self.cursor + lines)
 
-    def action_page(self, by: int) -> None:
-        self.action_move(by * max(1, self.page_rows - 1))
+    def move_by_pages(self, pages: int) -> None:
+        self.move_by_lines(pages * max(1, self.page_rows - 1))
 
-    def action_jump(self, to: int) -> None:
-        self.action_move((to if to >= 0 else self.count - 1) - self.cursor)
+    def move_to_edge(self, *, end: bool) -> None:
+        self.go_to(self.count - 1 if end else 0)
 
-    def action_sideways(self, by: int) -> None:
-        self.scroll_to(x=self.scroll_offset.x + 8 * by)
+    def action_scroll_left(self) -> None:
+        self.scroll_to(x=self.scroll_offset.x - 8)
+
+    def action_scroll_right(self) -> None:
+        self.scroll_to(x=self.scroll_offset.x + 8)
 
     def action_choose(self) -> None:
         if (id := self.cursor_id) is not None:
             self.select(self.selected ^ {id})
 
-    def action_all(self) -> None:
+    def select_all(self) -> None:
+        """Select all rows, or none if they are selected."""
         if self.rows is not None and self.count:
             all_ids = frozenset(self.places)
             self.select(frozenset() if all_ids <= self.selected else self.selected | all_ids)

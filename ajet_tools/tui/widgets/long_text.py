@@ -47,7 +47,39 @@ class LineView(ScrollView):
         raise NotImplementedError
 
 
-class RowView(LineView):
+class CursorView(LineView):
+    """Lines with a cursor, which Textual's keys of a scrolling widget move."""
+
+    def move_by_lines(self, lines: int) -> None:
+        raise NotImplementedError
+
+    def move_by_pages(self, pages: int) -> None:
+        raise NotImplementedError
+
+    def move_to_edge(self, *, end: bool) -> None:
+        """Move to the beginning or the end of everything."""
+        raise NotImplementedError
+
+    def action_scroll_up(self) -> None:
+        self.move_by_lines(-1)
+
+    def action_scroll_down(self) -> None:
+        self.move_by_lines(1)
+
+    def action_page_up(self) -> None:
+        self.move_by_pages(-1)
+
+    def action_page_down(self) -> None:
+        self.move_by_pages(1)
+
+    def action_scroll_home(self) -> None:
+        self.move_to_edge(end=False)
+
+    def action_scroll_end(self) -> None:
+        self.move_to_edge(end=True)
+
+
+class RowView(CursorView):
     """Rows of a line each, below a fixed header."""
 
     @property

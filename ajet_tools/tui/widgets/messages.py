@@ -20,7 +20,6 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
@@ -42,12 +41,6 @@ class Messages(LineView, can_focus=True):
     Messages > .messages--chosen { color: $accent; text-style: bold; }
     Messages > .messages--found { background: $warning; color: $background; text-style: bold; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("home", "first", "First message", show=False),
-        Binding("end", "last", "Last message", show=False),
-        Binding("ctrl+d", "page_down", "Page down", show=False),
-        Binding("ctrl+u", "page_up", "Page up", show=False),
-    ]
     COMPONENT_CLASSES: ClassVar[set[str]] = {"messages--chosen", "messages--found"}
 
     @dataclass
@@ -94,7 +87,7 @@ class Messages(LineView, can_focus=True):
         self.cursor = index.get(chosen, 0) if chosen else 0
         self._estimate_heights()
         if follows:
-            self.action_last()
+            self.action_scroll_end()
         else:
             self._go(index.get(top_key, 0) if top_key else 0, offset if top_key in index else 0)
 
@@ -230,10 +223,10 @@ class Messages(LineView, can_focus=True):
     def on_resize(self, event: events.Resize) -> None:
         self._redo_layout()
 
-    def action_first(self) -> None:
+    def action_scroll_home(self) -> None:
         self.choose(0, top=True)
 
-    def action_last(self) -> None:
+    def action_scroll_end(self) -> None:
         """Go to the end, with the last line at the lower edge."""
         self._measure_lines(len(self.blocks) - 1, -1, self._page)
         self._go(*self._at(max(0, self._starts[-1] - self._page)))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.binding import Binding, BindingType
 from textual.cache import LRUCache
 from textual.events import Click
 from textual.geometry import Region, Size
@@ -18,7 +16,7 @@ from textual.strip import Strip
 from ajet_tools.trace.tokens.colors import ColorScale, shade
 from ajet_tools.trace.tokens.layout import FORK, Layout, labels, lay_out
 from ajet_tools.trace.tokens.view import TokenView
-from ajet_tools.tui.widgets.long_text import LineView
+from ajet_tools.tui.widgets.long_text import CursorView
 
 _TONES: Mapping[str, tuple[str, str, str]] = {
     "prompt": ("", "", ""),
@@ -52,24 +50,12 @@ def tone_styles(dark: bool, colour: bool) -> dict[str, Style]:
     return styles | {"prompt": Style.parse("dim")}
 
 
-class TokenText(LineView, can_focus=True):
+class TokenText(CursorView, can_focus=True):
     """Tokens of a timeline."""
 
     DEFAULT_CSS = """
     TokenText { height: 1fr; background: $background; color: $foreground; overflow-x: hidden; overflow-y: scroll; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "by_token(-1)", "Previous token", show=False),
-        Binding("right", "by_token(1)", "Next token", show=False),
-        Binding("up", "by_line(-1)", "Line up", show=False),
-        Binding("down", "by_line(1)", "Line down", show=False),
-        Binding("pageup", "by_page(-1)", "Page up", show=False),
-        Binding("pagedown", "by_page(1)", "Page down", show=False),
-        Binding("home", "line_edge(False)", "Start of the line", show=False),
-        Binding("end", "line_edge(True)", "End of the line", show=False),
-        Binding("ctrl+home", "move(0)", "First token", show=False),
-        Binding("ctrl+end", "move(-1)", "Last token", show=False),
-    ]
 
     @dataclass
     class Moved(Message):
@@ -100,7 +86,7 @@ class TokenText(LineView, can_focus=True):
         self._matches = frozenset()
         self._lay_out()
         self.shade_by(self.shading)
-        self.action_move(cursor)
+        self.move(cursor)
 
     def update_view(self, view: TokenView) -> None:
         """Update the current timeline, keeping cursor and scroll position."""
@@ -124,7 +110,7 @@ class TokenText(LineView, can_focus=True):
         self._matches = tokens
         self._repaint()
 
-    def action_move(self, token: int) -> None:
+    def move(self, token: int) -> None:
         """Move the cursor to a token (-1: the last one), and make it visible."""
         if self.view is None or self.layout_shown is None or not len(self.view):
             return
@@ -176,41 +162,44 @@ class TokenText(LineView, can_focus=True):
             return
         line = event.y + self.scroll_offset.y
         if 0 <= line < len(self.layout_shown.lines):
-            self.action_move(self.layout_shown.token_at(line, max(0, event.x - _GUTTER)))
+            self.move(self.layout_shown.token_at(line, max(0, event.x - _GUTTER)))
 
-    def action_by_token(self, step: int) -> None:
+    def action_scroll_left(self) -> None:
+        self._move_by_tokens(-1)
+
+    def action_scroll_right(self) -> None:
+        self._move_by_tokens(1)
+
+    def _move_by_tokens(self, tokens: int) -> None:
         if self.view is not None:
-            self.action_move(max(0, min(len(self.view) - 1, self.cursor + step)))
+            self.move(max(0, min(len(self.view) - 1, self.cursor + tokens)))
 
-    def action_by_line(self, step: int) -> None:
+    def move_by_lines(self, lines: int) -> None:
         if self.layout_shown is None:
             return
         holder = self._holder
         goal = self.layout_shown.cell_of(holder) if self._goal is None else self._goal
-        line = int(self.layout_shown.line_of[holder]) + step
+        line = int(self.layout_shown.line_of[holder]) + lines
         if 0 <= line < len(self.layout_shown.lines):
             token = self.layout_shown.token_at(line, goal)
             if token == holder:  # a token of several lines
-                token = max(0, min(len(self._labels) - 1, token + step))
-            self.action_move(token)
+                token = max(0, min(len(self._labels) - 1, token + lines))
+            self.move(token)
             self._goal = goal
 
-    def action_by_page(self, step: int) -> None:
+    def move_by_pages(self, pages: int) -> None:
         if self.layout_shown is None:
             return
         goal = self.layout_shown.cell_of(self._holder) if self._goal is None else self._goal
         page = max(1, self.scrollable_content_region.height - 1)
-        line = int(self.layout_shown.line_of[self._holder]) + step * page
-        self.action_move(
+        line = int(self.layout_shown.line_of[self._holder]) + pages * page
+        self.move(
             self.layout_shown.token_at(max(0, min(len(self.layout_shown.lines) - 1, line)), goal)
         )
         self._goal = goal
 
-    def action_line_edge(self, end: bool) -> None:
-        if (layout := self.layout_shown) is not None:
-            self.action_move(
-                (layout.last_in if end else layout.first_in)(int(layout.line_of[self._holder]))
-            )
+    def move_to_edge(self, *, end: bool) -> None:
+        self.move(-1 if end else 0)
 
     def line(self, line: int) -> Strip | None:
         if self.layout_shown is None or self.view is None or line >= len(self.layout_shown.lines):

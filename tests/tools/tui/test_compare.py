@@ -17,6 +17,7 @@ from ajet_sdk.types import Call, Episode, Run
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.compare import CompareScreen
 from ajet_tools.tui.trace.screen import TraceChanged
+from tests.tools.tui.palette import choose
 from tests.waiting import settled
 
 
@@ -127,15 +128,15 @@ async def test_next_divergence_goes_from_column_to_column_and_columns_scroll_as_
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_columns_that_do_not_fit_are_paged_to_and_swapped(attempts: Path) -> None:
+async def test_columns_that_do_not_fit_are_reached_and_swapped(attempts: Path) -> None:
     ids = [f"e{n}" for n in range(6)]
     async with compared(attempts, ids) as (pilot, screen):
         assert [a.episode_id for a in screen.shown] == ["e0", "e1"]
-        await pilot.press("right_square_bracket")
+        await pilot.press("right", "right")
         assert [a.episode_id for a in screen.shown] == ["e0", "e2"] and "1 beside 3" in said(
             screen, "#head"
         )
-        await pilot.press("left_square_bracket", "left_square_bracket")
+        await pilot.press(*["left"] * 3)
         assert [a.episode_id for a in screen.shown] == ["e0", "e1"]
         await pilot.press(*["right"] * 9)
         assert [a.episode_id for a in screen.shown] == ["e0", "e5"] and screen.chosen == 1
@@ -161,7 +162,8 @@ async def test_opening_the_episode_its_tokens_and_copying_its_id(
         opened: list[Any] = []
         monkeypatch.setattr(screen.app, "open_episode", lambda *given: opened.append(given))
         monkeypatch.setattr(screen.app, "open_tokens", lambda *given: opened.append(given))
-        await pilot.press("enter", "t", "right", "enter", "t", "y")
+        await pilot.press("enter", "t", "right", "enter", "t")
+        await choose(pilot, "Copy the episode's id")
         assert opened == [("good", "g1"), ("good", 0, 32), ("bad", "b1"), ("bad", 0, 32)]
         assert screen.app.clipboard == "bad"
         await pilot.click("SideBySide", offset=(4, 2))
@@ -188,7 +190,7 @@ async def test_few_episodes_and_unknown_ones(token_trace: Any, ids: list[str], w
     async with compared(token_trace.file, ids) as (pilot, screen):
         assert word in said(screen, "#head") + said(screen, "#empty")
         if ids != ["good"] and "mute" not in ids:
-            await pilot.press("n", "N", "right", "left", "right_square_bracket", "s", "y")
+            await pilot.press("n", "N", "right", "left", "s")
             await pilot.press("down", "up", "pageup", "pagedown", "home", "end")
         await settled(pilot)
 

@@ -24,6 +24,7 @@ from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.widgets.messages import Messages
 from tests.drawings import drawn, file_of, part, png, text
 from tests.tools.trace.test_pictures import episode_with, written
+from tests.tools.tui.palette import choose
 from tests.waiting import until_async
 
 
@@ -78,7 +79,7 @@ def test_a_picture_is_drawn_and_opened(tmp_path: Path, monkeypatch: pytest.Monke
                 lines = [strip.text for strip in messages._strips(place)]
                 assert sum("▀" * 8 in line for line in lines) == 4
                 assert picture_of(png(1)).line in "\n".join(lines)
-                await pilot.press("o")
+                await choose(pilot, "Open the picture")
                 await until_async(lambda: bool(opened))
 
     asyncio.run(look())

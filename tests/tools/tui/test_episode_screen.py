@@ -26,6 +26,7 @@ from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceChanged
 from ajet_tools.tui.widgets.long_text import LongText
 from ajet_tools.tui.widgets.messages import Messages
+from tests.tools.tui.palette import choose
 from tests.waiting import until_async, until_shown
 
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=timezone.utc)
@@ -350,7 +351,7 @@ async def test_tools_that_were_called_over_mcp_are_shown(tmp_path: Path) -> None
 async def test_markdown_is_laid_out_and_m_shows_it_as_written(traced: Path) -> None:
     async with opened(traced, "tools01", "tools01-c001") as (pilot, screen):
         assert "## Result" not in shown(screen) and "1. 17 * 20 = 340" in shown(screen)
-        await pilot.press("v")
+        await choose(pilot, "Markdown or as written")
         assert "## Result" in shown(screen) and "1. `17 * 20 = 340`" in shown(screen)
 
 
@@ -359,7 +360,7 @@ async def test_markdown_is_laid_out_and_m_shows_it_as_written(traced: Path) -> N
 async def test_reasoning_is_folded_until_space(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, screen):
         assert "reasoning, 2 lines" in shown(screen) and "The tool knows." not in shown(screen)
-        await pilot.press("right_square_bracket", "j", "j", "u")
+        await pilot.press(*"jjjjj", "u")
         assert (
             screen.messages.chosen is not None
             and screen.messages.chosen.key == "tools01-c000/reply0"
@@ -367,7 +368,7 @@ async def test_reasoning_is_folded_until_space(traced: Path) -> None:
         assert "The tool knows." in shown(screen)
         await pilot.press("u")
         assert "The tool knows." not in shown(screen)
-        await pilot.press("U")
+        await choose(pilot, "Unfold all reasoning")
         assert "The tool knows." in shown(screen)
 
 
@@ -384,10 +385,13 @@ async def test_from_message_to_message_and_call_to_call(traced: Path) -> None:
 
         assert await after("j", "j", "j") == "tools01-c000/0 0 55"
         assert await after("k") == "output episode"
-        assert await after("right_square_bracket") == "tools01-c000/0 0 55"
-        assert await after("right_square_bracket") == "tools01-c001/3 1 78"
-        assert await after("right_square_bracket") == "tools01-c001/3 1 78", "the last call stays"
-        assert await after("left_square_bracket") == "tools01-c000/0 0 55"
+        screen.call_tree.focus()
+        await pilot.press("home", "down")
+        assert await after("down") == "tools01-c000/0 0 55"
+        assert await after("down") == "tools01-c001/3 1 78"
+        assert await after("down") == "tools01-c001/3 1 78", "the last call stays"
+        assert await after("up") == "tools01-c000/0 0 55"
+        screen.messages.focus()
         assert await after("end") == "tools01-c001/reply0 1 78"
         assert await after("home") == "about episode"
 
@@ -431,8 +435,10 @@ async def test_forks_say_where_they_part_why_and_what_they_cost(traced: Path) ->
         await pilot.press("b")
         assert "new" not in facts(screen), "another branch is no news"
         assert "fork: parallel_branch" in shown(screen), "the last one stays"
-        await pilot.press("B")
-        assert "fork: think_stripped" in shown(screen)
+        await pilot.press("N")
+        assert "fork: think_stripped" in shown(screen), "backwards, as the last jump was to a fork"
+        await pilot.press("n")
+        assert "fork: parallel_branch" in shown(screen)
 
 
 @pytest.mark.slow
@@ -500,7 +506,7 @@ async def test_the_json_of_a_call(traced: Path) -> None:
 @pytest.mark.asyncio
 async def test_the_next_attempt_of_the_group(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, _):
-        await pilot.press("greater_than_sign")
+        await choose(pilot, "Next attempt")
         await settled(pilot)
         other = pilot.app.screen
         assert (
@@ -508,7 +514,8 @@ async def test_the_next_attempt_of_the_group(traced: Path) -> None:
             and other.episode_id == "fork01"
             and "attempt 1" in facts(other)
         )
-        await pilot.press("greater_than_sign", "less_than_sign")
+        await choose(pilot, "Next attempt")
+        await choose(pilot, "Previous attempt")
         await settled(pilot)
         assert (
             isinstance(pilot.app.screen, EpisodeScreen) and pilot.app.screen.episode_id == "tools01"
@@ -561,9 +568,9 @@ async def test_copy(traced: Path) -> None:
     async with opened(traced, "tools01") as (pilot, _):
         await pilot.press("end", "y")
         assert pilot.app.clipboard.startswith(REPLY)
-        await pilot.press("Y")
+        await choose(pilot, "Copy the episode's id")
         assert pilot.app.clipboard == "tools01"
-        await pilot.press("p")
+        await choose(pilot, "Play again: copy the command that samples from this call")
         assert pilot.app.clipboard == f"ajet trace branch tools01 {traced} --at tools01-c001"
 
 
@@ -585,7 +592,7 @@ async def test_an_observed_episode_has_a_tree_but_no_tokens(traced: Path) -> Non
         assert [line.strip().split("  ")[0] for line in tree(screen)[1:7]] == [
             "default no token ids", "0", "↳ parallel_branch at 3", "2", "1", "↳ new_conversation at 0",
         ]  # fmt: skip
-        await pilot.press("right_square_bracket", "t")
+        await pilot.press("j", "j", "j", "t")
         assert pilot.app.screen is screen
 
 
@@ -612,12 +619,10 @@ async def test_hostile_text_is_shown_as_text(traced: Path) -> None:
 async def test_one_call_none_and_unknown(traced: Path) -> None:
     async with opened(traced, "one0001") as (pilot, screen):
         assert "1 call" in facts(screen)
-        await pilot.press("j", "j", "right_square_bracket", "b", "g")
+        await pilot.press("j", "j", "j", "b", "g")
     async with opened(traced, "none001") as (pilot, screen):
         assert "the episode made no call" in facts(screen)
-        await pilot.press(
-            "j", "right_square_bracket", "b", "t", "r", "n", "u", "end", "tab", "down"
-        )
+        await pilot.press("j", "b", "t", "r", "n", "u", "end", "tab", "down")
         assert pilot.app.screen is screen
     async with opened(traced, "nothing") as (_, screen):
         assert "The trace has no episode with this id" in shown(screen)
@@ -749,7 +754,7 @@ async def test_a_small_terminal(traced: Path, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("episode_id", "keys", "size"),
     [
-        ("tools01", ["right_square_bracket", "space"], (80, 24)),
+        ("tools01", ["j", "j", "j"], (80, 24)),
         ("fork01", ["b"], (120, 40)),
         ("fail001", [], (80, 24)),
         ("evil001", ["j", "j", "j"], (120, 40)),

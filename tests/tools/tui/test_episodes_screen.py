@@ -22,6 +22,7 @@ from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.screen import TraceChanged
 from ajet_tools.tui.widgets.lines import PartsLine
+from tests.tools.tui.palette import choose
 from tests.waiting import settled, until_shown
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
@@ -159,33 +160,33 @@ async def test_newest_first_with_every_column(trace: Path) -> None:
 async def test_each_column_is_sorted_by_its_number_and_again_in_reverse(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await pilot.press("down", "down")
-        await pilot.press("4")
+        await choose(pilot, "Sort by reward")
         await settled(pilot)
         assert shown(screen)[0] == "ep0039" and "reward↓" in lines(screen)[0]
         assert screen.table.cursor_id == "ep0037", "the cursor stays on its episode"
-        await pilot.press("4")
+        await choose(pilot, "Sort by reward")
         await settled(pilot)
         assert shown(screen)[0] == "ep0000" and "reward↑" in lines(screen)[0]
-        for key, first in {
-            "1": "t0",
-            "2": 0,
-            "3": "failed",
-            "5": 1,
-            "6": "train",
-            "7": 40,
-            "8": 40.0,
-            "9": 3,
+        for title, first in {
+            "task": "t0",
+            "try": 0,
+            "status": "failed",
+            "turns": 1,
+            "split": "train",
+            "tokens": 40,
+            "time": 40.0,
+            "step": 3,
         }.items():
-            await pilot.press(key)
+            await choose(pilot, f"Sort by {title}")
             await settled(pilot)
-            column = screen.table.columns[int(key) - 1].name
+            [column] = [column.name for column in screen.table.columns if column.title == title]
             row = screen.table.row(0) or {}
             value = row["task_id"] if column == "task" else row[column]
             assert (value if not isinstance(value, list) else value[0]) == first, column
-        await pilot.press("0")
+        await choose(pilot, "Sort by time of end")
         await settled(pilot)
         assert shown(screen)[0] == "ep0039"
-        await pilot.press("R")
+        await choose(pilot, "Reverse the order")
         await settled(pilot)
         assert shown(screen)[0] == "ep0000"
 
@@ -277,7 +278,7 @@ async def test_the_selection_outlives_a_filter_and_says_what_it_hides(trace: Pat
         await entered(pilot, "slash", "reward<0.39")
         assert screen.table.selected == {"ep0039", "ep0038"}
         assert "2 selected (1 not in this list)" in status(screen)
-        await pilot.press("a")
+        await choose(pilot, "Select all, or none")
         assert len(screen.table.selected) == 40
         await pilot.press("escape")
         assert not screen.table.selected
@@ -490,7 +491,8 @@ async def test_a_list_of_failed_episodes_says_why(live: TraceWriter) -> None:
 @pytest.mark.slow
 async def test_in_another_order_nothing_moves_until_asked_for(live: TraceWriter) -> None:
     async with followed(live) as (pilot, screen):
-        await pilot.press("4", "down")
+        await choose(pilot, "Sort by reward")
+        await pilot.press("down")
         await settled(pilot)
         more(live, screen, 40)
         await until_shown(pilot, lambda: "1 new" in status(screen))
@@ -508,10 +510,8 @@ async def test_a_trace_without_a_run_an_episode_or_a_fit(tmp_path: Path) -> None
         keys = [
             "down",
             "space",
-            "a",
             "enter",
             "b",
-            "B",
             "g",
             "c",
             "f",
@@ -522,7 +522,9 @@ async def test_a_trace_without_a_run_an_episode_or_a_fit(tmp_path: Path) -> None
             "t",
             "r",
         ]
-        for key in [*keys, *"0123456789", "escape"]:
+        for command in ("Sort by reward", "Reverse the order", "Select all, or none"):
+            await choose(pilot, command)
+        for key in [*keys, "escape"]:
             await pilot.press(key)
             await pilot.pause()
         await settled(pilot)
@@ -541,7 +543,7 @@ async def test_calls_without_episodes_are_listed_by_theirs(tmp_path: Path) -> No
             screen
         )
         assert "unended" in lines(screen)[1]
-        await pilot.press("4", "b")
+        await choose(pilot, "Sort by reward")
         await settled(pilot)
 
 

@@ -25,6 +25,7 @@ from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.widgets.long_text import LongText
+from tests.tools.tui.palette import choose
 from tests.waiting import settled
 
 pytestmark = pytest.mark.anyio
@@ -130,7 +131,7 @@ async def test_tasks_by_steps_of_one_run(sweep: Path, viewing: Any, until: Any) 
         )
         await pilot.press("escape")  # a run without metrics opens on its episodes
         await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
-        await pilot.press("h")
+        await choose(pilot, "Tasks by steps")
         await until(
             pilot, lambda: isinstance(pilot.app.screen, TextScreen) and pilot.app.screen.text
         )

@@ -21,6 +21,7 @@ from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.widgets.chart import Chart
+from tests.tools.tui.palette import choose
 from tests.waiting import settled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
@@ -151,7 +152,7 @@ async def test_a_trace_without_a_run(tmp_path: Path, viewing: Any, until: Any) -
     TraceWriter(tmp_path / "none.duckdb").__enter__().__exit__(None, None, None)
     async with viewing(tmp_path / "none.duckdb") as pilot:
         await until(pilot, lambda: "No run yet" in shown(pilot.app))
-        await pilot.press("enter", "4", "y")
+        await pilot.press("enter", "v", "y")
         await pilot.pause()
         assert isinstance(pilot.app.screen, RunsScreen)
 
@@ -219,7 +220,8 @@ async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(
         await until(
             pilot,
             lambda: (
-                "5 to 8 of 9  ← →  (3" in shown(pilot.app) and "constant: m" in shown(pilot.app)
+                "5 to 8 of 9  ← →  (3" in shown(pilot.app)
+                and "constant: metrics" in shown(pilot.app)
             ),
         )
         await until(
@@ -243,12 +245,12 @@ async def test_a_run_has_ledger_metrics_and_config(
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: screen.panels)
-        await pilot.press("2")
+        await pilot.press("v")
         await until(pilot, lambda: "failures by cause" in shown(pilot.app))
         text = shown(pilot.app)
         assert "trained" in text and "252" in text and "84.0%" in text and "[bold]Odd[/]" in text
         assert "\x1b" not in text and "\u202e" not in text
-        await pilot.press("3")
+        await pilot.press("v")
         await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "metrics")
         await until(pilot, lambda: "custom/score" in [row[0] for row in cells(screen)])
         metrics = {row[0]: row[1:] for row in cells(screen)}
@@ -258,9 +260,9 @@ async def test_a_run_has_ledger_metrics_and_config(
         await until(
             pilot, lambda: [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"]
         )  # its own
-        await pilot.press("4")
+        await choose(pilot, "View: config")
         await until(pilot, lambda: "total_steps: 20" in shown(pilot.app))
-        await pilot.press("1")
+        await pilot.press("v")
         await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "curves")
 
 
@@ -271,7 +273,7 @@ async def test_a_metric_that_grows_is_shown_whole(
     async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
         screen = pilot.app.screen
         await until(pilot, lambda: screen.panels)
-        await pilot.press("3")
+        await choose(pilot, "View: metrics")
         await until(pilot, lambda: "reward train" in shown(pilot.app))
         screen.query_one(DataTable).update_cell("reward train", "step", "1")  # as it was at first
         screen.panels[0].curves[0].points[-1] = (1_234_567, 0.8)
@@ -311,7 +313,7 @@ async def test_a_run_without_a_metric_says_so(
 ) -> None:
     async with viewing(training_trace, run_id="bbbb0002") as pilot:
         await until(pilot, lambda: "no metric yet" in shown(pilot.app))
-        await pilot.press("right", "z", "3", "2")
+        await pilot.press("right", "z", "v")
         await until(pilot, lambda: "No ledger yet" in shown(pilot.app))
 
 

@@ -19,6 +19,7 @@ from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.screen import TraceChanged
 from ajet_tools.tui.trace.tokens import TokensScreen
 from ajet_tools.tui.widgets.token_text import TokenText
+from tests.tools.tui.palette import choose
 from tests.waiting import settled
 
 SIZES = [(80, 24), (120, 40)]
@@ -78,17 +79,15 @@ async def test_arrows_go_by_token_and_line(token_trace: Any) -> None:
         await pilot.press("down")
         assert text.layout_shown is not None
         assert text.layout_shown.line_of[text.cursor] == 1
-        await pilot.press("end")
-        assert text.cursor == text.layout_shown.last_in(1)
         await pilot.press("home", "up")
         assert text.cursor == 0
         await pilot.press("up", "left")
         assert text.cursor == 0, "the cursor stays in the text"
-        await pilot.press("ctrl+end")
+        await pilot.press("end")
         assert screen.view is not None and text.cursor == len(screen.view) - 1
         await pilot.press("right")
         assert text.cursor == len(screen.view) - 1
-        await pilot.press("pageup", "ctrl+home", "pagedown")
+        await pilot.press("pageup", "home", "pagedown")
         assert text.cursor > 0
         await pilot.click(TokenText, offset=(9, 0))
         assert text.cursor == text.layout_shown.token_at(text.scroll_offset.y, 2)
@@ -102,7 +101,7 @@ async def test_jumps_to_spans_unlikely_tokens_and_gaps(token_trace: Any) -> None
         assert view is not None
         spans = view.span_starts.tolist()
         reached = []
-        for key in ("m", "m", "m", "M"):
+        for key in ("m", "m", "m", "N"):
             await pilot.press(key)
             reached.append(text.cursor)
         assert reached == [spans[0], spans[1], spans[0], spans[1]]
@@ -111,12 +110,12 @@ async def test_jumps_to_spans_unlikely_tokens_and_gaps(token_trace: Any) -> None
         lowest = text.cursor
         await pilot.press("l")
         assert text.cursor != lowest and view.sampler[text.cursor] >= view.sampler[lowest]
-        await pilot.press("L")
+        await pilot.press("N")
         assert text.cursor == lowest
-        await pilot.press("ctrl+home", "x")
+        await pilot.press("home", "x")
         assert abs(view.gap[text.cursor]) == np.nanmax(np.abs(view.gap))
         widest = text.cursor
-        await pilot.press("x", "X")
+        await pilot.press("n", "N")
         assert text.cursor == widest
 
 
@@ -135,7 +134,7 @@ async def test_forks_and_timelines(token_trace: Any) -> None:
             and "timeline 2 of 2" in said(screen, "#head")
             and screen.text.cursor == 0
         )
-        await pilot.press("B")
+        await pilot.press("b")
         assert "fork: this timeline left timeline 1" in said(screen, "TokenPanel")
         await pilot.press("m")
         assert "older than rollout.max_staleness" in said(screen, "TokenPanel")
@@ -148,7 +147,8 @@ async def test_forks_and_timelines(token_trace: Any) -> None:
 @pytest.mark.asyncio
 async def test_advantages_of_an_older_file_are_recomputed(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "bad") as (pilot, screen):
-        await pilot.press("m", "3")
+        await pilot.press("m")
+        await choose(pilot, "Colour by advantage")
         assert "recomputed from its group" in said(screen, "TokenPanel")
         assert "recomputed from the group" in said(screen, "Legend")
 
@@ -157,9 +157,9 @@ async def test_advantages_of_an_older_file_are_recomputed(token_trace: Any) -> N
 async def test_each_colouring_has_a_legend_and_is_told_without_colour(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
         legends = []
-        for key in "123456":
-            await pilot.press(key)
+        for _ in range(6):
             legends.append(said(screen, "Legend"))
+            await pilot.press("v")
         names = (
             "loss mask",
             "log-probability",
@@ -170,9 +170,8 @@ async def test_each_colouring_has_a_legend_and_is_told_without_colour(token_trac
         )
         assert all(name in legend for name, legend in zip(names, legends, strict=True))
         assert "current" in legends[3] and "the step trained version 4" in legends[3]
-        await pilot.press("tab")
         assert screen.text.shading == "mask"
-        await pilot.press("shift+tab")
+        await choose(pilot, "Colour by entropy")
         assert screen.text.shading == "entropy"
 
 
@@ -183,7 +182,7 @@ async def test_without_colour_marks_tell_what_was_trained(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     async with format_tokens(token_trace.file, "good") as (pilot, screen):
-        await pilot.press("ctrl+end", "home")
+        await pilot.press("end")
         lines = [screen.text.render_line(y) for y in range(screen.text.size.height)]
         underlined = "".join(
             s.text for line in lines for s in line if s.style and s.style.underline
@@ -211,11 +210,16 @@ async def test_search_and_going_to_a_position(token_trace: Any) -> None:
         assert isinstance(screen.app.screen, TokensScreen), "the first escape ends the search"
         await pilot.press("slash", *("backspace",) * 6, *"zzz", "enter")
         assert screen.query_one("#search").display and text.cursor == here
-        await pilot.press("escape", "colon", *"50%", "enter")
+        await pilot.press("escape")
+        await choose(pilot, "Go to a position")
+        await pilot.press(*"50%", "enter")
         assert text.cursor == len(screen.view) // 2
-        await pilot.press("colon", *"1000000", "enter")
+        await choose(pilot, "Go to a position")
+        await pilot.press(*"1000000", "enter")
         assert screen.query_one("#goto").display
-        await pilot.press("escape", "colon", *"7", "enter")
+        await pilot.press("escape")
+        await choose(pilot, "Go to a position")
+        await pilot.press(*"7", "enter")
         assert text.cursor == 7
 
 
@@ -228,16 +232,18 @@ async def test_copying_and_the_way_to_other_screens(
         app = screen.app
         await pilot.press("m", "y")
         assert app.clipboard == "L"
-        await pilot.press("Y")
+        await choose(pilot, "Copy the timeline's text")
         assert screen.view is not None and screen.view.spelled is not None
         assert app.clipboard == screen.view.spelled.text and "è" in app.clipboard
-        await pilot.press("right", "p")
+        await pilot.press("right")
+        await choose(pilot, "Play again: copy the command that samples from here")
         assert app.clipboard == f"ajet trace branch good {token_trace.file} --at g1 --token 1"
         await pilot.press("left")
         opened: list[Any] = []
         monkeypatch.setattr(app, "open_episode", lambda *given: opened.append(given))
         monkeypatch.setattr(app, "open_compare", lambda *given: opened.append(given))
-        await pilot.press("enter", "g")
+        await pilot.press("enter")
+        await choose(pilot, "Compare the attempts of the group")
         await settled(pilot)
         assert opened == [("good", "g1"), (["good", "bad"],)]
         await pilot.press("escape")
@@ -278,16 +284,17 @@ async def test_an_episode_without_tokens_says_why_and_no_key_breaks_it(
     async with format_tokens(token_trace.file, episode) as (pilot, screen):
         assert word in said(screen, "#empty") and not screen.text.display
         await pilot.press(
-            "m", "l", "f", "x", "tab", "3", "right_square_bracket", "n", "y", "Y", "left", "right"
+            "m", "l", "f", "x", "v", "right_square_bracket", "n", "y", "left", "right"
         )
+        await choose(pilot, "Colour by advantage")
+        await choose(pilot, "Copy the timeline's text")
+        await choose(pilot, "Compare the attempts of the group")
         await pilot.press(
             "up",
             "down",
             "pageup",
             "home",
             "end",
-            "g",
-            "1",
             "enter",
             "escape",
             "slash",
@@ -327,7 +334,7 @@ async def test_ids_stand_in_for_text_where_the_tokenizer_is_not_at_hand(tmp_path
         )
         await pilot.press("slash", *"13", "enter")
         assert screen.text.cursor == 2
-        await pilot.press("Y")
+        await choose(pilot, "Copy the timeline's text")
         assert screen.app.clipboard == "11 12 13"
         assert isinstance(screen.app, TraceApp)
         screen.app.tokenizer = byte_level(tmp_path / "model")
@@ -360,7 +367,7 @@ async def test_a_call_that_comes_while_one_reads_keeps_the_cursor(tmp_path: Path
 @pytest.mark.asyncio
 async def test_another_width_keeps_the_cursor_in_sight(token_trace: Any) -> None:
     async with format_tokens(token_trace.file, "good", size=(120, 40)) as (pilot, screen):
-        await pilot.press("ctrl+end")
+        await pilot.press("end")
         cursor = screen.text.cursor
         await pilot.resize_terminal(60, 15)
         await settled(pilot)
@@ -375,9 +382,9 @@ async def test_another_width_keeps_the_cursor_in_sight(token_trace: Any) -> None
     ("episode", "keys", "size"),
     [
         ("good", ["m"], (80, 24)),
-        ("good", ["l", "2"], (120, 40)),
-        ("bad", ["b", "3"], (80, 24)),
-        ("hostile", ["5"], (80, 24)),
+        ("good", ["l", "v"], (120, 40)),
+        ("bad", ["b", "v", "v"], (80, 24)),
+        ("hostile", ["v", "v", "v", "v"], (80, 24)),
         ("blind", [], (120, 40)),
     ],
     ids=["loss mask", "log-probability", "fork", "hostile", "no ids"],

@@ -17,6 +17,7 @@ from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.widgets.lines import TitleLine
+from tests.tools.tui.palette import choose
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
@@ -38,7 +39,7 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
     async with viewing(training_trace, size=(100, 50)) as pilot:
         await settled(pilot, until)
         places = {
-            "runs": (lambda: None, ("Compare", "Episodes", "Quit", "Light or dark")),
+            "runs": (lambda: None, ("Compare", "Episodes", "Quit")),
             "run": (lambda: pilot.app.open_run("aaaa0001"), ("Zoom", "Next curves", "Keys")),
             "episodes": (lambda: pilot.app.open_episodes("aaaa0001"), ("Keys",)),
             "episode": (lambda: pilot.app.open_episode("aae0001"), ("Keys",)),
@@ -50,7 +51,7 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
             open_it()
             await pilot.app.workers.wait_for_complete()
             await pilot.pause()
-            await pilot.press("f1")
+            await pilot.press("question_mark")
             await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))
             listed = {what for _, keys in pilot.app.screen.keys for _, what in keys}
             assert set(words) <= listed and pilot.app.screen.keys[0][0] == "this screen"
@@ -61,12 +62,14 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
                 await pilot.pause()
 
 
-async def test_the_question_mark_too(training_trace: Path, viewing: Any, until: Any) -> None:
+async def test_the_list_of_keys_opens_and_closes(
+    training_trace: Path, viewing: Any, until: Any
+) -> None:
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
         await pilot.press("question_mark")
         assert isinstance(pilot.app.screen, HelpScreen) and "this screen" in shown(pilot)
-        await pilot.press("question_mark")
+        await pilot.press("escape")
         assert isinstance(pilot.app.screen, RunsScreen)
 
 
@@ -142,7 +145,7 @@ async def test_light_and_dark(training_trace: Path, viewing: Any, until: Any) ->
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
         for dark in (False, True):
-            await pilot.press("f2")
+            await choose(pilot, "Light or dark")
             assert pilot.app.current_theme.dark is dark
             assert "reward" in shown(pilot)
 

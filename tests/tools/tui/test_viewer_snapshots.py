@@ -12,9 +12,11 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
+from tests.tools.tui.palette import choose
 
 pytestmark = pytest.mark.usefixtures("own_home")
 SIZES = [(80, 24), (120, 40)]
+COMMANDS = ("Light or dark", "View: curves", "View: ledger", "View: metrics", "View: config")
 
 
 def look(
@@ -28,7 +30,10 @@ def look(
             pilot, lambda: isinstance(pilot.app.screen, first) and _settled(pilot)
         )  # a key is of its screen
         for key in keys:
-            await pilot.press(key)
+            if key in COMMANDS:
+                await choose(pilot, key)
+            else:
+                await pilot.press(key)
             await pilot.pause(0.1)
             await until(pilot, lambda: _settled(pilot))
         await pilot.pause(0.2)
@@ -49,7 +54,7 @@ def test_runs(snap_compare: Any, training_trace: Path, until: Any, size: tuple[i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "view"), zip(SIZES * 2, "1234", strict=True), ids=str)
+@pytest.mark.parametrize(("size", "view"), zip(SIZES * 2, COMMANDS[1:], strict=True), ids=str)
 def test_run(
     snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], view: str
 ) -> None:
@@ -58,7 +63,7 @@ def test_run(
 
 @pytest.mark.slow
 def test_a_light_theme(snap_compare: Any, training_trace: Path, until: Any) -> None:
-    assert look(snap_compare, training_trace, until, SIZES[0], "f2", run_id="aaaa0001")
+    assert look(snap_compare, training_trace, until, SIZES[0], "Light or dark", run_id="aaaa0001")
 
 
 @pytest.mark.slow
