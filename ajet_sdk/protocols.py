@@ -356,6 +356,10 @@ class TraceReader(Protocol):
         """One SELECT or EXPLAIN, read-only, interrupted after 30 s or when `stop` is set. Raises
         QueryError."""
 
+    def of_run(self, run_id: str) -> TraceReader:
+        """A reader of the files of one run, if the trace has many files; otherwise this one. It has
+        nothing to close."""
+
     def close(self) -> None: ...
 
 

@@ -24,7 +24,7 @@ from ajet_sdk.reporting.held_out import (
     dropped,
     task_rewards,
 )
-from ajet_sdk.reporting.metrics import STEPS, discarded, unstable
+from ajet_sdk.reporting.notices import STEPS, discarded, unstable
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.trace.reader import open_trace

@@ -1,14 +1,13 @@
-"""Metrics of a step or a validation, and warnings about many untrained tokens and about training
-metrics that leave their range."""
+"""Metrics of a step or a validation, and why a step trained nothing."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from ajet_sdk.reporting.answers import answer_metrics
+from ajet_sdk.reporting.notices import STEPS
 from ajet_sdk.rollout.outcomes import RETRY, pass_at_k, solved
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.prefixes import is_trained
@@ -182,154 +181,3 @@ def _fall(earlier: Mapping[int, float], mean: float, attempts: int) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
-
-
-STEPS = 8
-"""Steps in each of the two spans that are compared."""
-_WORDS = 5
-"""Words of a phrase."""
-_READ = 4000
-"""Characters of an answer to search for phrases."""
-
-
-def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Metrics of sound episodes: mean output length, share of the most frequent phrase, mean of
-    each reward with weight 0."""
-    sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
-    texts = [text for e in sound if (text := answer_text(e.output))]
-    metrics: dict[str, float] = {}
-    if texts:
-        metrics[f"{prefix}/answer_chars"] = float(np.mean([len(text) for text in texts]))
-    shared = Counter(phrase for text in texts for phrase in phrases(text))
-    if shared:
-        metrics[f"{prefix}/phrase_share"] = shared.most_common(1)[0][1] / len(texts)
-    watched: dict[str, list[float]] = {}
-    for episode in sound:
-        for reward in episode.rewards:
-            if reward.weight == 0:
-                watched.setdefault(reward.name, []).append(reward.value)
-    return metrics | {
-        f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()
-    }
-
-
-def answer_text(output: object) -> str:
-    """The text of an output, also of a WorkflowOutput."""
-    if isinstance(output, Mapping):
-        metadata = output.get("metadata")
-        fields = metadata if isinstance(metadata, Mapping) else {}
-        output = fields.get("final_answer", fields.get("output", output))
-    return output if isinstance(output, str) else json.dumps(output, default=str)
-
-
-def phrases(text: str) -> set[str]:
-    """Lower-case phrases of five words at the beginning of an answer; a shorter answer is one
-    phrase.
-
-    A single word is not a phrase, since it is often the outcome of an environment ("goal").
-    """
-    words = text[:_READ].lower().split()
-    if 1 < len(words) < _WORDS:
-        return {" ".join(words)}
-    return {" ".join(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)}
-
-
-_DISCARDED = 0.05
-"""Share of untrained sampled tokens above which it is reported."""
-_CAUSES = {
-    "stale": (
-        "sampled more updates ago than rollout.max_staleness allows: raise it, or let the trainer"
-        " hand over its weights more often"
-    ),
-    "failed": (
-        "of episodes without a reward: `ajet trace ls -f \"status = 'failed'\"` lists those that"
-        " failed"
-    ),
-    "cancelled": (
-        "the agent's client left, or its episode ended, while the reply was sampled: raise the time"
-        " limit"
-    ),
-    "undelivered": "the agent's client did not take the reply: raise its time limit",
-    "abandoned": (
-        "clients of the swarm were lost or too slow for their steps: see `ajet trace receipts`,"
-        " raise swarm.grace or rollout.max_staleness"
-    ),
-    "truncated": (
-        "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len,"
-        " data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl)"
-        " rollout.multi_turn.expected_steps"
-    ),
-    "unmaskable": "sampled under a grammar whose mask the trainer cannot apply: use backbone local",
-    "overlong": (
-        "of attempts that ended at the maximum length, which rollout.overlong_filtering leaves out:"
-        " raise rollout.max_response_length_in_one_turn or rollout.max_model_len, or let"
-        " rollout.overlong_buffer teach shorter replies"
-    ),
-    "superseded": (
-        "sampled after the checkpoint that the run was resumed at, or for steps that it did not"
-        " come to: lower trainer_common.save_freq or rollout.max_staleness"
-    ),
-}
-"""Advice by outcome of untrained tokens; other outcomes need none."""
-
-
-def discarded(tokens: Mapping[str, float]) -> str:
-    """A warning with the share of untrained tokens and its causes; empty up to 5 %.
-
-    `tokens`: number of tokens by outcome of the ledger.
-    """
-    total = sum(
-        count for outcome, count in tokens.items() if outcome not in ("evaluation", "untrainable")
-    )
-    lost = {outcome: tokens[outcome] for outcome in _CAUSES if tokens.get(outcome)}
-    if sum(lost.values()) <= _DISCARDED * total:
-        return ""
-    listed = sorted(lost.items(), key=lambda item: -item[1])
-    causes = "; ".join(
-        f"{count / total:.1%} {outcome} ({_CAUSES[outcome]})" for outcome, count in listed
-    )
-    return f"{sum(lost.values()) / total:.1%} of the sampled tokens were not trained: {causes}"
-
-
-_LOWER_LR = "lower trainer_common.optim.lr"
-_RANGES = {
-    "train/entropy": (
-        0.1,
-        0.0,
-        f"replies hardly vary any more: raise rollout.temperature or entropy_coef, or {_LOWER_LR}",
-    ),
-    "train/grad_norm": (10.0, 0.0, f"{_LOWER_LR} or optim.grad_clip"),
-    "train/loss": (10.0, 0.5, _LOWER_LR),
-    "train/logprob_gap_mean": (
-        5.0,
-        0.02,
-        "sampler and trainer disagree: set model.dtype: float32, or lower max_staleness",
-    ),
-}
-"""Factor of the median magnitude of the first `STEPS` steps (below 1: a fall), and minimum
-magnitude, at which a metric is out of range."""
-_SOLVED = 0.9
-
-
-def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
-    """Warnings, by metric, about training metrics that left the range of the first `STEPS` steps in
-    both of the two newest steps. Low entropy is fine if nearly all tasks are solved."""
-    messages = {}
-    for name, (times, least, advice) in _RANGES.items():
-        values = history.get(name, {})
-        steps = sorted(values)
-        if len(steps) < STEPS + 2:
-            continue
-        usual = float(np.median([abs(values[step]) for step in steps[:STEPS]]))
-        newest = [abs(values[step]) for step in steps[-2:]]
-        if times < 1:
-            solved = history.get("train/solved_share", {}).get(steps[-1], 0.0) >= _SOLVED
-            outside = not solved and max(newest) < times * usual
-        else:
-            outside = min(newest) > max(times * usual, least)
-        if outside:
-            way = "fell" if times < 1 else "rose"
-            messages[name] = (
-                f"{name} {way} from {usual:.3g} (first {STEPS} steps) to {newest[-1]:.3g}; {advice}"
-            )
-    return messages

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.config.model_source import separate_targets
 from ajet_sdk.reporting import html, output
-from ajet_sdk.reporting.metrics import discarded
+from ajet_sdk.reporting.notices import discarded
 from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, pass_at_k, solved
 from ajet_sdk.trace.counted import counted_rewards
 from ajet_sdk.types import Episode, Task

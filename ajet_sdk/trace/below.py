@@ -50,6 +50,12 @@ def _walk(directory: Path, depth: int) -> Iterator[Path]:
             yield from _walk(path, depth - 1)
 
 
+def is_part(file: Path) -> bool:
+    """Whether a file has the name of a process's file of a run, which belongs together with those
+    beside it."""
+    return file.stem == "trace" or file.name.startswith("trace-")
+
+
 def readable(
     files: Sequence[Path],
     owned: Mapping[Path, Owner],
@@ -71,8 +77,7 @@ def readable(
     file_of_run: dict[str, Path] = {}
     beside: dict[Path, list[Path]] = {}
     for file in files:
-        part = file.stem == "trace" or file.name.startswith("trace-")  # file names of a run
-        beside.setdefault(file.parent if part else file, []).append(file)
+        beside.setdefault(file.parent if is_part(file) else file, []).append(file)
     close = {*named, *near}
     first, alone = {file.parent for file in close}, set(files)
     order = sorted(

@@ -22,14 +22,14 @@ from ajet_sdk.errors import QueryError, TraceError, TraceLocked
 from ajet_sdk.pictures import Picture, PlacedPicture
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.trace.at_rest import Stamp, stamp_of
-from ajet_sdk.trace.below import distinct, in_and_below, readable
+from ajet_sdk.trace.below import distinct, in_and_below, is_part, readable
 from ajet_sdk.trace.database import locked, unborn
 from ajet_sdk.trace.live import COST_HEADER, post, refusal
 from ajet_sdk.trace.owner import ROWS_PATH, Owner, owner_of, settled_owners
 from ajet_sdk.trace.pictures import PREFIX, REFERRING, digests_in, resolved, stored_pictures
 from ajet_sdk.trace.rows import RowsOf
 from ajet_sdk.trace.schema import SAMPLED
-from ajet_sdk.trace.sources import Sources
+from ajet_sdk.trace.sources import FEW, Sources
 from ajet_sdk.trace.writer import TraceWriter, take_over
 from ajet_sdk.types import Call, Episode, Reward
 
@@ -147,6 +147,20 @@ class Trace(AbstractContextManager["Trace"]):
                     raise
                 seen = at if owners else seen
             time.sleep(0.02)
+
+    def of_run(self, run_id: str) -> Trace:
+        """A trace of the files of one run alone, if there are many: a query that joins its calls
+        then reads no others."""
+        files, owned = self._current()
+        own = set(self._sources.files_of(run_id))
+        if len(files) <= FEW or not own:
+            return self
+        # What processes of the run have written lies beside its file.
+        beside = {file.parent for file in own if is_part(file)}
+        parts = [file for file in files if file.parent in beside and is_part(file)]
+        trace = Trace(sorted({*own, *parts, *owned}), self._writer)
+        trace._cost = self._cost
+        return trace
 
     @contextmanager
     def steady(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ DuckDB tells such a table the columns and the filter of a scan, so that only the
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ajet_sdk.trace.at_rest import RunsOrError, Stamp, read_in_place, read_parts
+from ajet_sdk.trace.conditions import columns_in, ids_in
 from ajet_sdk.trace.rows import RowsOf, schemas
 from ajet_sdk.trace.schema import COLUMNS
 
@@ -22,22 +22,12 @@ _SMALL_KINDS = frozenset({"VARCHAR", "INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPT
 _KEPT = {
     table: [name for name, kind in columns.items() if kind in _SMALL_KINDS]
     for table, columns in COLUMNS.items()
-    if table != "trained"
 } | {
     "calls": [
         "call_id", "episode_id", "agent", "phase", "trainable", "policy_version", "started_at",
     ],
     "runs": list(COLUMNS["runs"]),  # a row or two a file, whose config every list of runs reads
 }  # fmt: skip
-
-_ID = r"[0-9A-Za-z_-]+"
-_EQUAL = re.compile(rf'\((episode_id|call_id|run_id|digest) == "({_ID})"\)')
-_AMONG = re.compile(
-    r"if_else\(is_valid\((?P<column>episode_id|call_id|run_id|digest)\), is_in\((?P=column), "
-    rf'\{{value_set=string:\[(?P<values>(?:\s*"{_ID}",?)+\s*)\], '
-    r"null_matching_behavior=MATCH\}\), null\[bool\]\)"
-)
-_NOT_A_CONJUNCTION = (" or ", "invert(", "if_else(")
 
 
 class ScannedTable:
@@ -97,29 +87,14 @@ def _on_disk(tables: Iterator[pa.Table], schema: pa.Schema) -> pa.Table:
 
 def _request(table: str, columns: Sequence[str] | None, condition: Any) -> RowsOf:
     """What to read for a scan: its columns, those of its filter, and the ids that it names."""
-    text = "" if condition is None else str(condition)
-    read = [
-        name
-        for name in COLUMNS[table]
-        # A column that a filter names only in a constant is read without need.
-        if columns is None or name in columns or name in text
-    ]
-    by, among = _ids_in(text)
+    named: set[str] = set()
+    by: str | None = None
+    among: tuple[str, ...] = ()
+    if condition is not None:
+        named = columns_in(condition)
+        by, among = ids_in(condition)
+    read = [name for name in COLUMNS[table] if columns is None or name in columns or name in named]
     return RowsOf(table=table, columns=tuple(read), by=by, among=among)
-
-
-def _ids_in(condition: str) -> tuple[str | None, tuple[str, ...]]:
-    """A column with the ids of all rows that an Arrow expression lets through, if it is that
-    simple."""
-    among = _AMONG.search(condition)
-    others = condition if among is None else condition.replace(among[0], "", 1)
-    if any(part in others for part in _NOT_A_CONJUNCTION):
-        return None, ()
-    if among is not None:
-        return among["column"], tuple(re.findall(_ID, among["values"]))
-    if equal := _EQUAL.search(condition):
-        return equal[1], (equal[2],)
-    return None, ()
 
 
 class ManyFiles:
@@ -170,6 +145,19 @@ class ManyFiles:
         for row in self._kept["runs"].select(["file", "run_id"]).to_pylist():
             runs[files[row["file"]]].append(row["run_id"])
         return dict(runs)
+
+    def files_of(self, run_id: str) -> list[Path]:
+        """The files with a run, or with episodes of it."""
+        import pyarrow.compute as pc
+
+        numbers: set[int] = set()
+        for table in ("runs", "episodes"):
+            if table in self._kept:
+                rows = self._kept[table]
+                of_run = rows.filter(pc.equal(rows["run_id"], run_id))
+                numbers.update(of_run["file"].to_pylist())
+                numbers |= self._large[table]
+        return [file for file, number in self._numbers.items() if number in numbers]
 
     def read(self, files: Sequence[Path], wanted: RowsOf) -> Iterator[pa.Table]:
         """Yields rows of some of the files. Raises TraceError for an unreadable one."""

@@ -53,6 +53,11 @@ class Sources:
         with self._following:
             return self._many.follow(stamps)
 
+    def files_of(self, run_id: str) -> list[Path]:
+        """The files with a run, if there were many files when they were looked at."""
+        with self._following:
+            return self._many.files_of(run_id)
+
     def query(
         self,
         files: Sequence[Path],
@@ -74,7 +79,7 @@ class Sources:
         scanned: list[ScannedTable] = []
         if owned or is_many:
             read = partial(self._read, resting if is_many else [], owned, stop)
-            scanned = [ScannedTable(table, read) for table in TABLES]
+            scanned = [ScannedTable(table, read) for table in tables_in(sql)]
         with self._opened([] if is_many else resting) as connection:
             prepare = partial(_prepare, sql, scanned)
             try:
@@ -138,6 +143,14 @@ def _connect(files: Sequence[Path]) -> duckdb.DuckDBPyConnection:
         connection.close()
         raise
     return connection
+
+
+def tables_in(sql: str) -> list[str]:
+    """The tables that a query may name: a view of each takes time to make."""
+    text = sql.lower()
+    if "u&" in text:  # names may be spelled with escapes
+        return list(TABLES)
+    return [table for table in TABLES if table in text]
 
 
 def _prepare(sql: str, tables: Sequence[ScannedTable], cursor: duckdb.DuckDBPyConnection) -> None:

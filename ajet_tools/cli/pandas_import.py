@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
-import pyarrow as pa
-
 
 class _NoPandas(MetaPathFinder):
     def find_spec(
@@ -26,6 +24,8 @@ def leave_pandas_out() -> None:
     """
     if "pandas" in sys.modules:
         return
+    import pyarrow as pa  # help needs none
+
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:

@@ -22,7 +22,7 @@ from ajet_sdk.reporting.held_out import (
     sets_of,
 )
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.metrics import STEPS, unstable
+from ajet_sdk.reporting.notices import STEPS, unstable
 from ajet_sdk.run import train
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import open_trace

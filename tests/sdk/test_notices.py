@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from ajet_sdk.reporting.advice import Advice, installed_advice
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.reporting.metrics import STEPS, discarded, episode_metrics
+from ajet_sdk.reporting.metrics import episode_metrics
+from ajet_sdk.reporting.notices import STEPS, discarded
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run
 from ajet_tools.trace.compare.advice import warning_signs

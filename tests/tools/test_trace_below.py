@@ -3,7 +3,9 @@ path."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,8 +17,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.sources import FEW
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_sdk.types import Call, Episode, LedgerEntry, Reward, Run, Task
 from ajet_tools.cli.app import app
 
 NAMES = ("one", "two", "three", "four", "five")
@@ -149,6 +152,85 @@ def test_pandas_is_left_out(tmp_path: Path) -> None:
         "pa.array([1]); assert 'pandas' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ls"],
+        ["show", "one0"],
+        ["compare", "one", "two"],
+        ["ledger", "--run", "one"],
+        ["check"],
+        ["sql", "FROM runs"],
+        ["export", "--run", "two", "--include-validation"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_no_command_on_a_trace_imports_pandas(
+    record: Path, tmp_path: Path, command: list[str]
+) -> None:
+    package = tmp_path / "pandas"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"open({str(tmp_path / 'imported')!r}, 'w').close()\nraise ImportError"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "ajet", "trace", *command],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=record,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.slow
+def test_a_run_among_many_is_told_as_it_is_alone(tmp_path: Path) -> None:
+    for number in range(FEW + 1):
+        file = tmp_path / f"run{number}" / "trace.duckdb"
+        write_training(file, f"r{number:02}ab", float(number % 2))
+    for command in (["explain"], ["show"], ["ledger", "--run"]):
+        among = trace(*command, "r03ab", str(tmp_path), "--json")
+        alone = trace(*command, "r03ab", str(tmp_path / "run3"), "--json")
+        assert among.exit_code == alone.exit_code == 0, among.output
+        assert json.loads(among.stdout) == json.loads(alone.stdout)
+
+
+def write_training(file: Path, run_id: str, reward: float) -> None:
+    """Two steps of eight episodes, whose reward falls or rises."""
+    with TraceWriter(file) as writer:
+        writer.put(Run(run_id=run_id, status="finished", started_at=BEGAN, ended_at=BEGAN))
+        for step, task in itertools.product((1, 2), range(8)):
+            episode_id = f"{run_id}{step}{task}"
+            call = Call(
+                call_id=f"{episode_id}c",
+                episode_id=episode_id,
+                trainable=True,
+                request={"messages": [ASK]},
+                response=SAID,
+                output_ids=[1, 2],
+            )
+            earned = Reward(value=reward if step == 1 else 1 - reward)
+            booked = LedgerEntry(
+                run_id=run_id,
+                step=step,
+                episode_id=episode_id,
+                call_id=call.call_id,
+                outcome="trained",
+                tokens=2,
+            )
+            ended = Episode(
+                episode_id=episode_id,
+                run_id=run_id,
+                step=step,
+                split="train",
+                task=Task(task_id=f"t{task}", main_query="2+2"),
+                rewards=(earned,),
+            )
+            writer.put(call, booked, ended)
 
 
 def test_a_command_of_many_queries_looks_for_files_once(record: Path, tmp_path: Path) -> None:

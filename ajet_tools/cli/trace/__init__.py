@@ -5,13 +5,14 @@ from __future__ import annotations
 import typer
 
 from ajet_tools.cli.lazy import LazyGroup
+from ajet_tools.cli.pandas_import import leave_pandas_out
 
 
 class TraceCommands(LazyGroup):
     package = "ajet_tools.cli.trace"
     panels = {
         "Look": {
-            "ls": "show",
+            "ls": "ls",
             "show": "show",
             "view": "view",
             "ledger": "ledger",
@@ -38,8 +39,12 @@ class TraceCommands(LazyGroup):
 app = typer.Typer(cls=TraceCommands, no_args_is_help=True, add_completion=False)
 
 
+_OF_USERS_CODE = ("rejudge", "branch")
+"""Commands that run a judge or an agent, which may use pandas."""
+
+
 @app.callback()
-def trace() -> None:
+def trace(context: typer.Context) -> None:
     """Inspect, compare, convert and export traces.
 
     \b
@@ -55,3 +60,5 @@ def trace() -> None:
     Each command takes a trace file or a directory (with all traces below it), at rest or live.
     Default: the current directory. A run is named by its id, its name or its path.
     """
+    if context.invoked_subcommand not in _OF_USERS_CODE:
+        leave_pandas_out()

@@ -135,7 +135,7 @@ def compare(
         return compare_two(a, b, path, path_b, split, decoding)
     path = Path(targets[0]) if targets else None
     reader, where, _ = open_named(None, path)
-    with reader:
+    with reader, reader.steady():
         runs = queries.overview(reader)[: limit or (_RUNS if task is None else None)]
         names = run_names(runs)
         if task is not None:
@@ -213,6 +213,6 @@ def explain_(
     ajet trace explain 9d1c launcher_record --json
     """
     reader, where, meant = open_named(run, path)
-    with reader:
+    with reader, reader.steady():
         explanation = explain(reader, queries.find_run(reader, meant), step, where)
     return ExplainResult(explanation)

@@ -34,7 +34,7 @@ from ajet_tools.trace.compare.diff import (
     episode_at,
     text_diff,
 )
-from ajet_tools.trace.locate import open_named
+from ajet_tools.trace.locate import Named, open_named
 
 Split = Literal["train", "val", "trial"]
 Decoding = Literal["sampled", "greedy"]
@@ -76,7 +76,7 @@ def compare_two(
     tasks."""
     with ExitStack() as stack:
         (a, step_a), (b, step_b) = _step_of(a), _step_of(b)
-        named = open_named(a or None, path), open_named(b or None, path_b or path)
+        named = _open_both(a, b, path, path_b)
         reader_a, reader_b = (stack.enter_context(target.reader) for target in named)
         targets = [
             queries.find(target.reader, target.id or queries.find_run(target.reader, None))
@@ -99,6 +99,14 @@ def compare_two(
             return RunPairResult(runs)
         description = " and ".join(f"{target.kind} {target.id}" for target in targets)
         raise QueryError(f"give two episodes or two runs (got {description})")
+
+
+def _open_both(a: str, b: str, path: Path | None, path_b: Path | None) -> tuple[Named, Named]:
+    """Open what two names stand for; a trace that has both is opened once."""
+    first = open_named(a or None, path)
+    if path_b in (None, path) and first.id is not None and b and not Path(b).exists():
+        return first, Named(first.reader, first.where, b)
+    return first, open_named(b or None, path_b or path)
 
 
 _STEP = re.compile(r"@(\d{1,9}|last)$")

@@ -123,14 +123,15 @@ def ledger(
     """
     wanted = parse(filter) if filter else None
     reader, where, named_run = open_named(run, path)
-    with reader:
+    with reader, reader.steady():
         run_id = queries.find_run(reader, named_run)
+        of_run = reader.of_run(run_id)
         if splits:
-            ids = queries.episode_ids(reader, run_id, filter=wanted)
-            return _splits(reader, where, ids, limit)
-        [row] = [row for row in queries.overview(reader) if row["run_id"] == run_id]
-        totals = queries.ledger_totals(reader, run_id, wanted, by=by)
-        wrong = ledger_balance(reader, run_id)
+            ids = queries.episode_ids(of_run, run_id, filter=wanted)
+            return _splits(of_run, where, ids, limit)
+        [row] = queries.overview(of_run, run_id)
+        totals = queries.ledger_totals(of_run, run_id, wanted, by=by)
+        wrong = ledger_balance(of_run, run_id)
     return LedgerResult(
         run_id=run_id,
         status=row["status"],

@@ -57,14 +57,15 @@ def receipts(
     ajet trace receipts 3f2a91 --json
     """
     reader, _, named = open_named(run, path)
-    with reader:
+    with reader, reader.steady():
         run_id = queries.find_run(reader, named)
-        clients = by_client(reader, run_id)
+        of_run = reader.of_run(run_id)
+        clients = by_client(of_run, run_id)
         shown = clients
         if of is not None and of in {client.name for client in clients}:
-            shown = by_episode(reader, run_id, of)
+            shown = by_episode(of_run, run_id, of)
         elif of is not None:
-            shown = by_call(reader, run_id, _episode(reader, of, clients))
+            shown = by_call(of_run, run_id, _episode(of_run, of, clients))
     return ReceiptsResult(run_id, shown, of_clients=shown is clients)
 
 

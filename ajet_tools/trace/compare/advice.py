@@ -19,7 +19,7 @@ import numpy as np
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.advice import Query
 from ajet_sdk.reporting.held_out import Change
-from ajet_sdk.reporting.metrics import STEPS
+from ajet_sdk.reporting.notices import STEPS
 from ajet_sdk.trace.counted import COUNTED
 from ajet_tools.trace.compare.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 

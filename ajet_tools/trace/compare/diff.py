@@ -237,6 +237,7 @@ def diff_runs(
     episodes at those steps. Raises QueryError for a run without such episodes, or if sampled and
     greedy attempts would be mixed.
     """
+    a, b = ((reader.of_run(run_id), run_id) for reader, run_id in (a, b))
     there = [rewards_by_step(*side) for side in (a, b)]
     both = [
         kind

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.reporting.metrics import discarded, unstable
+from ajet_sdk.reporting.notices import discarded, unstable
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.text.tables import lasting
 from ajet_tools.trace.compare.advice import on_gap, warning_signs
@@ -141,6 +141,7 @@ def explain(
     `trace` is the path of the trace, to find the tokenizer. Raises QueryError for an unknown or
     first step.
     """
+    reader = reader.of_run(run_id)
     by_step = rewards_by_step(reader, run_id)
     chosen = ""
     if step is None:

@@ -1,8 +1,8 @@
 """Finds what changed between two steps besides the policy: its requests, its model and its judge.
 
 Requests are compared by what isn't a message: tools, choice of tools, format of the answer,
-sampling, model, and the system prompt. The judge is compared by its rewards of equal answers to
-equal tasks.
+sampling, model, and the system prompt; those of a judge by its rubric, too. The judge is compared
+by its rewards of equal answers to equal tasks.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from ajet_sdk.protocols import TraceReader
@@ -36,7 +37,19 @@ ASPECTS = {
     ),
 }
 """Aspects of a request that are no messages of the conversation, each with its SQL."""
+JUDGE = "the judge"
+RUBRIC = "rubric"
+_OF_JUDGE = {
+    RUBRIC: r"""nullif(trim(replace(regexp_extract(
+        messages_suffix::VARCHAR, '<rubric>(.*?)</rubric>', 1, 's'), '\n', ' ')), '')""",
+    "model": ASPECTS["model"],
+    "system prompt": ASPECTS["system prompt"],
+    "temperature": ASPECTS["temperature"],
+}
+"""Aspects of a judge's request; the tags around its rubric are those of `LlmJudge`."""
 _SHOWN = 60
+_BEFORE = 12
+"""Characters to show before the first difference of two texts."""
 
 
 @dataclass(frozen=True)
@@ -96,37 +109,55 @@ def differing_values(earlier: Values, later: Values) -> Iterator[Finding]:
         gone, added = sorted(old - new), sorted(new - old)
         if not gone or not added:
             continue  # a value that is only rarer or more frequent is the agent's choice
-        text = (
-            f"{aspect} of agent {one_line(agent, 40)}: {_short(aspect, gone)} →"
-            f" {_short(aspect, added)}"
-        )
-        yield Finding("setup", text)
+        whose = agent if agent == JUDGE else f"agent {one_line(agent, 40)}"
+        texts = [_short(aspect, values) for values in (gone, added)]
+        if aspect in (RUBRIC, "system prompt") and len(gone) == len(added) == 1:
+            texts = _where_they_part(gone[0], added[0])
+        yield Finding("setup", f"{aspect} of {whose}: {texts[0]} → {texts[1]}")
 
 
 def request_values(
     reader: TraceReader, run_id: str, split: str | None, decoding: str | None, step: int | None
 ) -> dict[tuple[str, str], set[str]]:
     """Returns the values of each agent and aspect in a run's episodes of a kind (None: any)."""
+    kind = (run_id, split, decoding, step)
+    values: dict[tuple[str, str], set[str]] = {}
+    for row in _aspects_by_agent(reader, "agent", "rollout", ASPECTS, *kind):
+        for name in ASPECTS:
+            values[str(row["agent"]), name] = {value or "none" for value in row[name] or ["none"]}
+    for row in _aspects_by_agent(reader, "NULL", "judge", _OF_JUDGE, *kind):
+        for name in _OF_JUDGE:  # a judge may make other calls that have no rubric
+            values[JUDGE, name] = {value for value in row[name] or () if value}
+    return values
+
+
+def _aspects_by_agent(
+    reader: TraceReader, agent: str, phase: str, aspects: Mapping[str, str], *kind: object
+) -> list[dict[str, Any]]:
+    """The values of aspects of requests, of episodes of a kind: run, split, decoding, step."""
     listed = ", ".join(
-        f'list(DISTINCT ({sql})::VARCHAR) AS "{name}"' for name, sql in ASPECTS.items()
+        f'list(DISTINCT ({sql})::VARCHAR) AS "{name}"' for name, sql in aspects.items()
     )
     found: list[dict[str, Any]] = rows(
         reader,
         f"""
-        SELECT agent, {listed} FROM calls c JOIN episodes e USING (episode_id)
+        SELECT {agent} AS agent, {listed} FROM calls c JOIN episodes e USING (episode_id)
         WHERE e.run_id = $1 AND ($2::VARCHAR IS NULL OR e.split = $2)
           AND ($3::VARCHAR IS NULL OR e.decoding = $3) AND ($4::INTEGER IS NULL OR e.step = $4)
-          AND NOT coalesce(e.superseded, false) AND phase = 'rollout' GROUP BY agent""",
-        run_id,
-        split,
-        decoding,
-        step,
+          AND NOT coalesce(e.superseded, false) AND phase = '{phase}' GROUP BY 1""",
+        *kind,
     )
-    values: dict[tuple[str, str], set[str]] = {}
-    for row in found:
-        for name in ASPECTS:
-            values[str(row["agent"]), name] = {value or "none" for value in row[name] or ["none"]}
-    return values
+    return found
+
+
+def _where_they_part(old: str, new: str) -> list[str]:
+    """Two texts, from a little before their first difference."""
+    pairs = zip(old, new, strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    start = max(0, common - _BEFORE)
+    if start == 0 or max(len(old), len(new)) <= _SHOWN:
+        return [one_line(old, _SHOWN), one_line(new, _SHOWN)]
+    return [f"…{one_line(text[start:], _SHOWN)}" for text in (old, new)]
 
 
 def _short(aspect: str, values: Sequence[str]) -> str:
@@ -164,7 +195,7 @@ def judge_change(reader: TraceReader, run_id: str, split: str, step: int) -> Jud
         SELECT count(*) FILTER (len(before) = 1 AND len(after) = 1 AND before <> after) AS changed,
           count(*) FILTER (len(before) = 1 AND len(after) = 1 AND before = after) AS same,
           count(*) FILTER (len(before) > 1 OR len(after) > 1) AS noisy,
-          list(example) FILTER (len(before) = 1 AND len(after) = 1 AND before <> after) AS examples
+          list(example ORDER BY example) FILTER (len(before) = 1 AND len(after) = 1 AND before <> after) AS examples
         FROM answers""",
         run_id,
         split,

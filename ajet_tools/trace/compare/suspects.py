@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from statistics import NormalDist, fmean, pstdev
 
 from ajet_sdk.dialects.message_parts import parts_of, reply_messages
-from ajet_sdk.reporting.metrics import answer_text, phrases
+from ajet_sdk.reporting.answers import answer_text, phrases
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace.compare.changes import LEAST_COUNT, Finding, differ
 from ajet_tools.trace.queries.episodes import StepEpisode, TrainedCall

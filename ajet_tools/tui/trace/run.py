@@ -20,7 +20,8 @@ from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import compact, lasting, number, table
 from ajet_tools.trace import queries
-from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
+from ajet_tools.trace.compare.reasons import reasons
+from ajet_tools.trace.compare.verdict import Verdict, verdicts
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.receipts import HERE, TokenReceipt, by_client, client_rows
 from ajet_tools.trace.queries.runs import (

@@ -17,7 +17,8 @@ from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import compact, fields, lasting, number
 from ajet_tools.trace import queries
-from ajet_tools.trace.compare.verdict import Verdict, reasons, verdicts
+from ajet_tools.trace.compare.reasons import reasons
+from ajet_tools.trace.compare.verdict import Verdict, verdicts
 from ajet_tools.trace.queries.experiments import Group, Settings, differing, seed_groups
 from ajet_tools.trace.queries.runs import REWARDS, RunOverview, quiet_seconds, seconds_of, steps_of
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen

@@ -123,6 +123,38 @@ def test_objects_of_many_files(nodes: tuple[Path, Path]) -> None:
     one.close()
 
 
+def test_the_files_of_a_run_among_many(tmp_path: Path) -> None:
+    for number in range(FEW + 2):
+        with TraceWriter(tmp_path / f"r{number}" / "trace.duckdb") as writer:
+            writer.put(Run(run_id=f"r{number}"))
+    with TraceWriter(tmp_path / "r3" / "trace-worker.duckdb") as writer:
+        writer.put(
+            Call(call_id="c", episode_id="e", output_ids=[1]),
+            Episode(episode_id="e", run_id="r3"),
+        )
+    with open_trace(tmp_path) as reader:
+        names = {file.relative_to(tmp_path).as_posix() for file in reader.of_run("r3").files()}
+        assert names == {"r3/trace.duckdb", "r3/trace-worker.duckdb"}
+        assert reader.of_run("r4").files() == [tmp_path / "r4" / "trace.duckdb"]
+        assert [call.call_id for call in calls_of(reader.of_run("r3"), "e")] == ["c"]
+        assert reader.of_run("unknown") is reader
+        with reader.steady():
+            counted = reader.of_run("r3").query("SELECT count(*) AS n FROM runs")
+            assert counted["n"].to_pylist() == [1]
+    with open_trace(tmp_path / "r3") as few:
+        assert few.of_run("r3") is few
+
+
+def test_a_table_is_found_however_a_query_spells_it(nodes: tuple[Path, Path]) -> None:
+    with open_trace(nodes[0]) as reader:
+        for sql in (
+            'SELECT count(*) AS n FROM "EPISODES"',
+            "WITH e AS (FROM Episodes) SELECT count(*) AS n FROM e",
+            "SELECT count(*) AS n FROM (SELECT 1 FROM calls_full WHERE index = 0)",
+        ):
+            assert reader.query(sql)["n"].to_pylist() == [2 * NODES], sql
+
+
 def test_what_is_written_between_queries_is_seen(tmp_path: Path) -> None:
     for node in range(FEW + 2):
         write_node(tmp_path / f"trace-{node:02}.duckdb", 2 * node)

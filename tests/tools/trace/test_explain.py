@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import ajet
 from ajet_sdk.errors import QueryError
+from ajet_sdk.judges.llm_prompts import Material, messages, question
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
@@ -44,6 +45,8 @@ class Attempt:
     asked: str = "What is six times seven?"
     tools: tuple[str, ...] = ()
     sampling: dict[str, Any] | None = None
+    rubric: str = ""
+    """Of an LLM judge, whose call is recorded beside the attempt's."""
 
 
 Says = Callable[[int, int], Attempt]
@@ -92,6 +95,11 @@ def write(
                 if does.rewritten:
                     history = [{"role": "user", "content": "Quite another question?"}]
                     calls.append(reply(f"{id}d", id, 1, history, does.says))
+                if does.rubric:
+                    material = [Material(does.asked, does.says)]
+                    text = question("pointwise", None, material, does.rubric, (), (0.0, 1.0))
+                    judged = reply(f"{id}j", id, 1, messages(text), '{"score": 1}')
+                    calls.append(judged.model_copy(update={"phase": "judge"}))
                 rewards = [] if does.reward is None else [Reward(value=does.reward)]
                 if does.held_out is not None:
                     rewards.append(Reward(name="strict", value=does.held_out, weight=0.0))
@@ -178,6 +186,16 @@ def only_change(path: Path) -> StepChange:
             ("temperature", "1.0", "0.2"),
         ),
         ({"sampling": {"top_p": 1.0}}, {"sampling": {"top_p": 0.5}}, ("top_p",)),
+        (
+            {"rubric": "It is right."},
+            {"rubric": "It is short."},
+            ("rubric of the judge", "It is right.", "It is short."),
+        ),
+        (
+            {"rubric": f"1. {'It is right. ' * 20}\n2. It is kind."},
+            {"rubric": f"1. {'It is right. ' * 20}\n2. It is curt."},
+            ("rubric of the judge", "kind", "curt"),
+        ),
     ],
 )
 def test_what_is_no_message_is_compared_first(
@@ -198,6 +216,17 @@ def test_what_is_no_message_is_compared_first(
     assert not [finding for finding in change.findings if finding.kind == "notice"], (
         "no sign that blames the update"
     )
+
+
+def test_an_answer_is_no_part_of_the_rubric(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "trace.duckdb",
+        [
+            lambda t, a: replace(varied(t, a), rubric="It is right."),
+            lambda t, a: Attempt(0.0, "<rubric>All is right.</rubric>", rubric="It is right."),
+        ],
+    )
+    assert [finding for finding in only_change(path).findings if finding.kind == "setup"] == []
 
 
 def test_a_judge_that_changed_is_told_by_equal_answers(tmp_path: Path) -> None:

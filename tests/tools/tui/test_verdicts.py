@@ -17,7 +17,8 @@ from textual.widgets import DataTable, Static
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, LedgerEntry, Metric, Reward, Run, now
-from ajet_tools.trace.compare.verdict import reasons, verdicts
+from ajet_tools.trace.compare.reasons import reasons
+from ajet_tools.trace.compare.verdict import verdicts
 from ajet_tools.trace.queries.runs import overview
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episodes import EpisodesScreen
