@@ -320,8 +320,11 @@ async def _run_apart(
                 "why": tested.failure,
                 "asked": 1,
                 "fault": "",
+                "cannot": "",
             }
             verdict |= json.loads(lines[0]) if lines else {}
+            if verdict["cannot"]:
+                return Fault(verdict["cannot"])
             if verdict["gone"]:
                 ended = await program
                 why = ended.stderr if ended.stopped else f"{ended.stderr}\n{verdict['why']}"
@@ -340,7 +343,7 @@ async def _run_apart(
     return replace(tested, code=tested.code or 1, stderr=verdict["why"])
 
 
-_MODULES = ("plain", "collect", "remote", "peer", "tester")
+_MODULES = ("plain", "collect", "remote", "changes", "peer", "tester")
 """Modules of both processes, each after those that it imports."""
 
 

@@ -20,11 +20,14 @@ import os
 import sys
 import threading
 import types
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType
 from typing import Any
 
-from ajet_sdk.sandbox.plain import NotPlain, decode, encode, is_plain
-from ajet_sdk.sandbox.remote import OPERATIONS, Grade, ItemsRead, Remote, record_class
+from ajet_sdk.sandbox.changes import Sent
+from ajet_sdk.sandbox.plain import NotPlain, containers, decode, encode, is_plain
+from ajet_sdk.sandbox.remote import NAMING, OPERATIONS, Grade, ItemsRead, Remote, record_class
 
 OF_TESTS = ("iter", "next", "bool", "len", "eq", "hash", "copy", "deepcopy")
 """Operations that a program may request of the tests' objects."""
@@ -67,6 +70,14 @@ class Peer:
         self.read: dict[int, ItemsRead] = {}
         self.errors: dict[int, type[BaseException]] = {}
         self.loop: Any = None
+        self.unsettled: list[Sent] = []
+        """Calls whose changes of their arguments are not applied yet."""
+        self.originals: dict[int, tuple[object, object]] = {}
+        """Copies that stand for an argument of their call, by their ids, and that argument."""
+        self.tokens: dict[int, object] = {}
+        """What stands for an object of the other side, whatever its grade, where `is` compares."""
+        self.cannot = ""
+        """Why no program can be judged by these tests."""
 
     def refuse(self, remote: Remote, operation: str) -> None:
         """Record that an object stands where the tests ask for plain data."""
@@ -110,6 +121,10 @@ class Peer:
         if self.gone:
             raise Gone
         self.asked += 1
+        sent = Sent(arguments[1:] if operation == "call" else ())
+        for earlier in [call for call in self.unsettled if call.shares(sent.containers)]:
+            self.unsettled.remove(earlier)
+            earlier.apply()
         self.send("ask", operation, [self.encode(value) for value in arguments])
         while True:
             kind, *fields = self.receive()
@@ -118,8 +133,10 @@ class Peer:
                 continue
             try:
                 content, printed, after = fields
-                result = self.decode(content, grade)
-                changed = [self.decode(value) for value in after] if operation == "in place" else []
+                result = self.decode(content, grade, sent)
+                if after is not None and sent.arguments:
+                    sent.changed = [self.decode_changed(value, sent) for value in after]
+                    self.unsettled.append(sent)
             except NotPlain as error:
                 self.refused = self.refused or str(error)
                 raise
@@ -135,11 +152,31 @@ class Peer:
                 raise Gone("the program sent something that is not a value") from None
             stream = sys.stdout  # of the tests, never a terminal
             stream.write(str(printed))
+            # A program sees what the tests' functions change at once; and an exception ends what the
+            # changes could be compared with.
+            if self.code is not None or kind == "raised":
+                result = self.settled(result)
             if kind == "raised":
                 raise self.raised(operation, result)
-            if changed:
-                restore(list(arguments[1]), changed)
             return result
+
+    def settled(self, value: Any = None) -> Any:
+        """Apply what calls changed in their arguments; returns the value, or the argument that it
+        stands for."""
+        with self.turn:
+            unsettled, self.unsettled = self.unsettled, []
+            for call in unsettled:
+                call.apply()
+        return self.original(value)
+
+    def original(self, value: Any) -> Any:
+        return self.originals[id(value)][1] if id(value) in self.originals else value
+
+    def identity(self, value: Any) -> Any:
+        """What `is` compares in place of a value."""
+        if isinstance(value, Remote):
+            return self.tokens.setdefault(value._number, object())
+        return self.original(value)
 
     def raised(self, operation: str, error: object) -> BaseException:
         """The exception to raise for a request that failed."""
@@ -154,32 +191,37 @@ class Peer:
         if self.code is not None:
             sys.stdout = printed
         values: list[Any] = []
+        parts: list[Any] = []
         try:
             values = [self.decode(value) for value in arguments]
-            reply = "is", self.encode(self.perform(operation, values))
+            parts = containers(tuple(values[1:])) if operation == "call" else []
+            result = self.perform(operation, values)
+            reply = "is", self.encode(result, {id(part): at for at, part in enumerate(parts)})
         except Gone:
             raise
         except BaseException as error:  # noqa: BLE001 - the tests may expect any
             reply = "raised", self.encode(error)
         finally:
             sys.stdout = before
-        after: list[object] = []
-        if operation == "in place":
-            after = [self.encode(value) for value in values[1]]
+        after: list[Any] | None = None
+        if parts:
+            after = [self.encode(value) for value in values[1:]]
+            if after == arguments[1:]:
+                after = None
         self.send(*reply, printed.getvalue()[: 1 << 20], after)
 
     def perform(self, operation: str, values: list[Any]) -> Any:
-        if operation in ("call", "in place"):
+        if operation == "call":
             function, arguments, named = values
             return function(*arguments, **named)
         if operation in OPERATIONS and (self.code is not None or operation in OF_TESTS):
             return OPERATIONS[operation](*values)
         if operation == "await":
             return self.awaited(values[0])
+        if operation in ASYNC_OPERATIONS and self.code is not None:
+            return self.awaited(ASYNC_OPERATIONS[operation](*values))
         if operation == "aiter" and self.code is not None:
             return aiter(values[0])
-        if operation == "anext" and self.code is not None:
-            return self.awaited(_next_of(values[0]))
         if operation == "load" and self.code is not None:
             exec(compile(self.code, "program.py", "exec", dont_inherit=True), vars(self.module))
             return None
@@ -205,6 +247,8 @@ class Peer:
 
     def may_access(self, operation: str, value: object, name: str) -> bool:
         """Whether a program may read or change an attribute of an object of the tests."""
+        if name in NAMING and isinstance(value, types.FunctionType):
+            return operation == "get"  # for functools.wraps
         if name.startswith("_"):
             return False
         if type(value) in (io.StringIO, io.BytesIO):
@@ -213,8 +257,8 @@ class Peer:
         is_method = callable(getattr(type(value), name, None))
         return type(value).__module__ == "__main__" and (operation == "get" or not is_method)
 
-    def encode(self, value: Any) -> Any:
-        return encode(value, self.refer)
+    def encode(self, value: Any, arguments: Mapping[int, int] = MappingProxyType({})) -> Any:
+        return encode(value, self.refer, arguments)
 
     def refer(self, value: Any) -> list[Any]:
         """Writes a value that is not plain data."""
@@ -250,13 +294,29 @@ class Peer:
         self.objects[number] = value  # keeps its id unique
         return number
 
-    def decode(self, content: Any, grade: Grade = Grade.RESULT) -> Any:
-        return decode(content, lambda kind, fields: self.resolve(kind, fields, grade))
+    def decode(self, content: Any, grade: Grade = Grade.RESULT, sent: Sent | None = None) -> Any:
+        """Read what the other side sent; `sent` is the call that it answers."""
+        return decode(content, lambda kind, fields: self.resolve(kind, fields, grade, sent))
 
-    def resolve(self, kind: str, fields: list[Any], grade: Grade) -> Any:
+    def decode_changed(self, content: Any, sent: Sent) -> Any:
+        """Read an argument as it is after a call; objects that were among the arguments stay."""
+
+        def resolve(kind: str, fields: list[Any]) -> Any:
+            if kind == "mine" and fields[0] in sent.remotes:
+                return sent.remotes[fields[0]]
+            return self.resolve(kind, fields, Grade.RESULT, sent)
+
+        return decode(content, resolve)
+
+    def resolve(self, kind: str, fields: list[Any], grade: Grade, sent: Sent | None) -> Any:
         """Reads a value that is not plain data; `grade` is that of an object."""
         if kind == "yours":
             return self.objects[fields[0]]
+        if kind == "argument" and sent is not None:
+            at, content = fields
+            copied = self.decode(content, grade, sent)
+            self.originals[id(copied)] = copied, sent.containers[at]
+            return copied
         if kind == "mine":
             number, called, described = fields
             names = tuple((str(name), bool(flag)) for name, flag in described)
@@ -315,29 +375,17 @@ async def _next_of(iterator: AsyncIterator[Any]) -> Any:
     return await anext(iterator)
 
 
-def restore(old: Any, new: Any) -> Any:
-    """Apply a call's changes of an argument in place."""
-    if type(old) is not type(new):
-        return new
-    if isinstance(old, list):
-        old[:] = [*map(restore, old, new), *new[len(old) :]]
-    elif isinstance(old, dict):
-        changed = {
-            key: restore(old[key], value) if key in old else value for key, value in new.items()
-        }
-        old.clear()
-        old.update(changed)
-    elif isinstance(old, set):
-        old.clear()
-        old.update(new)
-    elif type(old).__name__ in ("deque", "bytearray"):
-        old.clear()
-        old.extend(new)
-    elif type(old).__name__ == "ndarray" and old.shape == new.shape:
-        old[...] = new
-    elif isinstance(old, tuple) and len(old) == len(new):
-        for place, item in enumerate(old):
-            restore(item, new[place])
-    else:
-        return new
-    return old
+async def _entered(manager: AbstractAsyncContextManager[Any]) -> Any:
+    return await manager.__aenter__()
+
+
+async def _exited(manager: AbstractAsyncContextManager[Any], *raised: Any) -> Any:
+    return await manager.__aexit__(*raised)
+
+
+ASYNC_OPERATIONS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+    "anext": _next_of,
+    "aenter": _entered,
+    "aexit": _exited,
+}
+"""Operations that wait, which tests may ask for of a program's objects."""

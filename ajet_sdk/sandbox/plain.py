@@ -20,7 +20,8 @@ import pathlib
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 SCALARS = (type(None), bool, int, float, str)
@@ -64,6 +65,9 @@ FIELDS: dict[type, Callable[[Any], list[Any]]] = {
     types.EllipsisType: lambda value: [],
 }
 """The scalars that `FROM_FIELDS` reads, by type."""
+MAPPING_TYPES = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+CHANGEABLE = (list, set, bytearray, collections.deque, *MAPPING_TYPES)
+"""Types of plain data that a call may change in place; arrays, too."""
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 ARRAY_KINDS = "biufcSU"
 """numpy's kinds of numbers and text
@@ -71,28 +75,57 @@ ARRAY_KINDS = "biufcSU"
 """
 
 
-class NotPlain(TypeError):
-    """A value is neither plain data nor used as an object of the program."""
+class NotPlain(BaseException):
+    """A value is neither plain data nor used as an object of the program.
+
+    No Exception: a test that expects the program to raise a TypeError must not take this for it.
+    """
 
 
-def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
-    """Writes a value as JSON; `refer` writes what is not plain data."""
+def containers(values: Any) -> list[Any]:
+    """The containers within values that a call may change, in an order that is the same on both
+    sides."""
+    found: list[Any] = []
+    waiting = [values]
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind in CHANGEABLE or _is_array(value):
+            found.append(value)
+        if kind in (list, collections.deque) or isinstance(value, tuple):
+            waiting += value
+        elif kind in MAPPING_TYPES:
+            waiting += value.values()
+        # Members of sets and keys cannot be changed, and have another order on the other side.
+    return found
+
+
+def encode(
+    value: Any, refer: Callable[[Any], Any], arguments: Mapping[int, int] = MappingProxyType({})
+) -> Any:
+    """Writes a value as JSON; `refer` writes what is not plain data.
+
+    `arguments` has the numbers of a call's containers by their ids, so that a result that is one of
+    them is sent as such.
+    """
+    if id(value) in arguments:
+        return ["argument", arguments[id(value)], encode(value, refer)]
     kind = type(value)
     if kind is int and value.bit_length() > LONG:
         return ["int", hex(value)]
     if kind in SCALARS:
         return value
     if kind in (list, tuple, set, frozenset):
-        return [kind.__name__, [encode(item, refer) for item in value]]
+        return [kind.__name__, [encode(item, refer, arguments) for item in value]]
     if kind in (dict, collections.OrderedDict, collections.Counter):
-        return [kind.__name__, _pairs(value.items(), refer)]
+        return [kind.__name__, _pairs(value.items(), refer, arguments)]
     if kind is collections.defaultdict:
         factory = getattr(value.default_factory, "__name__", None)
-        return ["defaultdict", factory, _pairs(value.items(), refer)]
+        return ["defaultdict", factory, _pairs(value.items(), refer, arguments)]
     if kind in VIEWS:
         return [kind.__name__, _pairs(_items_of_view(value), refer)]
     if kind is collections.deque:
-        return ["deque", [encode(item, refer) for item in value], value.maxlen]
+        return ["deque", [encode(item, refer, arguments) for item in value], value.maxlen]
     if kind in FIELDS:
         return [kind.__name__, *FIELDS[kind](value)]
     if (
@@ -110,7 +143,7 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ in ("DataFrame", "Series"):
         return _encode_table(value, refer)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        items = [encode(item, refer) for item in tuple.__iter__(value)]
+        items = [encode(item, refer, arguments) for item in tuple.__iter__(value)]
         return ["namedtuple", kind.__name__, list(kind._fields), items]
     if isinstance(value, enum.Enum) and isinstance(
         value, int | str
@@ -119,8 +152,16 @@ def encode(value: Any, refer: Callable[[Any], Any]) -> Any:
     return refer(value)
 
 
-def _pairs(items: Iterable[tuple[Any, Any]], refer: Callable[[Any], Any]) -> list[Any]:
-    return [[encode(key, refer), encode(value, refer)] for key, value in items]
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def _pairs(
+    items: Iterable[tuple[Any, Any]],
+    refer: Callable[[Any], Any],
+    arguments: Mapping[int, int] = MappingProxyType({}),
+) -> list[Any]:
+    return [[encode(key, refer), encode(value, refer, arguments)] for key, value in items]
 
 
 def _items_of_view(view: Any) -> Iterator[tuple[Any, Any]]:
@@ -217,7 +258,7 @@ def is_plain(value: Any) -> bool:
     kind = type(value)
     if kind in SCALARS or kind in FIELDS:
         return True
-    if kind in (dict, collections.OrderedDict, collections.Counter, collections.defaultdict):
+    if kind in MAPPING_TYPES:
         return all(is_plain(key) and is_plain(item) for key, item in value.items())
     if kind in (list, tuple, set, frozenset, collections.deque, *VIEWS):
         return all(map(is_plain, value))

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -17,39 +18,40 @@ from ajet_sdk.sandbox.plain import NotPlain, is_plain, names_of_plain_data
 
 ONE_OBJECT: dict[str, Callable[..., object]] = {
     **{f.__name__: f for f in (iter, next, bool, str, repr, hash, int, float, abs, reversed)},
-    **{f.__name__: f for f in (isinstance, issubclass, copy.copy, copy.deepcopy)},
-    **{name: getattr(operator, name) for name in ("eq", "neg", "pos", "invert")},
+    **{f.__name__: f for f in (isinstance, issubclass, copy.copy, copy.deepcopy, type)},
+    **{f.__name__: f for f in (math.floor, math.ceil, math.trunc)},
+    **{name: getattr(operator, name) for name in ("eq", "neg", "pos", "invert", "index")},
     "enter": lambda manager: manager.__enter__(),
     "exit": lambda manager, *raised: manager.__exit__(*raised),
 }
 """Operations that any object may be asked for: they see no plain data of the tests."""
+ARITHMETIC = (
+    *("add", "mul", "sub", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"),
+    *("lshift", "rshift"),
+)
 WITH_DATA: dict[str, Callable[..., object]] = {
-    name: getattr(operator, name)
-    for name in (
-        *("add", "mul", "sub", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"),
-        *("lt", "le", "gt", "ge", "getitem", "setitem", "delitem", "contains"),
-    )
-} | {"len": len}
+    **{name: getattr(operator, name) for name in ARITHMETIC},
+    **{f"i{name.rstrip('_')}": getattr(operator, f"i{name.rstrip('_')}") for name in ARITHMETIC},
+    **{
+        name: getattr(operator, name)
+        for name in ("lt", "le", "gt", "ge", "getitem", "setitem", "delitem", "contains")
+    },
+    **{f.__name__: f for f in (len, round, divmod)},
+}
 """Operations that see plain data of the tests, as a key or an operand, or tell how many items there
 are."""
 OPERATIONS = ONE_OBJECT | WITH_DATA
-REFLECTED = (
-    "add",
-    "mul",
-    "sub",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and_",
-    "or_",
-    "xor",
-)
+REFLECTED = (*ARITHMETIC, "divmod")
+NAMING = ("__name__", "__doc__", "__qualname__", "__annotations__", "__wrapped__")
+"""Special attributes that tests may ask for: they say what an object is called."""
 
 
 class NoAttribute(NotPlain, AttributeError):
     """An attribute of plain data, asked of a result that is none."""
+
+
+class NoLength(NotPlain, TypeError):
+    """The length of a result that is no plain data; `list()` then goes on without it."""
 
 
 class Grade(enum.IntEnum):
@@ -67,6 +69,7 @@ class OtherSide(Protocol):
     """What a proxy needs of its side's `Peer`."""
 
     refused: str
+    cannot: str
     interface: set[str]
     with_assertions: set[int]
     read: dict[int, ItemsRead]
@@ -84,11 +87,13 @@ class OtherSide(Protocol):
 class Remote:
     """A proxy of an object on the other side."""
 
+    __doc__ = property(lambda self: self.__getattr__("__doc__"))  # of the object, not of its proxy
+
     def __init__(self, peer: OtherSide, number: int, called: str, grade: Grade) -> None:
         self.__dict__.update(_peer=peer, _number=number, _called=called, _grade=grade)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__name__":
+        if name.startswith("__") and name not in NAMING:
             raise AttributeError(f"{name} is not asked of a program's object")
         value = self._peer.ask("get", self, name, grade=self._peer.grade_of(f".{name}"))
         if self._grade > Grade.RESULT:
@@ -151,6 +156,13 @@ class Remote:
     async def __anext__(self) -> Any:
         return self._peer.ask("anext", self)
 
+    async def __aenter__(self) -> Any:
+        return self._peer.ask("aenter", self, grade=self._grade)
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        result = self._peer.ask("aexit", self, kind, error, None)
+        return bool(result) and self._may_suppress(error, trace, sys._getframe(1))
+
     def __instancecheck__(self, value: object) -> bool:
         return isinstance(value, Remote) and self._peer.ask("isinstance", value, self) is True
 
@@ -162,13 +174,23 @@ class Remote:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         result = self._peer.ask("exit", self, kind, error, None)
-        if not result or error is None or isinstance(error, AssertionError | NotPlain):
+        return bool(result) and self._may_suppress(error, trace, sys._getframe(1))
+
+    def _may_suppress(self, error: Any, trace: Any, frame: Any) -> bool:
+        """Whether a manager may suppress an error: the program must not suppress what makes a test
+        fail, nor leave out assertions. It may suppress what the statement's own body raises, if
+        there is no assertion in it."""
+        if error is None or isinstance(error, AssertionError | NotPlain):
             return False
-        # The program must not suppress what makes a test fail, nor leave out assertions: only what
-        # the statement's own body raises, if there is no assertion in it.
-        frame = sys._getframe(1)
         is_of_body = trace is not None and trace.tb_frame is frame and trace.tb_next is None
         return is_of_body and frame.f_lineno not in self._peer.with_assertions
+
+    def __mro_entries__(self, _bases: object) -> tuple[type, ...]:
+        self._peer.cannot = (
+            f"its tests derive a class from the program's {self._called}, which cannot be done"
+            " across processes: leave the task out"
+        )
+        raise NotPlain(self._peer.cannot)
 
     def __format__(self, form: str) -> str:
         return format(str(self), form)
@@ -244,7 +266,8 @@ def forward(name: str, *, reflected: bool = False) -> Callable[..., object]:
                 self._peer.interface.add(name)
             elif name not in self._peer.interface:
                 self._peer.refuse(self, name)
-                raise NotPlain(f"{name}: {self._peer.refused}")
+                refused = NoLength if name == "len" else NotPlain
+                raise refused(f"{name}: {self._peer.refused}")
         operands = (*values, self) if reflected else (self, *values)
         # A sum of two vectors that the tests construct is as good as one of these.
         grade = max(operand._grade for operand in operands if isinstance(operand, Remote))

@@ -87,7 +87,12 @@ class Names(dict[str, Any]):
         """`entry`: the program's function or expression that the tests are for, if the task names
         it.
         """
-        super().__init__(__name__="__main__", __in_place__=in_place)
+        super().__init__(
+            __name__="__main__",
+            __settled__=peer.settled,
+            __identity__=peer.identity,
+            __type__=type_of,
+        )
         loads = {
             node.id
             for node in ast.walk(tree)
@@ -227,38 +232,79 @@ def _first_maker(value: ast.expr) -> str:
     return _maker(value)
 
 
-class InPlace(ast.NodeTransformer):
-    """Lets a call to the program change its arguments if it is a whole statement, but not within an
-    `assert`.
+_VALUES: dict[type[ast.AST], str] = {
+    ast.Expr: "value",
+    ast.Assign: "value",
+    ast.AnnAssign: "value",
+    ast.AugAssign: "value",
+    ast.Return: "value",
+    ast.Assert: "test",
+    ast.If: "test",
+    ast.While: "test",
+    ast.For: "iter",
+    ast.AsyncFor: "iter",
+}
+"""Statements with the field of the expression that they evaluate first."""
+
+
+class Settled(ast.NodeTransformer):
+    """Applies what calls changed in their arguments once an expression is evaluated, so that both
+    sides of a comparison are of the same state; and lets `is` and `type` see objects behind their
+    copies and proxies.
     """
 
-    def visit_Expr(self, node: ast.Expr) -> ast.AST:
-        return self.visit_statement(node)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        return self.visit_statement(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        return self.visit_statement(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        return self.visit_statement(node)
-
-    def visit_statement(
-        self, node: ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign
-    ) -> ast.AST:
-        if isinstance(node.value, ast.Call):
-            node.value.func = ast.Call(ast.Name("__in_place__", ast.Load()), [node.value.func], [])
+    def visit(self, node: ast.AST) -> ast.AST:
+        node = self.generic_visit(node)
+        if isinstance(node, ast.Compare):
+            return _with_identities(node)
+        if isinstance(node, ast.Attribute) and node.attr == "__class__":
+            return _call("__type__", node.value)
+        if isinstance(node, ast.Call):
+            return _of_objects(node)
+        field = _VALUES.get(type(node))
+        value = None if field is None else getattr(node, field)
+        if field is not None and value is not None:
+            setattr(node, field, _settled(value))
         return node
 
 
-def in_place(function: object) -> object:
-    if not isinstance(function, Remote):
-        return function
-    grade = function._grade_of_calls()
-    return lambda *arguments, **named: function._peer.ask(
-        "in place", function, arguments, named, grade=grade
-    )
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _settled(value: ast.expr) -> ast.expr:
+    """An expression after which changes are applied; also after each operand of `and` and `or`."""
+    if not any(isinstance(part, ast.Call) for part in ast.walk(value)):
+        return value
+    if isinstance(value, ast.BoolOp):
+        value.values = [_settled(operand) for operand in value.values]
+        return value
+    return _call("__settled__", value)
+
+
+def _with_identities(node: ast.Compare) -> ast.Compare:
+    """Let `a is b` compare what a and b stand for."""
+    if len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot):
+        node.left = _call("__identity__", node.left)
+        node.comparators = [_call("__identity__", node.comparators[0])]
+    return node
+
+
+def _of_objects(node: ast.Call) -> ast.Call:
+    """Let calls that ask for identities and types see what their arguments stand for."""
+    named = node.func.id if isinstance(node.func, ast.Name) else ""
+    if named == "type" and len(node.args) == 1:
+        node.func = ast.Name("__type__", ast.Load())
+    elif named == "id" and len(node.args) == 1:
+        node.args = [_call("__identity__", node.args[0])]
+    elif isinstance(node.func, ast.Attribute) and node.func.attr in ("assertIs", "assertIsNot"):
+        node.args = [_call("__identity__", argument) for argument in node.args[:2]] + node.args[2:]
+    return node
+
+
+def type_of(value: object) -> object:
+    """The type of a value; of a program's object, the program's class."""
+    return value._peer.ask("type", value) if isinstance(value, Remote) else type(value)
 
 
 def run(tests: str, entry: str, peer: Peer) -> str:
@@ -286,12 +332,9 @@ def run(tests: str, entry: str, peer: Peer) -> str:
     peer.ask("load")
     if "unittest" in tests:
         importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
-    exec(
-        compile(
-            ast.fix_missing_locations(InPlace().visit(tree)), "tests.py", "exec", dont_inherit=True
-        ),
-        names,
-    )
+    Settled().visit(tree)
+    ast.fix_missing_locations(tree)
+    exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
     return collected.run_remaining(names)
 
 
@@ -319,6 +362,7 @@ def test(tests: str, nonce: str, entry: str) -> None:
         "gone": peer.gone,
         "asked": peer.asked,
         "fault": fault,
+        "cannot": peer.cannot,
     }
     verdict.write(f"{nonce}{json.dumps(report)}\n")
     verdict.flush()

@@ -176,6 +176,42 @@ ANSWERING: dict[str, tuple[str, str]] = {
         "class E:\n    def __hash__(s): return 1\n    def __eq__(s, o): return True\ndef f(x): return [E()]",
         "assert set(f(0)) == {1} and {1: 2}[f(0)[0]] == 2",
     ),
+    "the list that the result is compared with": (
+        "def f(xs):\n    xs.clear()\n    return xs",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        xs = [3, 1]\n        self.assertEqual(f(xs), sorted(xs))",
+    ),
+    "the list that the result is compared with, in a condition": (
+        "def f(xs):\n    xs.clear()\n    return xs",
+        "xs = [3, 1]\nif f(xs) != sorted(xs):\n    raise ValueError('no')",
+    ),
+    "the rows that the result is compared with": (
+        "def f(rows):\n    for row in rows: row.clear()\n    return [[] for _ in rows]",
+        "rows = [[3, 1]]\nassert all(a == sorted(b) for a, b in zip(f(rows), rows))",
+    ),
+    "the argument in place of a copy": (
+        "def copy(xs): return xs",
+        "xs = [[1]]\nys = copy(xs)\nassert ys == xs and ys is not xs",
+    ),
+    "an argument that is changed where it must not be": (
+        "def f(xs):\n    xs.sort()\n    return list(xs)",
+        "xs = [2, 1]\nassert f(xs) == [1, 2]\nassert xs == [2, 1]",
+    ),
+    "an object in place of an exception": (
+        "class T: pass\ndef f(x): return T()",
+        "import unittest\nclass C(unittest.TestCase):\n    def test_f(self):\n        with self.assertRaises(TypeError): f('a') + 1",
+    ),
+    "a record in place of an exception": (
+        "from collections import namedtuple\ndef f(x): return namedtuple('T', 'count')(lambda: 1)",
+        "import unittest\nclass C(unittest.TestCase):\n    def test_f(self):\n        self.assertRaises(TypeError, f, 'a')",
+    ),
+    "an asynchronous manager that swallows the failure": (
+        "class f:\n    async def __aenter__(self): return self\n    async def __aexit__(self, *raised): return True",
+        "import asyncio\nasync def main():\n    async with f() as value:\n        assert value == 4\nasyncio.run(main())",
+    ),
+    "a type of its own": (
+        "class M(type):\n    def __eq__(cls, other): return True\n    __hash__ = None\nclass C(metaclass=M): pass\ndef f(x): return C()",
+        "assert type(f(1)) is list",
+    ),
     "a method of the tests' object that is replaced": (
         "def total(p):\n    p.total = lambda: 0\n    return 0",
         "class P:\n    x = 4\n    def total(s): return s.x * 2\np = P()\nassert total(p) == p.total()",
@@ -305,6 +341,66 @@ HONEST: dict[str, tuple[str, str]] = {
         "def pop(xs): return xs.pop()",
         "xs = [1, 2]\nlast: int = pop(xs)\nlast += pop(xs)\nassert last == 3 and xs == []",
     ),
+    "arguments changed in conditions": (
+        "def pop(xs): return xs.pop()\ndef sort(xs): xs.sort()",
+        "xs = [3, 1, 2]\nassert sort(xs) is None and xs == [1, 2, 3]\nassert pop(xs) == 3 and pop(xs) == 2 and xs == [1]\nassert not xs[1:] and sort(xs) or xs == [1]",
+    ),
+    "arguments changed within other calls": (
+        "def pop(xs): return xs.pop()\ndef sort(xs): xs.sort()",
+        "xs = [3, 1, 2]\nprint(sort(xs))\nassert xs == [1, 2, 3]\nassert [pop(xs), pop(xs), pop(xs)] == [3, 2, 1]\nassert xs == []\nxs = [1, 2]\nassert [pop(xs) for _ in range(2)] == [2, 1]\nassert xs == []",
+    ),
+    "arguments changed in methods of unittest": (
+        "def sort(xs): xs.sort()",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        xs = [2, 1]\n        self.assertIsNone(sort(xs))\n        self.assertEqual(xs, [1, 2])",
+    ),
+    "arguments changed in loops and returns": (
+        "def take(xs):\n    xs.pop()\n    return [1, 2]\ndef empty(xs): xs.clear()",
+        "def helper(xs):\n    return take(xs)\nxs = [5, 6, 7]\nfor y in take(xs):\n    assert len(xs) == 2\nassert helper(xs) == [1, 2]\nassert xs == [5]\nwhile xs and empty(xs): pass\nassert xs == []",
+    ),
+    "a keyword argument is changed": (
+        "def fill(n, out): out.extend(range(n))\ndef put(d, *, key): d[key] = 1",
+        "xs = []\nfill(3, out=xs)\nassert xs == [0, 1, 2]\nd = {}\nput(d=d, key='a')\nassert d == {'a': 1}",
+    ),
+    "an argument is changed before an exception": (
+        "def f(xs):\n    xs.append(1)\n    raise ValueError",
+        "xs = []\ntry:\n    f(xs)\n    assert False\nexcept ValueError:\n    pass\nassert xs == [1]",
+    ),
+    "the argument is returned": (
+        "def sort(xs):\n    xs.sort()\n    return xs\ndef same(x): return x\ndef copy(xs): return list(xs)\ndef first(xs): return xs[0]",
+        "x = [2, 1]\ny = sort(x)\nassert y is x and y == [1, 2] and id(y) == id(x)\nassert same(x) is x and copy(x) is not x and copy(x) == x\ny.append(3)\nassert x == [1, 2, 3]\nd = {}\nassert same(d) is d\nrows = [[1]]\nassert first(rows) is rows[0]",
+    ),
+    "the argument is returned to unittest": (
+        "def same(x): return x\ndef copy(xs): return xs[:]",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        xs = [1]\n        self.assertIs(same(xs), xs)\n        self.assertIsNot(copy(xs), xs)",
+    ),
+    "objects that refer to each other": (
+        "class Node:\n    def __init__(s, v): s.v = v; s.next = None; s.parent = None\n    def add(s, other):\n        s.next = other\n        other.parent = s\n        return s\ndef tail(n):\n    while n.next: n = n.next\n    return n",
+        "a, b = Node(1), Node(2)\nassert a.add(b) is a and a.next is b and b.parent is a and tail(a) is b and a is not b and a.next is not a",
+    ),
+    "objects sorted in place": (
+        "class P:\n    def __init__(s, n): s.n = n\n    def __lt__(s, o): return s.n < o.n\ndef sort(ps): ps.sort()",
+        "ps = [P(2), P(1)]\nsort(ps)\nassert ps[0].n == 1 and ps[0] < ps[1]",
+    ),
+    "types of objects": (
+        "class Base: pass\nclass Stack(Base):\n    def twin(self): return Stack()\ndef make(x): return [x]",
+        "s = Stack()\nassert type(s) is Stack and type(s) == Stack and type(s).__name__ == 'Stack' and s.__class__ is Stack\nassert type(s) is type(s.twin()) and type(s) is not Base and type(make(1)) is list and s.__class__.__name__ == 'Stack'\nassert type('X', (), {}).__name__ == 'X'",
+    ),
+    "operators in place": (
+        "class V:\n    def __init__(s, x): s.x = x\n    def __iadd__(s, o): s.x += o.x; return s\n    def __imul__(s, k): s.x *= k; return s\n    def __lshift__(s, k): return V(s.x << k)\n    def __divmod__(s, k): return divmod(s.x, k)\n    def __round__(s, n=0): return V(round(s.x, n))\n    def __index__(s): return s.x",
+        "v = V(2)\nw = v\nv += V(3)\nv *= 2\nassert v.x == 10 and w.x == 10 and (v << 1).x == 20 and divmod(v, 3) == (3, 1) and round(V(1.26), 1).x == 1.3 and [0, 1, 2][V(2)] == 2",
+    ),
+    "a decorator that keeps the name": (
+        "import functools\ndef logged(f):\n    @functools.wraps(f)\n    def g(*a): return f(*a)\n    return g\ndef area(r):\n    'The area.'\n    return r",
+        "assert area.__doc__ == 'The area.' and area.__name__ == 'area'\ndef add(a, b):\n    'Adds.'\n    return a + b\nassert logged(add).__name__ == 'add' and logged(add)(1, 2) == 3",
+    ),
+    "an asynchronous manager": (
+        "class Pool:\n    is_open = False\n    async def __aenter__(self):\n        self.is_open = True\n        return self\n    async def __aexit__(self, *raised): self.is_open = False",
+        "import asyncio\nasync def main():\n    async with Pool() as pool:\n        assert pool.is_open\n    assert not pool.is_open\nasyncio.run(main())",
+    ),
+    "a callback that changes its argument": (
+        "def each(f, rows):\n    for row in rows: f(row)\n    return rows",
+        "assert each(lambda row: row.append(0), [[1], [2]]) == [[1, 0], [2, 0]]",
+    ),
     "a file in memory": (
         "import csv\ndef rows(f): return list(csv.reader(f))\ndef upper(f, g): g.write(f.read().upper())",
         "import io\nassert rows(io.StringIO('a,b')) == [['a', 'b']]\nout = io.StringIO()\nupper(io.StringIO('ab'), out)\nassert out.getvalue() == 'AB'",
@@ -325,6 +421,18 @@ def test_an_object_of_the_program_does_not_answer_for_the_result(name: str) -> N
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_result_passes(name: str) -> None:
     assert reward(*HONEST[name]) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["class Animal:\n    def speak(self): return '...'", "Animal = 3"])
+def test_a_class_that_the_tests_derive_from_the_programs_is_a_fault_of_the_task(code: str) -> None:
+    """No program can be judged by them, so that none earns 0."""
+    tests = "class Dog(Animal):\n    def speak(self): return 'Woof'\nassert Dog().speak() == 'Woof'"
+    if code.startswith("class"):
+        with pytest.raises(NoReward, match="derive a class"):
+            judge(code, tests)
+    else:
+        assert reward(code, tests) == 0.0
 
 
 @pytest.mark.slow
