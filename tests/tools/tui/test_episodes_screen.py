@@ -387,6 +387,9 @@ class Live:
     def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         return self.writer.query(sql, parameters, stop)
 
+    def of_run(self, run_id: str) -> Live:
+        return self
+
     def close(self) -> None:
         pass
 

@@ -40,7 +40,7 @@ async def test_a_click_is_the_key(training_trace: Path, viewing: Any, until: Any
         )
         await pilot.click(KeyLine, offset=(line(pilot).index("Episodes") + 2, 0))
         await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
-        await until(pilot, lambda: "Filter" in line(pilot))
+        await until(pilot, lambda: "filter" in line(pilot))
         await pilot.click(KeyLine, offset=(line(pilot).index("Keys"), 0))
         await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))
 
@@ -60,4 +60,4 @@ async def test_a_screen_that_opens_in_a_window_without_the_focus_shows_its_keys(
         assert "Episodes" in line(pilot)
         await pilot.app.screen.run_action("episodes")
         await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
-        await until(pilot, lambda: "Filter" in line(pilot))
+        await until(pilot, lambda: "filter" in line(pilot))
