@@ -18,8 +18,10 @@ class Sent:
     would hold if `f` emptied the list.
     """
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, arguments: tuple[Any, ...], number: int = 0) -> None:
         self.arguments = arguments
+        self.number = number
+        """Of the request, among all."""
         self.containers = containers(arguments)
         self.remotes = {part._number: part for part in _remotes_in(arguments)}
         """Proxies among the arguments by their numbers: those that come back are the same."""

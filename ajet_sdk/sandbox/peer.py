@@ -70,6 +70,8 @@ class Peer:
         self.read: dict[int, ItemsRead] = {}
         self.errors: dict[int, type[BaseException]] = {}
         self.loop: Any = None
+        self.begun = 0
+        """Number of requests when the expression began that the tests evaluate now."""
         self.unsettled: list[Sent] = []
         """Calls whose changes of their arguments are not applied yet."""
         self.originals: dict[int, tuple[object, object]] = {}
@@ -121,10 +123,11 @@ class Peer:
         if self.gone:
             raise Gone
         self.asked += 1
-        sent = Sent(arguments[1:] if operation == "call" else ())
-        for earlier in [call for call in self.unsettled if call.shares(sent.containers)]:
-            self.unsettled.remove(earlier)
-            earlier.apply()
+        sent = Sent(arguments[1:] if operation == "call" else (), self.asked)
+        for earlier in self.unsettled_since(self.begun):
+            if earlier.shares(sent.containers):
+                self.unsettled.remove(earlier)
+                earlier.apply()
         self.send("ask", operation, [self.encode(value) for value in arguments])
         while True:
             kind, *fields = self.receive()
@@ -154,20 +157,36 @@ class Peer:
             stream.write(str(printed))
             # A program sees what the tests' functions change at once; and an exception ends what the
             # changes could be compared with.
-            if self.code is not None or kind == "raised":
-                result = self.settled(result)
+            if sent in self.unsettled and (self.code is not None or kind == "raised"):
+                self.unsettled.remove(sent)
+                sent.apply()
+            if self.code is not None:
+                result = self.original(result)
             if kind == "raised":
                 raise self.raised(operation, result)
             return result
 
-    def settled(self, value: Any = None) -> Any:
-        """Apply what calls changed in their arguments; returns the value, or the argument that it
-        stands for."""
+    def begin(self) -> tuple[int, int]:
+        """Begin an expression of the tests, which `settled` ends."""
+        before, self.begun = self.begun, self.asked
+        return before, self.begun
+
+    def settled(self, began: tuple[int, int], value: Any) -> Any:
+        """Apply what the calls of an expression changed in their arguments; returns its value, or
+        the argument that it stands for.
+
+        Calls of an expression around it, of which this is a part by way of a helper, wait for its
+        end.
+        """
         with self.turn:
-            unsettled, self.unsettled = self.unsettled, []
-            for call in unsettled:
+            self.begun, start = began
+            for call in self.unsettled_since(start):
+                self.unsettled.remove(call)
                 call.apply()
         return self.original(value)
+
+    def unsettled_since(self, start: int) -> list[Sent]:
+        return [call for call in self.unsettled if call.number > start]
 
     def original(self, value: Any) -> Any:
         return self.originals[id(value)][1] if id(value) in self.originals else value

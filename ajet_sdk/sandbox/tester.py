@@ -89,6 +89,7 @@ class Names(dict[str, Any]):
         """
         super().__init__(
             __name__="__main__",
+            __begin__=peer.begin,
             __settled__=peer.settled,
             __identity__=peer.identity,
             __type__=type_of,
@@ -279,7 +280,7 @@ def _settled(value: ast.expr) -> ast.expr:
     if isinstance(value, ast.BoolOp):
         value.values = [_settled(operand) for operand in value.values]
         return value
-    return _call("__settled__", value)
+    return _call("__settled__", _call("__begin__"), value)
 
 
 def _with_identities(node: ast.Compare) -> ast.Compare:

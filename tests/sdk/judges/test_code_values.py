@@ -184,6 +184,14 @@ ANSWERING: dict[str, tuple[str, str]] = {
         "def f(xs):\n    xs.clear()\n    return xs",
         "xs = [3, 1]\nif f(xs) != sorted(xs):\n    raise ValueError('no')",
     ),
+    "the list that a helper compares with": (
+        "def f(xs):\n    xs.clear()\n    return []",
+        "def expected(xs):\n    n = len(xs)\n    if print(n): pass\n    return sorted(xs)\nxs = [3, 1]\nassert f(xs) == expected(xs)",
+    ),
+    "the list that a helper passes to the program": (
+        "def f(xs):\n    xs.clear()\n    return []\ndef size(xs): return len(xs)\ndef fail(): raise ValueError",
+        "def expected(xs):\n    n = size(xs)\n    try: fail()\n    except ValueError: pass\n    return sorted(xs)\nxs = [3, 1]\nassert f(xs) == expected(xs)",
+    ),
     "the rows that the result is compared with": (
         "def f(rows):\n    for row in rows: row.clear()\n    return [[] for _ in rows]",
         "rows = [[3, 1]]\nassert all(a == sorted(b) for a, b in zip(f(rows), rows))",
