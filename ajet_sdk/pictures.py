@@ -103,6 +103,12 @@ class Picture:
         size = _size(len(self.data)) if self.data else "removed"
         return f"picture {self.width}×{self.height} {kind} {size} {self.digest[:6]}"
 
+    def png(self) -> bytes:
+        """A PNG file of `image`. Raises PictureError."""
+        file = io.BytesIO()
+        self.image().save(file, "PNG")
+        return file.getvalue()
+
     def image(self) -> Image.Image:
         """The RGB pixels, turned as EXIF says, on white where the picture is transparent: as vLLM
         and transformers decode it. Raises PictureError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,19 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
+from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.pictures import Picture, picture_of
+from ajet_sdk.protocols import Ask, Sampling
+from ajet_sdk.samples.prefixes import place_all
+from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.huggingface import HFTokenizer
-from ajet_sdk.types import Call
+from ajet_sdk.types import Call, Sample
 
 KINDS = ("qwen3_vl", "qwen2_5_vl", "idefics3", "gemma3")
 PIXELS, PATCH, MERGE = 64, 8, 2
 """A picture of 64 × 64 pixels has 16 tokens."""
-HIDDEN, HEAD, LAYERS = 64, 16, 2
+HIDDEN, HEAD, LAYERS = 64, 32, 2
+"""vLLM's attention on a CPU takes no smaller head."""
 
 _CHAT = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _MEDIA = {
@@ -171,6 +177,7 @@ def _qwen_eye(**more: Any) -> dict[str, Any]:
 def _qwen3_vl(tokenizer: Any) -> Any:
     eye = _qwen_eye(num_position_embeddings=(PIXELS // PATCH) ** 2, deepstack_visual_indexes=[0])
     text = {**_grid_of_positions(tokenizer), "head_dim": HEAD}
+    text["rope_parameters"]["mrope_interleaved"] = True  # what transformers always does; vLLM asks
     config = Qwen3VLConfig(
         text_config=text, vision_config=eye, **_qwen_tokens(tokenizer), **_ends(tokenizer)
     )
@@ -275,11 +282,62 @@ def _processor(kind: str) -> dict[str, dict[str, Any]]:
     return {"preprocessor_config.json": picture, "processor_config.json": whole}
 
 
+async def conversation(
+    engine: TokenEngine, *turns: list[dict[str, Any]], episode_id: str = "e", **sampling: Any
+) -> list[Call]:
+    """The calls of a conversation in which the user says something in each turn."""
+    how = Sampling(**{"max_tokens": 5, "seed": 3, **sampling})
+    messages: list[dict[str, Any]] = []
+    calls: list[Call] = []
+    for said in turns:
+        messages.append({"role": "user", "content": said})
+        answer = await engine.answer(Ask(how, episode_id, "a", messages=list(messages)))
+        for choice in answer.choices:
+            call = Call(
+                episode_id=episode_id,
+                index=len(calls),
+                prompt_ids=answer.prompt_ids,
+                pictures=answer.pictures,
+                output_ids=choice.output_ids,
+                logprobs=choice.logprobs,
+                policy_version=answer.policy_version,
+                sampling=how.as_dict(),
+            )
+            calls.append(call)
+        messages.append(answer.choices[0].message or {})
+    return calls
+
+
+def sample_of(calls: list[Call], advantage: float = 1.0) -> Sample:
+    """The one training sample of calls that extend each other."""
+    (line,) = merge(place_all(calls)).timelines
+    return Sample(
+        timeline=line,
+        episode_id=calls[0].episode_id,
+        group_id="g",
+        reward=advantage,
+        advantages=line.loss_mask.astype(np.float32) * np.float32(advantage),
+    )
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
 def plain_pass(model: Any, tokenizer: HFTokenizer, call: Call) -> torch.Tensor:
-    """The model's own pass over prompt and reply with the processor's own tensors: no cache, no code
-    of ours but the processor's."""
+    """The log-probabilities of a reply by `plain_logits`."""
     pictures = [placed.picture for placed in call.pictures]
-    ids = torch.tensor([[*call.prompt_ids.tolist(), *call.output_ids.tolist()]])
+    ids = [*call.prompt_ids.tolist(), *call.output_ids.tolist()]
+    logits = plain_logits(model, tokenizer, ids, pictures)[len(call.prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(call.output_ids)[:, None].long())
+
+
+def plain_logits(
+    model: Any, tokenizer: HFTokenizer, token_ids: Sequence[int], pictures: Sequence[Picture]
+) -> torch.Tensor:
+    """The model's own pass over ids with the processor's own tensors: no cache, no code of ours but
+    the processor's."""
+    ids = torch.tensor([token_ids])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     assert tokenizer.pictures is not None
     made = [tokenizer.pictures.process(each).pixels for each in pictures]
@@ -303,5 +361,5 @@ def plain_pass(model: Any, tokenizer: HFTokenizer, call: Call) -> torch.Tensor:
             positions = torch.arange(ids.shape[1]).expand(3, 1, -1)
         inputs["position_ids"] = positions
     with torch.no_grad():
-        logits = model(**inputs, use_cache=False).logits[0, len(call.prompt_ids) - 1 : -1]
-    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(call.output_ids)[:, None].long())
+        logits: torch.Tensor = model(**inputs, use_cache=False).logits[0]
+    return logits

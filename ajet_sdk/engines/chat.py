@@ -182,8 +182,9 @@ class Chat:
             return f"{self.name} takes text and pictures (parts of type image_url)"
         if self.tokenizer.pictures is not None:
             return (
-                f"{self.name} takes pictures, but not here; backbone local with rollout.name"
-                " transformers samples and trains with them"
+                f"{self.name} takes pictures, but what samples with it here does not"
+                " (docs/guide/pictures.md says which do); backbone local with rollout.name"
+                " transformers does"
             )
         return f"{self.name} takes only text"
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ajet_sdk.errors import PictureError, RequestRefused
+from ajet_sdk.errors import ConfigError, PictureError, RequestRefused
 from ajet_sdk.pictures import (
     MAX_PICTURES,
     Ids,
@@ -144,6 +145,74 @@ class PictureText:
         return _PICTURE.sub(
             lambda match: self._format.text_of(self._known[match.group(1)])[0], text
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSpan:
+    """All tokens that stand for a picture in a prompt: its image tokens, and those that the model's
+    processor puts around them."""
+
+    start: int
+    end: int
+    picture: Picture
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def picture_spans(
+    token_ids: Sequence[int], pictures: Sequence[PlacedPicture], tokenizer: Tokenizer
+) -> list[PictureSpan]:
+    """The spans of pictures in a prompt, for servers that get a picture in place of its tokens.
+
+    Raises RequestRefused if a picture's tokens are not those of its text alone, since the tokenizer
+    merged some with the text around it: the server would make other tokens.
+    """
+    format_ = tokenizer.pictures
+    assert format_ is not None
+    spans: list[PictureSpan] = []
+    done = 0
+    for number, placed in enumerate(pictures, 1):
+        shown = tokenizer.encode(format_.text_of(placed.picture)[0])
+        start = placed.start - shown.index(placed.token_id)
+        end = start + len(shown)
+        if start < done or list(token_ids[start:end]) != shown:
+            raise RequestRefused(
+                f"picture {number} of {len(pictures)} shares tokens with the text around it, so"
+                " that it cannot be sent to a server apart from it: put a word between them, or use"
+                " backbone local with rollout.name: transformers",
+                "messages",
+            )
+        spans.append(PictureSpan(start, end, placed.picture))
+        done = end
+    return spans
+
+
+def placeholder_id(tokenizer: Tokenizer) -> int:
+    """The token that stands for a picture where a server expands prompts. Raises ConfigError if the
+    placeholder is several tokens."""
+    format_ = tokenizer.pictures
+    assert format_ is not None
+    placeholder = tokenizer.encode(format_.placeholder)
+    if len(placeholder) != 1:
+        raise ConfigError(
+            f"model.path: the placeholder of pictures, {format_.placeholder!r}, is"
+            f" {len(placeholder)} tokens, and vLLM replaces one: use backbone local with"
+            " rollout.name: transformers"
+        )
+    return placeholder[0]
+
+
+def with_placeholders(
+    token_ids: Sequence[int], spans: Sequence[PictureSpan], placeholder: int
+) -> list[int]:
+    """The ids of a prompt with one placeholder for each picture."""
+    short: list[int] = []
+    done = 0
+    for span in spans:
+        short += [*token_ids[done : span.start], placeholder]
+        done = span.end
+    return [*short, *token_ids[done:]]
 
 
 def with_image_parts(messages: Sequence[Message]) -> list[Message]:

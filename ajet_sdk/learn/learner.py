@@ -19,8 +19,13 @@ from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.products import inner_model, instructions, products_of
 from ajet_sdk.engines.local.sampler import LocalSampler
+from ajet_sdk.engines.local.vision import check_vision, vision_of
 from ajet_sdk.engines.local.weights import copy_sharing_frozen
-from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
+from ajet_sdk.engines.vllm.engine import (
+    samples_with_vllm,
+    settings_of,
+    vllm_takes_pictures,
+)
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn import checkpoint
@@ -30,6 +35,7 @@ from ajet_sdk.learn.recipe import build_recipe, wants_recipe
 from ajet_sdk.learn.start_adapter import check_all_linear, check_start_adapter
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.tokens.pictures import processor_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -253,6 +259,9 @@ def _vllm_sampler(
     max_model_len: int,
 ) -> VllmSampler:
     """A sampler over a vLLM server that gets the model's weights after each step."""
+    vision = vision_of(model, tokenizer)
+    if vision is not None:
+        check_vision(model, vision)
     served = ServedWeights(model, tokenizer.hf)
     settings = settings_of(
         config,
@@ -261,6 +270,7 @@ def _vllm_sampler(
         max_model_len=max_model_len,
         lora_rank=served.lora_rank,
         trained=True,
+        takes_pictures=vision is not None and vllm_takes_pictures(),
     )
     return VllmSampler(
         settings,
@@ -269,6 +279,7 @@ def _vllm_sampler(
         write=served.write,
         adapter=served.lora_rank is not None,
         written=served.differs,
+        tokenizer=tokenizer,
     )
 
 
@@ -339,6 +350,8 @@ class ServedWeights:
             checkpoint.export(directory, self.model, self.tokenizer, compare=False)
         else:
             checkpoint.save_model(self.model, directory)
+            if processor_files(self.tokenizer.name_or_path):  # a server may start with these files
+                checkpoint.save_tokenizer(self.tokenizer, directory)
         if self._tied:
             self._untie(directory)
 

@@ -43,6 +43,7 @@ def picture_config(recipe: Recipe, shape: PictureShape, tokenizer: Any) -> Qwen3
                 "rope_type": "default",
                 "rope_theta": text.rope_theta,
                 "mrope_section": [head // 2 - 2 * axis, axis, axis],
+                "mrope_interleaved": True,  # transformers always does; vLLM reads it
             },
             "tie_word_embeddings": True,
             "initializer_range": 0.05,

@@ -27,7 +27,7 @@ from ajet_sdk.config.model_source import adapter_values
 from ajet_sdk.dialects.json import Json
 from ajet_sdk.engines.local.forward import vocabulary
 from ajet_sdk.engines.local.loading import add_adapter, load_model
-from ajet_sdk.engines.local.vision import vision_of
+from ajet_sdk.engines.local.vision import is_of_tower, vision_of
 from ajet_sdk.errors import CheckpointError, ConfigError, RequestRefused, TrainingError
 from ajet_sdk.learn.batches import (
     MicroBatch,
@@ -140,13 +140,14 @@ class BaseModel:
 
 
 def _layers(model: PreTrainedModel) -> dict[str, set[str]]:
-    """Names of a model's linear layers by kind, as in an adapter's config."""
+    """Names of a model's linear layers by kind, as in an adapter's config; without those of the
+    part that sees, whose names may be numbers, as are the language model's blocks."""
     head = model.get_output_embeddings()
     kinds: dict[str, set[str]] = defaultdict(set)
     for name, layer in model.named_modules():
         if layer is head:
             kinds["unembed"].add(name)
-        elif isinstance(layer, torch.nn.Linear):
+        elif isinstance(layer, torch.nn.Linear) and not is_of_tower(name):
             parts = name.split(".")
             kinds[
                 "attn" if any("attn" in part or "attention" in part for part in parts) else "mlp"

@@ -59,7 +59,7 @@ def test_a_model_is_trained_on_pictures_that_it_samples_from(seeing: Server) -> 
     data = [datum(model, files[0], reply), datum(model, files[1], other)]
     for _ in range(60):
         trainer.forward_backward(data, "cross_entropy")
-        trainer.optim_step(types.AdamParams(learning_rate=0.02)).result()
+        trainer.optim_step(types.AdamParams(learning_rate=0.01)).result()
     sampler = trainer.save_weights_and_get_sampling_client().result()
     for file, words in zip(files, (reply, other), strict=True):
         greedy = types.SamplingParams(max_tokens=len(words), temperature=0.0)

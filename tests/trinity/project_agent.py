@@ -2,7 +2,10 @@
 about it."""
 
 import asyncio
+import base64
+import io
 import itertools
+import random
 
 import ajet
 
@@ -42,6 +45,27 @@ async def talk(question: str, model: ajet.Model) -> str:
             {"role": "user", "content": opinion["content"] or "-"},
         ]
         text = (await model.chat(said))["content"] or ""
+    return text
+
+
+@ajet.workflow
+async def look(question: str, model: ajet.Model) -> str:
+    """Two turns with a new picture in each, of a seed that the question has."""
+    from PIL import Image
+
+    draw = random.Random(question)
+    said: list[dict[str, object]] = []
+    text = ""
+    for _ in range(2):
+        pixels = Image.frombytes("RGB", (64, 64), draw.randbytes(64 * 64 * 3))
+        file = io.BytesIO()
+        pixels.save(file, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        part = {"type": "image_url", "image_url": {"url": url}}
+        said.append({"role": "user", "content": [part, {"type": "text", "text": question}]})
+        reply = await model.chat(said)
+        text = reply["content"] or ""
+        said.append({"role": "assistant", "content": text})
     return text
 
 

@@ -31,7 +31,7 @@ class Trained:
 
     def __init__(self, path: Path, directory: Path, lora: Any = None) -> None:
         self.tokenizer = HFTokenizer(str(path))
-        self.model = load_model(path, lora=lora)
+        self.model = load_model(path, lora=lora, trains_tower=lora is None)
         served = ServedWeights(self.model, self.tokenizer.hf)
         settings = Settings(
             model=str(path),
@@ -44,6 +44,7 @@ class Trained:
             gpus=(),
             lora_rank=served.lora_rank,
             changing=True,
+            takes_pictures=self.tokenizer.pictures is not None,
         )
         self.sampler = VllmSampler(
             settings,
@@ -52,6 +53,7 @@ class Trained:
             write=served.write,
             adapter=served.lora_rank is not None,
             written=served.differs,
+            tokenizer=self.tokenizer,
         )
         asyncio.run(self.sampler.ready())
 

@@ -15,10 +15,12 @@ import pytest
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.engines.vllm.engine import vllm_takes_pictures
 from ajet_sdk.errors import AjetError
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.trace.files.check import check
+from tests.tiny_vision import image_part, picture, save_tiny_vision, text_part
 
 pytest.importorskip("vllm", reason="needs vLLM: just install-trinity")
 
@@ -181,3 +183,25 @@ def test_a_server_that_cannot_start_is_one_message(
         train(made, workflow=talk, judge=length)
     assert (made.directory / "logs" / "vllm.log").stat().st_size > 1000
     assert servers() == []
+
+
+@pytest.mark.skipif(not vllm_takes_pictures(), reason="needs vLLM 0.32 or later")
+def test_a_run_learns_from_pictures(tmp_path: Path) -> None:
+    """Idefics 3, which vLLM loads without torchvision."""
+
+    @ajet.workflow
+    async def look(question: str, model: ajet.Model) -> str:
+        said: list[dict[str, Any]] = []
+        for turn in range(2):
+            seen = [image_part(picture(len(question) + turn)), text_part(question)]
+            said.append({"role": "user", "content": seen})
+            said.append(await model.chat(said))
+        return str(said[-1]["content"])
+
+    asked = config(tmp_path, save_tiny_vision("idefics3", tmp_path / "model"), "local")
+    train(asked, workflow=look, judge=length)
+    gaps = rows(asked, "SELECT step, value FROM metrics WHERE name = 'train/logprob_gap_max'")
+    assert {row["step"] for row in gaps} == {1, 2, 3}
+    assert max(row["value"] for row in gaps) < 1e-4
+    (shown,) = rows(asked, "SELECT count(*) AS n FROM calls WHERE json_array_length(pictures) = 2")
+    assert shown["n"] >= 3 * 2 * 4

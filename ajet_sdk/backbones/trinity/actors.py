@@ -23,6 +23,7 @@ from trinity.trainer.trainer import Trainer
 
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
+from ajet_sdk.backbones.trinity.pictures import install as send_pictures
 from ajet_sdk.cluster.mailbox import mailbox_of
 
 if TYPE_CHECKING:
@@ -222,6 +223,8 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
     async def prepare(self) -> None:
         if self.config.trainer.trainer_type == "verl":
             unpad_without_flash_attention()
+        else:
+            send_pictures()
         await super().prepare()
         if self.config.trainer.trainer_type == "tinker":
             oldest = self.config.algorithm.sample_strategy_args["max_staleness"]

@@ -427,6 +427,7 @@ def check(config: Config) -> None:
 
 _WITHOUT_EFFECT = {
     "model.gradient_checkpointing": "verl always recomputes activations",
-    "model.vision_tower": "backbone trinity takes no pictures yet; use backbone local for them",
+    "model.vision_tower": "pictures are taken without GPUs alone, where a LoRA adapter leaves the"
+    " vision tower as it is",
     "model.device": "Trinity places models by trainer_common.nnodes and n_gpus_per_node",
 }

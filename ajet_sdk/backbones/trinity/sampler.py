@@ -15,8 +15,9 @@ from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
 from ajet_sdk.engines.tinker.sdk import Session
 from ajet_sdk.engines.tinker.service import Costs
-from ajet_sdk.engines.vllm.completions import choices_of, request_body
+from ajet_sdk.engines.vllm.completions import choices_of, request_body, sampling_parameters
 from ajet_sdk.errors import EngineError, EngineUnavailable, TrainingError
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Sampled, Sampling
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _VERSION = re.compile(r"-sampler-(\d+)$")
 
 
 class ServiceSampler:
-    """A `Sampler` over Trinity's model of the Tinker API, with its current weights.
+    """A `PictureSampler` over Trinity's model of the Tinker API, with its current weights.
 
     It samples by the SDK directly, as Trinity's model accepts texts only and sends the same seed
     with every request.
@@ -40,6 +41,7 @@ class ServiceSampler:
     def __init__(self, wrapper: ModelWrapper, config: Config, tokenizer: Tokenizer) -> None:
         self._wrapper, self._tokenizer = wrapper, tokenizer
         self.model, self.max_model_len = config.model_name, config.rollout.max_model_len
+        self.takes_pictures = tokenizer.pictures is not None
         model = config.model.model_copy(update={"path": wrapper.model_name})
         self._config = config.model_copy(update={"model": model, "tinker": Tinker()})
         self._opened: tuple[str, asyncio.Future[TinkerSampler]] | None = None
@@ -53,7 +55,11 @@ class ServiceSampler:
         return max(0, int(await self._wrapper.model_version_async))
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable."""
         path = str(await self._wrapper.model.get_model_path.remote())
@@ -66,7 +72,7 @@ class ServiceSampler:
             if self._opened is not None and self._opened[1] is opening:
                 self._opened = None  # try again next time
             raise EngineUnavailable(str(error)) from error
-        return await sampler.sample(prompt_ids, sampling, session)
+        return await sampler.sample(prompt_ids, sampling, session, pictures)
 
     def _open(self, path: str) -> TinkerSampler:
         """Open the weights at a path of the service, or those of the base model for a local path.
@@ -100,18 +106,23 @@ class ServiceSampler:
 
 
 class ServerSampler:
-    """A `Sampler` over a Trinity `ModelWrapper` of vLLM's server.
+    """A `PictureSampler` over a Trinity `ModelWrapper` of vLLM's server.
 
     Prompts and replies are token ids, with log-probabilities of the distribution sampled from, as
     Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is that of the engine
-    before the request, which is never newer than the version that sampled.
+    before the request, which is never newer than the version that sampled. It takes no pictures:
+    vLLM up to 0.23, which Trinity-RFT 0.6 needs, takes none beside token ids.
     """
 
+    takes_pictures = False
+
     def __init__(
-        self, wrapper: ModelWrapper, model: str, max_model_len: int, eos_ids: frozenset[int]
+        self, wrapper: ModelWrapper, model: str, max_model_len: int, tokenizer: Tokenizer
     ) -> None:
         self._wrapper, self.model, self.max_model_len = wrapper, model, max_model_len
-        self._eos_ids = eos_ids
+        self._eos_ids = tokenizer.eos_ids
+        shown = tokenizer.pictures
+        self._never_sampled = () if shown is None else shown.never_sampled
         self._ordinal = count()
 
     @cached_property
@@ -125,18 +136,24 @@ class ServerSampler:
         return max(0, int(await self._wrapper.model_version_async))
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
         before = await self.version()
-        body = request_body(
+        parameters = sampling_parameters(
             prompt_ids,
             sampling,
             model=self._wrapper.model_path,
             max_model_len=self.max_model_len,
             eos_ids=self._eos_ids,
             drawn_from=f"{session}/{next(self._ordinal)}",
+            never_sampled=self._never_sampled,
         )
+        body = {"model": self._wrapper.model_path, **request_body(prompt_ids, parameters)}
         return choices_of(await self._endpoint.post("completions", body), before, sampling.n)
 
     def forget(self, session: str) -> None:

@@ -25,6 +25,7 @@ from ajet_sdk.backbones.trinity.workflow import (
 )
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import local_engine
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -44,12 +45,13 @@ _LOOK = 0.1
 
 
 class SamplerBySession:
-    """A `Sampler` over several engines with the same weights; a session stays at its engine, which
+    """A `PictureSampler` over several engines with the same weights; a session stays at its engine, which
     has its prefixes."""
 
     def __init__(self, samplers: Sequence[AnySampler]) -> None:
         self._samplers = samplers
         self.model, self.max_model_len = samplers[0].model, samplers[0].max_model_len
+        self.takes_pictures = samplers[0].takes_pictures
 
     def _of(self, session: str) -> AnySampler:
         return self._samplers[zlib.crc32(session.encode()) % len(self._samplers)]
@@ -59,10 +61,14 @@ class SamplerBySession:
         return min(await asyncio.gather(*(sampler.version() for sampler in self._samplers)))
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """Raises as the engine's own sampler."""
-        return await self._of(session).sample(prompt_ids, sampling, session)
+        return await self._of(session).sample(prompt_ids, sampling, session, pictures)
 
     def forget(self, session: str) -> None:
         self._of(session).forget(session)
@@ -160,7 +166,7 @@ class ClientSteps:
         metrics = batch.metrics | self.steps.metrics_by_kind(episodes)
         progress.add_collected(step, episodes, metrics)
         self.book(step, [row for row in batch.ledger if row.outcome != "trained"])
-        return experiences_of(batch, episodes)
+        return experiences_of(batch, episodes, self._tokenizer)
 
     async def _tell_of_steps(self, sampler: SamplerBySession, handover: ActorHandle) -> None:
         """Tell clients of each trained step but the last, once its weights sample: a validation is

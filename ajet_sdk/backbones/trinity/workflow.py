@@ -25,7 +25,9 @@ from ajet_sdk.backbones.trinity.mapping import ALTERNATING, is_on_cpu
 from ajet_sdk.backbones.trinity.sampler import ServerSampler, ServiceSampler
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
 from ajet_sdk.config.config import Config
+from ajet_sdk.engines.picture_text import PictureSpan, picture_spans
 from ajet_sdk.gateway.episode import SamplingOverride
+from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trace.writer import TraceWriter
@@ -38,18 +40,25 @@ if TYPE_CHECKING:
 AnySampler = ServerSampler | ServiceSampler
 
 
-def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
+def to_experience(
+    sample: Sample, episode: Episode, step: int, tokenizer: Tokenizer | None = None
+) -> Experience:
     """Convert a training sample to Trinity's experience, with its exact ids, mask,
     log-probabilities and advantages.
 
     Shapes: `tokens` T; the others T - prompt_length, where the prompt is everything before the
     first trained token. `step` numbers the timelines of an episode; `eid.run` is the attempt.
+    `tokenizer` is needed if the sample has pictures.
     """
     line = sample.timeline
     start = max(1, int(np.flatnonzero(line.loss_mask)[0]))
     calls = {call.call_id: call for call in episode.calls}
     mask_T = np.asarray(line.loss_mask)
     advantages = torch.tensor(np.asarray(sample.advantages)[start:], dtype=torch.float32)
+    shown: dict[str, list[PictureSpan]] = {}
+    if line.pictures:
+        assert tokenizer is not None
+        shown["pictures"] = picture_spans(line.token_ids.tolist(), line.pictures, tokenizer)
     return Experience(
         eid=EID(task=sample.group_id, run=episode.attempt, step=step, suffix=sample.episode_id),
         tokens=torch.tensor(np.asarray(line.token_ids), dtype=torch.int32),
@@ -63,6 +72,7 @@ def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
             "episode_id": sample.episode_id,
             "group_id": sample.group_id,
             "agent": line.agent,
+            **shown,
             "trained": [
                 {
                     "episode_id": sample.episode_id,
@@ -122,7 +132,8 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
         message = group_message(episodes, step, purpose, batch.metrics if batch else {})
         await mailbox_of(node.run_id).put.remote("group", message)
         node.writer.flush()
-        return (experiences_of(batch, episodes) if batch else []) or [blank()]
+        made = experiences_of(batch, episodes, node.tokenizer) if batch else []
+        return made or [blank()]
 
     def _purpose(self, config: Config) -> tuple[str, SamplingOverride | None]:
         """The purpose of the group, as named in `Progress`, and its sampling."""
@@ -188,16 +199,18 @@ def sampler_over(model: ModelWrapper, config: Config, tokenizer: HFTokenizer) ->
     """The sampler over a model that Trinity serves."""
     if is_on_cpu(config):
         return ServiceSampler(model, config, tokenizer)
-    return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids)
+    return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer)
 
 
-def experiences_of(batch: Batch, episodes: Sequence[Episode]) -> list[Experience]:
+def experiences_of(
+    batch: Batch, episodes: Sequence[Episode], tokenizer: Tokenizer
+) -> list[Experience]:
     """The experiences of the batch's samples."""
     by_id = {episode.episode_id: episode for episode in episodes}
     experiences, steps = [], dict.fromkeys(by_id, 0)
     for sample in batch.samples:
         experiences.append(
-            to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id])
+            to_experience(sample, by_id[sample.episode_id], steps[sample.episode_id], tokenizer)
         )
         steps[sample.episode_id] += 1
     return experiences

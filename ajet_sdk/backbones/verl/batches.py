@@ -14,21 +14,30 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 from torch.utils.data import Dataset
 from verl import DataProto  # pyright: ignore[reportAttributeAccessIssue]
 
+from ajet_sdk.engines.local.vision import positions_of
+from ajet_sdk.pictures import Picture, keyed
 from ajet_sdk.samples.build import Batch
-from ajet_sdk.types import Ids, LedgerEntry, Sample
+from ajet_sdk.tokens.pictures import PictureProcessor
+from ajet_sdk.types import Ids, LedgerEntry, Sample, Timeline
 
 
-def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataProto:
+def training_rows(
+    samples: Sequence[Sample],
+    count: int,
+    padding: int,
+    processor: PictureProcessor | None = None,
+) -> DataProto:
     """Make `count` rows: the samples, and blank rows without trained tokens.
 
     `rm_scores` has the advantage of each token, which verl's estimator `ajet_given` uses unchanged,
     and `rollout_log_probs` the sampler's log-probabilities of trained tokens. `padding` is the
-    padding id.
+    padding id. `processor`: of a model that takes pictures.
     """
     starts = [max(1, int(np.flatnonzero(sample.timeline.loss_mask)[0])) for sample in samples]
     wide = max(starts, default=1)
@@ -37,6 +46,7 @@ def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataPr
         default=1,
     )
     arrays = _Arrays(count, wide, long, padding)
+    seen = [dict[str, torch.Tensor]() for _ in range(count)]
     turns = np.zeros(count, np.int32)
     for row, (sample, start) in enumerate(zip(samples, starts, strict=True)):
         line = sample.timeline
@@ -46,9 +56,31 @@ def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataPr
         arrays.logprobs_BR[row, :end] = line.logprobs[start:]
         arrays.scores_BR[row, :end] = sample.advantages[start:]
         turns[row] = len(line.spans)
+        if processor is not None:
+            arrays.place(row, positions_of(*_keyed(line), processor))
+            seen[row] = picture_inputs(line, processor)
     for row in range(len(samples), count):
         arrays.put(row, [padding], [padding])
-    return arrays.proto(turns)
+    return arrays.proto(turns, seen, grid=processor is not None)
+
+
+def picture_inputs(line: Timeline, processor: PictureProcessor) -> dict[str, torch.Tensor]:
+    """The model's arguments for the pictures of a timeline, in verl's form; empty without any."""
+    pixels = [processor.process(placed.picture).pixels for placed in line.pictures]
+    if not pixels:
+        return {}
+    inputs = {
+        name: torch.from_numpy(np.concatenate([each[name] for each in pixels]))
+        for name in pixels[0]
+    }
+    frames, height, width = inputs["image_grid_thw"].T
+    inputs["images_seqlens"] = torch.repeat_interleave(height * width, frames)
+    return inputs
+
+
+def _keyed(line: Timeline) -> tuple[Ids, dict[int, Picture]]:
+    pictures = {placed.picture.key: placed.picture for placed in line.pictures}
+    return keyed(line.token_ids, line.pictures), pictures
 
 
 def reward_rows(rewards: Sequence[float], padding: int) -> DataProto:
@@ -58,7 +90,8 @@ def reward_rows(rewards: Sequence[float], padding: int) -> DataProto:
     for row, reward in enumerate(rewards):
         arrays.put(row, [padding], [padding])
         arrays.scores_BR[row, 0] = reward
-    return arrays.proto(np.zeros(len(rewards), np.int32))
+    nothing = [dict[str, torch.Tensor]() for _ in rewards]
+    return arrays.proto(np.zeros(len(rewards), np.int32), nothing, grid=False)
 
 
 def truncate(batch: Batch, most: int) -> tuple[list[Sample], list[LedgerEntry]]:
@@ -104,6 +137,7 @@ class _Arrays:
         self.response_mask_BR = np.zeros((count, long), np.int64)
         self.logprobs_BR = np.zeros((count, long), np.float32)
         self.scores_BR = np.zeros((count, long), np.float32)
+        self.grid_B3T = np.zeros((count, 3, wide + long), np.int64)
 
     def put(self, row: int, prompt: Sequence[int] | Ids, response: Sequence[int] | Ids) -> None:
         wide = self.prompts_BP.shape[1]
@@ -111,26 +145,39 @@ class _Arrays:
         self.responses_BR[row, : len(response)] = response
         self.attention_BT[row, wide - len(prompt) : wide + len(response)] = 1
 
-    def proto(self, turns: Ids) -> DataProto:
-        """The batch with all fields that verl's training loop reads from its agent loops."""
+    def place(self, row: int, positions_3T: npt.NDArray[np.int64]) -> None:
+        """Set the positions of a row in three dimensions (M-RoPE)."""
+        self.grid_B3T[row][:, self.attention_BT[row].astype(bool)] = positions_3T
+
+    def proto(
+        self, turns: Ids, seen: Sequence[dict[str, torch.Tensor]], *, grid: bool
+    ) -> DataProto:
+        """The batch with all fields that verl's training loop reads from its agent loops.
+
+        With `grid` the positions are (B, 4, T): those of text, which the attention mask needs, and
+        those in three dimensions.
+        """
         count = len(self.prompts_BP)
+        positions = np.clip(np.cumsum(self.attention_BT, axis=1) - 1, 0, None)
+        if grid:
+            positions = np.concatenate([positions[:, None], self.grid_B3T], axis=1)
         tensors = {
             "prompts": self.prompts_BP,
             "responses": self.responses_BR,
             "response_mask": self.response_mask_BR,
             "input_ids": np.concatenate([self.prompts_BP, self.responses_BR], axis=1),
             "attention_mask": self.attention_BT,
-            "position_ids": np.clip(np.cumsum(self.attention_BT, axis=1) - 1, 0, None),
+            "position_ids": positions,
             "rollout_log_probs": self.logprobs_BR,
             "rm_scores": self.scores_BR,
         }
-        none = np.empty(count, dtype=object)
-        none[:] = [{} for _ in range(count)]
+        inputs = np.empty(count, dtype=object)
+        inputs[:] = seen
         return DataProto(
             batch=TensorDict(
                 {name: torch.from_numpy(array) for name, array in tensors.items()}, batch_size=count
             ),
-            non_tensor_batch={"__num_turns__": turns, "multi_modal_inputs": none},
+            non_tensor_batch={"__num_turns__": turns, "multi_modal_inputs": inputs},
             meta_info={"timing": {}, "reward_extra_keys": []},
         )
 

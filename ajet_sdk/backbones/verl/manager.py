@@ -29,7 +29,7 @@ from ajet_sdk.backbones.shared.steps import (
 from ajet_sdk.backbones.shared.validation import GREEDY, validation_sampling
 from ajet_sdk.backbones.verl.batches import reward_rows, training_rows, truncate
 from ajet_sdk.backbones.verl.mapping import ESTIMATOR
-from ajet_sdk.backbones.verl.runner import Runner, read_job
+from ajet_sdk.backbones.verl.runner import Runner, read_job, takes_pictures
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.episode import SamplingOverride
@@ -134,7 +134,8 @@ class AjetManager:
             "ledger": [entry.model_dump() for entry in ledger],
         }
         ray.get(self._mailbox.put.remote("batch", message))
-        return training_rows(samples, count, self._padding)
+        processor = self._tokenizer.pictures if takes_pictures(self._tokenizer) else None
+        return training_rows(samples, count, self._padding, processor)
 
     def _validate(self, step: int, count: int) -> DataProto:
         """Return the mean reward of each task to verl; the driver computes metrics from the

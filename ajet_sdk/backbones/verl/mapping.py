@@ -275,7 +275,7 @@ def _warn(config: Config) -> None:
 
 
 _WITHOUT_EFFECT = {
-    "model.vision_tower": "backbone verl takes no pictures yet; use backbone local for them",
+    "model.vision_tower": "verl 0.8 trains all weights, those of the vision tower, too",
     "model.device": "verl places models by trainer_common.nnodes and n_gpus_per_node",
     "rollout.n_vllm_engine": "there is one engine for every rollout.tensor_parallel_size GPUs",
     "rollout.max_staleness": "sampling and training alternate, so no token is stale",

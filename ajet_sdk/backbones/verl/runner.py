@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.backbones.shared.node import Node, serialize_job
 from ajet_sdk.config.config import Config
 from ajet_sdk.dialects.finish import finish_of
+from ajet_sdk.engines.picture_text import picture_spans, placeholder_id, with_placeholders
+from ajet_sdk.engines.vllm.completions import FORBIDDEN
 from ajet_sdk.errors import EngineError, EngineUnavailable, first_line
 from ajet_sdk.gateway.episode import SamplingOverride
-from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
+from ajet_sdk.pictures import PlacedPicture
+from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Task
@@ -80,21 +83,33 @@ class Runner:
         ]
 
 
+def takes_pictures(tokenizer: HFTokenizer) -> bool:
+    """Whether verl trains the model with pictures: it computes positions in three dimensions for
+    all models that take any."""
+    return tokenizer.pictures is not None and tokenizer.pictures.has_grid_positions
+
+
 class ClientSampler:
-    """A `Sampler` over verl's `LLMServerClient`.
+    """A `PictureSampler` over verl's `LLMServerClient`.
 
     Calls of a session go to the same engine, for its prefix cache. The version is the training step
     of the engine's weights, which is the number of updates.
     """
 
     def __init__(
-        self, client: LLMServerClient, tokenizer: Tokenizer, model: str, max_model_len: int
+        self, client: LLMServerClient, tokenizer: HFTokenizer, model: str, max_model_len: int
     ) -> None:
         self._client, self._tokenizer = client, tokenizer
         self.model, self.max_model_len = model, max_model_len
+        self.takes_pictures = takes_pictures(tokenizer)
+        self._never_sampled = tokenizer.pictures.never_sampled if tokenizer.pictures else ()
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """Raises EngineUnavailable if the engine fails or aborts, EngineError for an incomplete
         response."""
@@ -103,11 +118,17 @@ class ClientSampler:
             for index in range(sampling.n)
         ]
         return list(
-            await asyncio.gather(*(self._generate(prompt_ids, single, session) for single in each))
+            await asyncio.gather(
+                *(self._generate(prompt_ids, single, session, pictures) for single in each)
+            )
         )
 
     async def _generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture],
     ) -> Sampled:
         limit = min(sampling.max_tokens or self.max_model_len, self.max_model_len - len(prompt_ids))
         parameters: dict[str, object] = {
@@ -119,9 +140,17 @@ class ClientSampler:
         }
         parameters |= {"stop": list(sampling.stop)} if sampling.stop else {}
         parameters |= {"seed": sampling.seed % 2**63} if sampling.seed is not None else {}
+        if self._never_sampled:
+            parameters["logit_bias"] = dict.fromkeys(self._never_sampled, FORBIDDEN)
+        prompt = [int(token) for token in prompt_ids]
+        shown: dict[str, Any] = {}
+        if pictures:
+            spans = picture_spans(prompt, pictures, self._tokenizer)
+            prompt = with_placeholders(prompt, spans, placeholder_id(self._tokenizer))
+            shown = {"image_data": [span.picture.image() for span in spans]}
         try:
             output = await self._client.generate(
-                session, prompt_ids=[int(i) for i in prompt_ids], sampling_params=parameters
+                session, prompt_ids=prompt, sampling_params=parameters, **shown
             )
         except Exception as error:  # Ray wraps any error of the engine
             cause = first_line(getattr(error, "cause", None) or error)
@@ -131,6 +160,8 @@ class ClientSampler:
         if output.stop_reason is not None and finish_of(output.stop_reason) is None:
             raise EngineUnavailable(f"verl's engine ended the call for {output.stop_reason!r}")
         ids = [int(i) for i in output.token_ids]
+        if not set(self._never_sampled).isdisjoint(ids):
+            raise EngineUnavailable("verl's engine sampled an image token, which was forbidden")
         if output.log_probs is None or len(output.log_probs) != len(ids):
             raise EngineError(
                 "verl's engine did not return a log-probability for each token; set "

@@ -57,45 +57,12 @@ class Vision:
             return 0
         return sum(
             max(self.processor.grid_of(pictures[key])) - tokens
-            for key, _, tokens in self._runs(keyed_T, pictures)
+            for key, _, tokens in _runs(keyed_T, pictures, self.processor)
         )
 
     def positions(self, keyed_T: KeyedIds, pictures: Pictures) -> npt.NDArray[np.int64]:
-        """Positions of a row from its first token, (3, T); three times the same if the model has no
-        grid of them.
-
-        Text counts up on all three axes. The token at row y and column x of a picture that begins
-        at p has (p, p + y, p + x), and the text after it continues at p + max(rows, columns).
-        """
-        positions = np.empty((3, len(keyed_T)), np.int64)
-        position = place = 0
-        runs = self._runs(keyed_T, pictures) if self.processor.has_grid_positions else ()
-        for key, start, tokens in runs:
-            text = start - place
-            positions[:, place:start] = np.arange(position, position + text)
-            position += text
-            rows, columns = self.processor.grid_of(pictures[key])
-            at = np.arange(tokens)
-            grid = np.stack([np.zeros_like(at), at // columns, at % columns])
-            positions[:, start : start + tokens] = position + grid
-            position += max(rows, columns)
-            place = start + tokens
-        positions[:, place:] = np.arange(position, position + len(keyed_T) - place)
-        return positions
-
-    def _runs(self, keyed_T: KeyedIds, pictures: Pictures) -> list[tuple[int, int, int]]:
-        """Key, start and number of image tokens of each picture of a row."""
-        at = np.flatnonzero(keyed_T < 0)
-        runs: list[tuple[int, int, int]] = []
-        done = 0
-        while done < len(at):
-            key = int(keyed_T[at[done]])
-            tokens = self.processor.text_of(pictures[key])[1]
-            if (keyed_T[at[done : done + tokens]] != key).any() or done + tokens > len(at):
-                raise EngineError("a prompt was cut inside a picture")
-            runs.append((key, int(at[done]), tokens))
-            done += tokens
-        return runs
+        """Positions of a row (`positions_of`)."""
+        return positions_of(keyed_T, pictures, self.processor)
 
     def arguments(
         self,
@@ -113,7 +80,7 @@ class Vision:
         shown = [
             self.processor.process(pictures[key]).pixels
             for row in keyed_BT
-            for key, _, _ in self._runs(row, pictures)
+            for key, _, _ in _runs(row, pictures, self.processor)
         ]
         for name in shown[0] if shown else ():
             # Idefics has an axis for the pictures of a row before that of tiles.
@@ -137,6 +104,49 @@ class Vision:
             positions = self.positions(keyed_T, pictures)[:, None, begin:]
             made["position_ids"] = torch.from_numpy(positions).to(device)
         return made
+
+
+def positions_of(
+    keyed_T: KeyedIds, pictures: Pictures, processor: PictureProcessor
+) -> npt.NDArray[np.int64]:
+    """Positions of a row from its first token, (3, T); three times the same if the model has no
+    grid of them.
+
+    Text counts up on all three axes. The token at row y and column x of a picture that begins at p
+    has (p, p + y, p + x), and the text after it continues at p + max(rows, columns).
+    """
+    positions = np.empty((3, len(keyed_T)), np.int64)
+    position = place = 0
+    runs = _runs(keyed_T, pictures, processor) if processor.has_grid_positions else ()
+    for key, start, tokens in runs:
+        text = start - place
+        positions[:, place:start] = np.arange(position, position + text)
+        position += text
+        rows, columns = processor.grid_of(pictures[key])
+        at = np.arange(tokens)
+        grid = np.stack([np.zeros_like(at), at // columns, at % columns])
+        positions[:, start : start + tokens] = position + grid
+        position += max(rows, columns)
+        place = start + tokens
+    positions[:, place:] = np.arange(position, position + len(keyed_T) - place)
+    return positions
+
+
+def _runs(
+    keyed_T: KeyedIds, pictures: Pictures, processor: PictureProcessor
+) -> list[tuple[int, int, int]]:
+    """Key, start and number of image tokens of each picture of a row."""
+    at = np.flatnonzero(keyed_T < 0)
+    runs: list[tuple[int, int, int]] = []
+    done = 0
+    while done < len(at):
+        key = int(keyed_T[at[done]])
+        tokens = processor.text_of(pictures[key])[1]
+        if (keyed_T[at[done : done + tokens]] != key).any() or done + tokens > len(at):
+            raise EngineError("a prompt was cut inside a picture")
+        runs.append((key, int(at[done]), tokens))
+        done += tokens
+    return runs
 
 
 def vision_of(model: PreTrainedModel, tokenizer: Tokenizer | None) -> Vision | None:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.requests import StopWatch
+from ajet_sdk.engines.picture_text import picture_spans
 from ajet_sdk.engines.tinker.sdk import SdkWeights, Session
 from ajet_sdk.engines.tinker.service import Continued, Costs
-from ajet_sdk.errors import ContextOverflow, RequestRefused, TrainingError
+from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused, TrainingError
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TinkerSampler:
-    """Implements `protocols.Sampler` over weights at a service.
+    """Implements `protocols.PictureSampler` over weights at a service.
 
     A trainer sets `policy_version` inside `exclusive()`; at its end, `publish` returns the weights
     of that version. Calls in flight keep their weights and version.
@@ -42,6 +44,10 @@ class TinkerSampler:
         self.policy_version = policy_version if publish is None else 0
         self._current: tuple[SdkWeights, int | None] = (weights, self.policy_version)
         self._tokenizer, self._costs = tokenizer, costs
+        self.takes_pictures = tokenizer.pictures is not None
+        self._never_sampled = frozenset(
+            tokenizer.pictures.never_sampled if tokenizer.pictures else ()
+        )
         self._publish, self._close = publish, close
         self._vocabulary = len(tokenizer.hf) if isinstance(tokenizer, HFTokenizer) else None
 
@@ -53,7 +59,11 @@ class TinkerSampler:
             self._current = (await asyncio.to_thread(self._publish), self.policy_version)
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """`sampling.n` continuations. Raises ContextOverflow, RequestRefused, EngineUnavailable."""
         room = self.max_model_len - len(prompt_ids)
@@ -85,6 +95,7 @@ class TinkerSampler:
             seed=sampling.seed,
             stop=stop,
             vocabulary=self._vocabulary,
+            pictures=picture_spans(prompt_ids, pictures, self._tokenizer) if pictures else (),
         )
         self._costs.sampled(
             len(prompt_ids), [len(reply.output_ids) for reply in replies], replies[0].cached
@@ -94,7 +105,15 @@ class TinkerSampler:
     def _cut(
         self, reply: Continued, sampling: Sampling, ends: frozenset[int], version: int | None
     ) -> Sampled:
-        """Cut the reply at its first stop, whether or not the service ended it there."""
+        """Cut the reply at its first stop, whether or not the service ended it there.
+
+        Raises EngineUnavailable for an image token, which would be a picture that is not there.
+        """
+        if not self._never_sampled.isdisjoint(map(int, reply.output_ids)):
+            raise EngineUnavailable(
+                f"the service of {self.model} sampled an image token, which the API cannot forbid;"
+                " the reply is not used"
+            )
         watch = StopWatch(sampling.stop, self._tokenizer.token_bytes)
         for count, token in enumerate(map(int, reply.output_ids), 1):
             if token in ends or watch.feed(token):

@@ -32,6 +32,7 @@ from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.schema import Prices
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.engines.loop_calls import in_thread
+from ajet_sdk.engines.picture_text import PictureSpan
 from ajet_sdk.engines.tinker.answers import WrongAnswer, check_logprobs, check_sample
 from ajet_sdk.engines.tinker.service import Adam, Continued, Datum, Loss, wait
 from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra, TrainingError
@@ -462,14 +463,14 @@ class SdkService:
         ids = [int(i) for i in datum.token_ids]
         weights, policy = np.asarray(datum.weights, np.float32), loss != "cross_entropy"
         inputs = {
-            "target_tokens": np.array(ids[1:], np.int64),
+            "target_tokens": np.array(target_tokens(ids, datum.pictures), np.int64),
             "advantages" if policy else "weights": weights,
         }
         if policy and datum.logprobs is not None:
             inputs["logprobs"] = np.asarray(datum.logprobs, np.float32)
         tensor = self._tinker.TensorData.from_numpy
         return self._tinker.Datum(
-            model_input=self._tinker.ModelInput.from_ints(ids[:-1]),
+            model_input=model_input(self._tinker, ids[:-1], datum.pictures),
             loss_fn_inputs={name: tensor(values) for name, values in inputs.items()},
         )
 
@@ -500,9 +501,10 @@ class SdkWeights:
         seed: int | None,
         stop: Sequence[str] | Sequence[int],
         vocabulary: int | None = None,
+        pictures: Sequence[PictureSpan] = (),
     ) -> list[Continued]:
         """`count` continuations. Raises EngineUnavailable."""
-        prompt = self._tinker.ModelInput.from_ints([int(i) for i in prompt_ids])
+        prompt = model_input(self._tinker, prompt_ids, pictures)
         parameters = self._tinker.SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -557,11 +559,12 @@ class SdkWeights:
                 self._session.renew()
                 self._sampling = self._session.sampling(self._path)
 
-    def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
+    def logprobs(
+        self, token_ids: Sequence[int], pictures: Sequence[PictureSpan] = ()
+    ) -> Future[Floats]:
         """Compute the log-probabilities of all tokens but the first, length T - 1, at temperature
-        1."""
-        prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
-
+        1; 0 for those of pictures."""
+        prompt = model_input(self._tinker, token_ids, pictures)
         size = len(token_ids) - 1
 
         def read(values: Sequence[float | None]) -> Floats:
@@ -571,12 +574,53 @@ class SdkWeights:
             logprobs = np.array(
                 [np.nan if value is None else value for value in listed], np.float32
             )
+            if len(logprobs) == size:
+                for span in pictures:
+                    logprobs[max(0, span.start - 1) : span.end - 1] = 0
             check_logprobs(self._session.name, "compute_logprobs", [logprobs], [size])
             return logprobs
 
         return self._session.send(
             "compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read
         )
+
+
+def target_tokens(token_ids: Sequence[int], pictures: Sequence[PictureSpan]) -> list[int]:
+    """The tokens after each token of an input but the last; 0 in pictures, where the API has
+    none."""
+    targets = list(token_ids[1:])
+    for span in pictures:
+        begin = max(0, span.start - 1)
+        targets[begin : span.end - 1] = [0] * (span.end - 1 - begin)
+    return targets
+
+
+def model_input(
+    sdk: ModuleType, token_ids: Sequence[int], pictures: Sequence[PictureSpan]
+) -> tinker.ModelInput:
+    """An input with its pictures in place of their tokens."""
+    ids = [int(token) for token in token_ids]
+    chunks: list[Any] = []
+    done = 0
+    for span in pictures:
+        if span.start > done:
+            chunks.append(sdk.types.EncodedTextChunk(tokens=ids[done : span.start]))
+        chunks.append(_image_chunk(sdk, span))
+        done = span.end
+    if not pictures:
+        return sdk.ModelInput.from_ints(ids)
+    chunks.append(sdk.types.EncodedTextChunk(tokens=ids[done:]))
+    return sdk.ModelInput(chunks=chunks)
+
+
+_FORMATS = {"image/png": "png", "image/jpeg": "jpeg"}
+"""Formats of a picture in the API; others are sent as PNG."""
+
+
+def _image_chunk(sdk: ModuleType, span: PictureSpan) -> Any:
+    kind = _FORMATS.get(span.picture.media_type)
+    data = span.picture.png() if kind is None else span.picture.data
+    return sdk.types.ImageChunk(data=data, format=kind or "png", expected_tokens=len(span))
 
 
 def _future(value: Any) -> Future[Any]:

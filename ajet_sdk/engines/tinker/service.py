@@ -10,6 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from ajet_sdk.engines.picture_text import PictureSpan
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.types import Floats
 
@@ -36,6 +37,8 @@ class Datum:
     logprobs: Floats | None = None
     """Log-probability of each target under the weights that sampled it, length T - 1; None for
     cross_entropy."""
+    pictures: Sequence[PictureSpan] = ()
+    """Those of the input, by their places in `token_ids`."""
 
 
 @dataclass(frozen=True, slots=True)

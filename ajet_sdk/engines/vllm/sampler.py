@@ -18,10 +18,13 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from ajet_sdk.engines.vllm.completions import choices_of, request_body
+from ajet_sdk.engines.vllm import picture_prompts
+from ajet_sdk.engines.vllm.completions import choices_of, request_body, sampling_parameters
+from ajet_sdk.engines.vllm.picture_prompts import PicturePrompts
 from ajet_sdk.engines.vllm.server import Server, Settings
 from ajet_sdk.errors import EngineError, EngineUnavailable
-from ajet_sdk.protocols import Sampled, Sampling
+from ajet_sdk.pictures import PlacedPicture
+from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 
 log = logging.getLogger("ajet")
 T = TypeVar("T")
@@ -29,22 +32,24 @@ T = TypeVar("T")
 RESTARTS = 3
 """Maximum restarts of a dead server per run."""
 _NOT_LOADED = re.compile(
-    r"were not loaded from checkpoint|(?<!RotaryEmbedding): Failed to load weights"
+    r"were not loaded from checkpoint"
+    r"|(?<!RotaryEmbedding)(?<!FusedMMInputNorm): Failed to load weights"
 )
-"""vLLM's log lines on weights that it did not load. Rotary embeddings are computed and are in no
-file."""
+"""vLLM's log lines on weights that it did not load. Rotary embeddings and the normalization of
+pixels are computed and are in no file."""
 _DYING = 5.0
 """Seconds to check for a dead server after a broken connection."""
 
 
 class VllmSampler:
-    """Implements `protocols.Sampler` over a vLLM server.
+    """Implements `protocols.PictureSampler` over a vLLM server.
 
     `write` writes the trainer's weights to a directory: all of them, or with `adapter` those of a
     LoRA adapter, which the server loads beside its base model. A trainer changes the weights inside
     `exclusive()` and sets `policy_version`; the server uses the old ones until the block ends. It
     starts with `settings.model`, or with `written` with the weights of a first `write`. `first` is
-    an adapter that is not trained; `policy_version` is then None.
+    an adapter that is not trained; `policy_version` is then None. `tokenizer` is needed for a model
+    that takes pictures.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class VllmSampler:
         written: bool = False,
         first: Path | None = None,
         policy_version: int | None = 0,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         # Imported before agents run: openai looks for httpx in sys.modules and fails on a
         # half-imported one.
@@ -68,6 +74,13 @@ class VllmSampler:
         self.policy_version = policy_version
         self.settings = settings
         self._eos_ids = eos_ids
+        self.takes_pictures = settings.takes_pictures
+        shown = None if tokenizer is None else tokenizer.pictures
+        self._never_sampled = () if shown is None else shown.never_sampled
+        self._pictures: PicturePrompts | None = None
+        if settings.takes_pictures:
+            assert tokenizer is not None
+            self._pictures = PicturePrompts(tokenizer)
         self._write, self._adapter, self._written = write, adapter, written
         directory.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
@@ -99,23 +112,36 @@ class VllmSampler:
         await self._there(self._until_open())
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         """Sample `sampling.n` continuations. Raises ContextOverflow, RequestRefused,
         EngineUnavailable.
 
         If the server dies, the call waits for its restart and is retried once.
         """
-        body = request_body(
+        parameters = sampling_parameters(
             prompt_ids,
             sampling,
             model=self.model,
             max_model_len=self.max_model_len,
             eos_ids=self._eos_ids,
             drawn_from=f"{self.settings.seed}/{next(self._ordinal)}",
+            never_sampled=self._never_sampled,
         )
-        reply, version = await self._there(self._ask(body))
-        return choices_of(reply, version, sampling.n)
+        if not pictures:
+            body = request_body(prompt_ids, parameters)
+            reply, version = await self._there(self._ask("v1/completions", body))
+            return choices_of(reply, version, sampling.n)
+        assert self._pictures is not None
+        prompt = self._pictures.prompt(prompt_ids, pictures)
+        reply, version = await self._there(
+            self._ask(picture_prompts.ROUTE, prompt.body(parameters))
+        )
+        return self._pictures.choices_of(reply, prompt, sampling, version)
 
     def forget(self, session: str) -> None:
         """Does nothing: the server's prefix cache drops the oldest entries."""
@@ -168,10 +194,12 @@ class VllmSampler:
 
     # Requests
 
-    async def _ask(self, body: dict[str, object]) -> tuple[dict[str, object], int | None]:
+    async def _ask(
+        self, route: str, body: dict[str, object]
+    ) -> tuple[dict[str, object], int | None]:
         """Return the reply and the version of its weights."""
         try:
-            return await self._ask_once(body)
+            return await self._ask_once(route, body)
         except EngineUnavailable as error:
             if error.status is not None and error.status < 500:
                 raise
@@ -181,18 +209,18 @@ class VllmSampler:
             await self._revive(server)
         elif first.status is not None:
             raise first
-        return await self._ask_once(body)
+        return await self._ask_once(route, body)
 
-    async def _ask_once(self, body: dict[str, object]) -> tuple[dict[str, object], int | None]:
+    async def _ask_once(
+        self, route: str, body: dict[str, object]
+    ) -> tuple[dict[str, object], int | None]:
         await self._until_open()
         assert self._server is not None
         version = self._served
         self._running += 1
         self._idle.clear()
         try:
-            reply = await self._server.endpoint.post(
-                "v1/completions", {**body, "model": self._name(version)}
-            )
+            reply = await self._server.endpoint.post(route, {**body, "model": self._name(version)})
         except EngineUnavailable as error:
             if self._closed:
                 raise EngineUnavailable(f"the sampler of {self.model} was closed") from error

@@ -69,6 +69,8 @@ class Settings:
     """Serves adapters up to this rank; None: none."""
     changing: bool = False
     """Weights are reloaded, through vLLM's development routes."""
+    takes_pictures: bool = False
+    """Prompts may have pictures."""
     port: int | None = None
     """A port of 127.0.0.1; None: a socket in a private directory."""
 
@@ -233,6 +235,8 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
         ]
     else:
         arguments += ["--gpu-memory-utilization", str(settings.memory_share)]
+    if settings.takes_pictures:
+        arguments.append("--enable-scale-out")  # the route that takes ids with pictures
     if settings.lora_rank is not None:
         rank = next((known for known in _RANKS if known >= settings.lora_rank), settings.lora_rank)
         arguments += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]

@@ -203,7 +203,7 @@ def _open(config: Config, steps: int, say: Callable[[str], None], costs: Costs) 
         scaling = measure_scaling(service, tokenizer.encode(_TEXTS[0])[:12], session.stall)
         say(f"{session.name}: {config.model.path}, LoRA of rank {config.model.lora.r}; {scaling}")
         _price(costs, session, config.tinker.max_cost, say)
-        trainer = TinkerTrainer(service, settings, scaling, costs, session.stall)
+        trainer = TinkerTrainer(service, settings, scaling, costs, session.stall, tokenizer)
         advice = (
             "; without trainer_common.use_kl_loss the reference is not asked"
             if settings.loss.kl_coef

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ajet_sdk.engines.picture_text import PictureSpan, picture_spans
 from ajet_sdk.engines.tinker.answers import WrongAnswer, check_agreement
 from ajet_sdk.engines.tinker.service import Adam, Costs, Datum, Loss, wait
 from ajet_sdk.errors import TrainingError
@@ -27,7 +28,8 @@ from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import Tally, TokenScores
 from ajet_sdk.learn.tinker.scaling import Scaling, grad_norm
 from ajet_sdk.learn.trainer import TrainerSettings
-from ajet_sdk.protocols import Sampling
+from ajet_sdk.pictures import within
+from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Floats, Sample
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class _Share:
     """Positions of each sample's trained tokens."""
     weights: list[np.ndarray[tuple[int], np.dtype[np.float32]]] | None
     """Weights of each sample's trained tokens in the loss; None for pairs."""
+    pictures: list[list[PictureSpan]]
+    """Of each sample, up to its last trained token."""
 
     def datum(self, i: int, values: Floats, logprobs: Floats | None = None) -> Datum:
         """Builds a datum of sample `i` up to its last trained token; `values` and `logprobs` are of
@@ -84,7 +88,12 @@ class _Share:
         for array, trained in zip(places, (values, logprobs), strict=True):
             if trained is not None:
                 array[at - 1] = trained
-        return Datum(ids[: size + 1].tolist(), places[0], None if logprobs is None else places[1])
+        return Datum(
+            ids[: size + 1].tolist(),
+            places[0],
+            None if logprobs is None else places[1],
+            self.pictures[i],
+        )
 
     @property
     def targets(self) -> list[int]:
@@ -104,7 +113,10 @@ class TinkerTrainer:
         scaling: Scaling,
         costs: Costs,
         seconds: float,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
+        self._tokenizer = tokenizer
+        """Needed for samples with pictures."""
         self.service, self.settings, self.scaling, self.costs = service, settings, scaling, costs
         self.updates = 0
         self.seconds = seconds
@@ -164,7 +176,18 @@ class TinkerTrainer:
     def _share(self, samples: list[Sample]) -> _Share:
         paired = self.settings.loss.objective == "preference"
         weights = None if paired else token_weights(samples, self.settings.loss)
-        return _Share(samples, [trained_positions(sample) for sample in samples], weights)
+        at = [trained_positions(sample) for sample in samples]
+        return _Share(samples, at, weights, [self._pictures(sample) for sample in samples])
+
+    def _pictures(self, sample: Sample) -> list[PictureSpan]:
+        line = sample.timeline
+        if not line.pictures:
+            return []
+        if self._tokenizer is None or self._tokenizer.pictures is None:
+            raise TrainingError("the samples have pictures, but the model takes none")
+        trained = trained_positions(sample)
+        size = int(trained[-1]) if len(trained) else 0
+        return picture_spans(line.token_ids.tolist(), within(line.pictures, size), self._tokenizer)
 
     def _old_logprobs(self, samples: Sequence[Sample]) -> list[Floats] | None:
         """Log-probabilities of trained tokens before the step's first update; None if unused."""
@@ -272,7 +295,7 @@ class TinkerTrainer:
         """Gradients of the update's loss by the log-probabilities of each sample's trained
         tokens."""
         new_N = torch.from_numpy(np.concatenate(logprobs)).requires_grad_()
-        batch = collate(share.samples)
+        batch = collate([_without_pictures(sample) for sample in share.samples])
         if share.weights is not None:
             batch = replace(batch, weights_N=torch.from_numpy(np.concatenate(share.weights)))
         if old is not None:
@@ -302,7 +325,10 @@ class TinkerTrainer:
             s.timeline.token_ids[: size + 1]
             for s, size in zip(share.samples, share.targets, strict=True)
         ]
-        futures = [self._base.logprobs(ids_T.tolist()) for ids_T in ids]
+        futures = [
+            self._base.logprobs(ids_T.tolist(), pictures)
+            for ids_T, pictures in zip(ids, share.pictures, strict=True)
+        ]
         scored = [
             wait(each, self.seconds, "log-probabilities of the reference", self.service)
             for each in futures
@@ -312,6 +338,14 @@ class TinkerTrainer:
     @cached_property
     def _base(self) -> SdkWeights:
         return self.service.base()
+
+
+def _without_pictures(sample: Sample) -> Sample:
+    """The same trained tokens; no model computes here what they follow."""
+    if not sample.timeline.pictures:
+        return sample
+    timeline = sample.timeline.model_copy(update={"pictures": ()})
+    return sample.model_copy(update={"timeline": timeline})
 
 
 def _trained(share: _Share, logprobs: list[Floats]) -> list[Floats]:

@@ -112,7 +112,7 @@ class TorchService:
 class TorchBase:
     service: TorchService
 
-    def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
+    def logprobs(self, token_ids: Sequence[int], pictures: Sequence[object]) -> Future[Floats]:
         with self.service.model.disable_adapter(), torch.no_grad():  # type: ignore[operator]
             return done(self.service.scores([Datum(token_ids, np.zeros(0, np.float32))])[0].numpy())
 
