@@ -5,9 +5,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Episode, Task
+
+
+class _Line(BaseModel):
+    """A line of the file; a task stands in the line of its first episode alone, as it may have
+    pictures."""
+
+    episode: Episode
+    task_id: str
+    task: Task | None = None
 
 
 class ClaimedEpisodes:
@@ -15,11 +24,18 @@ class ClaimedEpisodes:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._written = set[str]()
+        """Ids of the tasks in the file."""
 
     def add(self, episode: Episode) -> None:
         """Record an episode before its client hears of it."""
+        task = episode.task
+        line = _Line(episode=episode.model_copy(update={"task": Task()}), task_id=task.task_id)
+        if task.task_id not in self._written:
+            line.task = task
         with self._path.open("a") as stream:
-            stream.write(episode.model_dump_json() + "\n")
+            stream.write(line.model_dump_json(exclude_defaults=True) + "\n")
+        self._written.add(task.task_id)
 
     def take(self) -> dict[str, Episode]:
         """The episodes that the last process recorded, by id; the file begins anew.
@@ -27,15 +43,17 @@ class ClaimedEpisodes:
         A line that the end of the process cut off is left out.
         """
         try:
-            lines = self._path.read_text().splitlines()
+            text = self._path.read_text()
         except FileNotFoundError:
             return {}
-        claimed = {}
-        for line in lines:
+        claimed: dict[str, Episode] = {}
+        tasks: dict[str, Task] = {}
+        for json_line in text.split("\n"):
             try:
-                episode = Episode.model_validate_json(line)
+                line = _Line.model_validate_json(json_line)
             except ValidationError:
                 continue
-            claimed[episode.episode_id] = episode
+            task = tasks.setdefault(line.task_id, line.task or Task(task_id=line.task_id))
+            claimed[line.episode.episode_id] = line.episode.model_copy(update={"task": task})
         self._path.unlink()
         return claimed
