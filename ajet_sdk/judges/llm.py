@@ -428,8 +428,9 @@ def read_rubric(config: Config, text: str) -> str:
 def read_examples(path: str | Path) -> list[dict[str, Any]]:
     """Reads rows from a JSON-lines file. Raises MissingResource, ConfigError."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines if line.strip()]
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        # not `splitlines`: a text may have other line separators, which JSON allows
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     except FileNotFoundError:
         raise MissingResource(f"the judge's scored examples: there is no file {path}") from None
     except (OSError, ValueError) as error:

@@ -275,7 +275,9 @@ def _tried(built: Built) -> str:
 
 def _rows(path: Path) -> list[Labelled]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = path.read_text(encoding="utf-8")
+        # not `splitlines`: a text may have other line separators, which JSON allows
+        lines = [line for line in text.split("\n") if line.strip()]
         return [labelled_row(json.loads(line), place) for place, line in enumerate(lines)]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"--labels: cannot read {path} as JSON lines: {error}") from None

@@ -19,6 +19,7 @@ import ajet
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import bootstrap, concordance, kappa, rank_correlation
 from ajet_sdk.judges.evaluate import evaluate, labelled_row
+from ajet_sdk.judges.llm import read_examples
 from ajet_sdk.types import Episode
 from ajet_tools.cli.app import app
 from tests.sdk.judges.test_llm_judge import answers, judging, verdict
@@ -132,10 +133,18 @@ def test_verdicts_that_cannot_be_had_are_counted_and_left_out() -> None:
         labelled_row({"query": "q", "output": "a", "score": float("nan")}, 0)
 
 
+def test_line_separators_within_a_text_end_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"query": "q\u2028", "output": "a\x85b", "score": 1.0}, {"query": "é", "score": 0.0}]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows))
+    assert read_examples(path) == rows
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
-    path.write_text("".join(json.dumps({**row, "answer": "x" * 7}) + "\n" for row in ROWS))
+    rows = [{**row, "answer": "x" * 7, "note": "one\u2028two"} for row in ROWS]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     printed = CliRunner().invoke(
         app, ["judge", "eval", "exact", "--labels", str(path), "--repeats", "1"]
     )
