@@ -40,13 +40,10 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-_LOOK = 0.1
-"""Seconds between two looks for new weights in the engines."""
-
 
 class SamplerBySession:
-    """A `PictureSampler` over several engines with the same weights; a session stays at its engine, which
-    has its prefixes."""
+    """A `PictureSampler` over several engines with the same weights; a session stays at its engine,
+    which has its prefixes."""
 
     def __init__(self, samplers: Sequence[AnySampler]) -> None:
         self._samplers = samplers
@@ -92,11 +89,9 @@ class ClientSteps:
         self._tokenizer = HFTokenizer(model)
         self._ledger: dict[int, list[LedgerEntry]] = defaultdict(list)
         """The rows of the steps that clients were not told of yet."""
-        self._untold: asyncio.Queue[int] = asyncio.Queue()
+        self._trained: asyncio.Queue[int] = asyncio.Queue()
         """Trained steps that clients were not told of yet."""
-        self._collected = done
         self._told = done
-        self._is_told = asyncio.Event()
         self._is_open = False
 
     # News of the trainer
@@ -109,7 +104,7 @@ class ClientSteps:
         """Note that the trainer has finished a step."""
         if step > self.done:
             self.done = step
-            self._untold.put_nowait(step)
+            self._trained.put_nowait(step)
 
     # While Trinity runs
 
@@ -133,17 +128,13 @@ class ClientSteps:
         )
         await self.steps.open(self.done, engine, run)
         self._is_open = True
-        telling = asyncio.create_task(self._tell_of_steps(sampler, handover))
         try:
             for step in range(first, self.total + 1):
                 await handover.wait_for_demand.remote(step)
-                await self._catch_up(await sampler.version())
-                experiences = await self._collect(step, progress)
-                self._collected = step
-                await handover.put.remote(step, experiences)
-            await telling
+                await self._tell_of_steps(await sampler.version())
+                await handover.forget.remote(self._told)
+                await handover.put.remote(step, await self._collect(step, progress))
         finally:
-            telling.cancel()
             await engine.aclose()
 
     async def _sampler(self, config: TrinityConfig) -> SamplerBySession:
@@ -168,36 +159,15 @@ class ClientSteps:
         self.book(step, [row for row in batch.ledger if row.outcome != "trained"])
         return experiences_of(batch, episodes, self._tokenizer)
 
-    async def _tell_of_steps(self, sampler: SamplerBySession, handover: ActorHandle) -> None:
-        """Tell clients of each trained step but the last, once its weights sample: a validation is
-        of the policy that it is logged with."""
-        while (step := await self._untold.get()) < self.total:
-            await self._wait_for_weights(sampler, step)
-            await self._tell(step)
-            await handover.forget.remote(step)
-
-    async def _wait_for_weights(self, sampler: SamplerBySession, step: int) -> None:
-        """Wait until the engines have the weights of a step.
-
-        Once the last step is collected, the engines may end, and nothing is claimed before
-        `finish`.
-        """
-        while self._collected < self.total:
-            if await sampler.version() >= step:
-                return
-            await asyncio.sleep(_LOOK)
+    async def _tell_of_steps(self, version: int) -> None:
+        """Tell clients of the steps whose weights sample now, so that a validation is of the policy
+        that it is logged with. The trainer's messages come a little later than its weights."""
+        while self._told < version:
+            await self._tell(await self._trained.get())
 
     async def _tell(self, step: int) -> None:
-        await self.steps.trained(step, self._ledger.pop(step, []))
         self._told = step
-        self._is_told.set()
-
-    async def _catch_up(self, version: int) -> None:
-        """Wait until clients are told of the steps whose weights sample: the trainer's messages
-        come a little later than its weights."""
-        while self._told < version:
-            self._is_told.clear()
-            await self._is_told.wait()
+        await self.steps.trained(step, self._ledger.pop(step, []))
 
     # After Trinity
 
@@ -207,7 +177,8 @@ class ClientSteps:
         engine = local_engine(self.config.model_copy(update={"model": changed}))
         try:
             await self.steps.serve(engine)
-            await self._tell(self.total)
+            for step in range(self._told + 1, self.total + 1):
+                await self._tell(step)
             await self.steps.close("the training is finished", is_last=True)
         finally:
             await engine.aclose()
