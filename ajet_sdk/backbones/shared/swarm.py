@@ -166,7 +166,7 @@ class SwarmSteps:
             episode = claimed.get(episode_id) or Episode(
                 episode_id=episode_id, run_id=run_id, group_id=episode_id, client="unknown"
             )
-            ended = {
+            abandoned = {
                 "step": done,
                 "status": "aborted",
                 "cause": ABANDONED,
@@ -175,7 +175,7 @@ class SwarmSteps:
                 "started_at": started_at,
                 "ended_at": now(),
             }
-            self.writer.put(episode.model_copy(update=ended))
+            self.writer.put(episode.model_copy(update=abandoned))
         self.writer.put(
             *(
                 LedgerEntry(

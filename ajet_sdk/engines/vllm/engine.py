@@ -4,12 +4,11 @@ only."""
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from packaging.version import Version
 
 from ajet_sdk.config.model_source import tokenizer_source
 from ajet_sdk.engines.chat import TokenEngine
@@ -120,7 +119,8 @@ def vllm_takes_pictures() -> bool:
     """Whether the installed vLLM has the route of `picture_prompts`, in its present form."""
     for name in _DISTRIBUTIONS:
         try:
-            return Version(version(name)).release >= _TAKES_PICTURES
+            numbers = re.match(r"(\d+)\.(\d+)", version(name))
+            return numbers is not None and tuple(map(int, numbers.groups())) >= _TAKES_PICTURES
         except PackageNotFoundError:
             continue
     return False
