@@ -14,6 +14,7 @@ import ajet
 from ajet_sdk.errors import SwarmOffline
 from ajet_sdk.swarm.messages import SwarmStatus
 from ajet_sdk.trace.reader import ledger_balance, open_trace
+from ajet_sdk.types import Task
 from tests.programs import running
 from tests.tiny_models import save_tiny
 from tests.waiting import until
@@ -176,6 +177,42 @@ def test_a_server_trains_a_model_for_each_target_that_its_client_names(tmp_path:
     assert all(row["model"].endswith("/" + row["target_tag"]) for row in rows)
     assert gap["most"] < 1e-4
     assert all((models / target / "config.json").is_file() for target in ("planner", "executor"))
+
+
+@pytest.mark.slow
+def test_an_episode_that_a_kill_left_open_is_booked_for_its_client(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=1)
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "job.yaml", "--port", "0")
+        url = server.url()
+        until(lambda: (status := status_of(url)) and status.state == "collecting")
+        task = Task(task_id="t", main_query="Say something.")
+        episode = ajet.SwarmClient(url, name="ada").episode(task, split="val").__enter__()
+        reply = httpx.post(
+            f"{episode.base_url}/chat/completions",
+            json={"model": episode.model, "messages": [{"role": "user", "content": "hello"}]},
+            headers={"authorization": f"Bearer {episode.api_key}"},
+            timeout=60,
+        )
+        reply.raise_for_status()
+        server.process.kill()
+        server.process.wait()
+        port = str(httpx.URL(url).port)
+        again = start("swarm", "start", "job.yaml", "--port", port, "--resume")
+        worker = start("work", url, "agent.py:solve", "--judge", "agent.py:length")
+        assert worker.wait_beside(again) == 0, worker.output + again.output
+    with open_trace(tmp_path / "run") as trace:
+        [row] = trace.query(
+            "SELECT e.client, e.task_id, e.split, l.outcome, l.tokens > 0 AS counted"
+            " FROM episodes e JOIN ledger l USING (episode_id) WHERE e.status = 'aborted'"
+        ).to_pylist()
+    assert row == {
+        "client": "ada",
+        "task_id": "t",
+        "split": "val",
+        "outcome": "abandoned",
+        "counted": True,
+    }
 
 
 @pytest.mark.slow
