@@ -278,13 +278,18 @@ class TunedModel:
         targets = None if best is None else separate_targets(best)
         return f"ajet serve {best / targets[0] if best and targets else best}"
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the exported model has the weights that training began with."""
+        return self.path is not None and self.trained_tokens == 0
+
     def warning(self) -> str:
         """A warning if sampled tokens were not trained, no update was made, or the validation fell;
         else empty."""
         return "\n".join(filter(None, (discarded(self.outcomes or {}), self._result_warning())))
 
     def _result_warning(self) -> str:
-        if self.path is not None and self.trained_tokens == 0:
+        if self.is_unchanged:
             return (
                 f"no update was made: {self.path} holds the weights that training began with. "
                 f"`ajet trace ledger {self.directory}` lists why no token was trained"

@@ -17,12 +17,10 @@ from ajet_sdk.swarm_server import SwarmServer, config_for_server, keys_for
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.swarm_watch import screen
 from ajet_tools.cli.swarm_watch import watch as show
+from ajet_tools.cli.train import NO_UPDATE
 from ajet_tools.text.tables import console
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-NO_UPDATE = 3
-"""Exit code of a training without any update."""
 
 
 @app.callback()
@@ -89,7 +87,7 @@ def start(
     if tuned is None:
         return
     echo(str(tuned))
-    if tuned.path is None:
+    if tuned.is_unchanged:
         raise typer.Exit(NO_UPDATE)
 
 

@@ -277,7 +277,7 @@ def train(
         echo(f"Try it with: {tuned.serve_command}")
     if warning := tuned.warning():
         echo(style(warning, fg="yellow"))
-    if tuned.path is not None and tuned.trained_tokens == 0:
+    if tuned.is_unchanged:
         raise typer.Exit(NO_UPDATE)
 
 

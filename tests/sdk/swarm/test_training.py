@@ -180,6 +180,20 @@ def test_a_server_trains_a_model_for_each_target_that_its_client_names(tmp_path:
 
 
 @pytest.mark.slow
+def test_a_server_whose_training_made_no_update_says_so_by_its_exit_code(tmp_path: Path) -> None:
+    prepare(tmp_path, steps=1)
+    (tmp_path / "judge.py").write_text("def zero(output): return 0.0\n")
+    with running(tmp_path) as start:
+        server = start("swarm", "start", "job.yaml", "--port", "0")
+        worker = start(
+            *("work", server.url(), "agent.py:solve", "--judge", "judge.py:zero"),
+            *("--tasks", "tasks.jsonl"),
+        )
+        assert worker.wait() == 0, worker.output
+        assert server.wait() == 3, server.output
+
+
+@pytest.mark.slow
 def test_an_episode_that_a_kill_left_open_is_booked_for_its_client(tmp_path: Path) -> None:
     prepare(tmp_path, steps=1)
     with running(tmp_path) as start:
