@@ -20,12 +20,12 @@ class _Line(BaseModel):
 
 
 class ClaimedEpisodes:
-    """A file with a line for each episode that was claimed since the server started."""
+    """A file with a line for each episode that was claimed in the run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written = set[str]()
-        """Ids of the tasks in the file."""
+        """Ids of the tasks that this process wrote."""
 
     def add(self, episode: Episode) -> None:
         """Record an episode before its client hears of it."""
@@ -33,15 +33,18 @@ class ClaimedEpisodes:
         line = _Line(episode=episode.model_copy(update={"task": Task()}), task_id=task.task_id)
         if task.task_id not in self._written:
             line.task = task
+        # the last process may have ended in the middle of a line
+        start = "" if self._written else "\n"
         with self._path.open("a") as stream:
-            stream.write(line.model_dump_json(exclude_defaults=True) + "\n")
+            stream.write(f"{start}{line.model_dump_json(exclude_defaults=True)}\n")
         self._written.add(task.task_id)
 
-    def take(self) -> dict[str, Episode]:
-        """The episodes that the last process recorded, by id; the file begins anew.
+    def clear(self) -> None:
+        """Begin anew, for another run."""
+        self._path.unlink(missing_ok=True)
 
-        A line that the end of the process cut off is left out.
-        """
+    def read(self) -> dict[str, Episode]:
+        """The episodes by id. A line that the end of a process cut off is left out."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
@@ -55,5 +58,4 @@ class ClaimedEpisodes:
                 continue
             task = tasks.setdefault(line.task_id, line.task or Task(task_id=line.task_id))
             claimed[line.episode.episode_id] = line.episode.model_copy(update={"task": task})
-        self._path.unlink()
         return claimed

@@ -95,6 +95,8 @@ class SwarmSteps:
         self.policy_version, self.loggers, self.total = policy_version, loggers, total
         self.steps_are_updates = steps_are_updates
         self._claimed = ClaimedEpisodes(job.directory / CLAIMED)
+        self._claimed_before: dict[str, Episode] = {}
+        """The episodes that the run gave out before a restart."""
         self._collection: Collection | None = None
 
     @property
@@ -139,7 +141,7 @@ class SwarmSteps:
             raise asyncio.CancelledError
         self._ended: Sequence[Episode] = ()
         if not self.job.resume:
-            self._claimed.take()  # those of another run in this directory
+            self._claimed.clear()
         else:
             self._ended = await asyncio.to_thread(self._left, self.policy_version())
         self._collection = await asyncio.wrap_future(self.host.submit(begin()))
@@ -158,12 +160,12 @@ class SwarmSteps:
         version = self.policy_version()
         ended = self.writer.query(_ENDED, [run_id, version]).to_pylist()
         orphans = self.writer.query(_ORPHANS, [run_id]).to_pylist()
-        claimed = self._claimed.take()
+        self._claimed_before = self._claimed.read()
         began: dict[str, datetime] = {}
         for row in orphans:
             began.setdefault(row["episode_id"], row["started_at"])
         for episode_id, started_at in began.items():
-            episode = claimed.get(episode_id) or Episode(
+            episode = self._claimed_before.get(episode_id) or Episode(
                 episode_id=episode_id, run_id=run_id, group_id=episode_id, client="unknown"
             )
             abandoned = {
@@ -194,11 +196,19 @@ class SwarmSteps:
         return [*(row["episode_id"] for row in ended), *began]
 
     def _given_out(self) -> list[tuple[Task, str]]:
-        """The tasks of the run's episodes so far, with their splits."""
+        """The tasks of the run's episodes so far, with their splits; also of those that a kill left
+        open without a call, which the trace does not have."""
         self.writer.flush()
         sql = "SELECT DISTINCT split, task FROM episodes WHERE run_id = ? AND client <> ''"
         rows = self.writer.query(sql, [self.job.run_id]).to_pylist()
-        return [(Task.model_validate_json(row["task"]), row["split"]) for row in rows]
+        given_out = [(Task.model_validate_json(row["task"]), row["split"]) for row in rows]
+        for episode in self._claimed_before.values():
+            # an attempt whose client names its task at the end has none yet
+            if episode.split in ("train", "val") and (
+                episode.task.main_query or episode.task.init_messages
+            ):
+                given_out.append((episode.task, episode.split))
+        return given_out
 
     def _left(self, version: int) -> list[Episode]:
         """The episodes that ended before the restart, with their calls."""

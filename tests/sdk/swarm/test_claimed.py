@@ -24,5 +24,10 @@ def test_episodes_come_back_with_their_clients_and_tasks_and_each_task_is_stored
     assert size < 2 * len(picture)
     with (tmp_path / "claimed.jsonl").open("a") as stream:
         stream.write('{"episode": {"episode_id": "cut')  # the kill came in the middle of it
-    assert ClaimedEpisodes(tmp_path / "claimed.jsonl").take() == {e.episode_id: e for e in episodes}
-    assert ClaimedEpisodes(tmp_path / "claimed.jsonl").take() == {}
+    again = ClaimedEpisodes(tmp_path / "claimed.jsonl")
+    assert again.read() == {e.episode_id: e for e in episodes}
+    later = Episode(episode_id="later", run_id="r", task=task, client="ada")
+    again.add(later)
+    assert again.read() == {e.episode_id: e for e in [*episodes, later]}, "and all earlier ones"
+    again.clear()
+    assert again.read() == {}

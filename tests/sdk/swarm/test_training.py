@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import ajet
-from ajet_sdk.errors import SwarmOffline
+from ajet_sdk.errors import HeldOutTask, SwarmOffline
 from ajet_sdk.swarm.messages import SwarmStatus
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.types import Task
@@ -209,10 +209,15 @@ def test_an_episode_that_a_kill_left_open_is_booked_for_its_client(tmp_path: Pat
             timeout=60,
         )
         reply.raise_for_status()
+        held_out = Task(task_id="v", main_query="What is held out?")
+        ajet.SwarmClient(url).episode(held_out, split="val").__enter__()  # without a call
         server.process.kill()
         server.process.wait()
         port = str(httpx.URL(url).port)
         again = start("swarm", "start", "job.yaml", "--port", port, "--resume")
+        until(lambda: (status := status_of(url)) and status.state == "collecting")
+        with pytest.raises(HeldOutTask):
+            ajet.SwarmClient(url).episode(held_out).__enter__()
         worker = start("work", url, "agent.py:solve", "--judge", "agent.py:length")
         assert worker.wait_beside(again) == 0, worker.output + again.output
     with open_trace(tmp_path / "run") as trace:
