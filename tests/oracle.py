@@ -7,18 +7,37 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ajet_sdk.learn.batches import collate, micro_batches, trained_inputs
 from ajet_sdk.learn.losses import score
-from ajet_sdk.learn.objective import policy_loss
+from ajet_sdk.learn.objective import policy_loss, token_weights
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.samples.build import Batch, build
 from ajet_sdk.types import Call, Episode, Reward, Sample
 
 TEMPERATURE = 0.8
+LOSSES: list[dict[str, Any]] = [
+    {},
+    {"ratio_level": "sequence", "loss_aggregation": "sample", "clip_ratio_low": 0.05},  # GSPO
+    {"clip_type": "one_sided"},  # CISPO
+    {"clip_type": "soft", "loss_aggregation": "agent"},  # SAPO
+    {"clip_ratio_max": 1.5, "loss_aggregation": "turn"},  # dual clip
+    {"ratio_base": "trainer", "importance_weights": "truncated", "importance_bounds": [0.0, 1.2]},
+    {"ratio_base": "trainer", "importance_weights": "masked", "importance_bounds": [0.7, 1.3]},
+    {
+        "clip_type": "none",
+        "importance_weights": "masked",
+        "importance_level": "sequence",
+        "ratio_base": "trainer",
+        "loss_aggregation": "constant",
+        "loss_length": 50,
+    },
+]
+"""Settings of the policy objective that differ in each of its parts."""
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -70,10 +89,9 @@ def local_loss(
     reference: Any = None,
     temperature: float = TEMPERATURE,
 ) -> float:
-    """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves
-    gradients."""
+    """As the local trainer: micro-batches, and the weighted sum over tokens. Leaves gradients."""
     settings = TrainerSettings.of(config, 1e-3, 4).loss
-    total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
+    weights, loss = token_weights(samples, settings), 0.0
     groups = micro_batches([trained_inputs(sample) for sample in samples], 128)
     assert len(groups) > 1
     for group in groups:
@@ -85,7 +103,8 @@ def local_loss(
         loss_N, _ = policy_loss(
             score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N
         )
-        part = loss_N.sum() / total
+        weights_N = torch.from_numpy(np.concatenate([weights[i] for i in group.members]))
+        part = (loss_N * weights_N).sum()
         part.backward()
         loss += float(part.detach())
     return loss

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ import torch
 
 from ajet_sdk.config.trainer_schema import Aggregation, ClipType, ImportanceWeights, RatioLevel
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.learn.batches import MicroBatch, trained_positions
+from ajet_sdk.learn.batches import trained_positions
 from ajet_sdk.types import Episode, LedgerEntry, Outcome, Reward, Sample
 
 _MAX_LOG_RATIO = 20.0
@@ -95,9 +95,21 @@ class Scored:
     """Mask of the tokens that could be drawn, for each token of the batch's `limits`."""
 
 
+class TrainedTokens(Protocol):
+    """The trained tokens of a micro-batch, as in `MicroBatch`."""
+
+    @property
+    def sampler_N(self) -> torch.Tensor: ...
+    @property
+    def advantages_N(self) -> torch.Tensor: ...
+    @property
+    def old_N(self) -> torch.Tensor | None: ...
+    def segments_N(self, level: Literal["turn", "sequence"]) -> torch.Tensor: ...
+
+
 def policy_loss(
     scored: Scored,
-    batch: MicroBatch,
+    batch: TrainedTokens,
     settings: LossSettings,
     reference_N: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -128,7 +140,7 @@ def policy_loss(
 
 
 def _ratio(
-    new_N: torch.Tensor, old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings
+    new_N: torch.Tensor, old_N: torch.Tensor, batch: TrainedTokens, settings: LossSettings
 ) -> torch.Tensor:
     log_ratio_N = (new_N - old_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     if settings.ratio_level != "token":
@@ -162,7 +174,7 @@ def _surrogate(
 
 
 def _importance(
-    old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings
+    old_N: torch.Tensor, batch: TrainedTokens, settings: LossSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights, without gradient, and 1 for tokens whose weight is out of bounds."""
     log_N = old_N - batch.sampler_N
@@ -205,37 +217,52 @@ def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) 
     )
 
 
+class TrainedTurns(NamedTuple):
+    """The trained tokens of a sample."""
+
+    agent: tuple[str, str]
+    """Its episode and agent."""
+    sizes: Sequence[int]
+    """Number of trained tokens of each turn that has some."""
+
+
 def token_weights(
     samples: Sequence[Sample], settings: LossSettings
+) -> list[npt.NDArray[np.float32]]:
+    """Weight of each trained token in an update's loss; see `turn_weights`."""
+    turns = []
+    for sample in samples:
+        trained = trained_positions(sample)
+        bounds = [(span.start, span.end) for span in sample.timeline.spans]
+        sizes = [int(end - begin) for begin, end in np.searchsorted(trained, bounds)]
+        agent = (sample.episode_id, sample.timeline.agent)
+        turns.append(TrainedTurns(agent, [size for size in sizes if size]))
+    return turn_weights(turns, settings.loss_aggregation, settings.loss_length)
+
+
+def turn_weights(
+    samples: Sequence[TrainedTurns], aggregation: Aggregation, loss_length: int
 ) -> list[npt.NDArray[np.float32]]:
     """Weight of each trained token in an update's loss.
 
     The weights sum to 1, except for `constant`, where they sum to the mean sample length divided by
     `loss_length`.
     """
-    counts = [len(trained_positions(sample)) for sample in samples]
-    aggregation = settings.loss_aggregation
+    counts = [sum(sample.sizes) for sample in samples]
     if aggregation == "constant":
-        share = 1.0 / (sum(count > 0 for count in counts) * settings.loss_length)
+        share = 1.0 / (max(1, sum(count > 0 for count in counts)) * loss_length)
         return [np.full(count, share, np.float32) for count in counts]
     segments: list[list[tuple[object, int]]] = []
     for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
         if aggregation == "turn":
-            at = trained_positions(sample)
-            ends = [np.searchsorted(at, (span.start, span.end)) for span in sample.timeline.spans]
-            segments.append(
-                [((i, k), int(end - begin)) for k, (begin, end) in enumerate(ends) if end > begin]
-            )
+            segments.append([((i, k), size) for k, size in enumerate(sample.sizes)])
         else:
-            keys: dict[str, object] = {
-                "token": None,
-                "sample": i,
-                "agent": (sample.episode_id, sample.timeline.agent),
-            }
+            keys: dict[str, object] = {"token": None, "sample": i, "agent": sample.agent}
             segments.append([(keys[aggregation], count)] if count else [])
     sizes: Counter[object] = Counter()
-    for key, size in (segment for parts in segments for segment in parts):
-        sizes[key] += size
+    for parts in segments:
+        for key, size in parts:
+            sizes[key] += size
     return [
         np.repeat(
             np.array([1.0 / (len(sizes) * sizes[key]) for key, _ in parts], np.float32),

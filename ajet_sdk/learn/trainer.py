@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from ajet_sdk.config.trainer_schema import OBJECTIVE
+from ajet_sdk.config.objective import objective_of
 from ajet_sdk.engines.local.vision import Vision, vision_of
 from ajet_sdk.engines.local.weights import frozen_copy
 from ajet_sdk.errors import ConfigError, TrainingError
@@ -79,18 +79,7 @@ class TrainerSettings:
         return cls(
             lr=lr,
             loss=LossSettings(
-                **{
-                    key: getattr(common, key)
-                    for key in OBJECTIVE
-                    if key not in ("loss_type", "loss_length")
-                },
-                loss_length=common.loss_length or config.rollout.max_model_len,
-                kl_coef=(
-                    common.kl_loss_coef
-                    if common.use_kl_loss and by_reward and not in_reward
-                    else 0.0
-                ),
-                kl_type=common.kl_loss_type,
+                **(objective_of(config) | ({} if by_reward else {"kl_coef": 0.0})),
                 entropy_coef=common.entropy_coef if by_reward else 0.0,
                 objective=_OBJECTIVES.get(common.algorithm.adv_estimator, "policy"),
                 beta=common.algorithm.beta,

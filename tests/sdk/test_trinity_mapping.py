@@ -256,10 +256,10 @@ def test_what_the_other_system_left_out_is_there() -> None:
     algorithm = made["algorithm"]
     assert algorithm["entropy_loss_fn"].endswith("BatchEntropy")
     assert algorithm["entropy_loss_fn_args"] == {"entropy_coef": 0.02}
-    loss = algorithm["policy_loss_fn_args"]
+    loss = algorithm["policy_loss_fn_args"]["settings"]
     assert algorithm["policy_loss_fn"].endswith("BatchLossWithKL")
     assert (loss["kl_coef"], loss["kl_type"]) == (0.03, "mse")
-    assert (loss["clip_range_low"], loss["clip_range_high"]) == (0.1, 0.4)
+    assert (loss["clip_ratio_low"], loss["clip_ratio_high"]) == (0.1, 0.4)
     assert made["trainer"]["param_offload"] and made["trainer"]["optimizer_offload"]
     assert made["trainer"]["grad_clip"] == algorithm["optimizer"]["clip_grad"] == 0.7
     names = [one["name"] for one in made["buffer"]["explorer_input"]["eval_tasksets"]]

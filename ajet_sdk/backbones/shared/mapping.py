@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from ajet_sdk.config.trainer_schema import OBJECTIVE, READ_BY, RewardEstimator, TrainerCommon
+from ajet_sdk.config.trainer_schema import READ_BY, RewardEstimator
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,16 +116,6 @@ def unsupported_keys(config: Config, trainer: str, *, lora: bool = False) -> lis
             f"trainer_common.algorithm: {name}; {trainer} learns from sampled attempts and their"
             " advantages only, not from demonstrations, pairs or teachers; use backbone local"
         )
-    for key in OBJECTIVE:
-        value = getattr(config.trainer_common, key)
-        if value != getattr(TrainerCommon(), key) and key not in (
-            "clip_ratio_low",
-            "clip_ratio_high",
-        ):
-            wrong.append(
-                f"trainer_common.{key}: {value}; {trainer} gets the clipped loss per token only;"
-                " leave it out, or use backbone local"
-            )
     if not config.validation_attempts:
         wrong.append(
             f"trainer_common.val_pass_n: 0; {trainer} samples validation tasks; set 1, or use"

@@ -21,6 +21,8 @@ from trinity.common.experience import EID, Experience
 
 from ajet_sdk.backbones.shared.steps import order_of_tasks
 from ajet_sdk.cluster.mailbox import mailbox_of
+from ajet_sdk.config.trainer_schema import Aggregation
+from ajet_sdk.learn.objective import TrainedTurns, turn_weights
 from ajet_sdk.samples.build import token_metrics
 
 if TYPE_CHECKING:
@@ -100,10 +102,21 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         return {"multiple_of": 1}
 
 
-def _share(experiences: Sequence[Experience], ranks: int) -> None:
-    total = sum(int(experience.action_mask.sum()) for experience in experiences)
+def weigh(
+    experiences: Sequence[Experience], ranks: int, aggregation: Aggregation, loss_length: int
+) -> None:
+    """Set `returns` to the weight of each token in the loss, times the number of ranks, over which
+    Trinity averages."""
+    turns = []
     for experience in experiences:
-        experience.returns = torch.full_like(experience.advantages, ranks / max(1, total))
+        trained = experience.info.get("trained") or []
+        sizes = [int(call["tokens"]) for call in trained] if experience.action_mask.any() else []
+        agent = (experience.info.get("episode_id", ""), experience.info.get("agent", ""))
+        turns.append(TrainedTurns(agent, sizes))
+    weights = turn_weights(turns, aggregation, loss_length)
+    for experience, weights_N in zip(experiences, weights, strict=True):
+        experience.returns = torch.zeros_like(experience.advantages)
+        experience.returns[experience.action_mask] = torch.from_numpy(weights_N * ranks)
 
 
 class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
@@ -114,12 +127,15 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         max_staleness: maximum age of a sampled token, in updates.
         run_id: the run whose driver gets the report.
         ranks: number of ranks over which the trainer averages; `returns` has the weight of a token (see `plugins`).
+        loss_aggregation, loss_length: as in `trainer_common`.
     """
 
     def __init__(self, buffer_config: BufferConfig, **arguments: Any) -> None:
         super().__init__(buffer_config)
         self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
         self.ranks = int(arguments.get("ranks", 1))
+        self._aggregation: Aggregation = arguments.get("loss_aggregation", "token")
+        self._loss_length = int(arguments.get("loss_length", 1))
 
     async def sample(
         self, step: int, **_: object
@@ -141,7 +157,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
                 experience.action_mask = torch.zeros_like(experience.action_mask)
                 experience.advantages = torch.zeros_like(experience.advantages)
             rows += [{**call, "outcome": outcome} for call in trained]
-        _share(batch, self.ranks)
+        weigh(batch, self.ranks, self._aggregation, self._loss_length)
         await mailbox_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
         metrics: dict[str, object] = {
             "train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))
@@ -157,7 +173,13 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
 
     @classmethod
     def default_args(cls) -> dict[str, object]:
-        return {"max_staleness": 0, "run_id": "", "ranks": 1}
+        return {
+            "max_staleness": 0,
+            "run_id": "",
+            "ranks": 1,
+            "loss_aggregation": "token",
+            "loss_length": 1,
+        }
 
 
 class OrderOfLocal(BaseSelector):  # type: ignore[misc]

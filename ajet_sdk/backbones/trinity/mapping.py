@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet_sdk.backbones.shared.mapping import (
-    DUAL_CLIP_OFF,
     MICRO_BATCH_TOKENS,
     Place,
     dtype,
@@ -29,6 +28,7 @@ from ajet_sdk.backbones.shared.mapping import (
 )
 from ajet_sdk.backbones.trinity.placement import engines, misplaced
 from ajet_sdk.cluster.mailbox import namespace_of
+from ajet_sdk.config.objective import objective_of
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -214,7 +214,11 @@ def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
         "repeat_times": config.rollout.num_repeat,
         "advantage_fn": f"{_HERE}.batches.GivenAdvantages",
         "sample_strategy": f"{_HERE}.batches.WholeSteps",
-        "sample_strategy_args": {"run_id": place.run_id},
+        "sample_strategy_args": {
+            "run_id": place.run_id,
+            "loss_aggregation": config.trainer_common.loss_aggregation,
+            "loss_length": objective_of(config)["loss_length"],
+        },
         **_loss(config),
         "loss_agg_mode": "token-mean",
         "kl_penalty_fn": "none",
@@ -223,20 +227,13 @@ def _algorithm(config: Config, place: TrinityPlace) -> dict[str, object]:
 
 
 def _loss(config: Config) -> dict[str, object]:
-    """The clipped loss, the KL term and the entropy bonus of `plugins`, as means over the batch's
-    tokens."""
+    """The objective, the KL term and the entropy bonus of `plugins`."""
     common = config.trainer_common
     kl, entropy = common.use_kl_loss, common.entropy_coef
     ours = f"{_HERE}.plugins.BatchLossWithKL" if kl else f"{_HERE}.plugins.BatchLoss"
     return {
         "policy_loss_fn": ours,
-        "policy_loss_fn_args": {
-            "clip_range_low": common.clip_ratio_low,
-            "clip_range_high": common.clip_ratio_high,
-            "clip_ratio_c": DUAL_CLIP_OFF,
-            "loss_agg_mode": "token-mean",
-            **({"kl_coef": common.kl_loss_coef, "kl_type": common.kl_loss_type} if kl else {}),
-        },
+        "policy_loss_fn_args": {"settings": objective_of(config)},
         "kl_loss_fn": "none",
         "kl_loss_fn_args": {},
         "entropy_loss_fn": f"{_HERE}.plugins.BatchEntropy" if entropy else "none",
@@ -394,6 +391,11 @@ def check(config: Config) -> None:
     """Raise ConfigError that lists the keys that Trinity does not support."""
     common, cpu = config.trainer_common, is_on_cpu(config)
     wrong = unsupported_keys(config, "Trinity", lora=cpu)
+    if common.ratio_level == "turn":
+        wrong.append(
+            "trainer_common.ratio_level: turn; Trinity's loss does not see where turns begin; set"
+            " token or sequence, or use backbone local"
+        )
     if common.algorithm.adv_estimator == "reinforce_plus_plus":
         wrong.append(
             "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalizes over the whole"

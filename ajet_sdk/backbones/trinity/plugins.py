@@ -1,11 +1,11 @@
-"""Plug-ins for Trinity: the loss, a mean over the tokens of the whole batch as in `local`, and the
+"""Plug-ins for Trinity: the loss, that of `local` over the tokens of the whole batch, and the
 monitor.
 
 verl sums the losses of a rank's micro-batches and averages over ranks; Trinity's Tinker trainer
 sums over sequences. The loss itself must therefore be scaled to the batch. Trinity's own losses
 average over each micro-batch: the gradient would grow with the number of micro-batches, and tokens
 in short ones would count more. Here `returns`, which is otherwise unused, has the weight of each
-token: ranks / tokens of the batch (see `WholeSteps`).
+token times the number of ranks (see `WholeSteps`).
 
 The monitor sends the metrics of Trinity's explorer and trainer to the driver through the `Mailbox`.
 """
@@ -13,22 +13,46 @@ The monitor sends the metrics of Trinity's explorer and trainer to the driver th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from trinity.algorithm.entropy_loss_fn.entropy_loss_fn import EntropyLossFn
-from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
+from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from trinity.utils.monitor import Monitor
 
 from ajet_sdk.cluster.mailbox import mailbox_of
-from ajet_sdk.learn.objective import kl_estimate
+from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
 
 if TYPE_CHECKING:
     from trinity.common.config import Config as TrinityConfig
 
 
-class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
-    """The clipped policy gradient."""
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The trained tokens of a micro-batch of Trinity's trainer."""
+
+    sampler_N: torch.Tensor
+    advantages_N: torch.Tensor
+    rows_N: torch.Tensor
+    old_N: None = None
+    """A step has one update, so these are the log-probabilities of its own pass."""
+
+    def segments_N(self, level: Literal["turn", "sequence"]) -> torch.Tensor:
+        assert level == "sequence", "the mapping refuses turns, which these tensors do not show"
+        return self.rows_N
+
+
+class BatchLoss(PolicyLossFn):  # type: ignore[misc]
+    """The policy objective of `local` (`learn.objective`).
+
+    Args:
+        settings: of `LossSettings`.
+    """
+
+    def __init__(self, *, settings: Mapping[str, Any], backend: str = "verl") -> None:
+        super().__init__(backend=backend)
+        self.settings = LossSettings(**settings)
 
     def __call__(
         self,
@@ -40,24 +64,43 @@ class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
         **kwargs: object,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length), or of one sequence (response length)."""
-        loss, metrics = super().__call__(
-            logprob=logprob, old_logprob=old_logprob, action_mask=action_mask, advantages=advantages
-        )
-        # Scales the mean over the micro-batch to its share of the mean over the batch.
-        return loss * (action_mask * returns).sum(), metrics
+        return self.of_tokens(logprob, old_logprob, action_mask, advantages, returns)
+
+    def of_tokens(
+        self,
+        logprob: torch.Tensor,
+        old_logprob: torch.Tensor,
+        action_mask: torch.Tensor,
+        advantages: torch.Tensor,
+        returns: torch.Tensor,
+        ref_logprob: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        trained = action_mask.bool()
+        if not trained.any():
+            return (logprob * 0.0).sum(), {}
+        rows = torch.atleast_2d(trained).nonzero()[:, 0]
+        tokens = _Tokens(old_logprob[trained], advantages[trained], rows)
+        reference_N = None if ref_logprob is None else ref_logprob[trained]
+        scored = Scored(logprob[trained], None)
+        loss_N, seen = policy_loss(scored, tokens, self.settings, reference_N)
+        loss = (loss_N * returns[trained]).sum()
+        apart_N = (tokens.sampler_N - scored.logprobs_N).detach()
+        metrics = {
+            "pg_loss": float(loss.detach()),
+            "pg_clipfrac": float(seen["clip_share"].mean()),
+            "ppo_kl": float(apart_N.mean()),
+        }
+        if reference_N is not None:
+            metrics["kl_loss"] = float((seen["kl"].detach() * returns[trained]).sum())
+        return loss, metrics
+
+    @classmethod
+    def default_args(cls) -> dict[str, object]:
+        return {"settings": {}}
 
 
 class BatchLossWithKL(BatchLoss):
-    """The clipped policy gradient with the KL divergence from the initial model.
-
-    Args:
-        kl_coef: its weight.
-        kl_type: its estimator, as in `trainer_common.kl_loss_type`.
-    """
-
-    def __init__(self, *, kl_coef: float, kl_type: str, **arguments: object) -> None:
-        super().__init__(**arguments)
-        self.kl_coef, self.kl_type = kl_coef, kl_type
+    """The same with the KL divergence from the initial model."""
 
     def __call__(  # type: ignore[override]  # Trinity passes the arguments that the signature names
         self,
@@ -70,15 +113,7 @@ class BatchLossWithKL(BatchLoss):
         **kwargs: object,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length), or of one sequence (response length)."""
-        loss, metrics = super().__call__(
-            logprob=logprob,
-            old_logprob=old_logprob,
-            action_mask=action_mask,
-            advantages=advantages,
-            returns=returns,
-        )
-        kl = (kl_estimate(logprob, ref_logprob, self.kl_type) * action_mask * returns).sum()
-        return loss + self.kl_coef * kl, {**metrics, "kl_loss": float(kl.detach())}
+        return self.of_tokens(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
 
 
 class BatchEntropy(EntropyLossFn):  # type: ignore[misc]

@@ -22,6 +22,7 @@ from ajet_sdk.backbones.shared.mapping import (
     unsupported_keys,
     warn,
 )
+from ajet_sdk.config.trainer_schema import OBJECTIVE, TrainerCommon
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -242,6 +243,16 @@ def check(config: Config) -> None:
     common = config.trainer_common
     gpus = common.nnodes * common.n_gpus_per_node
     wrong = unsupported_keys(config, "verl")
+    for key in OBJECTIVE:
+        value = getattr(common, key)
+        if value != getattr(TrainerCommon(), key) and key not in (
+            "clip_ratio_low",
+            "clip_ratio_high",
+        ):
+            wrong.append(
+                f"trainer_common.{key}: {value}; verl gets the clipped loss per token only; leave"
+                " it out, or use backbone local or trinity"
+            )
     if not gpus:
         wrong.append(
             "trainer_common.n_gpus_per_node: 0; verl trains on GPUs only; on a CPU use backbone"
