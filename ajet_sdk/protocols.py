@@ -177,6 +177,9 @@ class Choice:
     unread: bool = False
     """Whether it contains an unparsable tool call: an invalid or a truncated one (see
     `finish_reason`)."""
+    policy_version: int | None = None
+    weight_updates: Sequence[int] = ()
+    """Both as in `Call`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,6 @@ class Answer:
     choices: tuple[Choice, ...]
     model: str
     prompt_ids: Sequence[int] | None = None
-    policy_version: int | None = None
     usage: Mapping[str, int | float] = field(default_factory=dict)
     """prompt_tokens, completion_tokens, total_tokens; `cost` in money, of a provider that reports
     it."""
@@ -238,6 +240,8 @@ class Sampled:
     top: Sequence[Sequence[tuple[int, float]]] | None = None
     """The most likely tokens at each position and their log-probabilities, if `top_logprobs`
     requests them."""
+    weight_updates: Sequence[int] = ()
+    """As in `Call`."""
 
 
 class SamplingCancelled(asyncio.CancelledError):

@@ -132,6 +132,10 @@ Pictures = Annotated[
 """Of `PlacedPicture`, in order."""
 
 
+WeightUpdates = Annotated[tuple[int, ...], BeforeValidator(lambda stored: tuple(stored or ()))]
+"""Places in the ids of a reply, in order."""
+
+
 class _Frozen(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True
@@ -193,8 +197,11 @@ class Call(_Frozen):
     trainable: bool = True
     model: str = ""
     policy_version: int | None = None
-    """Number of optimizer updates of the model that answered; None for models other than the
-    policy."""
+    """Number of optimizer updates of the model that sampled the first token; None for models other
+    than the policy."""
+    weight_updates: WeightUpdates = ()
+    """The places in `output_ids`, in order, from which on the weights had one update more: of a
+    reply that was being sampled while the weights changed. See `versions`."""
     request: dict[str, Any] = Field(default_factory=dict)
     """The request in the format of OpenAI's API (messages, tools, ...), whatever the client's
     API."""
@@ -242,6 +249,22 @@ class Call(_Frozen):
                 f"call {self.call_id}: {len(self.logprobs)} logprobs for {n} output ids"
             )
         return self
+
+    @property
+    def last_version(self) -> int | None:
+        """The policy version that sampled the last token."""
+        if self.policy_version is None:
+            return None
+        return self.policy_version + len(self.weight_updates)
+
+    @property
+    def versions(self) -> npt.NDArray[np.int32] | None:
+        """The policy version that sampled each output id, `[T]`; None if none is known."""
+        if self.policy_version is None or self.output_ids is None:
+            return None
+        places_T = np.arange(len(self.output_ids), dtype=np.int32)
+        later_T = np.searchsorted(self.weight_updates, places_T, side="right")
+        return (self.policy_version + later_T).astype(np.int32)
 
 
 class Reward(_Frozen):

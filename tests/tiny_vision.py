@@ -300,7 +300,8 @@ async def conversation(
                 pictures=answer.pictures,
                 output_ids=choice.output_ids,
                 logprobs=choice.logprobs,
-                policy_version=answer.policy_version,
+                policy_version=choice.policy_version,
+                weight_updates=choice.weight_updates,
                 sampling=how.as_dict(),
             )
             calls.append(call)

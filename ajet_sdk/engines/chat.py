@@ -282,7 +282,16 @@ class Chat:
         )
         if conversation.prompt is None:
             return Choice(
-                None, text, sampled.finish_reason, ids, sampled.logprobs, tokens, stop, top=top
+                None,
+                text,
+                sampled.finish_reason,
+                ids,
+                sampled.logprobs,
+                tokens,
+                stop,
+                top=top,
+                policy_version=sampled.policy_version,
+                weight_updates=sampled.weight_updates,
             )
         logprobs, parsed = sampled.logprobs, self._read(conversation, text)
         if len(parsed.calls) > 1 and conversation.ask.options.get("parallel_tool_calls") is False:
@@ -314,6 +323,8 @@ class Chat:
             top=top and top[: len(ids)],
             cut_tokens=cut,
             unread=parsed.unread,
+            policy_version=sampled.policy_version,
+            weight_updates=[place for place in sampled.weight_updates if place < len(ids)],
         )
 
     def _stop_string(self, sampled: Sampled, stops: Sequence[str]) -> str | None:
@@ -376,7 +387,6 @@ class Chat:
             model=model,
             prompt_ids=conversation.prompt_ids,
             pictures=conversation.pictures,
-            policy_version=sampled[0].policy_version if sampled else None,
             usage={
                 "prompt_tokens": prompt,
                 "completion_tokens": output,

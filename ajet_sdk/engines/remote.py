@@ -48,7 +48,6 @@ class RemoteEngine:
         check_url(base_url)
         self.base_url = base_url
         self.model = model
-        self.policy_version: int | None = None
         self._ids_given: bool | None = None if with_ids else False
         """None: unknown."""
         self._newer_limit = False
@@ -161,7 +160,7 @@ class RemoteEngine:
         )
         if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
             prompt = None
-        return Answer(tuple(choices), read.model or self.model, prompt, self.policy_version, usage)
+        return Answer(tuple(choices), read.model or self.model, prompt, usage)
 
     @property
     def takes_pictures(self) -> None:

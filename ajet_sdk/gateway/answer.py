@@ -249,7 +249,7 @@ class CallInFlight:
             known: Json = {
                 "index": next(self.episode.indices),
                 "model": answer.model,
-                "policy_version": answer.policy_version,
+                "policy_version": choice.policy_version,
                 "response": {**self._completion, "choices": [self._completion["choices"][index]]},
                 "prompt_ids": answer.prompt_ids,
                 "output_ids": choice.output_ids,
@@ -261,6 +261,8 @@ class CallInFlight:
             }
             if answer.pictures:
                 known["pictures"] = answer.pictures
+            if choice.weight_updates:
+                known["weight_updates"] = choice.weight_updates
             self.episode.add(Call(**common, **known), answer.new_ids)
 
     def _recorded_request(self) -> Json:

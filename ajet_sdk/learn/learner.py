@@ -22,9 +22,9 @@ from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.local.vision import check_vision, vision_of
 from ajet_sdk.engines.local.weights import copy_sharing_frozen
 from ajet_sdk.engines.vllm.engine import (
+    has_token_route,
     samples_with_vllm,
     settings_of,
-    vllm_takes_pictures,
 )
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.errors import ConfigError
@@ -270,7 +270,7 @@ def _vllm_sampler(
         max_model_len=max_model_len,
         lora_rank=served.lora_rank,
         trained=True,
-        takes_pictures=vision is not None and vllm_takes_pictures(),
+        takes_pictures=vision is not None and has_token_route(),
     )
     return VllmSampler(
         settings,

@@ -58,11 +58,14 @@ def group_metrics(prefix: str, episodes: Sequence[Episode], size: int) -> dict[s
 
 
 def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
-    """Updates between the policy that sampled a call and the policy being trained: mean and
+    """Updates between the policy that sampled a token and the policy being trained: mean and
     maximum."""
     calls = [call for episode in episodes for call in episode.calls if is_trained(call)]
-    lags = [updates - call.policy_version for call in calls if call.policy_version is not None]
-    return {"train/staleness": _mean(lags), "train/staleness_max": max(lags)} if lags else {}
+    versions = [call.versions for call in calls if call.versions is not None]
+    if not any(map(len, versions)):
+        return {}
+    ages = updates - np.concatenate(versions)
+    return {"train/staleness": float(ages.mean()), "train/staleness_max": float(ages.max())}
 
 
 def reason_for_no_samples(

@@ -425,16 +425,18 @@ async def run_batch(
     writer: TraceWriter | None = None,
     sampling: SamplingOverride | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    room: asyncio.Semaphore | None = None,
 ) -> list[Episode]:
     """Run attempts, at most `rollout.max_env_worker` at once; returns their episodes in order.
 
+    Batches that run at the same time share that limit by one `room`.
     After an infrastructure fault an attempt is repeated as a new episode, up to
     `rollout.max_retries` times. The last episode is returned; the trace has the others, with their
     tokens in the ledger as `failed`. `on_episode` is called for each returned episode as it
     finishes. Raises as `run_episode` does, and TrainingError for calls that cannot be attributed to
     an episode: the others of the batch may lack them.
     """
-    room = asyncio.Semaphore(config.rollout.max_env_worker)
+    room = room or asyncio.Semaphore(config.rollout.max_env_worker)
     groups = groups_of((attempt.group_id for attempt in attempts), judge)
 
     async def run_attempt(attempt: Attempt) -> Episode:

@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ajet_sdk.errors import AjetError
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.outcomes import untrained_entries
-from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.samples.prefixes import is_trained
 from ajet_sdk.swarm.attempts import REMEMBERED, Attempts, OpenAttempt, RunSettings
 from ajet_sdk.swarm.board import Board
@@ -522,14 +523,16 @@ class Collection:
         for group in self.pool.groups:
             for episode in group.ended:
                 for call in episode.calls:
-                    if is_trained(call) and call.policy_version is not None:
-                        ages[str(version - call.policy_version)] += sampled_tokens(call)
+                    if is_trained(call) and call.versions is not None:
+                        found, counts = np.unique(version - call.versions, return_counts=True)
+                        ages.update(dict(zip(map(str, found), counts.tolist(), strict=True)))
         return dict(ages)
 
 
 def _at_its_version(episode: Episode) -> Episode:
     """A validation episode at the step of the only version that sampled it, if there is one."""
     versions = {call.policy_version for call in episode.calls}
+    versions |= {call.last_version for call in episode.calls}
     version = versions.pop() if len(versions) == 1 else None
     return episode if version is None else episode.model_copy(update={"step": version})
 

@@ -241,6 +241,8 @@ def _call(call: Call, stored: StoredCalls, pictures: Replacing) -> list[tuple[st
         row["messages_suffix"] = f"[{', '.join(texts)}]"
     if call.pictures:
         row["pictures"] = _places(call, pictures)
+    if call.weight_updates:
+        row["weight_updates"] = call.weight_updates
     return [("calls", row)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (
     SELECT run_id FROM runs
@@ -36,7 +36,7 @@ COLUMNS = {
             " prefix_messages INTEGER, messages_suffix JSON, output_ids INTEGER[], logprobs"
             " FLOAT[], finish_reason VARCHAR, started_at TIMESTAMPTZ, ended_at TIMESTAMPTZ, error"
             " VARCHAR, request_id VARCHAR, sampling JSON, phase VARCHAR, extends_call_id VARCHAR,"
-            " cut_tokens INTEGER, pictures JSON"
+            " cut_tokens INTEGER, pictures JSON, weight_updates INTEGER[]"
         ),
         "rewards": (
             "episode_id VARCHAR, name VARCHAR, value DOUBLE, weight DOUBLE, reason VARCHAR, agent"
@@ -68,6 +68,9 @@ TABLES = tuple(COLUMNS)
 SAMPLED = "coalesce(len(c.output_ids), 0) + coalesce(c.cut_tokens, 0)"
 """SQL: number of tokens sampled in the call `c`."""
 
+LAST_VERSION = "c.policy_version + coalesce(len(c.weight_updates), 0)"
+"""SQL: the policy version that sampled the last token of the call `c`."""
+
 WHOLE_CALLS = """
 SELECT c.call_id, c.episode_id, c.index, c.agent, c.target_tag, c.trainable, c.model, c.policy_version,
   CASE WHEN c.messages_suffix IS NULL THEN c.request
@@ -78,7 +81,7 @@ SELECT c.call_id, c.episode_id, c.index, c.agent, c.target_tag, c.trainable, c.m
   CASE WHEN c.prompt_suffix IS NULL THEN NULL ELSE whole.prompt_ids END AS prompt_ids,
   c.output_ids, c.logprobs, c.finish_reason, c.started_at, c.ended_at, c.error, c.request_id, c.sampling, c.phase,
   c.parent_call_id, c.prefix_len, c.prefix_messages, c.extends_call_id,
-  c.cut_tokens, c.pictures
+  c.cut_tokens, c.pictures, c.weight_updates
 FROM {calls} c, LATERAL (
   WITH RECURSIVE up(depth, parent, ids_left, messages_left, ids, messages) AS (
     SELECT 0, c.parent_call_id, c.prefix_len, c.prefix_messages,

@@ -222,7 +222,6 @@ class BranchingEngine:
             choices,
             first.model,
             ids,
-            first.policy_version,
             first.response.get("usage") or {},
             first.pictures if exact else (),
         )
@@ -318,7 +317,14 @@ def _choice(call: Call, exact: bool) -> Choice:
     logprobs = None if ids is None or call.logprobs is None else call.logprobs.tolist()
     finish = call.finish_reason or "stop"
     return Choice(
-        raw.get("message"), raw.get("text"), finish, ids, logprobs, cut_tokens=call.cut_tokens
+        raw.get("message"),
+        raw.get("text"),
+        finish,
+        ids,
+        logprobs,
+        cut_tokens=call.cut_tokens,
+        policy_version=call.policy_version,
+        weight_updates=call.weight_updates,
     )
 
 

@@ -425,7 +425,14 @@ def test_a_server_that_is_started_again_is_waited_for(tmp_path: Path, tiny: Path
         assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0}
 
 
-@pytest.mark.parametrize("when", ["sampling", "training", "ahead"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("sampling", marks=pytest.mark.long),
+        pytest.param("training", marks=pytest.mark.long),
+        "ahead",
+    ],
+)
 def test_a_session_that_the_service_ended_is_replaced_and_each_step_applied_once(
     when: str, tmp_path: Path, server: Server, tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

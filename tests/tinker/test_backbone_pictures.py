@@ -47,7 +47,10 @@ EXACT = 1e-5
 EPISODES = 4
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.long)],
+)
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

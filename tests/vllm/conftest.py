@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.engines.vllm.engine import has_token_route
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.engines.vllm.server import Settings
 from ajet_sdk.learn.learner import ServedWeights
@@ -45,6 +46,7 @@ class Trained:
             lora_rank=served.lora_rank,
             changing=True,
             takes_pictures=self.tokenizer.pictures is not None,
+            token_route=has_token_route(),
         )
         self.sampler = VllmSampler(
             settings,

@@ -11,7 +11,7 @@ import pytest
 
 from ajet_sdk.engines.prompts import PromptBuilder
 from ajet_sdk.engines.vllm.completions import sampling_parameters
-from ajet_sdk.engines.vllm.picture_prompts import PicturePrompt, PicturePrompts
+from ajet_sdk.engines.vllm.token_prompts import TokenPrompt, TokenPrompts
 from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from tests.tiny_vision import KINDS, image_part, picture, save_tiny_vision, text_part
@@ -27,10 +27,10 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return HFTokenizer(save_tiny_vision(request.param, tmp_path_factory.mktemp("model")))
 
 
-def prompt_of(tokenizer: HFTokenizer) -> PicturePrompt:
+def prompt_of(tokenizer: HFTokenizer) -> TokenPrompt:
     said = [image_part(picture(1)), text_part("or"), image_part(picture(2)), text_part("?")]
     built = PromptBuilder(tokenizer).prompt([{"role": "user", "content": said}])
-    return PicturePrompts(tokenizer).prompt(built.ids, built.pictures)
+    return TokenPrompts(tokenizer, names_versions=False).prompt(built.ids, built.pictures)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_vllms_answer_is_read(tokenizer: HFTokenizer) -> None:
         choices=[choice], prompt_token_ids=prompt.prompt_ids, mm_placeholders={"image": spans}
     ).model_dump()
     how = Sampling(top_logprobs=1)
-    (made,) = PicturePrompts(tokenizer).choices_of(reply, prompt, how, 3)
+    (made,) = TokenPrompts(tokenizer, names_versions=False).choices_of(reply, prompt, how, 3)
     assert made == Sampled([5], [-0.5], "length", 3, None, [[(5, -0.5)]])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ajet_sdk.config.schema import Lora
 from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.vllm.engine import vllm_takes_pictures
+from ajet_sdk.engines.vllm.engine import has_token_route
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.types import Call
 from tests.tiny_vision import (
@@ -30,7 +30,7 @@ from .conftest import Trained
 
 pytest.importorskip("vllm", reason="needs vLLM: ajet install vllm")
 
-pytestmark = pytest.mark.skipif(not vllm_takes_pictures(), reason="needs vLLM 0.32 or later")
+pytestmark = pytest.mark.skipif(not has_token_route(), reason="needs vLLM 0.32 or later")
 EXACT = 1e-5
 WITHOUT_TORCHVISION = ("idefics3",)
 """Kinds whose processor and model vLLM loads without torchvision. Its Gemma 3 asks for the tokens of

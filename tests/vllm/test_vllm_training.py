@@ -15,7 +15,7 @@ import pytest
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.engines.vllm.engine import vllm_takes_pictures
+from ajet_sdk.engines.vllm.engine import has_token_route
 from ajet_sdk.errors import AjetError
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
@@ -185,7 +185,7 @@ def test_a_server_that_cannot_start_is_one_message(
     assert servers() == []
 
 
-@pytest.mark.skipif(not vllm_takes_pictures(), reason="needs vLLM 0.32 or later")
+@pytest.mark.skipif(not has_token_route(), reason="needs vLLM 0.32 or later")
 def test_a_run_learns_from_pictures(tmp_path: Path) -> None:
     """Idefics 3, which vLLM loads without torchvision."""
 

@@ -276,6 +276,8 @@ class Rollouts:
     gateway: Gateway
     writer: TraceWriter
     engine: Engine
+    room: asyncio.Semaphore
+    """Shared by the batches that are sampled at the same time."""
 
     def begin_step(self, step: int) -> Rollout:
         """Start the training episodes of a step: `num_repeat` attempts at each of its tasks."""
@@ -376,6 +378,7 @@ class Rollout:
                 writer=of.writer,
                 sampling=sampling,
                 on_episode=self._count,
+                room=of.room,
             )
         finally:
             self.ended = time.perf_counter()

@@ -30,7 +30,7 @@ from ajet_sdk.swarm.receipts import ABANDONED
 from ajet_sdk.trace.counted import counted_rewards
 from ajet_sdk.trace.reader import episodes as read_episodes
 from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.trace.schema import SAMPLED
+from ajet_sdk.trace.schema import LAST_VERSION, SAMPLED
 from ajet_sdk.types import Episode, LedgerEntry, Task, now
 from ajet_sdk.whole_file import write_whole
 
@@ -49,7 +49,7 @@ _ENDED = f"""
     WHERE e.run_id = $1 AND e.split = 'train' AND NOT e.superseded
         AND (e.status = 'succeeded' OR e.status IN ('failed', 'timeout') AND NOT e.infrastructure)
     GROUP BY e.episode_id
-    HAVING coalesce(max(c.policy_version) FILTER (c.trainable), 0) <= $2
+    HAVING coalesce(max({LAST_VERSION}) FILTER (c.trainable), 0) <= $2
         AND count(*) FILTER (c.call_id IN (SELECT call_id FROM ledger)) = 0
         AND sum({SAMPLED}) > 0
     ORDER BY min(e.started_at)"""
@@ -330,8 +330,9 @@ class SwarmSteps:
 
 
 def _has_one_version(episode: Episode) -> bool:
-    versions = {call.policy_version for call in episode.calls if call.policy_version is not None}
-    return len(versions) <= 1
+    first = {call.policy_version for call in episode.calls if call.policy_version is not None}
+    last = {call.last_version for call in episode.calls if call.last_version is not None}
+    return len(first | last) <= 1
 
 
 class SwarmBatch:

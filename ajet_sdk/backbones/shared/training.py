@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -126,7 +127,8 @@ class TrainingRun:
             learner.tokenizer,
         )
         self._thread = ThreadPoolExecutor(1, "trainer")
-        self.rollouts = Rollouts(job, gateway, writer, learner.engine)
+        room = asyncio.Semaphore(self.config.rollout.max_env_worker)
+        self.rollouts = Rollouts(job, gateway, writer, learner.engine, room)
         self.validation = Validation(self.rollouts, loggers, total)
         self.swarm: SwarmSteps | None = None
         self.source: StepSource = self.rollouts
@@ -151,8 +153,8 @@ class TrainingRun:
         """Number of newest steps in a row whose attempts were all solved."""
         self.ledger: Sequence[LedgerEntry] = ()
         """That of the newest step."""
-        self.ahead: StepBatch | None = None
-        """The next batch, started early."""
+        self.ahead: deque[StepBatch] = deque()
+        """The batches of the next steps, started early."""
 
     async def run(self) -> TunedModel:
         if self.job.resume:
@@ -259,10 +261,9 @@ class TrainingRun:
             await self.validation.run(self.done)
 
     async def _abandon(self) -> None:
-        """Stop the batch that was started early."""
-        if self.ahead is not None:
-            await self.ahead.stop()
-            self.ahead = None
+        """Stop the batches that were started early."""
+        while self.ahead:
+            await self.ahead.pop().stop()
 
     # Training
 
@@ -278,7 +279,9 @@ class TrainingRun:
 
     async def _train_step(self, step: int) -> None:
         started = time.perf_counter()
-        rollout, self.ahead = self.ahead or self.source.begin_step(step), None
+        rollout = self.ahead.popleft() if self.ahead else self.source.begin_step(step)
+        if self.swarm is None:
+            self._begin_ahead(step, self.common.mini_batch_num * self.common.ppo_epochs)
         episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} train")
         seconds = rollout.seconds
         resamples = self.common.algorithm.grouped and self.swarm is None
@@ -340,12 +343,13 @@ class TrainingRun:
             ended = time.perf_counter()
             await asyncio.to_thread(self._record_scores, step, samples, episodes, scores)
             metrics |= add_prefix("train", learnt) | {"time/train": ended - begun}
-            if self.ahead is not None:
-                metrics["time/overlap"] = self.ahead.overlap(begun, ended) / (ended - started)
+            if self.ahead:
+                overlap = max(batch.overlap(begun, ended) for batch in self.ahead)
+                metrics["time/overlap"] = overlap / (ended - started)
             gap = learnt.get("logprob_gap_mean", 0.0)
             self.loggers.advise_on_gap(step, gap, self.learner.service_name)
         else:
-            self._begin_next_batch(step + 1, 0)
+            self._begin_ahead(step, 0)
             if self.has_samples:  # of successive steps without samples, only the first is explained
                 earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
                 estimator = self.common.algorithm.adv_estimator
@@ -404,14 +408,14 @@ class TrainingRun:
                 self.sampler.policy_version = self.trainer.updates
             return learnt
         loop, updates_left = asyncio.get_running_loop(), self.trainer.updates_of(samples)
-        self._begin_next_batch(step + 1, updates_left)
+        self._begin_ahead(step, updates_left)
 
         async def publish() -> None:
             nonlocal updates_left
             updates_left -= 1
             async with self.sampler.exclusive():  # the sampler takes over the weights at its end
                 self.sampler.policy_version = self.trainer.updates
-            self._begin_next_batch(step + 1, updates_left)
+            self._begin_ahead(step, updates_left)
 
         def on_update() -> None:
             asyncio.run_coroutine_threadsafe(publish(), loop).result()
@@ -430,12 +434,18 @@ class TrainingRun:
                 loss = await self._train(self.trainer.imitation_loss, samples)
             self.loggers.log(self.done, {"val/loss": loss})
 
-    def _begin_next_batch(self, step: int, updates_left: int) -> None:
-        """Begin the next batch once the remaining updates keep its tokens within
-        `max_staleness`."""
+    def _begin_ahead(self, step: int, updates_left: int) -> None:
+        """Begin the batches after `step` whose tokens will be at most `max_staleness` updates old
+        when they are trained: that step has `updates_left` to make, each later one at most the
+        same number. The clients of a swarm fill one step at a time."""
         bound = self.config.rollout.max_staleness
-        if bound and updates_left <= bound and self.ahead is None and step <= self.total:
-            self.ahead = self.source.begin_step(step)
+        most = self.common.mini_batch_num * self.common.ppo_epochs
+        while bound and step + len(self.ahead) < self.total:
+            if self.swarm is not None and self.ahead:
+                return
+            if updates_left + len(self.ahead) * most > bound:
+                return
+            self.ahead.append(self.source.begin_step(step + 1 + len(self.ahead)))
 
     def _record_scores(
         self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores

@@ -205,7 +205,8 @@ class _Run(ClusterRun):
         changed = self.config.model.model_copy(update={"path": str(model), "recipe": None})
         engine = local_engine(self.config.model_copy(update={"model": changed}))
         try:
-            rollouts = Rollouts(self.job, self.gateway, self.writer, engine)
+            room = asyncio.Semaphore(self.job.config.rollout.max_env_worker)
+            rollouts = Rollouts(self.job, self.gateway, self.writer, engine, room)
             await Validation(rollouts, self.loggers, self.total).run(self.total)
         finally:
             await engine.aclose()

@@ -78,6 +78,12 @@ class RunningBatch:
         )
         self._changed()
 
+    def suspend(self) -> list[Continuation]:
+        """Stop all running continuations and free the memory; `admit` lets them go on."""
+        suspended = [self._end(int(row)) for row in self._rows]
+        self.clear()
+        return suspended
+
     def clear(self) -> None:
         """Drop all conversations and free the memory, also that freed by a trainer."""
         if self._cache.rows:
@@ -128,15 +134,15 @@ class RunningBatch:
     # Joining and leaving
 
     def admit(self, continuations: Sequence[Continuation]) -> list[Continuation]:
-        """Prefill the prompts and sample the first token of each; returns finished
-        continuations."""
+        """Prefill the prompts, with what was sampled before a suspension, and sample one token
+        for each; returns finished continuations."""
         known: set[tuple[str, bytes]] = set()
         first: list[Continuation] = []
         later: list[Continuation] = []
         for continuation in continuations:
             key = (
                 "" if self._share else continuation.request.session,
-                continuation.request.prompt.tobytes(),
+                continuation.ids.tobytes(),
             )
             (later if key in known else first).append(continuation)
             known.add(key)
@@ -146,9 +152,7 @@ class RunningBatch:
         return done
 
     def _join(self, continuations: Sequence[Continuation]) -> list[Continuation]:
-        self._table.reserve(
-            max(len(continuation.request.prompt) for continuation in continuations) + 1
-        )
+        self._table.reserve(max(len(continuation.ids) for continuation in continuations) + 1)
         joiners = []
         copies: list[tuple[int, int, int]] = []
         for continuation in continuations:
@@ -157,7 +161,7 @@ class RunningBatch:
             if self._vision is not None:
                 shift = self._vision.shift(request.prompt, request.pictures)
             row, source, shared = self._table.seat(continuation, shift)
-            joiners.append(_Joiner(row, shared, len(continuation.request.prompt) - shared))
+            joiners.append(_Joiner(row, shared, len(continuation.ids) - shared))
             if source >= 0:
                 copies.append((source, row, shared))
         if copies:
@@ -240,8 +244,7 @@ class RunningBatch:
             continuation = table.continuations[row]
             assert continuation is not None
             pictures |= continuation.request.pictures
-            prompt = continuation.request.prompt
-            of_prompt = self._vision.positions(prompt, pictures)[:, begin[i] :]
+            of_prompt = self._vision.positions(continuation.ids, pictures)[:, begin[i] :]
             positions[:, i, : min(width, of_prompt.shape[1])] = of_prompt[:, :width]
         return Shown(
             self._tensor(positions if self._vision.processor.has_grid_positions else positions[0]),
@@ -349,13 +352,19 @@ class RunningBatch:
         return [self._finish(int(rows[i]), bool(stopped[i])) for i in np.flatnonzero(done)]
 
     def _finish(self, row: int, stopped: bool) -> Continuation:
+        continuation = self._end(row)
+        continuation.reason = "stop" if stopped else "length"
+        return continuation
+
+    def _end(self, row: int) -> Continuation:
+        """Free a running row, whose continuation gets what was sampled."""
         table = self._table
         continuation = table.continuations[row]
         assert continuation is not None
         start, end = int(table.start[row]), int(table.length[row]) + 1
         continuation.output = table.ids[row, start:end].tolist()
         continuation.logprobs = table.logprobs[row, start:end].tolist()
-        continuation.reason = "stop" if stopped else "length"
+        continuation.row = None
         table.park(row)
         return continuation
 

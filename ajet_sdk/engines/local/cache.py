@@ -78,8 +78,8 @@ class CacheRows:
     def seat(self, continuation: Continuation, shift: int = 0) -> tuple[int, int, int]:
         """Assign a row to a continuation. Returns (row, source, shared): copy the first `shared`
         tokens from the row `source` (-1: nothing to copy)."""
-        request = continuation.request
-        source, shared = self._find(request.prompt, request.session)
+        request, ids = continuation.request, continuation.ids
+        source, shared = self._find(ids, request.session)
         stays = source >= 0 and shared == self.length[source] and self.state[source] == RESTING
         if stays and self._owner[source] == request.session:
             row, source = source, -1
@@ -87,14 +87,15 @@ class CacheRows:
             row = self._allocate()
             self.length[row] = 0
         self._assign(row, request.session)
-        total = len(request.prompt)
-        self.ids[row, :total] = request.prompt
+        start = len(request.prompt)
+        self.ids[row, : len(ids)] = ids
+        self.logprobs[row, start : len(ids)] = continuation.logprobs
         self.shift[row] = shift
         self.state[row] = RUNNING
         self.continuations[row], continuation.row = continuation, row
         self.start[row], self.limit[row], self.seed[row] = (
-            total,
-            total + request.max_new,
+            start,
+            start + request.max_new,
             continuation.seed,
         )
         sampling = request.sampling

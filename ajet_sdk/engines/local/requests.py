@@ -201,8 +201,6 @@ class SamplingRequest:
     """By key."""
     continuations: list[Continuation] = field(default_factory=list)
     unfinished: int = 0
-    started: bool = False
-    """Whether a continuation has begun; the others must use the same policy version."""
 
 
 @dataclass(eq=False, slots=True)
@@ -219,11 +217,34 @@ class Continuation:
     row: int | None = None
     """Its row of the cache while it runs."""
     policy_version: int | None = None
+    weight_updates: list[int] = field(default_factory=list)
+    """As in `Sampled`."""
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """The prompt and what was sampled before it was last suspended."""
+        if not self.output:
+            return self.request.prompt
+        return np.concatenate([self.request.prompt, np.array(self.output, np.int32)])
+
+    def go_on(self, version: int | None) -> None:
+        """Record the version of the weights that sample from here on."""
+        if not self.output:
+            self.policy_version = version
+        elif version is not None and self.policy_version is not None:
+            missed = version - self.policy_version - len(self.weight_updates)
+            self.weight_updates += [len(self.output)] * missed
 
     def sampled(self) -> Sampled:
-        text = self.stop.text if self.stop else None
-        top = self.top if self.request.sampling.top_logprobs else None
-        return Sampled(self.output, self.logprobs, self.reason, self.policy_version, text, top)
+        return Sampled(
+            self.output,
+            self.logprobs,
+            self.reason,
+            self.policy_version,
+            text=self.stop.text if self.stop else None,
+            top=self.top if self.request.sampling.top_logprobs else None,
+            weight_updates=self.weight_updates,
+        )
 
     def keep_top(self, tokens: list[int], logprobs: list[float]) -> None:
         """Store the most likely tokens at a position, without those that could not be drawn."""

@@ -41,9 +41,10 @@ _log = logging.getLogger(__name__)
 class LocalSampler:
     """Implements `protocols.Sampler` over a transformers model in this process.
 
-    Every reply has the `policy_version`; a trainer changes it, and the weights, inside
-    `exclusive()`. With `apart` the weights are a copy, so that a trainer may use and change the
-    model at any time; the copy is updated when `exclusive()` ends.
+    A trainer changes the weights, and `policy_version`, inside `exclusive()`. Running calls go on
+    behind it with the new weights, and say from which token on. With `apart` the weights are a
+    copy, so that a trainer may use and change the model at any time; the copy is updated when
+    `exclusive()` ends.
     """
 
     def __init__(
@@ -189,8 +190,9 @@ class LocalSampler:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Use the model exclusively: running calls finish first, new ones wait, and the KV cache is
-        dropped."""
+        """Use the model exclusively: running calls are suspended after their current token, new
+        ones wait, and the KV cache is dropped: what goes on is computed with the weights that it
+        then finds."""
         gate = _Gate()
         with self._condition:
             if self._closed:
@@ -262,27 +264,17 @@ class LocalSampler:
             return
         room = self._max_batch - self._batch.running
         continuations: list[Continuation] = []
-        while (
-            self._waiting
-            and len(continuations) < room
-            and (not self._gates or self._half_started())
-        ):
+        while self._waiting and len(continuations) < room:
             continuations.append(self._waiting.popleft())
-            continuations[-1].request.started = True
         if continuations:
             self._admit(continuations)
         self._deliver(self._batch.step())
-
-    def _half_started(self) -> bool:
-        """Whether the next continuation's request is already running, so that it needs the current
-        weights."""
-        return bool(self._waiting) and self._waiting[0].request.started
 
     def _admit(self, continuations: list[Continuation]) -> None:
         if self.module.training:
             self.module.eval()
         for continuation in continuations:
-            continuation.policy_version = self.policy_version
+            continuation.go_on(self.policy_version)
         self._joining = continuations
         self._deliver(self._batch.admit(continuations))
         self._joining = []
@@ -294,12 +286,12 @@ class LocalSampler:
             self._gates.popleft()
             if gate.open:
                 self._batch.clear()
-            return True
-        if not self._batch.running and not self._half_started() and not gate.open:
-            self._batch.clear()  # the trainer needs the memory
+            return not self._gates
+        if not gate.open:
+            self._waiting.extendleft(reversed(self._batch.suspend()))
             gate.open = True
             _call(gate.loop, _settle, gate.entered, None)
-        return not gate.open
+        return False
 
     def _deliver(self, done: Sequence[Continuation]) -> None:
         ready: dict[asyncio.AbstractEventLoop, list[SamplingRequest]] = {}

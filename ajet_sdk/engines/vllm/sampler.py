@@ -1,7 +1,8 @@
 """`VllmSampler`: samples with a vLLM server that it starts, restarts, and updates with new weights.
 
 The server is controlled in a thread with its own event loop; `sample` may be awaited in any other.
-A call uses one version of the weights, which change only between calls.
+With `Settings.token_route` the weights change under running calls, which go on with the new ones;
+else they change between calls.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from ajet_sdk.engines.vllm import picture_prompts
+from ajet_sdk.engines.vllm import token_prompts
 from ajet_sdk.engines.vllm.completions import choices_of, request_body, sampling_parameters
-from ajet_sdk.engines.vllm.picture_prompts import PicturePrompts
 from ajet_sdk.engines.vllm.server import Server, Settings
+from ajet_sdk.engines.vllm.token_prompts import TokenPrompts
 from ajet_sdk.errors import EngineError, EngineUnavailable
 from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
@@ -48,8 +49,8 @@ class VllmSampler:
     LoRA adapter, which the server loads beside its base model. A trainer changes the weights inside
     `exclusive()` and sets `policy_version`; the server uses the old ones until the block ends. It
     starts with `settings.model`, or with `written` with the weights of a first `write`. `first` is
-    an adapter that is not trained; `policy_version` is then None. `tokenizer` is needed for a model
-    that takes pictures.
+    an adapter that is not trained; `policy_version` is then None. `tokenizer` is needed with
+    `settings.token_route`.
     """
 
     def __init__(
@@ -77,11 +78,11 @@ class VllmSampler:
         self.takes_pictures = settings.takes_pictures
         shown = None if tokenizer is None else tokenizer.pictures
         self._never_sampled = () if shown is None else shown.never_sampled
-        self._pictures: PicturePrompts | None = None
-        if settings.takes_pictures:
-            assert tokenizer is not None
-            self._pictures = PicturePrompts(tokenizer)
         self._write, self._adapter, self._written = write, adapter, written
+        self._prompts: TokenPrompts | None = None
+        if settings.token_route:
+            assert tokenizer is not None
+            self._prompts = TokenPrompts(tokenizer, names_versions=self._changes_in_flight)
         directory.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
         """The directory of the versions of the weights. The server's keeper removes it if this
@@ -100,6 +101,11 @@ class VllmSampler:
         )
         self._thread.start()
         self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
+
+    @property
+    def _changes_in_flight(self) -> bool:
+        """Whether weights change under running calls. A call is of one adapter, by its name."""
+        return self.settings.token_route and self.settings.changing and not self._adapter
 
     @property
     def pid(self) -> int | None:
@@ -132,25 +138,23 @@ class VllmSampler:
             drawn_from=f"{self.settings.seed}/{next(self._ordinal)}",
             never_sampled=self._never_sampled,
         )
-        if not pictures:
+        if self._prompts is None:
             body = request_body(prompt_ids, parameters)
             reply, version = await self._there(self._ask("v1/completions", body))
             return choices_of(reply, version, sampling.n)
-        assert self._pictures is not None
-        prompt = self._pictures.prompt(prompt_ids, pictures)
-        reply, version = await self._there(
-            self._ask(picture_prompts.ROUTE, prompt.body(parameters))
-        )
-        return self._pictures.choices_of(reply, prompt, sampling, version)
+        prompt = self._prompts.prompt(prompt_ids, pictures)
+        reply, version = await self._there(self._ask(token_prompts.ROUTE, prompt.body(parameters)))
+        return self._prompts.choices_of(reply, prompt, sampling, version)
 
     def forget(self, session: str) -> None:
         """Does nothing: the server's prefix cache drops the oldest entries."""
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Change the weights within the block. If `policy_version` changed, at its end running
-        calls finish, new ones wait, and the server loads the weights and clears its prefix cache.
-        Raises EngineError if that fails.
+        """Change the weights within the block. If `policy_version` changed, at its end calls stop
+        (or, without `Settings.token_route`, running ones finish and new ones wait), the server
+        loads the weights and clears its cache, and the calls go on. Raises EngineError if that
+        fails.
         """
         yield
         if self._write is None or self.policy_version == self._served:
@@ -265,6 +269,8 @@ class VllmSampler:
         log.info("Starting vLLM with %s; log file: %s", model, self.settings.log)
         server = self._server = Server(self.settings, model, self._scratch)
         await server.ready()
+        if self._changes_in_flight:
+            await _name_weights(server, self._served)
         if self._adapter and self._weights_path is not None:
             await self._load_adapter(server, self._weights_path, self._served)
         self._open.set()
@@ -315,7 +321,8 @@ class VllmSampler:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
             self._open.clear()
-            await self._idle.wait()
+            if not self._changes_in_flight:
+                await self._idle.wait()
             server, old, before = self._server, self._weights_path, self._served
             assert server is not None
             self._weights_path, self._served = directory, version
@@ -326,7 +333,7 @@ class VllmSampler:
                         "v1/unload_lora_adapter", {"lora_name": self._name(before)}
                     )
                 else:
-                    await _reload(server, directory)
+                    await _reload(server, directory, version if self._changes_in_flight else None)
                 self._open.set()
             except EngineError as error:
                 if await server.gone(_DYING):  # started again, with the new weights
@@ -356,20 +363,31 @@ class VllmSampler:
                 task.cancel()
 
 
-async def _reload(server: Server, directory: Path) -> None:
-    """Load other weights in place. Raises EngineError if one of them was not loaded."""
+async def _name_weights(server: Server, version: int | None) -> None:
+    """Set the version that the server names for the tokens that it samples from here on."""
+    await server.control("update_weight_version", {"new_version": str(version)})
+
+
+async def _reload(server: Server, directory: Path, version: int | None) -> None:
+    """Load other weights in place, under running calls if a version is given. Raises EngineError
+    if a weight was not loaded."""
     begun = server.logged()
-    await server.control("pause?mode=wait")
+    in_flight = version is not None
+    await server.control(f"pause?mode={'keep' if in_flight else 'wait'}")
     await server.control(
         "collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
     )
     unloaded = [line for line in server.log_text(begun).splitlines() if _NOT_LOADED.search(line)]
     if unloaded:
         raise EngineError(f"it kept some of the old ones: {unloaded[0][-500:]}")
+    # Keys and values of running calls are dropped, too, and computed again with the new weights.
+    reset = f"reset_prefix_cache?reset_running_requests={str(in_flight).lower()}"
     for _ in range(20):  # a call that has just ended may hold its blocks for a moment
-        if '"success":true' in await server.control("reset_prefix_cache"):
+        if '"success":true' in await server.control(reset):
             break
         await asyncio.sleep(0.1)
     else:
         raise EngineError("the prefix cache of the old weights could not be cleared")
+    if in_flight:
+        await _name_weights(server, version)
     await server.control("resume")

@@ -70,7 +70,9 @@ class Settings:
     changing: bool = False
     """Weights are reloaded, through vLLM's development routes."""
     takes_pictures: bool = False
-    """Prompts may have pictures."""
+    """Prompts may have pictures; needs `token_route`."""
+    token_route: bool = False
+    """Requests go to the route of `token_prompts` and not to that of completions."""
     port: int | None = None
     """A port of 127.0.0.1; None: a socket in a private directory."""
 
@@ -235,8 +237,8 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
         ]
     else:
         arguments += ["--gpu-memory-utilization", str(settings.memory_share)]
-    if settings.takes_pictures:
-        arguments.append("--enable-scale-out")  # the route that takes ids with pictures
+    if settings.token_route:
+        arguments.append("--enable-scale-out")
     if settings.lora_rank is not None:
         rank = next((known for known in _RANKS if known >= settings.lora_rank), settings.lora_rank)
         arguments += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]

@@ -21,13 +21,16 @@ _TURNS = 4
 
 GAPS = """
     WITH gaps AS (
-        SELECT t.call_id, unnest(t.logprobs) AS trainer, unnest(c.logprobs) AS sampler
+        SELECT t.call_id, unnest(t.logprobs) AS trainer, unnest(c.logprobs) AS sampler,
+            generate_subscripts(c.logprobs, 1) - 1 AS place
         FROM trained t JOIN calls c USING (call_id, episode_id) WHERE t.run_id = ? AND t.step = ?)
-    SELECT c.policy_version, c.sampling, c.index, g.gap, g.tokens
-    FROM (SELECT call_id, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens FROM gaps
-        WHERE isfinite(trainer) AND isfinite(sampler) GROUP BY ALL) g JOIN calls c USING (call_id)"""
-"""SQL: the trained calls of a step, with the summed gap of their tokens in nats and their
-number."""
+    SELECT c.policy_version + len(list_filter(coalesce(c.weight_updates, []), lambda u: u <= place))
+            AS policy_version,
+        c.sampling, c.index, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens
+    FROM gaps JOIN calls c USING (call_id)
+    WHERE isfinite(trainer) AND isfinite(sampler) GROUP BY ALL"""
+"""SQL: the trained tokens of a step by call settings and policy version, with their summed gap in
+nats and their number."""
 
 _ADVICE = {
     "staleness": "lower rollout.max_staleness",

@@ -243,11 +243,19 @@ def _facts(call: Call, overview: EpisodeOverview, ids: Mapping[str, str]) -> str
         format_tokens(call),
         call.finish_reason,
         call.model,
-        "" if call.policy_version is None else f"version {call.policy_version}",
+        _format_versions(call),
         "judge" if call.phase == "judge" else "",
         outcome or ("" if call.trainable else "not to be trained"),
     )
     return " · ".join(one_line(fact, 60) for fact in facts if fact)
+
+
+def _format_versions(call: Call) -> str:
+    if call.policy_version is None:
+        return ""
+    if not call.weight_updates:
+        return f"version {call.policy_version}"
+    return f"versions {call.policy_version} to {call.last_version}"
 
 
 def format_tokens(call: Call) -> str:

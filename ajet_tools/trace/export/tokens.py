@@ -35,6 +35,7 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),
         ("timeline", pa.int32()),
         ("policy_version", pa.int32()),
+        ("policy_versions", pa.list_(pa.int32())),
         ("token_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.bool_())),
         ("logprobs", pa.list_(pa.float32())),
@@ -51,6 +52,7 @@ SCHEMA = pa.schema(
     metadata={
         "ajet.tokens": "1",
         "ajet.logprobs": "of the sampler; 0 where masked out, NaN if it did not report one",
+        "ajet.policy_versions": "of each sampled token; -1 where masked out or unknown",
         "ajet.advantages": (
             "0 where masked out; NaN where a sampled token was not trained, or its advantage is"
             " unknown"
@@ -124,8 +126,13 @@ def _row(
     computed: Mapping[str, _Floats],
 ) -> dict[str, object]:
     advantages = np.zeros(len(timeline.token_ids), np.float32)
+    versions = np.full(len(timeline.token_ids), -1, np.int32)
     sources = set()
+    calls = {call.call_id: call for call in episode.calls}
     for span in timeline.spans:
+        sampled_by = calls[span.call_id].versions
+        if sampled_by is not None:
+            versions[span.start : span.end] = sampled_by
         known = trained.get(span.call_id)
         if known is not None and len(known) == span.end - span.start:
             advantages[span.start : span.end] = known
@@ -139,6 +146,7 @@ def _row(
         **about(episode, timeline.agent),
         "timeline": number,
         "policy_version": timeline.policy_version,
+        "policy_versions": versions,
         "token_ids": timeline.token_ids,
         "loss_mask": timeline.loss_mask,
         "logprobs": timeline.logprobs,

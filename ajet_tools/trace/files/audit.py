@@ -62,6 +62,7 @@ _SAYS = {
     "copies": "two calls have one reply: {row} is a copy, or its original",
     "log-probabilities": "call {row} has log-probabilities that cannot have been sampled",
     "policy versions": "call {row} names a version of the weights that was not there in its step",
+    "weight updates": "the weights cannot have changed at these places of the reply of call {row}",
     "ledger": "the ledger tells something else of call {row} than follows from the records",
     "trained rows": "call {row} was trained without a row of it, or has a row and was not trained",
     "advantages": "the advantages of call {row} do not follow from the rewards of its group",

@@ -30,9 +30,16 @@ CHECKS = {
                 AND (NOT r.unsampled OR c.split <> 'train'))
         SELECT aged.run_id, call_id, oldest || ' to ' || newest, policy_version FROM aged
         LEFT JOIN (FROM s_ledger WHERE outcome = 'stale') l USING (call_id)
-        WHERE policy_version IS NULL AND output_ids IS NOT NULL OR policy_version > newest
+        WHERE policy_version IS NULL AND output_ids IS NOT NULL
+            OR policy_version + coalesce(len(weight_updates), 0) > newest
             OR policy_version < oldest AND l.call_id IS NULL
         ORDER BY aged.step, aged.episode_id, "index" """
+    ),
+    "weight updates": (
+        f"""
+        SELECT run_id, call_id, 'places of ' || coalesce(n, 0) || ' ids, in order', weight_updates FROM calls
+        WHERE len(weight_updates) > 0 AND (policy_version IS NULL OR weight_updates[1] < 1
+            OR weight_updates[-1] >= coalesce(n, 0) OR list_sort(weight_updates) <> weight_updates) {_OF_CALL}"""
     ),
     "ledger": (
         """

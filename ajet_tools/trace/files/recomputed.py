@@ -256,7 +256,10 @@ TABLES = (
         SELECT run_id, step, count(*) AS calls, sum(if(trainable, coalesce(n, 0) + coalesce(cut_tokens, 0),
             0)) AS sampled,
             sum(coalesce(n, 0) + coalesce(cut_tokens, 0)) AS every,
-            avg("before" - policy_version) FILTER (trainable) AS stale,
+            -- from each update on, the tokens of a reply are younger by one
+            sum(n * ("before" - policy_version)
+                - coalesce(list_sum([n - place FOR place IN weight_updates]), 0)) FILTER (trainable)
+                / sum(n) FILTER (trainable AND policy_version IS NOT NULL) AS stale,
                 max("before" - policy_version) FILTER (trainable) AS stalest
         FROM calls WHERE learnt GROUP BY ALL)
     SELECT run_id, step, 'train/' || name AS name, value FROM (

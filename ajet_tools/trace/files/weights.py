@@ -17,6 +17,7 @@ from ajet_sdk.pictures import PlacedPicture, keyed
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.tokens.pictures import takes_pictures
 from ajet_sdk.trace.pictures import stored_pictures
+from ajet_sdk.trace.schema import LAST_VERSION
 from ajet_tools.trace.decoding import model_places, recorded_config
 from ajet_tools.trace.files.recomputed import CLIPPED
 from ajet_tools.trace.queries.base import rows
@@ -90,8 +91,9 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
     """
     sampled = rows(
         reader,
-        "SELECT call_id FROM calls JOIN episodes USING (episode_id) WHERE run_id = ? AND"
-        " policy_version = ? AND coalesce(coalesce(target_tag, agent) = ?, true) AND trainable AND"
+        "SELECT call_id FROM calls c JOIN episodes USING (episode_id) WHERE run_id = ? AND"
+        f" ? BETWEEN c.policy_version AND {LAST_VERSION} AND"
+        " coalesce(coalesce(target_tag, agent) = ?, true) AND trainable AND"
         f" len(logprobs) > 0 ORDER BY md5(call_id) LIMIT {_CALLS}",
         run,
         weights.version,
@@ -105,11 +107,9 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
         raise ValueError("a recipe made it after the run's first call, so it is another model")
     whole = rows(
         reader,
-        "SELECT c.call_id, prompt_ids, pictures::VARCHAR AS pictures, output_ids, c.logprobs,"
-        " sampling::VARCHAR AS sampling,"
-        " t.logprobs AS trainer FROM calls_full c LEFT JOIN (SELECT call_id, any_value(logprobs) AS"
-        " logprobs FROM trained GROUP BY ALL) t USING (call_id) WHERE list_contains(?, c.call_id)"
-        " ORDER BY c.call_id",
+        _COMPARED,
+        run,
+        weights.version,
         [row["call_id"] for row in sampled],
     )
     model = _load(weights)
@@ -120,9 +120,21 @@ def differing(reader: TraceReader, run: str, weights: Weights) -> tuple[list[_Di
         if row["prompt_ids"] and _is_plain(sampling):
             compared += 1
             differences += _call(
-                model, shown, run, row["call_id"], row, float(str(sampling.get("temperature", 1)))
+                model, shown, run, weights.version, row, float(str(sampling.get("temperature", 1)))
             )
     return differences, compared
+
+
+_COMPARED = """
+WITH measured AS (SELECT step, max(value) AS after, coalesce(lag(max(value)) OVER (ORDER BY step), 0) AS before
+    FROM metrics WHERE run_id = $1 AND name = 'train/policy_version' GROUP BY step)
+SELECT c.call_id, prompt_ids, pictures::VARCHAR AS pictures, output_ids, c.logprobs, c.policy_version,
+    c.weight_updates, sampling::VARCHAR AS sampling, t.logprobs AS trainer
+FROM calls_full c LEFT JOIN (
+    SELECT call_id, any_value(logprobs) AS logprobs FROM trained JOIN measured USING (step)
+    WHERE run_id = $1 AND before = $2 AND after = $2 + 1 GROUP BY ALL) t USING (call_id)
+WHERE list_contains($3, c.call_id) ORDER BY c.call_id"""
+"""The trainer's log-probabilities are of these weights if its step's only update began with them."""
 
 
 def _is_plain(sampling: Mapping[str, object]) -> bool:
@@ -271,25 +283,29 @@ def _call(
     model: PreTrainedModel,
     shown: _Shown,
     run: str,
-    call_id: str,
+    version: int,
     row: Mapping[str, Any],
     heat: float,
 ) -> Iterator[_Difference]:
     import torch
 
     size = len(row["output_ids"])
+    later = np.searchsorted(row["weight_updates"] or [], np.arange(size), side="right")
+    of_version = torch.from_numpy(row["policy_version"] + later == version)
     with torch.inference_mode():
         mine = _logprobs(model, shown, row, heat)
     most = _MOST if model.dtype == torch.float32 else _MOST_IN_16_BITS
     for name in ("logprobs", "trainer"):
         stored = torch.tensor(row[name] or [], dtype=torch.float32)
         gap = (stored - mine).abs() if len(stored) == size else torch.empty(0)
+        if name == "logprobs" and len(gap):
+            gap = torch.where(of_version, gap, 0)
         odd = int(gap.nan_to_num(0).argmax()) if size and len(gap) else 0
         if len(gap) and gap.nan_to_num(0)[odd] > most:
             whose = "sampled with" if name == "logprobs" else "of the trainer"
             yield (
                 run,
-                call_id,
+                row["call_id"],
                 f"token {odd}: {mine[odd]:.6f}, within {most:g}",
                 f"{stored[odd]:.6f}, {whose}",
             )

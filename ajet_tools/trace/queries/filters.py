@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.trace.query import check_select
+from ajet_sdk.trace.schema import LAST_VERSION
 from ajet_tools.text.conditions import condition, literal
 from ajet_tools.trace.queries.base import USAGE_TOKENS
 from ajet_tools.trace.queries.search import (
@@ -74,7 +75,7 @@ COLUMNS: dict[str, str] = {
     "models": f"(SELECT list(DISTINCT c.model) {_CALLS})",
     "tags": f"(SELECT list(DISTINCT c.target_tag) {_CALLS})",
     "finish_reasons": f"(SELECT list(DISTINCT c.finish_reason) {_CALLS})",
-    "version": f"(SELECT max(c.policy_version) {_CALLS})",
+    "version": f"(SELECT max({LAST_VERSION}) {_CALLS})",
     "outcomes": (
         "(SELECT list(DISTINCT l.outcome) FROM ledger l WHERE l.episode_id = e.episode_id)"
     ),

@@ -276,8 +276,8 @@ def _fill(view: TokenView, number: int, turn: Turn, episode: EpisodeTokens) -> N
     view.sampled[span] = True
     if call.logprobs is not None:
         view.sampler[span] = call.logprobs
-    if call.policy_version is not None:
-        view.version[span] = call.policy_version
+    if call.versions is not None:
+        view.version[span] = call.versions
     at = turn.start
     for booked in episode.booked.get(call.call_id, ()):
         view.outcome[at : min(at + booked.tokens, turn.end)] = OUTCOMES.index(booked.outcome)

@@ -248,7 +248,7 @@ def test_a_second_turn_reuses_the_ids_that_were_sampled() -> None:
     )
     before = [*first.prompt_ids, *first.choices[0].output_ids]
     assert list(second.prompt_ids)[: len(before)] == before
-    assert first.policy_version == 7 and first.usage["completion_tokens"] == len(
+    assert first.choices[0].policy_version == 7 and first.usage["completion_tokens"] == len(
         first.choices[0].output_ids
     )
     engine.forget("e")

@@ -66,7 +66,7 @@ def test_a_config_makes_an_engine_that_chats_with_exact_ids(checkpoint: Path) ->
             body = {"messages": messages, "max_tokens": 9, "seed": 1}
             answer = await engine.answer(CHAT.ask(body, "e", "default"))
             [choice] = answer.choices
-            assert answer.model == "tiny" and answer.policy_version is None
+            assert answer.model == "tiny" and answer.choices[0].policy_version is None
             assert (
                 choice.output_ids is not None
                 and choice.logprobs is not None

@@ -4,6 +4,7 @@ independent of company."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import random
 import subprocess
@@ -43,7 +44,8 @@ from ajet_sdk.engines.local.sampler import LocalSampler, SamplingCopy
 from ajet_sdk.engines.local.single import SingleConversation
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, RequestRefused
-from ajet_sdk.protocols import Sampled, Sampling
+from ajet_sdk.protocols import Sampled, Sampling, SamplingCancelled
+from ajet_sdk.types import Call
 from tests.waiting import until_async
 
 VOCABULARY = 320
@@ -539,15 +541,18 @@ def bytes_of_tensors() -> int:
     )
 
 
-def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cached(
+def test_exclusive_suspends_running_calls_holds_new_ones_and_drops_what_was_cached(
     qwen3: Any,
 ) -> None:
     async def body(sampler: LocalSampler) -> None:
         versions: dict[str, int | None] = {}
+        updates_of: dict[str, int] = {}
 
         async def call(name: str, tokens: int) -> None:
-            [reply] = await sampler.sample(prompts(1)[0], Sampling(max_tokens=tokens), name)
+            sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+            [reply] = await sampler.sample(prompts(1)[0], sampling, name)
             versions[name] = reply.policy_version
+            updates_of[name] = len(reply.weight_updates)
 
         early = asyncio.create_task(call("early", 150))
         while not sampler._batch.running:
@@ -556,7 +561,7 @@ def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cac
 
         async def update(version: int) -> None:
             async with sampler.exclusive():
-                assert not sampler._batch.running  # `early` has its reply, and goes on in its turn
+                assert not sampler._batch.running  # `early` goes on later
                 assert not sampler._batch.resting  # a trainer on a GPU has the memory
                 late.append(asyncio.create_task(call(f"late{version}", 2)))
                 await asyncio.sleep(0.05)
@@ -571,20 +576,84 @@ def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cac
         await updates
         await asyncio.gather(early, *late)
         assert versions == {"early": 0, "late1": 2, "late2": 2}
+        assert updates_of == {"early": 2, "late1": 0, "late2": 0}
 
     run(qwen3, body)
 
 
-def test_the_choices_of_one_request_share_a_policy_version(qwen3: Any) -> None:
-    async def body(sampler: LocalSampler) -> None:
-        call = asyncio.create_task(sampler.sample([1, 2], Sampling(n=7, max_tokens=30), "s"))
-        while not sampler._batch.running:
-            await asyncio.sleep(0.001)
-        async with sampler.exclusive():
-            sampler.policy_version = 1
-        assert {reply.policy_version for reply in await call} == {0}
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])  # batched, and one at a time
+@pytest.mark.parametrize("apart", [False, True])
+def test_each_token_has_the_probability_of_the_weights_of_its_version(
+    architecture: str, apart: bool
+) -> None:
+    """Weights change up to 12 times under 12 replies, more than are sampled at once."""
+    model = make(architecture)
+    copies = {0: copy.deepcopy(model)}
+    asked = prompts(4)
 
-    run(qwen3, body, max_batch=2)
+    async def body(sampler: LocalSampler) -> None:
+        async def call(prompt: list[int], i: int) -> list[Sampled]:
+            stop = ("never",) if i % 2 else ()
+            sampling = Sampling(n=3, max_tokens=40, ignore_eos=True, seed=i, stop=stop)
+            return await sampler.sample(prompt, sampling, f"session{i}")
+
+        calls = asyncio.gather(*(call(prompt, i) for i, prompt in enumerate(asked)))
+        for version in range(1, 13):
+            await until_async(lambda: bool(sampler._batch.running) or calls.done())
+            async with sampler.exclusive():
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(torch.randn_like(parameter) * 0.05)
+                copies[version] = copy.deepcopy(model)
+                sampler.policy_version = version
+        spans = 0
+        for prompt, replies in zip(asked, await calls, strict=True):
+            for reply in replies:
+                assert len(reply.output_ids) == 40
+                spans += len(reply.weight_updates)
+                assert_of_its_versions(copies, prompt, reply)
+        assert spans >= 6
+
+    run(model, body, max_batch=8, apart=apart)
+
+
+def assert_of_its_versions(copies: dict[int, Any], prompt: Sequence[int], reply: Sampled) -> None:
+    """Each log-probability is that of the model of the token's version, given all before it."""
+    call = Call(
+        episode_id="e",
+        output_ids=reply.output_ids,
+        logprobs=reply.logprobs,
+        policy_version=reply.policy_version,
+        weight_updates=reply.weight_updates,
+    )
+    assert call.versions is not None
+    versions = call.versions.tolist()
+    assert versions == sorted(versions)
+    ids = torch.tensor([[*prompt, *reply.output_ids]])
+    expected = {}
+    for version in set(versions):
+        with torch.no_grad():
+            logits = copies[version](ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        scores = torch.log_softmax(logits, -1)
+        expected[version] = scores.gather(-1, ids[0, len(prompt) :, None])[:, 0]
+    for place, version in enumerate(versions):
+        assert abs(float(expected[version][place]) - reply.logprobs[place]) < 1e-4, (place, version)
+
+
+def test_a_suspended_call_can_be_cancelled(qwen3: Any) -> None:
+    async def body(sampler: LocalSampler) -> None:
+        sampling = Sampling(n=2, max_tokens=400, ignore_eos=True)
+        call = asyncio.create_task(sampler.sample([1, 2], sampling, "s"))
+        await until_async(lambda: bool(sampler._batch.running))
+        async with sampler.exclusive():
+            call.cancel()
+            with pytest.raises(SamplingCancelled) as cancelled:
+                await call
+        assert cancelled.value.tokens >= 2
+        [reply] = await sampler.sample([1, 2], Sampling(max_tokens=3, ignore_eos=True), "s")
+        assert len(reply.output_ids) == 3
+
+    run(qwen3, body)
 
 
 def test_new_weights_are_the_ones_sampled_from() -> None:

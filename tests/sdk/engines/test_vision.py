@@ -84,19 +84,28 @@ async def episode(
 
 
 def sampled(
-    place: Path, model: Any, tokenizer: HFTokenizer, temperature: float = 1.0
+    place: Path,
+    model: Any,
+    tokenizer: HFTokenizer,
+    temperature: float = 1.0,
+    suspended: bool = False,
 ) -> list[list[Call]]:
     async def run() -> list[list[Call]]:
         sampler = LocalSampler(model, tokenizer, model_name="m", max_model_len=2000)
         engine = TokenEngine(sampler, tokenizer)
-        try:
-            return await asyncio.gather(
-                *(
-                    episode(engine, model.config.model_type, group, attempt, temperature)
-                    for group in range(GROUPS)
-                    for attempt in range(ATTEMPTS)
-                )
+        episodes = asyncio.gather(
+            *(
+                episode(engine, model.config.model_type, group, attempt, temperature)
+                for group in range(GROUPS)
+                for attempt in range(ATTEMPTS)
             )
+        )
+        try:
+            while suspended and not episodes.done():
+                async with sampler.exclusive():
+                    pass
+                await asyncio.sleep(0.01)
+            return await episodes
         finally:
             await engine.aclose()
 
@@ -109,6 +118,15 @@ def sample_of(calls: list[Call]) -> Sample:
     mask = line.loss_mask.astype(np.float32)
     episode_id = calls[0].episode_id
     return Sample(timeline=line, episode_id=episode_id, group_id="g", reward=1.0, advantages=mask)
+
+
+def test_replies_that_are_suspended_again_and_again_agree_with_a_plain_pass(place: Path) -> None:
+    """Their pictures are computed once more each time."""
+    tokenizer, model = HFTokenizer(place), load_model(place)
+    for calls in sampled(place, model, tokenizer, suspended=True):
+        for call in calls:
+            expected = plain_pass(model, tokenizer, call)[:, 0].numpy()
+            assert np.abs(expected - call.logprobs).max() < EXACT
 
 
 def test_sampler_trainer_and_a_plain_pass_agree(place: Path) -> None:

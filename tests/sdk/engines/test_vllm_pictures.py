@@ -17,10 +17,10 @@ import pytest
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.vllm.completions import request_body, sampling_parameters
-from ajet_sdk.engines.vllm.engine import vllm_takes_pictures
-from ajet_sdk.engines.vllm.picture_prompts import PicturePrompts
+from ajet_sdk.engines.vllm.engine import has_token_route
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.engines.vllm.server import Settings, command
+from ajet_sdk.engines.vllm.token_prompts import TokenPrompts
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.learn.learner import ServedWeights
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
@@ -60,6 +60,7 @@ class Served:
             gpus=(),
             changing=True,
             takes_pictures=True,
+            token_route=True,
         )
         self.sampler = VllmSampler(
             settings,
@@ -192,8 +193,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
     return HFTokenizer(save_tiny_vision("idefics3", tmp_path_factory.mktemp("idefics3")))
 
 
-def prompts(tokenizer: HFTokenizer) -> PicturePrompts:
-    return PicturePrompts(tokenizer)
+def prompts(tokenizer: HFTokenizer) -> TokenPrompts:
+    return TokenPrompts(tokenizer, names_versions=False)
 
 
 def call_of(tokenizer: HFTokenizer) -> Any:
@@ -335,7 +336,7 @@ def test_an_early_vllm_gets_no_pictures(
         return installed[name]
 
     monkeypatch.setattr("ajet_sdk.engines.vllm.engine.version", version)
-    assert vllm_takes_pictures() is expected
+    assert has_token_route() is expected
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -217,7 +217,7 @@ PLACED = st.lists(st.sampled_from(DRAWN), max_size=3).map(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     conversations=st.lists(st.tuples(MESSAGES, PLACED), min_size=1, max_size=4),
     outputs=st.lists(CONTENTS, min_size=2, max_size=2),

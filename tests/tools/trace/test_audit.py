@@ -75,6 +75,11 @@ EDITS: dict[str, list[str]] = {
         f"policy_version = policy_version - 1 WHERE call_id = {CALL}",
         "policy_version = 0 WHERE episode_id IN (SELECT episode_id FROM episodes WHERE step = 2 AND split = 'val')",
     ],
+    "calls.weight_updates": [
+        f"weight_updates = [1] WHERE call_id = {CALL}",
+        f"weight_updates = [0] WHERE call_id = {OTHER}",
+        f"weight_updates = [9999] WHERE call_id = {OTHER}",
+    ],
     "calls.request": [f"""request = '{{"tools": [{{"type": "function"}}]}}' WHERE call_id = {CALL}"""],
     "calls.response": [
         f"response = replace(response::VARCHAR, '\"content\": \"', '\"content\": \"x') WHERE call_id = {CALL}",

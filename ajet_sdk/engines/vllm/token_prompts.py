@@ -1,6 +1,7 @@
-"""Makes requests with pictures to vLLM's route `inference/v1/generate` and reads its responses.
+"""Makes requests to vLLM's route `inference/v1/generate` and reads its responses.
 
-The route of completions takes no pictures. This one takes the ids of a prompt with one placeholder
+The route of completions says nothing of the weights, and takes no pictures. This one names the
+version of the weights that sampled each token. It takes the ids of a prompt with one placeholder
 for each picture, which the server expands; it returns the expanded ids, which are compared with
 ours. Ids that are expanded already would be expanded once more, without an error.
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -46,8 +48,15 @@ class _Logprobs(BaseModel):
     content: list[_Token]
 
 
+class _VersionSpan(BaseModel):
+    version: str
+    start: int
+    """The place of its first token; the span ends where the next one starts."""
+
+
 class _Choice(BaseModel):
     token_ids: list[TokenId]
+    weight_versions: list[_VersionSpan] | None = None
     logprobs: _Logprobs
     finish_reason: str
     stop_reason: int | str | None = None
@@ -61,12 +70,12 @@ class _Span(BaseModel):
 class _Reply(BaseModel):
     choices: list[_Choice] = Field(min_length=1)
     prompt_token_ids: list[TokenId]
-    mm_placeholders: dict[str, list[_Span]]
+    mm_placeholders: dict[str, list[_Span]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PicturePrompt:
-    """A prompt with pictures, as it is sent and as the server should expand it."""
+class TokenPrompt:
+    """A prompt as it is sent, and as the server should expand it."""
 
     prompt_ids: list[int]
     """With all tokens of its pictures."""
@@ -75,39 +84,47 @@ class PicturePrompt:
     spans: list[PictureSpan]
 
     def body(self, parameters: Mapping[str, object]) -> dict[str, object]:
-        return {
+        body: dict[str, object] = {
             "token_ids": self.short_ids,
-            "content_parts": [
-                {"type": "image_url", "url": span.picture.url} for span in self.spans
-            ],
             "sampling_params": dict(parameters),
             "return_token_ids": True,
         }
+        if self.spans:
+            body["content_parts"] = [
+                {"type": "image_url", "url": span.picture.url} for span in self.spans
+            ]
+        return body
 
 
-class PicturePrompts:
-    """The prompts with pictures of one model."""
+class TokenPrompts:
+    """The prompts of one model."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ConfigError (`placeholder_id`)."""
-        self._tokenizer = tokenizer
-        self._placeholder = placeholder_id(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, *, names_versions: bool) -> None:
+        """`names_versions`: the server was told the policy version of its weights. Raises
+        ConfigError (`placeholder_id`)."""
+        self._tokenizer, self._names_versions = tokenizer, names_versions
+        self._placeholder = None if tokenizer.pictures is None else placeholder_id(tokenizer)
 
-    def prompt(self, prompt_ids: Sequence[int], pictures: Sequence[PlacedPicture]) -> PicturePrompt:
+    def prompt(
+        self, prompt_ids: Sequence[int], pictures: Sequence[PlacedPicture] = ()
+    ) -> TokenPrompt:
         """Raises RequestRefused (`picture_spans`)."""
         ids = [int(token) for token in prompt_ids]
+        if self._placeholder is None or not pictures:
+            return TokenPrompt(ids, ids, [])
         spans = picture_spans(ids, pictures, self._tokenizer)
-        return PicturePrompt(ids, with_placeholders(ids, spans, self._placeholder), spans)
+        return TokenPrompt(ids, with_placeholders(ids, spans, self._placeholder), spans)
 
     def choices_of(
         self,
         reply: Mapping[str, object],
-        prompt: PicturePrompt,
+        prompt: TokenPrompt,
         sampling: Sampling,
         version: int | None,
     ) -> list[Sampled]:
-        """Return `sampling.n` continuations; a greedy request's choice is repeated. Raises
-        EngineUnavailable, also if the server sampled after another prompt."""
+        """Return `sampling.n` continuations; a greedy request's choice is repeated. `version` is
+        that of a server that names none. Raises EngineUnavailable, also if the server sampled
+        after another prompt."""
         try:
             read = _Reply.model_validate(reply)
         except ValidationError as error:
@@ -131,6 +148,12 @@ class PicturePrompts:
         if isinstance(choice.stop_reason, str):
             text = self._text_before(choice.stop_reason, choice.token_ids)
         top = [_most_likely(token, sampling.top_logprobs) for token in tokens]
+        updates = list[int]()
+        if self._names_versions:
+            if not choice.weight_versions:
+                raise EngineUnavailable("vLLM named no version of the weights for a reply")
+            version = int(choice.weight_versions[0].version)
+            updates = _updates(choice.weight_versions)
         return Sampled(
             choice.token_ids,
             [token.logprob for token in tokens],
@@ -138,6 +161,7 @@ class PicturePrompts:
             version,
             text,
             top if sampling.top_logprobs else None,
+            weight_updates=updates,
         )
 
     def _text_before(self, stop: str, output_ids: Sequence[int]) -> str:
@@ -152,17 +176,26 @@ class PicturePrompts:
         return text[:at]
 
 
+def _updates(spans: Sequence[_VersionSpan]) -> list[int]:
+    """The places of the updates, one for each version from one span to the next."""
+    places = list[int]()
+    for before, after in pairwise(spans):
+        places += [after.start] * (int(after.version) - int(before.version))
+    return places
+
+
 def _most_likely(token: _Token, count: int) -> list[tuple[int, float]]:
     known = [(each.token_id, each.logprob) for each in token.top_logprobs]
     known.sort(key=lambda pair: -pair[1])
     return [pair for pair in known[:count] if pair[1] > _UNKNOWN]
 
 
-def _check_expansion(prompt: PicturePrompt, reply: _Reply) -> None:
+def _check_expansion(prompt: TokenPrompt, reply: _Reply) -> None:
     """Raise EngineUnavailable if the server sampled after other ids, or with its pictures in other
     places."""
     expected = [(span.start, len(span)) for span in prompt.spans]
-    placed = [(span.offset, span.length) for span in reply.mm_placeholders.get("image", ())]
+    placeholders = (reply.mm_placeholders or {}).get("image", ())
+    placed = [(span.offset, span.length) for span in placeholders]
     if reply.prompt_token_ids == prompt.prompt_ids and placed == expected:
         return
     raise EngineUnavailable(
