@@ -257,24 +257,6 @@ class Sampler(Protocol):
 
     model: str
     max_model_len: int
-
-    async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
-    ) -> list[Sampled]:
-        """Sample `sampling.n` continuations. Prompts of a `session` tend to extend each other: its
-        KV may be cached.
-
-        A cancellation raises SamplingCancelled if the number of sampled tokens is known.
-        """
-
-    def forget(self, session: str) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-
-class PictureSampler(Sampler, Protocol):
-    """A sampler that may take pictures."""
-
     takes_pictures: bool
 
     async def sample(
@@ -284,7 +266,15 @@ class PictureSampler(Sampler, Protocol):
         session: str,
         pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
-        """As `Sampler.sample`, of a prompt with `pictures`."""
+        """Sample `sampling.n` continuations of a prompt, with its pictures. Prompts of a `session`
+        tend to extend each other: its KV may be cached.
+
+        A cancellation raises SamplingCancelled if the number of sampled tokens is known.
+        """
+
+    def forget(self, session: str) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 class PictureFormat(Protocol):

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from ajet_sdk.dialects.fields import COMPLETIONS, refuse
 from ajet_sdk.engines.picture_text import encode_text
@@ -23,7 +23,6 @@ from ajet_sdk.protocols import (
     Answer,
     Ask,
     Choice,
-    PictureSampler,
     Sampled,
     Sampler,
     Sampling,
@@ -410,7 +409,7 @@ class TokenEngine:
 
     def __init__(
         self,
-        sampler: Sampler | PictureSampler,
+        sampler: Sampler,
         tokenizer: Tokenizer,
         *,
         tool_call_parser: str = "auto",
@@ -423,7 +422,7 @@ class TokenEngine:
             max_model_len=sampler.max_model_len,
             tool_call_parser=tool_call_parser,
             rescored=rescored,
-            takes_pictures=getattr(sampler, "takes_pictures", False),
+            takes_pictures=sampler.takes_pictures,
             name=sampler.model,
         )
 
@@ -444,11 +443,9 @@ class TokenEngine:
 
     async def sample(self, conversation: Conversation, session: str) -> list[Sampled]:
         """Sample the replies of a tokenized request. Raises as `answer`."""
-        asked = (conversation.prompt_ids, conversation.sampling, session)
-        if not conversation.pictures:
-            return await self.sampler.sample(*asked)
-        sampler = cast(PictureSampler, self.sampler)
-        return await sampler.sample(*asked, conversation.pictures)
+        return await self.sampler.sample(
+            conversation.prompt_ids, conversation.sampling, session, conversation.pictures
+        )
 
     async def count(self, ask: Ask) -> int:
         """Raises RequestRefused."""

@@ -17,6 +17,7 @@ from ajet_sdk.dialects.openai_chat import CHAT
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import RequestRefused
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.rollout.judging import fault_in, metrics_of
 from ajet_sdk.tokens.formats import PARSERS, CallFormat, ReplyFormat
@@ -200,7 +201,7 @@ def test_a_cut_call_is_text_and_told(name: str) -> None:
 
 
 class Told:
-    model, max_model_len = "told", 4000
+    model, max_model_len, takes_pictures = "told", 4000, False
 
     def __init__(self, text: str, finish: str = "stop") -> None:
         ids = [
@@ -210,7 +211,11 @@ class Told:
         self.reply = Sampled(ids, [-0.1] * len(ids), finish, 0)
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         return [self.reply]
 

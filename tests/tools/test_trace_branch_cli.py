@@ -78,9 +78,9 @@ def sampler(output=None):
     from ajet_sdk.protocols import Sampled
 
     class Sampler:
-        model, max_model_len = "bytes", 4096
+        model, max_model_len, takes_pictures = "bytes", 4096, False
 
-        async def sample(self, prompt_ids, sampling, session):
+        async def sample(self, prompt_ids, sampling, session, pictures=()):
             tokenizer = ByteTokenizer()
             start = tokenizer.decode(prompt_ids).rpartition("assistant\\n")[2]
             if output is not None:

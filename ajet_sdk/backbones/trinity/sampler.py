@@ -32,7 +32,7 @@ _VERSION = re.compile(r"-sampler-(\d+)$")
 
 
 class ServiceSampler:
-    """A `PictureSampler` over Trinity's model of the Tinker API, with its current weights.
+    """A `Sampler` over Trinity's model of the Tinker API, with its current weights.
 
     It samples by the SDK directly, as Trinity's model accepts texts only and sends the same seed
     with every request.
@@ -106,7 +106,7 @@ class ServiceSampler:
 
 
 class ServerSampler:
-    """A `PictureSampler` over a Trinity `ModelWrapper` of vLLM's server.
+    """A `Sampler` over a Trinity `ModelWrapper` of vLLM's server.
 
     Prompts and replies are token ids, with log-probabilities of the distribution sampled from, as
     Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is that of the engine

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class SamplerBySession:
-    """A `PictureSampler` over several engines with the same weights; a session stays at its engine,
+    """A `Sampler` over several engines with the same weights; a session stays at its engine,
     which has its prefixes."""
 
     def __init__(self, samplers: Sequence[AnySampler]) -> None:

@@ -90,7 +90,7 @@ def takes_pictures(tokenizer: HFTokenizer) -> bool:
 
 
 class ClientSampler:
-    """A `PictureSampler` over verl's `LLMServerClient`.
+    """A `Sampler` over verl's `LLMServerClient`.
 
     Calls of a session go to the same engine, for its prefix cache. The version is the training step
     of the engine's weights, which is the number of updates.

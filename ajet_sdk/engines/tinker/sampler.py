@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TinkerSampler:
-    """Implements `protocols.PictureSampler` over weights at a service.
+    """Implements `protocols.Sampler` over weights at a service.
 
     A trainer sets `policy_version` inside `exclusive()`; at its end, `publish` returns the weights
     of that version. Calls in flight keep their weights and version.

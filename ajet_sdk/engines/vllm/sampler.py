@@ -43,7 +43,7 @@ _DYING = 5.0
 
 
 class VllmSampler:
-    """Implements `protocols.PictureSampler` over a vLLM server.
+    """Implements `protocols.Sampler` over a vLLM server.
 
     `write` writes the trainer's weights to a directory: all of them, or with `adapter` those of a
     LoRA adapter, which the server loads beside its base model. A trainer changes the weights inside

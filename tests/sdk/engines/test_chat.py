@@ -17,6 +17,7 @@ from ajet_sdk.dialects.openai_chat import CHAT, TEXT
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, ContextOverflow, RequestRefused
+from ajet_sdk.pictures import PlacedPicture
 from ajet_sdk.protocols import Answer, Sampled, Sampling
 from ajet_sdk.tokens.probing import call_id, learn
 
@@ -88,6 +89,7 @@ class Told:
 
     model = "told"
     max_model_len = 500
+    takes_pictures = False
 
     def __init__(self, *texts: str | Sampled) -> None:
         self.texts = list(texts)
@@ -96,7 +98,11 @@ class Told:
         self.forgotten: list[str] = []
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, session: str
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        session: str,
+        pictures: Sequence[PlacedPicture] = (),
     ) -> list[Sampled]:
         self.prompts.append(list(prompt_ids))
         self.samplings.append(sampling)
