@@ -82,6 +82,7 @@ class Session:
                 plain_yaml(self.config.shown()), encoding="utf-8"
             )
             self.writer.put(self.run)
+            self.writer.flush()  # whatever is served from here on can be resumed after a kill
             if self._gateway is not None:
                 self.gateway = stack.enter_context(self._gateway.recording(self.writer))
             else:

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+import ajet
+from ajet_sdk.errors import SwarmError
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace
 from tests.tiny_models import save_tiny
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +132,13 @@ class Machines:
             process.wait()
 
 
+def is_collecting(url: str) -> bool:
+    try:
+        return ajet.SwarmClient(url, patience=0).status().state == "collecting"
+    except SwarmError:  # it does not listen yet
+        return False
+
+
 def steps_done(place: Path) -> int:
     log = (place / "server.log").read_text() if (place / "server.log").exists() else ""
     return log.count("  reward ")
@@ -144,6 +154,8 @@ def test_kills_of_server_and_clients_lose_and_double_nothing(
     try:
         server = machines.start_server()
         clients = [machines.start_client(seed) for seed in range(2)]
+        # before it collects there may be no run that could be resumed
+        until(lambda: is_collecting(machines.url))
         kills = ["server"] * server_kills + ["client"] * client_kills
         draw.shuffle(kills)
         for number, victim in enumerate(kills):
