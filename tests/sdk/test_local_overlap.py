@@ -232,6 +232,28 @@ def test_a_straggler_holds_up_its_step_and_no_sampling_of_the_next(
     assert_balanced(config)
 
 
+@ajet.judge
+def always_right(output: str) -> tuple[float, bool]:
+    return 1.0, True
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+def test_a_run_that_stops_early_books_what_it_sampled_ahead(
+    bound: int, tmp_path: Path, tiny_model: Path
+) -> None:
+    config = job(
+        tmp_path, tiny_model, {"max_staleness": bound}, total_steps=12, stop_when=["solved"]
+    )
+    train(config, workflow=talk, judge=always_right)
+    steps = {row["step"] for row in rows(config, "SELECT step FROM metrics")}
+    assert max(steps) < 12
+    ahead = rows(config, "SELECT outcome FROM ledger JOIN episodes USING (episode_id)"
+                 f" WHERE episodes.step > {max(steps)}")  # fmt: skip
+    assert ahead and {row["outcome"] for row in ahead} <= {"failed", "superseded"}
+    assert_balanced(config)
+    assert audit(config.directory / "trace.duckdb").differs == ()
+
+
 def test_ctrl_c_books_the_batch_that_was_under_way_and_a_resume_goes_on(
     tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -205,6 +205,8 @@ class TrainingRun:
             await self._abandon()
         if self.swarm is not None:
             await self.swarm.close("the training is finished", is_last=True)
+        elif self.config.rollout.max_staleness:  # what was sampled ahead of an early stop
+            self.writer.supersede(self.job.run_id, self.done)
         async with self.sampler.exclusive():
             path = await _complete(asyncio.to_thread(self.learner.export, self.checkpoints))
         return self.loggers.tuned(
