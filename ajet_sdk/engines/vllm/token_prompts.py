@@ -161,7 +161,7 @@ class TokenPrompts:
             version,
             text,
             top if sampling.top_logprobs else None,
-            weight_updates=updates,
+            weight_updates=tuple(updates),
         )
 
     def _text_before(self, stop: str, output_ids: Sequence[int]) -> str:
