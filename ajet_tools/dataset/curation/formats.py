@@ -25,6 +25,17 @@ from ajet_tools.dataset.curation.fields import task_id_of
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
 OPENING = ("trl-prompt",)
 """Formats with the metadata as columns."""
+NEW_COLUMNS = (
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "tools",
+    "system",
+)
+"""Columns that a format writes anew; it passes on all others."""
 _FORMS = "ajet_tools.trace.export.conversations"
 """Loaded for `sharegpt` only: it reads traces."""
 _Values = Mapping[str, object]

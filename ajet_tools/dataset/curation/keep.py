@@ -31,8 +31,8 @@ class Keep:
     """Minimum reward. Default: the judge's full marks."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Rejected rows by their first reason."""
-    on_left_out: Callable[[Row, str], None] | None = None
-    """Called with each rejected row and the reason."""
+    on_left_out: Callable[[Block, str], None] | None = None
+    """Called with rejected rows and the reason."""
     failures: list[str] = field(default_factory=list)
     """The first few failures of the judge, with locations."""
 
@@ -78,8 +78,7 @@ class Keep:
             return
         self.left_out[reason] += len(indices)
         if self.on_left_out is not None:
-            for row in block.take(indices).rows():
-                self.on_left_out(row, reason)
+            self.on_left_out(block.take(indices), reason)
 
     def _verified(self, block: Block, indices: Sequence[int], judge: Verifier) -> list[int]:
         import asyncio

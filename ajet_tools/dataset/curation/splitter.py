@@ -59,8 +59,8 @@ def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a 
 def keys_of(block: Block, by: str | None = None) -> list[str]:
     """Returns the key of each row."""
     if by is None:
-        pairs = zip(block.texts, block.rows(), strict=True)
-        return [normal(text) or key_of(row.values) for text, row in pairs]
+        pairs = zip(block.texts, block.values(), strict=True)
+        return [normal(text) or key_of(values) for text, values in pairs]
     return [key_of(row.values, by, row.where) for row in block.rows()]
 
 
@@ -106,10 +106,10 @@ class Splitter:
         if self._stratify is None:
             return [self._side(_place(self._seed, key)) for key in keys]
         sides = []
-        for key, row in zip(keys, block.rows(), strict=True):
+        for key, values in zip(keys, block.values(), strict=True):
             number = hash(key)
             if number not in self._places:
-                self._places[number] = self._new_place(value_at(row.values, self._stratify))
+                self._places[number] = self._new_place(value_at(values, self._stratify))
             sides.append(self._side(self._places[number]))
         return sides
 

@@ -8,45 +8,39 @@ operator is searched for.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import reduce
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.row_names import is_asking
 from ajet_tools.dataset.curation.descent import held_out_block, hides_held_out
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
-from ajet_tools.dataset.files.arrays import batch_of, new_column
-from ajet_tools.dataset.files.blocks import Block, TableBlock, encodable
-from ajet_tools.dataset.files.columns import JSON, Columns, Shape, merged
-from ajet_tools.dataset.files.json_columns import has_private, json_array, with_halves
-from ajet_tools.dataset.files.query_tables import QueryTables, stored_column
-from ajet_tools.dataset.files.sources import files_of
-from ajet_tools.dataset.files.tables import tables_of
+from ajet_tools.dataset.files.blocks import Block, encodable
+from ajet_tools.dataset.files.columns import LINE, LINES
+from ajet_tools.dataset.files.json_columns import MARK, identifier
+from ajet_tools.dataset.files.query_tables import RAW, QueryTables
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.text.conditions import condition, literal
 
 _ROWS = 8192
-_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
 _DERIVED = ("text", "chars", "words", "language")
 _MACROS = {
     "text": "CAST(x AS VARCHAR)",
     "chars": "length(x)",
     "words": r"len(regexp_extract_all(x, '\S+'))",
 }
-_ROW = "row of ajet"
-_LIST = re.compile(r"\s*select\s+(?:distinct\s+)?(.+?)\s+from\s+(?:rows|self)\b", re.I | re.S)
-_ALL = re.compile(r"\*(?:$|\s+exclude\b)", re.I)
+_NUMBER = "number_of_ajet"
 _COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.I)
-_NESTS = re.compile(r"\b(?:join|union|except|intersect)\b|\(\s*select\b", re.I)
 _MISSING = re.compile(
     r'Referenced (?:column|table) "([^"]+)" not found|Could not find key "([^"]+)" in struct'
 )
@@ -77,17 +71,17 @@ def _has(needle: str) -> str:
 class Where:
     """A SQL condition on the columns of a dataset."""
 
-    def __init__(self, text: str, path: str) -> None:
-        """`path` is the dataset whose columns are used. Raises ConfigError for an invalid
+    def __init__(self, text: str, rows: Rows) -> None:
+        """Reads the rows, for the types of their columns. Raises ConfigError for an invalid
         condition."""
         self.text = text
-        self._tables = QueryTables.of_path(path, text.casefold())
-        columns = {name.casefold() for name in self._tables.schema.names} | {*_DERIVED}
-        self._sql = condition(text, {"has": _has}, columns)
+        self._tables = QueryTables(rows, text.casefold())
+        self._names = {name.casefold() for name in self._tables.names}
+        self._sql = condition(text, {"has": _has}, self._names | {*_DERIVED})
         self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", self._sql, re.I) is not None
         self._connection = _connect()
         with self._explain():
-            [kind] = self._rows(self._empty(), 0, []).project(self._sql).types
+            [kind] = self._relation(rows.empty()).project(self._sql).types
         if str(kind) not in ("BOOLEAN", '"NULL"'):
             raise ConfigError(
                 f"{text!r} is not a condition: its result is {kind}, not true or false"
@@ -96,26 +90,20 @@ class Where:
     def matching(self, block: Block) -> list[int]:
         """Returns the indices of the matching rows of a block."""
         with self._explain():
-            columns = self._tables.columns(block)
-            texts = block.texts if self._asks_text else []
-            rows = self._rows(columns, len(block), texts).filter(self._sql)
-            numbers = rows.project(f'"{_ROW}"').order(f'"{_ROW}"').to_arrow_table()
-            return numbers.column(0).to_pylist()  # type: ignore[no-any-return]
+            found = self._relation(block).filter(self._sql).project(_NUMBER).order(_NUMBER)
+            return found.to_arrow_table().column(0).to_pylist()  # type: ignore[no-any-return]
 
-    def _empty(self) -> list[pa.Array]:
-        return [pa.array([], column.type) for column in self._tables.schema]
-
-    def _rows(self, columns: Sequence[pa.Array], count: int, texts: Sequence[str]) -> Any:
-        """Returns the columns, derived columns and row numbers."""
-        known = {name.casefold() for name in self._tables.schema.names}
-        table = pa.table({_ROW: pa.array(range(count), pa.int64())})
-        for column, values in zip(self._tables.schema, columns, strict=True):
-            table = table.append_column(column, values)
+    def _relation(self, block: Block) -> Any:
+        """Returns the columns, what is derived from the question, and row numbers."""
+        more = {_NUMBER: pa.array(range(len(block)), pa.int64())}
         derived = []
-        if self._asks_text and "text" not in known:
-            table = table.append_column("text", pa.array(map(encodable, texts), pa.string()))
-            derived = [f"{name}(text) AS {name}" for name in _DERIVED[1:] if name not in known]
-        return self._connection.from_arrow(table).project(", ".join(["*", *derived]))
+        if self._asks_text and "text" not in self._names:
+            more["text"] = pa.array(map(encodable, block.texts), pa.string())
+            for name in _DERIVED[1:]:
+                if name not in self._names:
+                    derived.append(f"{name}(text) AS {name}")
+        relation = self._tables.relation(self._connection, block, **more)
+        return relation.project(", ".join(["*", *derived]))
 
     def _explain(self) -> AbstractContextManager[None]:
         return _explain(self.text, lambda: [*self._tables.paths(), *_DERIVED])
@@ -137,120 +125,108 @@ def _explain(text: str, names: Callable[[], Sequence[str]]) -> Iterator[None]:
         ) from error
 
 
-def select(query: str, path: str, out: str) -> int:
-    """Writes the result of a SELECT over the rows of a file, the table `rows` or `self`, and
-    returns the number of rows.
+def select(query: str, rows: Rows, out: str) -> int:
+    """Writes the result of a SELECT over the rows, the table `rows` or `self`, and returns the
+    number of its rows.
 
-    Columns that are selected unchanged keep their type and metadata. Raises ConfigError.
+    A column with the name and the type of one of the file keeps its declaration. Raises
+    ConfigError.
     """
     if re.match(r"[\s(]*(?:select|with)\b", query, re.I) is None:
         raise ConfigError(f"--sql takes a SELECT over `rows` (got {query!r})")
     is_all = "*" in _COUNT.sub("", query)
-    tables = QueryTables.of_path(path, None if is_all else query.casefold(), raw=True)
+    tables = QueryTables(rows, None if is_all else query.casefold(), raw=True)
     with (
         _explain(query, tables.paths),
         TemporaryDirectory() as folder,
         _connect(Path(folder, "rows.duckdb")) as database,
     ):
-        reader = pa.RecordBatchReader.from_batches(tables.schema, tables.batches())
-        database.from_arrow(reader).create("rows")
+        for number, block in enumerate(tables.blocks()):
+            relation = tables.relation(database, block)
+            if number:
+                relation.insert_into("rows")
+            else:
+                relation.create("rows")
         database.execute("CREATE VIEW self AS FROM rows")
         database.execute(f"CREATE TABLE result AS {query.rstrip().rstrip(';')}")
-        result, wide = _plain(database.table("result"))
-        json_names = {name for name, shape in tables.shapes.items() if shape.is_json}
-        wide |= _unchanged(query, json_names)
-        schema = result.limit(0).to_arrow_table().schema
-        columns = _columns(query, path, schema, json=wide, read_as_json=tables.shapes)
-        no_rows = pa.RecordBatch.from_pylist([], schema)
-        hides = any(map(is_asking, result.columns)) and hides_held_out(path, out)
-        with Writer(out, tables=[_result_block(no_rows, columns).table]) as writer:
-            for batch in result.to_arrow_reader(_ROWS):
-                block = _result_block(batch, columns)
-                # A count or a mean asks nothing, and has no lineage.
+        result = _Result(database, tables, rows)
+        # A count or a mean asks nothing, and has no lineage.
+        hides = any(map(is_asking, result.names)) and hides_held_out(rows.path, out)
+        empty = result.block(
+            pa.RecordBatch.from_pylist([], result.relation.limit(0).to_arrow_table().schema)
+        )
+        first = held_out_block(empty) if hides else empty
+        with Writer(out, schema=first.data.schema, order=result.names) as writer:
+            for batch in result.relation.to_arrow_reader(_ROWS):
+                block = result.block(batch)
                 writer.write_block(held_out_block(block) if hides else block)
     return writer.rows
 
 
-def _result_block(batch: pa.RecordBatch, columns: Columns) -> TableBlock:
-    arrays = []
-    shapes = {}
-    for array, (name, shape) in zip(batch.columns, columns.shapes.items(), strict=True):
-        stored = stored_column(name, array)
-        if stored is not None:
-            column, shape = stored
-        elif shape.is_json:
-            column = json_array(array, name)
-        elif has_private(array):
-            texts = [text and with_halves(text) for text in array.to_pylist()]
-            column, shape = new_column(name, texts)
-        else:
-            column = array.cast(shape.type)
-        arrays.append(column)
-        shapes[name] = shape
-    data, table = batch_of(arrays, Columns(columns.name, shapes, columns.metadata), len(batch))
-    return TableBlock(columns.name, table, data)
+class _Result:
+    """The result of a SELECT: columns of a table, and JSON."""
 
-
-def _plain(relation: Any) -> tuple[Any, set[str]]:
-    """Converts a result to supported types; also returns the columns of JSON, and of integers
-    beyond 64 bits, which become text."""
-    kinds = []
-    wide = set[str]()
-    for name, kind in zip(relation.columns, map(str, relation.types), strict=True):
-        quoted = '"' + name.replace('"', '""') + '"'
-        if kind in ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)"):
-            fits = relation.aggregate(
-                f"coalesce(bool_and({quoted} BETWEEN {-(1 << 63)} AND {(1 << 63) - 1}), true)"
-            )
-            kind = "BIGINT" if fits.fetchall()[0][0] else "VARCHAR"
-            wide |= {name} if kind == "VARCHAR" else set()
-        elif kind == "JSON":
-            wide.add(name)
-        elif kind in ("INTERVAL", "BIT", "BIGNUM"):
-            kind = "VARCHAR"
-        kinds.append(
-            f"CAST({quoted} AS {kind}) AS {quoted}" if kind in ("BIGINT", "VARCHAR") else quoted
+    def __init__(self, database: Any, tables: QueryTables, rows: Rows) -> None:
+        self._path = rows.path
+        self._metadata = rows.schema.metadata
+        self._fields: dict[str, pa.Field] = {}
+        """The columns that the file declares."""
+        result = database.table("result")
+        self.names: list[str] = result.columns
+        types = dict(
+            zip(*(lambda t: (t.columns, map(str, t.types)))(database.table("rows")), strict=True)
         )
-    return relation.project(", ".join(kinds)), wide
+        declared = {column.name: column for column in tables.declared}
+        plain = []
+        texts = []
+        for name, kind in zip(self.names, map(str, result.types), strict=True):
+            quoted = identifier(name)
+            text = _json_text(quoted, kind)
+            if (
+                kind == "VARCHAR"
+                and result.filter(f"contains({quoted}, '{MARK}')").limit(1).fetchall()
+            ):
+                text = f"to_json({quoted})"
+            if text is not None:
+                key = literal(f"{json.dumps(name)}: ")
+                texts.append(f"{key} || coalesce(CAST({text} AS VARCHAR), 'null')")
+                continue
+            if name in declared and types[name] == kind:
+                self._fields[name] = declared[name]
+            is_text = kind in ("INTERVAL", "BIT", "BIGNUM")
+            plain.append(f"CAST({quoted} AS VARCHAR) AS {quoted}" if is_text else quoted)
+        if texts:
+            plain.append(
+                f"'{{' || concat_ws(', ', {', '.join(texts)}) || '}}' AS {identifier(LINE)}"
+            )
+        self.relation = result.project(", ".join(plain))
+
+    def block(self, batch: pa.RecordBatch) -> Block:
+        arrays = []
+        fields = []
+        for column, array in zip(batch.schema, batch.columns, strict=True):
+            field = self._fields.get(column.name, column)
+            if column.name == LINE:
+                array = pc.replace_substring(array, MARK, "\\u")
+                field = LINES.field(LINE)
+            arrays.append(array.cast(field.type))
+            fields.append(field)
+        metadata = self._metadata if self._fields else None
+        data = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata))
+        return Block(self._path, data, range(1, len(batch) + 1), "row")
 
 
-def _columns(
-    query: str,
-    path: str,
-    result_schema: pa.Schema,
-    *,
-    json: Collection[str],
-    read_as_json: Collection[str],
-) -> Columns:
-    """Returns the columns of a result; unchanged columns keep their declaration in the source."""
-    columns = Columns.of_schema(path, result_schema)
-    tables = tables_of(path)
-    shapes = {
-        name: Shape(JSON) if name in json else shape for name, shape in columns.shapes.items()
-    }
-    is_typed = tables and len(tables) == len(files_of(path))
-    source = reduce(merged, tables) if is_typed else Columns(path, {})
-    unchanged = _unchanged(query, source.shapes) & shapes.keys()
-    for name in unchanged.difference(read_as_json):
-        try:
-            pa.array([], shapes[name].type).cast(source.shapes[name].type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            continue
-        shapes[name] = source.shapes[name]
-    has_unchanged = any(shape is source.shapes.get(name) for name, shape in shapes.items())
-    return Columns(path, shapes, source.metadata if has_unchanged else {})
-
-
-def _unchanged(query: str, names: Iterable[str]) -> set[str]:
-    """Returns the columns that a plain SELECT returns unchanged, by `*` or by name."""
-    blank = _QUOTED.sub(lambda match: "x" * len(match[0]), query)
-    listed = _LIST.match(blank)
-    if listed is None or _NESTS.search(blank):
-        return set()
-    start, end = listed.span(1)
-    cuts = [start, *(start + match.start() for match in re.finditer(",", listed[1])), end]
-    plain = {query[cut:next_cut].strip(", \n\t").strip('"`') for cut, next_cut in pairwise(cuts)}
-    everything = any(_ALL.match(item) for item in plain) and not re.search(
-        r"\b(?:replace|rename)\b", blank, re.I
-    )
-    return set(names) if everything else plain & set(names)
+def _json_text(column: str, kind: str) -> str | None:
+    """Returns the expression of a column that becomes JSON: mixed values, objects with their JSON,
+    integers of any size."""
+    if kind == "JSON":
+        return column
+    if kind in ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)"):
+        return f"CAST({column} AS VARCHAR)"
+    raw = f'"{RAW}"'
+    if raw not in kind:
+        return None
+    if kind.endswith("[]"):
+        items = f"list_transform({column}, lambda x: x.{raw})"
+        return f"'[' || array_to_string({items}, ', ') || ']'"
+    return f"{column}.{raw}"

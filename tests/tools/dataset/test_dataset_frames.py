@@ -19,7 +19,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.files.writer import Writer
 from tests.tools.dataset.typed import check_kept, write_typed
 

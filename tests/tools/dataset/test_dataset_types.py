@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read, tables_of
+from ajet_tools.dataset.files.blocks import Block
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.files.writer import Writer
 from tests.tools.dataset.typed import ROWS, check_kept, typed_table, write_typed
 
@@ -273,13 +274,20 @@ def test_whatever_the_schema_the_rows_that_stay_are_the_same(
     source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
     pq.write_table(table, source, row_group_size=2)
     before = pq.read_table(source)
-    rows = [row for number, row in enumerate(read(source)) if number in keep]
-    with Writer(out, tables=tables_of(source)) as writer:
-        for row in rows:
-            writer.write({**row.values, "new": 1} if add else row.values, row.stored)
+    rows = Rows(source)
+
+    def chosen(block: Block) -> Block:
+        block = block.take([i for i, place in enumerate(block.places) if int(place) - 1 in keep])
+        return (
+            block.changed([{**row, "new": 1} for row in block.values()], ("new",)) if add else block
+        )
+
+    with Writer(out, schema=chosen(rows.empty()).data.schema) as writer:
+        for block in rows.blocks():
+            writer.write_block(chosen(block))
     after = pq.read_table(out)
-    if add and rows:
-        assert after["new"].to_pylist() == [1] * len(rows)
+    if add and writer.rows:
+        assert after["new"].to_pylist() == [1] * writer.rows
         after = after.drop_columns(["new"])
     if not before.num_rows:
         return
@@ -321,6 +329,6 @@ def test_text_that_went_through_tables_comes_back_as_it_was(
             writer.write(row)
     for before, after in pairwise(names):
         with Writer(tmp_path / after) as writer:
-            for row in read(tmp_path / before):
-                writer.write(row.values, row.stored)
-    assert [row.values for row in read(tmp_path / names[-1])] == rows
+            for block in Rows(tmp_path / before).blocks():
+                writer.write_block(block)
+    assert [row.values for row in Rows(tmp_path / names[-1])] == rows
