@@ -23,7 +23,7 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.dataset.card import Facts, write_card
 from ajet_tools.dataset.curation.descent import marker
-from ajet_tools.dataset.curation.formats import NEW_COLUMNS, OPENING, Format, Unfit, converter
+from ajet_tools.dataset.curation.formats import NEW_COLUMNS, Format, Unfit, converter
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.columns import LINES, common
 from ajet_tools.dataset.files.rows import Rows, read
@@ -131,7 +131,7 @@ class _Source:
         rows."""
         if self._format == "tasks" or self._rows.schema == LINES:
             return set()
-        first = self._opened(next(self._rows.blocks(), self._rows.empty()))
+        first = next(self._rows.blocks(), self._rows.empty())
         kept: set[str] = set()
         for values in self._converted_values(first, Counter())[0]:
             kept.update(values)
@@ -144,14 +144,11 @@ class _Source:
         for block in passing(self._rows.blocks()):
             yield self._converted(self._mark(block))
 
-    def _opened(self, block: Block) -> Block:
-        return block.opened() if self._format in OPENING else block
-
     def _converted(self, block: Block) -> Block:
         if self._format == "tasks":
             return block
         rows, indices = self._converted_values(block, self._left_out)
-        return self._opened(block).take(indices).changed(rows, self._new)
+        return block.take(indices).changed(rows, self._new)
 
     def _converted_values(
         self, block: Block, left_out: Counter[str]

@@ -23,8 +23,6 @@ from ajet_sdk.tasks.row_texts import chat_of
 from ajet_tools.dataset.curation.fields import task_id_of
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
-OPENING = ("trl-prompt",)
-"""Formats with the metadata as columns."""
 NEW_COLUMNS = (
     "messages",
     "conversations",

@@ -342,6 +342,7 @@ class _FirstProblems(BadRows):
         self._number = number
 
     def add(self, where: str, problem: str) -> None:
+        self.count += 1
         self._validation.add(self._number, "unreadable", where, problem)
 
 

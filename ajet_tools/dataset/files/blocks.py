@@ -18,13 +18,7 @@ import pyarrow.compute as pc
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import Row as TaskRow
-from ajet_tools.dataset.files.columns import (
-    LINE,
-    LINES,
-    described_field,
-    feature_of,
-    notes_of,
-)
+from ajet_tools.dataset.files.columns import LINE, LINES
 from ajet_tools.dataset.files.values import objects_of
 
 ROWS = 8192
@@ -165,79 +159,18 @@ class Block:
         return replace(self, data=data)
 
     def renamed(self, mapping: Mapping[str, str]) -> Block:
-        """Renames columns as `--map` says: `metadata.NAME` becomes a field of that object."""
-        columns = self._columns()
-        for name, target in mapping.items():
-            column = columns.pop(name)
-            root, _, inner = target.partition(".")
-            if root == "metadata":
-                columns[root] = _with_field(columns.get(root), inner, column)
-            else:
-                columns[target] = column
-        return self._with(columns)
-
-    def opened(self) -> Block:
-        """Adds the fields of a nested `metadata` as columns, which follow those before it."""
-        columns = self._columns()
-        metadata = columns.get("metadata")
-        if metadata is None or not pa.types.is_struct(metadata[1].type):
-            return self
-        return self._with({**_fields(metadata), **columns})
-
-    def _columns(self) -> dict[str, _Column]:
-        pairs = zip(self.data.schema, self.data.columns, strict=True)
-        return dict(zip(self.data.schema.names, pairs, strict=True))
-
-    def _with(self, columns: Mapping[str, _Column]) -> Block:
-        fields = [column.with_name(name) for name, (column, _) in columns.items()]
+        """Renames columns of a table."""
+        fields = []
+        for column in self.data.schema:
+            fields.append(column.with_name(mapping.get(column.name, column.name)))
         schema = pa.schema(fields, self.data.schema.metadata)
-        arrays = [array for _, array in columns.values()]
-        return replace(self, data=_batch(arrays, schema, len(self)))
-
-
-_Column = tuple[pa.Field, pa.Array]
+        return replace(self, data=_batch(self.data.columns, schema, len(self)))
 
 
 def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _fields(column: _Column) -> dict[str, _Column]:
-    """Returns the fields of objects as columns."""
-    field_of_all, array = column
-    notes = notes_of(field_of_all).get("fields", {})
-    features = feature_of(field_of_all) or {}
-    fields = {}
-    for inner, values in zip(array.type, array.flatten(), strict=True):
-        known = described_field(inner, notes.get(inner.name, {}), features.get(inner.name))
-        fields[inner.name] = (known, values)
-    return fields
-
-
-def _with_field(outer: _Column | None, name: str, column: _Column) -> _Column:
-    fields = _fields(outer) if outer is not None else {}
-    fields[name] = column
-    types = [inner.with_name(key).with_metadata(None) for key, (inner, _) in fields.items()]
-    array = pa.StructArray.from_arrays([values for _, values in fields.values()], fields=types)
-    notes = {key: below for key, (inner, _) in fields.items() if (below := notes_of(inner))}
-    features = {key: feature_of(inner) for key, (inner, _) in fields.items()}
-    feature = features if all(features.values()) else None
-    return described_field(
-        pa.field("metadata", array.type), {"fields": notes} if notes else {}, feature
-    ), array
-
-
-def can_rename(block: Block, mapping: Mapping[str, str]) -> bool:
-    """Whether all of these are columns of a table, and `metadata` is an object if there is one."""
-    schema = block.data.schema
-    if not mapping.keys() <= set(schema.names) or LINE in schema.names:
-        return False
-    into_metadata = any(target.startswith("metadata.") for target in mapping.values())
-    if not into_metadata or "metadata" not in schema.names or "metadata" in mapping:
-        return True
-    return bool(pa.types.is_struct(schema.field("metadata").type))
 
 
 def json_line(value: object) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -107,9 +108,14 @@ def pointer(name: str) -> str:
     return f"'/{escaped}'"
 
 
+def _matches(lines: pa.Array, pattern: str) -> pl.Series:
+    # five times as fast as the regular expressions of Arrow
+    return pl.Series(lines).str.contains(pattern)
+
+
 def are_objects(lines: pa.Array) -> bool:
     """Whether each line is a JSON object, without what DuckDB takes but JSON doesn't have."""
-    if pc.any(pc.match_substring_regex(lines, _NO_JSON)).as_py():
+    if _matches(lines, _NO_JSON).any():
         return False
     with connection().cursor() as cursor:
         invalid = "count_if(NOT (starts_with(line, '{') AND json_valid(line)))"
@@ -119,7 +125,7 @@ def are_objects(lines: pa.Array) -> bool:
 
 def too_large(lines: pa.Array) -> int | None:
     """Returns the index of the first line with a number that is larger than any float, if any."""
-    for index in pc.indices_nonzero(pc.match_substring_regex(lines, _HUGE)).to_pylist():
+    for index in _matches(lines, _HUGE).arg_true():
         try:
             json.dumps(json.loads(lines[index].as_py()), allow_nan=False)
         except ValueError:

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +21,9 @@ import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse_line
+from ajet_sdk.tasks.json_rows import Row as JsonRow
 from ajet_sdk.tasks.task_rows import FIELDS
-from ajet_tools.dataset.files.blocks import Block, Row, block_of_lines, blocks_of, can_rename
+from ajet_tools.dataset.files.blocks import Block, Row, block_of_lines, blocks_of
 from ajet_tools.dataset.files.columns import LINES, common, described
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.json_columns import are_objects
@@ -74,6 +76,7 @@ class Rows:
         self.bad = bad if bad is not None else BadRows()
         self.files = columns_of(path)
         self._was_read = False
+        self._clean: set[Path | str] = set()
         self._again = again
         self._kept: list[Block] | None = None
 
@@ -88,7 +91,7 @@ class Rows:
                 schema = schema_of(file)
             block = Block(file.name, pa.RecordBatch.from_pylist([], schema), [], "row")
             block = block.with_columns(more)
-            if not can_rename(block, self.mapping):
+            if not self._can_rename(block):
                 return LINES
             schemas.append(block.renamed(self.mapping).data.schema)
         return common(schemas)
@@ -116,21 +119,30 @@ class Rows:
         self._was_read = True
         kept = []
         for file, more in self.files.items():
-            for block in _blocks(file, self.bad):
+            count = self.bad.count
+            source = _Source(file, self.bad, is_clean=file in self._clean)
+            for block in source.blocks():
                 for named in self._named(block.with_columns(more) if more else block):
                     if self._again and self.path == "-":
                         kept.append(named)
                     yield named
+            if self.bad.count == count:
+                self._clean.add(file)
         if self._again and self.path == "-":
             self._kept = kept
 
     def _named(self, block: Block) -> Iterator[Block]:
         if not self.mapping:
             yield block
-        elif can_rename(block, self.mapping):
+        elif self._can_rename(block):
             yield block.renamed(self.mapping)
         else:
             yield from blocks_of(_renamed(block, self.mapping, self.bad), block.name)
+
+    def _can_rename(self, block: Block) -> bool:
+        """Whether the mapping renames columns of a table; fields of `metadata` are JSON."""
+        is_nested = any("." in target for target in self.mapping.values())
+        return not is_nested and self.mapping.keys() <= set(block.data.schema.names)
 
 
 def read(
@@ -145,110 +157,129 @@ def read(
     yield from Rows(path, mapping=mapping, bad=bad)
 
 
-def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
-    if not isinstance(file, Path):
-        with explain_errors("stdin"):
-            yield from _stdin_blocks(bad)
-    elif is_table(file):
-        yield from _table_blocks(file, file.name, bad, is_parquet=file.name.endswith(".parquet"))
-    else:
-        name = unpacked_name(file.name)
-        cut = bad.skip and not name.endswith(_DELIMITED)
-        with explain_errors(file), open_text(file, cut=cut) as stream:
-            yield from _text_blocks(stream, name, bad)
+@dataclass(frozen=True)
+class _Source:
+    """One of the files, or stdin, and what to do with its bad rows."""
 
+    file: Path | str
+    bad: BadRows
+    is_clean: bool
+    """Whether an earlier pass found no bad row in it."""
 
-def _stdin_blocks(bad: BadRows) -> Iterator[Block]:
-    """Reads stdin in the format that its first bytes tell."""
-    stdin = io.BufferedReader(unpacked(sys.stdin.buffer), 1 << 20)
-    start = stdin.peek(4)[:4096].removeprefix(_BOM).lstrip()
-    if start.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
-        source = pa.BufferReader(stdin.read())
-        yield from _table_blocks(source, "stdin", bad, is_parquet=start.startswith(b"PAR1"))
-        return
-    line = start.partition(b"\n")[0]
-    has_cells = any(mark in line for mark in (b",", b";", b"\t", b"|"))
-    is_csv = has_cells and start[:1] not in (b"{", b"[")
-    lines = bounded(stdin, "stdin", cut=bad.skip and not is_csv)
-    yield from _text_blocks(lines, "stdin.csv" if is_csv else "stdin", bad)
+    def blocks(self) -> Iterator[Block]:
+        if not isinstance(self.file, Path):
+            with explain_errors("stdin"):
+                yield from self._stdin_blocks()
+        elif is_table(self.file):
+            is_parquet = self.file.name.endswith(".parquet")
+            with explain_errors(self.file):
+                yield from _table_blocks(self.file, self.file.name, self.bad, is_parquet)
+        else:
+            name = unpacked_name(self.file.name)
+            cut = self.bad.skip and not name.endswith(_DELIMITED)
+            with explain_errors(self.file), open_text(self.file, cut=cut) as stream:
+                yield from self._text_blocks(stream, name)
 
+    def _stdin_blocks(self) -> Iterator[Block]:
+        """Reads stdin in the format that its first bytes tell."""
+        stdin = io.BufferedReader(unpacked(sys.stdin.buffer), 1 << 20)
+        start = stdin.peek(4)[:4096].removeprefix(_BOM).lstrip()
+        if start.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+            table = pa.BufferReader(stdin.read())
+            yield from _table_blocks(table, "stdin", self.bad, start.startswith(b"PAR1"))
+            return
+        line = start.partition(b"\n")[0]
+        has_cells = any(mark in line for mark in (b",", b";", b"\t", b"|"))
+        is_csv = has_cells and start[:1] not in (b"{", b"[")
+        stream = bounded(stdin, "stdin", cut=self.bad.skip and not is_csv)
+        yield from self._text_blocks(stream, "stdin.csv" if is_csv else "stdin")
 
-def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
-    if name.endswith(_DELIMITED):
-        yield from blocks_of((Row(*row) for row in csv_rows(stream, name, bad)), name)
-        return
-    buffered = io.BufferedReader(stream, _BYTES)  # type: ignore[type-var]
-    if _begins_with_line(buffered):
-        yield from _line_blocks(buffered, name, bad)
-    else:  # one document, or a bad first line
-        rows = json_rows(buffered, name, bad, strict=True)
-        yield from blocks_of((Row(row.where, row.value) for row in rows if _is_row(row, bad)), name)
+    def _text_blocks(self, stream: BinaryIO, name: str) -> Iterator[Block]:
+        if name.endswith(_DELIMITED):
+            cells = csv_rows(stream, name, self.bad)
+            yield from blocks_of((Row(*row) for row in cells), name)
+            return
+        buffered = io.BufferedReader(stream, _BYTES)  # type: ignore[type-var]
+        if _begins_with_line(buffered):
+            yield from self._line_blocks(buffered, name)
+        else:  # one document, or a bad first line
+            yield from blocks_of(self._document_rows(buffered, name), name)
+
+    def _document_rows(self, stream: BinaryIO, name: str) -> Iterator[Row]:
+        for row in json_rows(stream, name, self.bad, strict=True):
+            if self._is_object(row):
+                yield Row(row.where, row.value)
+
+    def _is_object(self, row: JsonRow) -> bool:
+        """Whether a JSON value is a row; if not, it is a bad one."""
+        if isinstance(row.value, dict):
+            return True
+        kind = KINDS[kind_of(row.value)]
+        self.bad.add(row.where, f"must be an object with keys, not {kind}")
+        return False
+
+    def _line_blocks(self, stream: BinaryIO, name: str) -> Iterator[Block]:
+        first = 1
+        while lines := stream.readlines(_BYTES):
+            if first == 1:
+                lines[0] = lines[0].removeprefix(_BOM)
+            block = self._line_block(lines, name, first)
+            first += len(lines)
+            if len(block):
+                yield block
+
+    def _line_block(self, lines: Sequence[bytes], name: str, first: int) -> Block:
+        texts = [line.strip(_BLANK) for line in lines]
+        numbers: Sequence[int] = range(first, first + len(lines))
+        if not all(texts):
+            numbers = [number for number, text in zip(numbers, texts, strict=True) if text]
+            texts = [text for text in texts if text]
+        try:
+            array = pa.array(texts, pa.binary()).cast(pa.string())
+            if self.is_clean or are_objects(array):
+                return block_of_lines(array, name, numbers)
+        except pa.ArrowInvalid:  # not UTF-8
+            pass
+        # Python tells which lines are bad, and why
+        good = []
+        places = []
+        is_ended = lines[-1].endswith(b"\n")
+        for number, text in zip(numbers, texts, strict=True):
+            ended = is_ended or number < numbers[-1]
+            row = parse_line(text, f"{name} line {number}", number, ended=ended)
+            if row.problem is not None:
+                self.bad.add(row.where, row.problem)
+            elif self._is_object(row):
+                good.append(text.decode())
+                places.append(number)
+        return block_of_lines(good, name, places)
 
 
 def _begins_with_line(stream: io.BufferedReader[Any]) -> bool:
     """Whether the first line is a JSON object: no multi-line document, no array."""
-    line, more, _ = stream.peek(1)[:_BYTES].removeprefix(_BOM).lstrip().partition(b"\n")
+    start = stream.peek(1)[:_BYTES].removeprefix(_BOM).lstrip()
+    line, more, _ = start.partition(b"\n")
+    if not line.startswith(b"{"):
+        return False
+    if not more:  # the line is longer than what was read
+        return True
     try:
-        return line.startswith(b"{") and (not more or isinstance(json.loads(line), dict))
+        return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
 
 
-def _is_row(row: Any, bad: BadRows) -> bool:
-    if not isinstance(row.value, dict):
-        bad.add(row.where, f"must be an object with keys, not {KINDS[kind_of(row.value)]}")
-    return isinstance(row.value, dict)
-
-
-def _line_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
-    first = 1
-    while lines := stream.readlines(_BYTES):
-        if first == 1:
-            lines[0] = lines[0].removeprefix(_BOM)
-        block = _line_block(lines, name, first, bad)
-        first += len(lines)
-        if len(block):
-            yield block
-
-
-def _line_block(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Block:
-    texts = []
-    numbers = []
-    for number, line in enumerate(lines, first):
-        text = line.strip(_BLANK)
-        if text:
-            texts.append(text)
-            numbers.append(number)
-    try:
-        array = pa.array(texts, pa.binary()).cast(pa.string())
-        if are_objects(array):
-            return block_of_lines(array, name, numbers)
-    except pa.ArrowInvalid:  # not UTF-8
-        pass
-    good = []
-    places = []
-    is_ended = lines[-1].endswith(b"\n")
-    for number, text in zip(numbers, texts, strict=True):
-        ended = is_ended or number < numbers[-1]
-        row = parse_line(text, f"{name} line {number}", number, ended=ended)
-        if row.problem is not None:
-            bad.add(row.where, row.problem)
-        elif _is_row(row, bad):
-            good.append(text.decode())
-            places.append(number)
-    return block_of_lines(good, name, places)
-
-
 def _table_blocks(
-    source: Path | pa.BufferReader, name: str, bad: BadRows, *, is_parquet: bool
+    table: Path | pa.BufferReader, name: str, bad: BadRows, is_parquet: bool
 ) -> Iterator[Block]:
     number = 1
-    with explain_errors(source if isinstance(source, Path) else name):
-        for data in _parquet_batches(source) if is_parquet else _arrow_batches(source):
-            schema = described(data.schema, name)
-            block = Block(name, data.cast(schema), range(number, number + len(data)), "row")
-            yield block.take(_good_rows(block, bad)) if data.nbytes > LONGEST else block
-            number += len(data)
+    for data in _parquet_batches(table) if is_parquet else _arrow_batches(table):
+        schema = described(data.schema, name)
+        block = Block(name, data.cast(schema), range(number, number + len(data)), "row")
+        number += len(data)
+        if data.nbytes > LONGEST:
+            block = block.take(_good_rows(block, bad))
+        yield block
 
 
 def _good_rows(block: Block, bad: BadRows) -> list[int]:
