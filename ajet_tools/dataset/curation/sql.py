@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.row_names import is_asking
-from ajet_tools.dataset.curation.descent import held_out_block, hides_held_out
+from ajet_tools.dataset.curation.descent import marker
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, encodable
@@ -29,7 +29,7 @@ from ajet_tools.dataset.files.columns import LINE, LINES
 from ajet_tools.dataset.files.json_columns import MARK, identifier
 from ajet_tools.dataset.files.query_tables import RAW, QueryTables
 from ajet_tools.dataset.files.rows import Rows
-from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.files.writer import Writer, writes_table
 from ajet_tools.text.conditions import condition, literal
 
 _ROWS = 8192
@@ -40,6 +40,10 @@ _MACROS = {
     "words": r"len(regexp_extract_all(x, '\S+'))",
 }
 _NUMBER = "number_of_ajet"
+_AS_TEXT = ("INTERVAL", "BIT", "BIGNUM")
+"""Types of DuckDB that Arrow lacks."""
+_WIDE = ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)")
+_SCALARS = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "UBIGINT")
 _COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.I)
 _MISSING = re.compile(
     r'Referenced (?:column|table) "([^"]+)" not found|Could not find key "([^"]+)" in struct'
@@ -149,84 +153,93 @@ def select(query: str, rows: Rows, out: str) -> int:
                 relation.create("rows")
         database.execute("CREATE VIEW self AS FROM rows")
         database.execute(f"CREATE TABLE result AS {query.rstrip().rstrip(';')}")
-        result = _Result(database, tables, rows)
-        # A count or a mean asks nothing, and has no lineage.
-        hides = any(map(is_asking, result.names)) and hides_held_out(rows.path, out)
-        empty = result.block(
-            pa.RecordBatch.from_pylist([], result.relation.limit(0).to_arrow_table().schema)
-        )
-        first = held_out_block(empty) if hides else empty
-        with Writer(out, schema=first.data.schema, order=result.names) as writer:
-            for batch in result.relation.to_arrow_reader(_ROWS):
-                block = result.block(batch)
-                writer.write_block(held_out_block(block) if hides else block)
+        result = _Result(database, tables, rows, is_text=not writes_table(out))
+        # a count or a mean asks nothing, and has no lineage
+        has_questions = any(map(is_asking, result.names))
+        mark = marker(rows.path, out if has_questions else rows.path)
+        schema = mark(result.empty()).data.schema
+        with Writer(out, schema=schema, order=result.names) as writer:
+            for block in result.blocks():
+                writer.write_block(mark(block))
     return writer.rows
 
 
 class _Result:
     """The result of a SELECT: columns of a table, and JSON."""
 
-    def __init__(self, database: Any, tables: QueryTables, rows: Rows) -> None:
+    def __init__(self, database: Any, tables: QueryTables, rows: Rows, *, is_text: bool) -> None:
+        """With `is_text`, all columns are JSON that can be."""
         self._path = rows.path
         self._metadata = rows.schema.metadata
-        self._fields: dict[str, pa.Field] = {}
-        """The columns that the file declares."""
-        result = database.table("result")
-        self.names: list[str] = result.columns
-        types = dict(
-            zip(*(lambda t: (t.columns, map(str, t.types)))(database.table("rows")), strict=True)
-        )
+        self._declared: dict[str, pa.Field] = {}
+        """Columns that are as the file declares them."""
+        self._result = database.table("result")
+        self.names: list[str] = self._result.columns
+        source = database.table("rows")
+        types = dict(zip(source.columns, map(str, source.types), strict=True))
         declared = {column.name: column for column in tables.declared}
-        plain = []
-        texts = []
-        for name, kind in zip(self.names, map(str, result.types), strict=True):
-            quoted = identifier(name)
-            text = _json_text(quoted, kind)
-            if (
-                kind == "VARCHAR"
-                and result.filter(f"contains({quoted}, '{MARK}')").limit(1).fetchall()
-            ):
-                text = f"to_json({quoted})"
+        columns = []
+        members = []
+        for name, kind in zip(self.names, map(str, self._result.types), strict=True):
+            column = identifier(name)
+            text = self._json(column, kind, is_text=is_text)
             if text is not None:
                 key = literal(f"{json.dumps(name)}: ")
-                texts.append(f"{key} || coalesce(CAST({text} AS VARCHAR), 'null')")
-                continue
-            if name in declared and types[name] == kind:
-                self._fields[name] = declared[name]
-            is_text = kind in ("INTERVAL", "BIT", "BIGNUM")
-            plain.append(f"CAST({quoted} AS VARCHAR) AS {quoted}" if is_text else quoted)
-        if texts:
-            plain.append(
-                f"'{{' || concat_ws(', ', {', '.join(texts)}) || '}}' AS {identifier(LINE)}"
-            )
-        self.relation = result.project(", ".join(plain))
+                members.append(f"{key} || coalesce(CAST({text} AS VARCHAR), 'null')")
+            elif kind in _AS_TEXT:
+                columns.append(f"CAST({column} AS VARCHAR) AS {column}")
+            else:
+                columns.append(column)
+                if name in declared and types[name] == kind:
+                    self._declared[name] = declared[name]
+        if members:
+            line = f"'{{' || concat_ws(', ', {', '.join(members)}) || '}}'"
+            columns.append(f"{line} AS {identifier(LINE)}")
+        self._relation = self._result.project(", ".join(columns))
 
-    def block(self, batch: pa.RecordBatch) -> Block:
+    def _json(self, column: str, kind: str, *, is_text: bool) -> str | None:
+        """Returns the JSON of a column: of mixed values, of objects with their JSON, of integers of
+        any size, of text with half a surrogate pair; None if it is no JSON."""
+        raw = identifier(RAW)
+        if kind == "JSON":
+            return column
+        if kind in _WIDE:
+            return f"CAST({column} AS VARCHAR)"
+        if raw in kind and kind.endswith("[]"):
+            items = f"list_transform({column}, lambda x: x.{raw})"
+            return f"'[' || array_to_string({items}, ', ') || ']'"
+        if raw in kind:
+            return f"{column}.{raw}"
+        if kind == "DOUBLE" and is_text:
+            return f"CASE WHEN isfinite({column}) THEN to_json({column}) END"
+        if is_text and kind in _SCALARS:
+            return f"to_json({column})"
+        if kind == "VARCHAR" and self._has_mark(column):
+            return f"to_json({column})"
+        return None
+
+    def _has_mark(self, column: str) -> bool:
+        some = self._result.filter(f"contains({column}, '{MARK}')").limit(1)
+        return bool(some.fetchall())
+
+    def empty(self) -> Block:
+        return self._block(self._relation.limit(0).to_arrow_table())
+
+    def blocks(self) -> Iterator[Block]:
+        for batch in self._relation.to_arrow_reader(_ROWS):
+            yield self._block(pa.Table.from_batches([batch]))
+
+    def _block(self, table: pa.Table) -> Block:
         arrays = []
         fields = []
-        for column, array in zip(batch.schema, batch.columns, strict=True):
-            field = self._fields.get(column.name, column)
+        for column, values in zip(table.schema, table.columns, strict=True):
+            array = pa.concat_arrays(values.chunks) if values.chunks else pa.array([], column.type)
+            field = self._declared.get(column.name, column)
             if column.name == LINE:
                 array = pc.replace_substring(array, MARK, "\\u")
                 field = LINES.field(LINE)
             arrays.append(array.cast(field.type))
             fields.append(field)
-        metadata = self._metadata if self._fields else None
-        data = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata))
-        return Block(self._path, data, range(1, len(batch) + 1), "row")
-
-
-def _json_text(column: str, kind: str) -> str | None:
-    """Returns the expression of a column that becomes JSON: mixed values, objects with their JSON,
-    integers of any size."""
-    if kind == "JSON":
-        return column
-    if kind in ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)"):
-        return f"CAST({column} AS VARCHAR)"
-    raw = f'"{RAW}"'
-    if raw not in kind:
-        return None
-    if kind.endswith("[]"):
-        items = f"list_transform({column}, lambda x: x.{raw})"
-        return f"'[' || array_to_string({items}, ', ') || ']'"
-    return f"{column}.{raw}"
+        schema = pa.schema(fields, self._metadata if self._declared else None)
+        data = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return Block(self._path, data, range(1, len(data) + 1), "row")

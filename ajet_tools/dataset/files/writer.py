@@ -288,6 +288,11 @@ class Writer:
             ) from error
 
 
+def writes_table(path: str | Path) -> bool:
+    """Whether a `Writer` for this path writes Parquet."""
+    return _format(Path(path)) in ("parquet", "directory")
+
+
 def _format(path: Path) -> _Format:
     if str(path) == "-":
         return "jsonl"
