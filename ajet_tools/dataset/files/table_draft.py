@@ -6,8 +6,9 @@ types of those keys are found while it is written. The result has them as column
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,83 +27,80 @@ from ajet_tools.dataset.files.json_columns import (
 
 _BYTES = 64 << 20
 _GROUP = 1 << 16
-_BATCH = 8192
 
 
 class TableDraft:
     """Takes blocks of rows by `add`; `finish` returns the files."""
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        """Writes into the existing `folder`. All blocks have the columns of `schema`."""
+    def __init__(self, folder: Path, schema: pa.Schema, *, shard_bytes: int) -> None:
+        """Writes into the existing `folder`, in files of about `shard_bytes` (0: no limit). All
+        blocks have the columns of `schema`."""
+        self.rows = 0
         self.shapes: dict[str, Shape] = {}
         """The columns of the lines of JSON."""
-        self.rows = 0
-        self._folder = folder
         self._schema = schema
-        self._has_lines = LINE in schema.names
-        self._file = _TableFile(folder / "draft.parquet", schema, is_draft=self._has_lines)
+        self._files = _ParquetFiles(folder, shard_bytes)
+        self._path = folder / "lines.arrow"
+        self._lines: Any = None
+        if LINE in schema.names:
+            self._lines = pa.ipc.new_stream(str(self._path), schema)
 
     def add(self, block: Block) -> None:
         """Raises TaskError for a row that no table holds."""
-        data = block.data
-        if self._has_lines:
-            place = data.schema.get_field_index(LINE)
-            index = too_large(data.column(place))
-            if index is not None:
-                raise TaskError(
-                    f"{block.where(index)}: a number is larger than any float, such as 1e400; write"
-                    " .jsonl"
-                )
-            lines = encoded(data.column(place))
-            shapes = shapes_of(lines)
-            self.shapes = merged(self.shapes, shapes) if self.rows else shapes
-            data = data.set_column(place, self._schema.field(LINE), lines)
-        self._file.write(data)
+        if self._lines is None:
+            self._files.write(block.data, self._schema)
+        else:
+            self._add_lines(block)
         self.rows += len(block)
 
-    def close(self) -> None:
-        self._file.close()
+    def _add_lines(self, block: Block) -> None:
+        place = self._schema.get_field_index(LINE)
+        lines = block.data.column(place)
+        index = too_large(lines)
+        if index is not None:
+            raise TaskError(
+                f"{block.where(index)}: a number is larger than any float, such as 1e400; write"
+                " .jsonl"
+            )
+        lines = encoded(lines)
+        shapes = shapes_of(lines)
+        # a key that only one of two blocks has is absent in the other
+        self.shapes = merged(self.shapes, shapes) if self.rows else shapes
+        self._lines.write_batch(block.data.set_column(place, self._schema.field(LINE), lines))
 
-    def abandon(self) -> None:
-        self._file.abandon()
-
-    def finish(
-        self, name: str, shapes: dict[str, Shape], order: Sequence[str], shard_bytes: int
-    ) -> list[Path]:
-        """Returns the files, of about `shard_bytes` each (0: no limit).
+    def finish(self, name: str, shapes: Mapping[str, Shape], order: Sequence[str]) -> list[Path]:
+        """Returns the files.
 
         `shapes` are the columns of all splits, and `order` columns that come first. Raises
         TaskError if no column is left.
         """
-        self.close()
-        if not self._has_lines and not order and not shard_bytes:
-            return [self._file.path]
-        columns = for_table(shapes)
-        files: list[_TableFile] = []
-        for data in self._batches():
-            table = self._expanded(data, columns, order)
-            if self.rows and not table.schema.names:
+        if self._lines is not None:
+            self._lines.close()
+            columns = for_table(shapes)
+            if self.rows and not columns and self._schema.names == [LINE]:
                 raise TaskError(f"all rows for {name} are empty, which Parquet cannot store")
-            if files and files[-1].size > shard_bytes > 0:
-                files[-1].close()
-            if not files or files[-1].is_closed:
-                files.append(_TableFile(self._folder / f"{len(files)}.parquet", table.schema))
-            files[-1].write(table)
-        files[-1].close()
-        return [file.path for file in files]
+            for data in self._batches():
+                table = self._expanded(data, columns, order)
+                self._files.write(table, table.schema)
+        elif not self.rows:
+            self._files.write(pa.RecordBatch.from_pylist([], self._schema), self._schema)
+        return self._files.finish()
+
+    def abandon(self) -> None:
+        """Closes all files."""
+        if self._lines is not None:
+            self._lines.close()
+        self._files.abandon()
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the draft, at least one batch."""
-        import pyarrow.parquet as pq
-
         if not self.rows:
             yield pa.RecordBatch.from_pylist([], self._schema)
-            return
-        with pq.ParquetFile(self._file.path) as file:
-            yield from file.iter_batches(_BATCH)
+        with pa.OSFile(str(self._path)) as file, pa.ipc.open_stream(file) as batches:
+            yield from batches
 
     def _expanded(
-        self, data: pa.RecordBatch, shapes: dict[str, Shape], order: Sequence[str]
+        self, data: pa.RecordBatch, shapes: Mapping[str, Shape], order: Sequence[str]
     ) -> pa.RecordBatch:
         """Returns rows with their lines as columns."""
         arrays = []
@@ -118,49 +116,61 @@ class TableDraft:
         schema = pa.schema(fields, self._schema.metadata)
         if not arrays:
             return pa.RecordBatch.from_pylist([], schema)
-        names = dict.fromkeys([*(name for name in order if name in schema.names), *schema.names])
+        first = [name for name in order if name in schema.names]
+        names = dict.fromkeys([*first, *schema.names])
         return pa.RecordBatch.from_arrays(arrays, schema=schema).select(list(names))
 
 
-class _TableFile:
-    """A Parquet file, written in large row groups."""
+class _ParquetFiles:
+    """Parquet files of about the same size, written in large row groups."""
 
-    def __init__(self, path: Path, schema: pa.Schema, *, is_draft: bool = False) -> None:
-        import pyarrow.parquet as pq
-
-        self.path = path
-        self.size = 0
-        self.is_closed = False
-        self._schema = stored(schema)
+    def __init__(self, folder: Path, shard_bytes: int) -> None:
+        self._folder = folder
+        self._shard_bytes = shard_bytes
+        self._paths: list[Path] = []
+        self._writer: Any = None
+        self._schema: pa.Schema | None = None
+        self._size = 0
         self._waiting: list[pa.RecordBatch] = []
-        try:
-            self._writer = pq.ParquetWriter(
-                path,
-                self._schema,
-                compression="lz4" if is_draft else "zstd",
-                use_dictionary=not is_draft,
-                dictionary_pagesize_limit=1 << 17,
-            )
-        except NotImplementedError as error:  # raised by Arrow for an object without fields
-            raise TaskError(f"Parquet cannot store these columns, write .jsonl: {error}") from error
 
-    def write(self, data: pa.RecordBatch) -> None:
+    def write(self, data: pa.RecordBatch, schema: pa.Schema) -> None:
+        if self._writer is not None and self._size >= self._shard_bytes > 0:
+            self.finish()
+        if self._writer is None:
+            self._open(stored(schema))
         self._waiting.append(data.cast(self._schema))
-        self.size += data.nbytes
+        self._size += data.nbytes
         rows = sum(map(len, self._waiting))
         if rows >= _GROUP or sum(each.nbytes for each in self._waiting) >= _BYTES:
             self._flush()
+
+    def _open(self, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        path = self._folder / f"{len(self._paths)}.parquet"
+        try:
+            self._writer = pq.ParquetWriter(
+                path, schema, compression="zstd", dictionary_pagesize_limit=1 << 17
+            )
+        except NotImplementedError as error:  # raised by Arrow for an object without fields
+            raise TaskError(f"Parquet cannot store these columns, write .jsonl: {error}") from error
+        self._paths.append(path)
+        self._schema = schema
+        self._size = 0
 
     def _flush(self) -> None:
         if self._waiting:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
             self._waiting = []
 
-    def close(self) -> None:
+    def finish(self) -> list[Path]:
+        """Closes the last file, and returns all."""
         self._flush()
         self.abandon()
+        return self._paths
 
     def abandon(self) -> None:
-        """Closes the file without its last rows."""
-        self._writer.close()
-        self.is_closed = True
+        """Closes the last file without its last rows."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

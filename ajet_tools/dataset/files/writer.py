@@ -106,7 +106,7 @@ class Writer:
             folder = self._draft_path("tables")
             folder.mkdir()
             (folder / "begun").open("w").close()
-            self._table = TableDraft(folder, self.schema)
+            self._table = TableDraft(folder, self.schema, shard_bytes=self._shard_bytes)
             self._open.callback(self._table.abandon)
             return
         self._file = self._open.enter_context(self._draft.open("w+b"))
@@ -217,10 +217,7 @@ class Writer:
 
     def _finish(self) -> None:
         if self._table is not None:
-            shapes = self._shapes()
-            parts = self._table.finish(
-                str(self.path), shapes, order=self._order, shard_bytes=self._shard_bytes
-            )
+            parts = self._table.finish(str(self.path), self._shapes(), self._order)
             if self._format == "parquet":
                 _move_into_place(parts[0], self.path)
             else:
