@@ -34,7 +34,8 @@ _ESCAPES = re.compile(
     r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\u(?P<half>[dD][89a-fA-F]\w\w)|\\.|" + MARK
 )
 """Matches pairs of surrogates, halves of them, all other escapes, and the mark."""
-_HUGE = r"[0-9][eE]\+?[0-9]{3}|[0-9]{309}"
+_MARKED = r"\\u[dD][89a-fA-F]|" + MARK
+_HUGE = r"[0-9][eE]\+?[0-9]{3}"
 """Matches a number that may be larger than any float."""
 _NO_JSON = r"(?i)[:,\[]\s*[-+]?(?:nan|inf)|,\s*[}\]]"
 """Matches what DuckDB reads but JSON doesn't have; also in texts, where it is rare."""
@@ -135,9 +136,7 @@ def too_large(lines: pa.Array) -> int | None:
 
 def encoded(lines: pa.Array) -> pa.Array:
     """Replaces halves of surrogate pairs, which DuckDB refuses."""
-    has_escapes = pc.match_substring(lines, "\\ud", ignore_case=True)
-    some = pc.or_(has_escapes, pc.match_substring(lines, MARK))
-    if not pc.any(some).as_py():
+    if not _matches(lines, _MARKED).any():
         return lines
     texts = [_ESCAPES.sub(_marked, line) for line in lines.to_pylist()]
     return pa.array(texts, pa.string())
@@ -255,7 +254,8 @@ class _Inference:
         if kinds == {"DOUBLE"} or (kinds <= {"DOUBLE", *_INTEGERS} and not self.exact):
             least = 1 if self.exact else 19  # digits of an integer, which a float may not hold
             is_integer = f"regexp_full_match({text}, '-?[0-9]{{{least},}}')"
-            return JSON if has(is_integer) else pa.float64()
+            is_huge = f"isinf(CAST({text} AS DOUBLE))"
+            return JSON if has(f"{is_integer} OR {is_huge}") else pa.float64()
         return JSON
 
 
@@ -347,7 +347,9 @@ def _typed(array: pa.Array, shape: Shape) -> pa.Array:
         items = _typed(array.values, shape.item)
         return pa.ListArray.from_arrays(array.offsets, items, mask=array.is_null())
     if shape.is_json:
-        texts = pc.replace_substring(array.cast(pa.string()), MARK, "\\u")
+        texts = array.cast(pa.string())
+        if _matches(texts, MARK).any():
+            texts = pc.replace_substring(texts, MARK, "\\u")
         return pa.ExtensionArray.from_storage(JSON, texts)
     return array.cast(shape.leaf)
 
