@@ -53,12 +53,16 @@ class Keep:
         if self.languages:
             indices = self._in_languages(block, indices)
         if self.where is not None:
-            matching = set(self.where.matching(block))
-            self._reject(
-                block, [i for i in indices if i not in matching], "not matching the expression"
-            )
-            indices = [index for index in indices if index in matching]
-        return self._verified(block, indices, self.judge) if self.judge else indices
+            indices = self._matching(block, indices, self.where)
+        if self.judge is not None:
+            indices = self._verified(block, indices, self.judge)
+        return indices
+
+    def _matching(self, block: Block, indices: Sequence[int], where: Where) -> list[int]:
+        matching = set(where.matching(block))
+        rejected = [index for index in indices if index not in matching]
+        self._reject(block, rejected, "not matching the expression")
+        return [index for index in indices if index in matching]
 
     def _in_languages(self, block: Block, indices: Sequence[int]) -> list[int]:
         kept: list[int] = []
@@ -109,5 +113,8 @@ class Keep:
             return verdict.reason
         reward = verdict.details.get("reward")
         if self.reward is not None and isinstance(reward, int | float):
-            return None if reward >= self.reward else f"with a reward below {self.reward:g}"
-        return None if verdict.ok else verdict.reason
+            if reward < self.reward:
+                return f"with a reward below {self.reward:g}"
+        elif not verdict.ok:
+            return verdict.reason
+        return None

@@ -77,7 +77,7 @@ class Block:
         return [text_of(values) for values in self.values()]
 
     def take(self, indices: Sequence[int]) -> Block:
-        """Returns the rows at these indices, in this order."""
+        """Returns the rows at these indices, which are in order."""
         if len(indices) == len(self):
             return self
         data = self.data.take(pa.array(indices, pa.int64()))
@@ -110,12 +110,9 @@ class Block:
     def _lines(self, *, except_for: Collection[str]) -> pa.Array:
         if self.is_text:
             return self.data.column(LINE)
-        names = self.data.schema.names
-        others = self.data.select(
-            [name for name in names if name == LINE or name not in except_for]
-        )
-        rows = replace(self, data=others).values()
-        return pa.array([text_of_json(values) for values in rows], pa.string())
+        names = [name for name in self.data.schema.names if name == LINE or name not in except_for]
+        others = replace(self, data=self.data.select(names))
+        return _as_lines(others.values())
 
     def changed(self, rows: Sequence[Mapping[str, object]], new: Collection[str]) -> Block:
         """Returns the block with other values of its rows.
@@ -137,11 +134,8 @@ class Block:
             arrays.append(array)
             fields.append(column)
         names = {column.name for column in fields}
-        lines = []
-        for values in rows:
-            others = {name: value for name, value in values.items() if name not in names}
-            lines.append(text_of_json(others))
-        arrays.append(pa.array(lines, pa.string()))
+        others = (_without(values, names) for values in rows)
+        arrays.append(_as_lines(others))
         schema = pa.schema([*fields, LINES.field(LINE)], self.data.schema.metadata)
         return replace(self, data=_batch(arrays, schema, len(self)))
 
@@ -152,10 +146,11 @@ class Block:
             return self.changed(rows, ())
         data = self.data
         for name, value in values.items():
-            if name not in data.schema.names:
-                kind = pa.int64() if isinstance(value, int) else pa.string()
-                array = pa.array([value] * len(self), kind)
-                data = data.append_column(pa.field(name, array.type), array)
+            if name in data.schema.names:
+                continue
+            kind = pa.int64() if isinstance(value, int) else pa.string()
+            array = pa.array([value] * len(self), kind)
+            data = data.append_column(pa.field(name, kind), array)
         return replace(self, data=data)
 
     def renamed(self, mapping: Mapping[str, str]) -> Block:
@@ -167,8 +162,16 @@ class Block:
         return replace(self, data=_batch(self.data.columns, schema, len(self)))
 
 
+def _without(values: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _as_lines(rows: Iterable[Mapping[str, object]]) -> pa.Array:
+    return pa.array([text_of_json(values) for values in rows], pa.string())
+
+
 def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
-    if not arrays:
+    if not arrays:  # such a batch has no number of rows of its own
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -57,7 +57,8 @@ def notes_of(column: pa.Field) -> dict[str, Any]:
 
 
 def notes_of_all(schema: pa.Schema) -> dict[str, Any]:
-    fields = {column.name: notes for column in schema if (notes := notes_of(column))}
+    notes = {column.name: notes_of(column) for column in schema}
+    fields = {name: below for name, below in notes.items() if below}
     return {"fields": fields} if fields else {}
 
 
@@ -95,37 +96,45 @@ def common(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """
     if not schemas or any(schema.names == [LINE] for schema in schemas):
         return LINES
-    names = dict.fromkeys(name for schema in schemas for name in schema.names)
-    fields: list[pa.Field] = []
-    for name in names:
-        if name == LINE:
-            continue
-        columns = [schema.field(name) for schema in schemas if name in schema.names]
-        _check_labels(columns)
-        is_same = all(column.equals(columns[0], check_metadata=True) for column in columns)
-        is_declared = any(is_beyond_json(c.type) or labels_of(c) for c in columns)
-        if is_same and (len(columns) == len(schemas) or is_declared):
-            fields.append(columns[0])
-        elif is_declared:
-            fields.append(columns[0].with_type(_wider(columns)).with_nullable(True))
-    if len(fields) < len(names):
-        fields.append(LINES.field(LINE))
+    columns_by_name: dict[str, list[pa.Field]] = {}
     metadata: dict[bytes, bytes] = {}
-    for schema in reversed(schemas):
-        metadata.update(schema.metadata or {})
+    for schema in schemas:
+        metadata = {**(schema.metadata or {}), **metadata}
+        for column in schema:
+            columns_by_name.setdefault(column.name, []).append(column)
+    fields = []
+    has_others = columns_by_name.pop(LINE, None) is not None
+    for columns in columns_by_name.values():
+        column = _common_column(columns, is_in_all=len(columns) == len(schemas))
+        if column is None:
+            has_others = True
+        else:
+            fields.append(column)
+    if has_others:
+        fields.append(LINES.field(LINE))
     return pa.schema(fields, metadata)
 
 
-def _wider(columns: Sequence[pa.Field]) -> pa.DataType:
+def _common_column(columns: Sequence[pa.Field], *, is_in_all: bool) -> pa.Field | None:
+    """Returns the column for the values of all these; None if JSON is to hold them."""
+    _check_labels(columns)
+    column = columns[0]
+    is_same = all(other.equals(column, check_metadata=True) for other in columns)
+    is_declared = any(is_beyond_json(other.type) or labels_of(other) for other in columns)
+    if is_same and is_in_all:
+        return column
+    if not is_declared:
+        return None
     try:
-        schemas = [pa.schema([column.with_metadata(None)]) for column in columns]
-        return pa.unify_schemas(schemas, promote_options="permissive").types[0]
+        schemas = [pa.schema([other.with_metadata(None)]) for other in columns]
+        widest = pa.unify_schemas(schemas, promote_options="permissive").types[0]
     except pa.ArrowException:
-        kinds = " and ".join(dict.fromkeys(str(column.type) for column in columns))
+        kinds = " and ".join(dict.fromkeys(str(other.type) for other in columns))
         raise TaskError(
-            f"{columns[0].name} is {kinds}, which do not fit one type; write .jsonl, or convert the"
+            f"{column.name} is {kinds}, which do not fit one type; write .jsonl, or convert the"
             " values first"
         ) from None
+    return column.with_type(widest).with_nullable(True)
 
 
 def _check_labels(columns: Sequence[pa.Field]) -> None:
@@ -145,12 +154,13 @@ def labels_of(column: pa.Field) -> Any:
 
 def _labels(feature: Any) -> Any:
     if isinstance(feature, list):
-        return [names for inner in feature if (names := _labels(inner))]
+        return list(filter(None, map(_labels, feature)))
     if not isinstance(feature, dict):
         return None
     if feature.get("_type") == "ClassLabel":
         return feature.get("names")
-    return {name: names for name, inner in feature.items() if (names := _labels(inner))}
+    labels = {name: _labels(inner) for name, inner in feature.items()}
+    return {name: names for name, names in labels.items() if names}
 
 
 def lost_in_text(schema: pa.Schema) -> dict[str, str]:
@@ -189,12 +199,12 @@ def _notes(kind: pa.DataType, known: Mapping[str, Any]) -> dict[str, Any]:
     if kind == JSON:
         notes["json"] = True
     elif pa.types.is_struct(kind):
-        inner = known.get("fields", {})
-        fields = {
-            field.name: below
-            for field in kind
-            if (below := _notes(field.type, inner.get(field.name, {})))
-        }
+        known_fields = known.get("fields", {})
+        fields = {}
+        for inner in kind:
+            below = _notes(inner.type, known_fields.get(inner.name, {}))
+            if below:
+                fields[inner.name] = below
         if fields:
             notes["fields"] = fields
     elif pa.types.is_list(kind):

@@ -41,26 +41,33 @@ class QueryTables:
         """
         self._rows = rows
         self._mentioned = mentioned
-        self.declared = [
-            column
-            for column in rows.schema
-            if column.name != LINE and not notes_of(column).get("json") and self._has(column.name)
-        ]
-        has_lines = len(self.declared) < len(rows.schema)
-        self._schema = pa.schema([*self.declared, *(LINES if has_lines else ())])
-        self._shapes = self._find_shapes() if has_lines else {}
+        self.declared: list[pa.Field] = []
+        """Columns of tables that are not JSON."""
+        for column in rows.schema:
+            is_json = column.name == LINE or notes_of(column).get("json")
+            if not is_json and self._has(column.name):
+                self.declared.append(column)
+        self._schema = pa.schema(self.declared)
+        self._shapes: dict[str, Shape] = {}
+        """All other columns."""
+        if len(self.declared) < len(rows.schema):
+            self._schema = self._schema.append(LINES.field(LINE))
+            self._shapes = self._find_shapes()
         self.names = [*(column.name for column in self.declared), *self._shapes]
+        self._check_names()
+        self._expressions: list[str] = []
+        for number, column in enumerate(self.declared):
+            self._expressions.append(f"c{number} AS {identifier(column.name)}")
+        for name, shape in self._shapes.items():
+            value = _with_json(name, shape) if raw else _to_compare(name, shape)
+            self._expressions.append(f"{value} AS {identifier(name)}")
+
+    def _check_names(self) -> None:
         known: dict[str, str] = {}
         for name in self.names:
             other = known.setdefault(name.casefold(), name)
             if other != name:
                 raise ConfigError(f"SQL has a single column for {name!r} and {other!r} (use --map)")
-        self._expressions = [
-            f"c{number} AS {identifier(column.name)}" for number, column in enumerate(self.declared)
-        ]
-        for name, shape in self._shapes.items():
-            value = _with_json(name, shape) if raw else _to_compare(name, shape)
-            self._expressions.append(f"{value} AS {identifier(name)}")
 
     def _has(self, name: str) -> bool:
         return self._mentioned is None or name.casefold() in self._mentioned
@@ -100,8 +107,10 @@ class QueryTables:
             arrays[f"c{number}"] = array.cast(_known_to_duckdb(column.type))
         if self._shapes:
             arrays["line"] = encoded(data.column(LINE))
-        table = pa.table(arrays or {"empty": pa.nulls(len(block))})
-        return connection.from_arrow(table).project(", ".join([*more, *self._expressions]) or "*")
+        if not arrays:
+            arrays["no column"] = pa.nulls(len(block))  # a table without columns has no rows
+        columns = ", ".join([*more, *self._expressions])
+        return connection.from_arrow(pa.table(arrays)).project(columns or "*")
 
     def _lines(self, block: Block) -> pa.Array:
         return encoded(self._select(block).column(LINE))
@@ -113,11 +122,9 @@ class QueryTables:
 
 def _to_compare(name: str, shape: Shape) -> str:
     """Returns the expression of a column, where mixed values are their text, without quotes."""
-    return (
-        f"json_extract_string(line, {pointer(name)})"
-        if shape.is_json
-        else column_value(name, shape)
-    )
+    if shape.is_json:
+        return f"json_extract_string(line, {pointer(name)})"
+    return column_value(name, shape)
 
 
 def _with_json(name: str, shape: Shape) -> str:
