@@ -73,14 +73,12 @@ def filter_(
     """
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
-    if sql is not None and (source == "-" or rows.map):
-        raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
     if sql is not None:
         if expression or judge or rejected or language:
             raise ConfigError(
                 "--sql is a complete SELECT; remove the expression and the other conditions"
             )
-        count = select(sql, rows.rows(source), out)
+        count = select(sql, rows.rows(source, again=True), out)
         lines = [f"{counted(count, 'row')}{to_place(out)}"]
         print_summary({"rows": count, "path": out}, lines, as_json=rows.as_json, out=out)
         return

@@ -44,6 +44,7 @@ _AS_TEXT = ("INTERVAL", "BIT", "BIGNUM")
 """Types of DuckDB that Arrow lacks."""
 _WIDE = ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)")
 _SCALARS = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "UBIGINT")
+_PRINTED = ("DATE", "TIME", "DECIMAL")
 _COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.I)
 _MISSING = re.compile(
     r'Referenced (?:column|table) "([^"]+)" not found|Could not find key "([^"]+)" in struct'
@@ -168,7 +169,7 @@ class _Result:
     """The result of a SELECT: columns of a table, and JSON."""
 
     def __init__(self, database: Any, tables: QueryTables, rows: Rows, *, is_text: bool) -> None:
-        """With `is_text`, all columns are JSON that can be."""
+        """With `is_text`, all computed columns are JSON that can be."""
         self._path = rows.path
         self._metadata = rows.schema.metadata
         self._declared: dict[str, pa.Field] = {}
@@ -182,7 +183,8 @@ class _Result:
         members = []
         for name, kind in zip(self.names, map(str, self._result.types), strict=True):
             column = identifier(name)
-            text = self._json(column, kind, is_text=is_text)
+            is_declared = name in declared and types[name] == kind
+            text = self._json(column, kind, is_text=is_text and not is_declared)
             if text is not None:
                 key = literal(f"{json.dumps(name)}: ")
                 members.append(f"{key} || coalesce(CAST({text} AS VARCHAR), 'null')")
@@ -190,7 +192,7 @@ class _Result:
                 columns.append(f"CAST({column} AS VARCHAR) AS {column}")
             else:
                 columns.append(column)
-                if name in declared and types[name] == kind:
+                if is_declared:
                     self._declared[name] = declared[name]
         if members:
             line = f"'{{' || concat_ws(', ', {', '.join(members)}) || '}}'"
@@ -214,6 +216,8 @@ class _Result:
             return f"CASE WHEN isfinite({column}) THEN to_json({column}) END"
         if is_text and kind in _SCALARS:
             return f"to_json({column})"
+        if is_text and kind.startswith(_PRINTED):
+            return f"to_json(CAST({column} AS VARCHAR))"
         if kind == "VARCHAR" and self._has_mark(column):
             return f"to_json({column})"
         return None

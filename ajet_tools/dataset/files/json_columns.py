@@ -196,28 +196,35 @@ class _Inference:
             names = {name: None for name in names if name.casefold() in mentioned}
         if not names:
             return {}
+        # one list of types for each row is faster than a type for each key
         pointers = ", ".join(map(pointer, names))
         types = self.cursor.from_arrow(rows).project(f"json_type(line, [{pointers}]) AS types")
-        kinds = [f"list(DISTINCT coalesce(types[{i}], 'ABSENT'))" for i in range(1, len(names) + 1)]
-        [kinds_of_names] = types.aggregate(", ".join(kinds)).fetchall()
+        kinds_of_each = []
+        for place in range(1, len(names) + 1):
+            kinds_of_each.append(f"list(DISTINCT coalesce(types[{place}], 'ABSENT'))")
+        [found] = types.aggregate(", ".join(kinds_of_each)).fetchall()
         shapes = {}
-        for name, some in zip(names, kinds_of_names, strict=True):
-            shapes[name] = self._shape(rows, name, set(some), nested=nested)
+        for name, kinds in zip(names, found, strict=True):
+            shapes[name] = self._shape(rows, name, set(kinds), nested=nested)
         return shapes
 
     def _shape(self, rows: pa.Table, name: str, kinds: set[str], *, nested: bool) -> Shape:
         flags = Shape(absent="ABSENT" in kinds, nulls="NULL" in kinds)
         kinds = kinds - {"ABSENT", "NULL"}
-        is_nested = not self.exact or (name not in _AS_TEXT if nested else name in NESTED)
-        if is_nested and kinds in ({"ARRAY"}, {"OBJECT"}):
+        if kinds in ({"ARRAY"}, {"OBJECT"}) and self._is_nested(name, nested=nested):
             values = f"json_extract(line, {pointer(name)}) AS line, number"
             present = self.cursor.from_arrow(rows).project(values)
-            return self._nested(
-                present.filter("json_type(line) <> 'NULL'").to_arrow_table(), kinds, flags
-            )
+            present = present.filter("json_type(line) <> 'NULL'").to_arrow_table()
+            return self._nested(present, kinds, flags)
         if kinds:
             return replace(flags, leaf=self._leaf(self.cursor.from_arrow(rows), name, kinds))
         return flags
+
+    def _is_nested(self, name: str, *, nested: bool) -> bool:
+        """Whether objects and lists under this key have a type, rather than being JSON."""
+        if not self.exact:
+            return True
+        return name not in _AS_TEXT if nested else name in NESTED
 
     def _nested(self, values: pa.Table, kinds: set[str], flags: Shape) -> Shape:
         if kinds == {"ARRAY"}:
@@ -239,24 +246,25 @@ class _Inference:
         return self._shape(wrapped.to_arrow_table(), "", kinds, nested=True)
 
     def _leaf(self, rows: Any, name: str, kinds: set[str]) -> pa.DataType:
+        """Returns the type of plain values; JSON for what it does not hold."""
         text = f"json_extract_string(line, {pointer(name)})"
-
-        def has(condition: str) -> bool:
-            return bool(rows.filter(condition).limit(1).fetchall())
-
         if kinds == {"BOOLEAN"}:
             return pa.bool_()
         if kinds == {"VARCHAR"}:
-            return JSON if self.exact and has(f"contains({text}, '{MARK}')") else pa.string()
-        if kinds <= _INTEGERS:
-            is_wide = f"{text} IS NOT NULL AND TRY_CAST({text} AS BIGINT) IS NULL"
-            return JSON if has(is_wide) else pa.int64()
-        if kinds == {"DOUBLE"} or (kinds <= {"DOUBLE", *_INTEGERS} and not self.exact):
-            least = 1 if self.exact else 19  # digits of an integer, which a float may not hold
-            is_integer = f"regexp_full_match({text}, '-?[0-9]{{{least},}}')"
-            is_huge = f"isinf(CAST({text} AS DOUBLE))"
-            return JSON if has(f"{is_integer} OR {is_huge}") else pa.float64()
-        return JSON
+            leaf = pa.string()
+            misfit = f"contains({text}, '{MARK}')" if self.exact else "false"
+        elif kinds <= _INTEGERS:
+            leaf = pa.int64()
+            misfit = f"{text} IS NOT NULL AND TRY_CAST({text} AS BIGINT) IS NULL"
+        elif kinds == {"DOUBLE"} or (kinds <= {"DOUBLE", *_INTEGERS} and not self.exact):
+            leaf = pa.float64()
+            digits = 1 if self.exact else 19  # of an integer that a float may not hold
+            is_integer = f"regexp_full_match({text}, '-?[0-9]{{{digits},}}')"
+            misfit = f"{is_integer} OR isinf(CAST({text} AS DOUBLE))"
+        else:
+            return JSON
+        has_misfit = rows.filter(misfit).limit(1).fetchall()
+        return JSON if has_misfit else leaf
 
 
 def merged(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +16,7 @@ from ajet_sdk.pictures import url_of
 from ajet_sdk.tasks.task_rows import decoded
 from ajet_tools.dataset.files.columns import notes_of_all
 
-ABSENT = object()
-POSITION = re.compile(r"-?[0-9]{1,9}")
+_POSITION = re.compile(r"[0-9]{1,9}")
 
 
 def objects_of(data: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
@@ -109,26 +108,13 @@ def kind_of(value: object) -> str:
 
 def value_at(values: object, path: str) -> Any:
     """Returns the value at a path such as `metadata.answer` or `messages.0.content`, or None."""
-    value = find_at(values, path.split("."))
-    return None if value is ABSENT else value
-
-
-def find_at(values: object, steps: Sequence[str]) -> Any:
-    """Returns the value at a path, or ABSENT. A path may end in the `count` of a list or the
-    `chars` of a text."""
-    if not steps:
-        return values
+    if isinstance(values, Mapping) and path in values:  # also a column with a dot in its name
+        return values[path]
+    step, _, rest = path.partition(".")
     if isinstance(values, Mapping):
-        whole = ".".join(steps)
-        if whole in values:  # a column with a dot in its name
-            return values[whole]
-        if steps[0] in values:
-            return find_at(values[steps[0]], steps[1:])
-    if isinstance(values, list):
-        if POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
-            return find_at(values[int(steps[0])], steps[1:])
-        if [*steps] == ["count"]:
-            return len(values)
-    if isinstance(values, str) and [*steps] == ["chars"]:
-        return len(values)
-    return ABSENT
+        inner = values.get(step)
+    elif isinstance(values, list) and _POSITION.fullmatch(step) and int(step) < len(values):
+        inner = values[int(step)]
+    else:
+        return None
+    return value_at(inner, rest) if rest else inner
