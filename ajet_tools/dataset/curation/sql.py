@@ -25,7 +25,7 @@ from ajet_tools.dataset.curation.descent import marker
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block, encodable
-from ajet_tools.dataset.files.columns import LINE, LINES
+from ajet_tools.dataset.files.columns import LINE, LINES, lost_in_text
 from ajet_tools.dataset.files.json_columns import MARK, identifier
 from ajet_tools.dataset.files.query_tables import RAW, QueryTables
 from ajet_tools.dataset.files.rows import Rows
@@ -179,6 +179,9 @@ class _Result:
         source = database.table("rows")
         types = dict(zip(source.columns, map(str, source.types), strict=True))
         declared = {column.name: column for column in tables.declared}
+        if is_text:  # the others are the same in JSON
+            lost = lost_in_text(pa.schema(tables.declared))
+            declared = {name: column for name, column in declared.items() if name in lost}
         columns = []
         members = []
         for name, kind in zip(self.names, map(str, self._result.types), strict=True):
