@@ -83,6 +83,8 @@ def training_block(block: Block) -> Block:
 
 
 def held_out_row(values: Mapping[str, object]) -> dict[str, object]:
-    provenance = values.get("provenance")
-    known = dict(provenance) if isinstance(provenance, Mapping) else {}
-    return {**values, "provenance": {**known, "splits": sorted({*splits_of(values), HELD_OUT})}}
+    """Returns a row with `val` in `provenance.splits`."""
+    known = values.get("provenance")
+    provenance = dict(known) if isinstance(known, Mapping) else {}
+    provenance["splits"] = sorted({*splits_of(values), HELD_OUT})
+    return {**values, "provenance": provenance}

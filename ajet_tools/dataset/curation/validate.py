@@ -58,6 +58,7 @@ KINDS: dict[str, tuple[Level, str]] = {
 """Severity and description of each kind of problem."""
 _FIRST = 20
 """Maximum number of problems listed per kind; the others are only counted."""
+_MOST_PATHS = 500
 
 
 @dataclass(frozen=True)
@@ -351,11 +352,30 @@ def _hash(text: str | None) -> int | None:
 
 
 def _digest(task: Task) -> bytes:
+    """Hashes what a task asks and holds, whatever its id."""
     content = task.model_dump(exclude={"task_id"})
     content["metadata"].pop("provenance", None)
-    return hashlib.blake2b(
-        json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8
-    ).digest()
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+@dataclass
+class _PathShape:
+    """The values at a path, in the rows of a file."""
+
+    first_of_kind: dict[str, str] = field(default_factory=dict)
+    """The location of the first row with each kind of value."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """The number of rows with each kind."""
+    lacking: str | None = None
+    """The location of the first row without a value."""
+
+    def kinds(self) -> str:
+        """Returns the kinds for a message, the most common one first."""
+        ranked = sorted(self.counts, key=lambda kind: (self.counts[kind], kind), reverse=True)
+        return ", ".join(
+            f"{kind} in {self.counts[kind]:,} (first {self.first_of_kind[kind]})" for kind in ranked
+        )
 
 
 class _Shapes:
@@ -363,40 +383,35 @@ class _Shapes:
 
     def __init__(self) -> None:
         self._rows = 0
-        self._kinds: dict[str, dict[str, tuple[int, str]]] = {}
-        self._lacking: dict[str, str] = {}
         self._first = ""
+        self._paths: dict[str, _PathShape] = {}
 
     def add(self, kinds_by_path: Mapping[str, str], where: str) -> None:
         """Adds a row with these kinds, by path."""
-        is_first = not self._rows
         self._first = self._first or where
-        self._rows += 1
         for path, kind in kinds_by_path.items():
-            if path not in self._kinds and len(self._kinds) >= 500:
-                continue
-            kinds = self._kinds.setdefault(path, {})
-            if not kinds and not is_first:
-                self._lacking.setdefault(path, self._first)
-            number, first = kinds.get(kind, (0, where))
-            kinds[kind] = (number + 1, first)
-        for path in self._kinds.keys() - kinds_by_path.keys():
-            self._lacking.setdefault(path, where)
+            shape = self._paths.get(path)
+            if shape is None:
+                if len(self._paths) >= _MOST_PATHS:
+                    continue
+                shape = _PathShape(lacking=self._first if self._rows else None)
+                self._paths[path] = shape
+            shape.counts[kind] += 1
+            shape.first_of_kind.setdefault(kind, where)
+        for path in self._paths.keys() - kinds_by_path.keys():
+            shape = self._paths[path]
+            shape.lacking = shape.lacking or where
+        self._rows += 1
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        for path, kinds in self._kinds.items():
-            ranked_kinds = sorted(
-                ((n, kind, where) for kind, (n, where) in kinds.items()), reverse=True
-            )
-            if len({kind for _, kind, _ in ranked_kinds} - {"null"}) > 1:
-                parts = ", ".join(
-                    f"{kind} in {n:,} (first {where})" for n, kind, where in ranked_kinds
-                )
-                yield "shape", f"{path} is of several kinds: {parts}"
-            number = self._rows - sum(n for n, _, _ in ranked_kinds)
+        """Yields the kind of each problem, and a message."""
+        for path, shape in self._paths.items():
+            if len(shape.counts.keys() - {"null"}) > 1:
+                yield "shape", f"{path} is of several kinds: {shape.kinds()}"
+            number = self._rows - shape.counts.total()
             if not number or path.startswith("provenance"):
                 continue
-            lacking = f"{number:,} of {self._rows:,} rows, the first {self._lacking[path]}"
+            lacking = f"{number:,} of {self._rows:,} rows, the first {shape.lacking}"
             outer, _, name = path.rpartition(".")
             if is_answer(name) and outer in ("", *INNER):
                 yield "answer", f"{path} is missing in {lacking}"
@@ -407,19 +422,18 @@ class _Shapes:
 def _check_near_leakage(
     sources: Mapping[str, str], mapping: Mapping[str, str] | None, least: float, report: Report
 ) -> None:
-    known, end = NearIndex(least), len(sources)
+    """Adds rows that are nearly the same as one of an earlier file."""
+    index = NearIndex(least)
+    end = (len(sources), 0, 0)
     for name, path in sources.items():
-        rows = [
-            (row.where, without_system(text_of(row.values)))
-            for row in read(path, mapping=mapping, skip_bad=True)
-        ]
-        for (where, _), match in zip(rows, known.find_all([text for _, text in rows]), strict=True):
+        places = []
+        texts = []
+        for row in read(path, mapping=mapping, skip_bad=True):
+            places.append(row.where)
+            texts.append(without_system(text_of(row.values)))
+        for where, match in zip(places, index.find_all(texts), strict=True):
             if match is not None and match.kind == "near":
-                report.add(
-                    (end, 0, 0),
-                    "near leakage",
-                    where,
-                    f"is {match.similarity:.0%} similar to {match.key}",
-                )
-        for where, text in rows:
-            known.add(f"{where} of {name}", text)
+                message = f"is {match.similarity:.0%} similar to {match.key}"
+                report.add(end, "near leakage", where, message)
+        for where, text in zip(places, texts, strict=True):
+            index.add(f"{where} of {name}", text)
