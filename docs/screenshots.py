@@ -20,7 +20,7 @@ os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
 from textual.pilot import Pilot
 
 from ajet_sdk.protocols import TraceReader
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.labels import Labels, draw, estimate
 from ajet_tools.trace.locate import open_located
 from ajet_tools.tui.base import DARK

@@ -15,7 +15,7 @@ from ajet_sdk.config.model_source import NAMED_MODELS, NamedModel
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.row_names import ANSWERS, REPLIES
 from ajet_tools.cli.machine import gpus
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.from_traces.export import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 

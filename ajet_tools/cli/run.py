@@ -31,7 +31,7 @@ from ajet_tools.cli.viewer import logview
 from ajet_tools.dataset.calibrate import ScoredRows, content_key, task_of_row, write_scored
 from ajet_tools.dataset.curation.descent import marked_rows
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.text.clean import counted
 
 _NEARLY_ALL = 0.95

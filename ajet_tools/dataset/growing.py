@@ -27,7 +27,7 @@ from ajet_sdk.types import Episode, Task
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.calibrate import Band, Measurements
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.generate.directory import Directory, digest_of
 from ajet_tools.dataset.generate.learning import LearningValue, Policy, seed_of

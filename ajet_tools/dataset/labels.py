@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import wilson
 from ajet_tools.dataset.files.blocks import Row, json_line
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.files.values import value_at
 
 Label = Literal["accepted", "rejected", "skipped"]

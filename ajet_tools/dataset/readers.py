@@ -30,7 +30,7 @@ from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.curation.descent import descended_rows
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.export import task_rows
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
+import pyarrow as pa
 from typer import Option
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -21,12 +22,12 @@ from ajet_tools.cli.dataset.options import (
     to_place,
 )
 from ajet_tools.dataset.card import Facts, write_card
-from ajet_tools.dataset.curation.descent import marked
-from ajet_tools.dataset.curation.formats import OPENING, Format, Unfit, converter
-from ajet_tools.dataset.files.blocks import Block, Row, Stored, TableBlock
-from ajet_tools.dataset.files.parquet_draft import Shape
+from ajet_tools.dataset.curation.descent import marker
+from ajet_tools.dataset.curation.formats import NEW_COLUMNS, Format, Unfit, converter
+from ajet_tools.dataset.files.blocks import Block
+from ajet_tools.dataset.files.columns import LINES, common
+from ajet_tools.dataset.files.rows import Rows, read
 from ajet_tools.dataset.files.sources import splits_of
-from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import Writer
 
 
@@ -59,24 +60,23 @@ def export(
     ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts
     """
     left_out = Counter[str]()
-    parts, shape, written = (
-        _parts(sources, split, to_directory=_is_directory(out)),
-        Shape(),
-        dict[str, int](),
-    )
-    with ExitStack() as whole, counting("export") as passing:
-        for name, paths in parts.items():
-            writer = whole.enter_context(Writer(out, split=name, shape=shape))
-            written_as = f"{out}:{name}" if _is_directory(out) else out
-            marks = (marked(rows.blocks(path), path, written_as) for path in paths)
-            for block in passing(block for blocks in marks for block in blocks):
-                if format == "tasks":
+    parts = _parts(sources, split, to_directory=_is_directory(out))
+    read = {
+        name: [_Source(rows.rows(path), name, out, format, left_out) for path in paths]
+        for name, paths in parts.items()
+    }
+    schema = common([source.schema() for some in read.values() for source in some])
+    siblings: list[Writer] = []
+    written: dict[str, int] = {}
+    with ExitStack() as stack, counting("export") as passing:
+        for name, some in read.items():
+            writer = Writer(out, split=name, schema=schema, siblings=siblings)
+            stack.enter_context(writer)
+            for source in some:
+                for block in source.blocks(passing):
                     writer.write_block(block)
-                else:
-                    for row in _converted(block, format, left_out):
-                        writer.write(row.values, row.stored)
             if not writer.rows:
-                raise TaskError(_nothing(paths, format, left_out))
+                raise TaskError(_nothing(parts[name], format, left_out))
             written[name] = writer.rows
     if card and _is_directory(out):
         _write_card(Path(out), written, format, left_out)
@@ -114,16 +114,56 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
     return parts
 
 
-def _converted(block: Block, format: Format, left_out: Counter[str]) -> Iterator[Row]:
-    convert = converter(format)
-    opened = block.opened() if isinstance(block, TableBlock) and format in OPENING else None
-    for index, row in enumerate(block.rows()):
-        try:
-            yield Row(
-                row.where, convert(row.values), Stored(opened, index) if opened else row.stored
-            )
-        except Unfit as why:
-            left_out[str(why)] += 1
+class _Source:
+    """The rows of one source, in another format."""
+
+    def __init__(
+        self, rows: Rows, split: str, out: str, format: Format, left_out: Counter[str]
+    ) -> None:
+        self._rows = rows
+        self._mark = marker(rows.path, f"{out}:{split}" if _is_directory(out) else out)
+        self._format = format
+        self._left_out = left_out
+        self._new = self._new_columns()
+
+    def _new_columns(self) -> set[str]:
+        """Returns the columns of a table that the format makes anew, or uses up in its first
+        rows."""
+        if self._format == "tasks" or self._rows.schema == LINES:
+            return set()
+        first = next(self._rows.blocks(), self._rows.empty())
+        kept: set[str] = set()
+        for values in self._converted_values(first, Counter())[0]:
+            kept.update(values)
+        return {*first.data.schema.names, *NEW_COLUMNS} - (kept - {*NEW_COLUMNS})
+
+    def schema(self) -> pa.Schema:
+        return self._converted(self._mark(self._rows.empty())).data.schema
+
+    def blocks(self, passing: Callable[[Iterable[Block]], Iterator[Block]]) -> Iterator[Block]:
+        for block in passing(self._rows.blocks()):
+            yield self._converted(self._mark(block))
+
+    def _converted(self, block: Block) -> Block:
+        if self._format == "tasks":
+            return block
+        rows, indices = self._converted_values(block, self._left_out)
+        return block.take(indices).changed(rows, self._new)
+
+    def _converted_values(
+        self, block: Block, left_out: Counter[str]
+    ) -> tuple[list[dict[str, object]], list[int]]:
+        """Returns the rows in the format, and the indices of those that have one."""
+        convert = converter(self._format)
+        rows = []
+        indices = []
+        for index, values in enumerate(block.values()):
+            try:
+                rows.append(convert(values))
+                indices.append(index)
+            except Unfit as reason:
+                left_out[str(reason)] += 1
+        return rows, indices
 
 
 def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:

@@ -20,8 +20,8 @@ from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.dataset.curation.fields import unknown_field
 from ajet_tools.dataset.curation.stats import Lengths, Stats, gather
 from ajet_tools.dataset.curation.validate import KINDS, Report, validate
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.files.sources import files_of, splits_of
-from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.labels import ErrorEstimate, estimate_errors
 from ajet_tools.text import tables as render
 
@@ -72,8 +72,8 @@ def check(
     with _named_sources(sources) as named:
         for name, path in named.items():
             with counting("check") as passing:
-                rows = read_blocks(path, mapping=mapping, bad=BadRows(skip=True))
-                found[name] = gather(passing(rows), by=by, exact=exact)
+                rows = Rows(path, mapping=mapping, bad=BadRows(skip=True))
+                found[name] = gather(passing(rows.blocks()), by=by, exact=exact)
             if by and by not in found[name].fields and found[name].groups.keys() == {"null"}:
                 raise unknown_field(by, found[name].fields)
             estimate = estimate_errors(Path(path)) if not mapping else None

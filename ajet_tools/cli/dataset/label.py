@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +15,8 @@ from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import Map, SkipBad, counted, mapping_of
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.files.blocks import Row
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.files.sources import files_of
-from ajet_tools.dataset.files.tables import read, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.labels import (
     ErrorEstimate,
@@ -67,9 +66,9 @@ def label(
     def estimate_sample(rows: Sequence[Row]) -> ErrorEstimate | None:
         return estimate(rows, labels)
 
-    rows = partial(read, source, mapping=mapping, bad=bad)
+    rows = Rows(source, mapping=mapping, bad=bad)
     viewer = app_module.LabelApp(
-        source, labels, lambda: draw(rows(), sample, seed), estimate_sample
+        source, labels, lambda: draw(iter(rows), sample, seed), estimate_sample
     )
     viewer.run()
     if viewer.failure is not None:
@@ -78,9 +77,10 @@ def label(
     if errors is not None:
         echo(errors.as_text(), err=True)
     if out is not None:
-        with Writer(out, tables=tables_of(source, mapping)) as writer:
-            for row in rows():
-                if labels.of(row.values) != "rejected":
-                    writer.write(row.values, row.stored)
+        with Writer(out, schema=rows.schema) as writer:
+            for block in rows.blocks():
+                marks = [labels.of(values) for values in block.values()]
+                kept = [index for index, mark in enumerate(marks) if mark != "rejected"]
+                writer.write_block(block.take(kept))
         echo(f"{counted(writer.rows, 'row')}, to {out}", err=True)
     raise typer.Exit(viewer.return_code or 0)

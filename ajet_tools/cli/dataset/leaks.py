@@ -19,7 +19,6 @@ from ajet_tools.cli.dataset.options import (
     write_kept,
     write_report,
 )
-from ajet_tools.dataset.curation.descent import marked
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.embedding import Embedding
 from ajet_tools.dataset.similarity.near import OnProgress
@@ -66,10 +65,10 @@ def remove_leaks(
     )
     known = kept_out.known
     with ProgressBar("reading") as bar:
-        again = rows.rereadable(source)
+        read = rows.rows(source, again=True)
         texts = [
             (block.where(index), text)
-            for block in read_some(again(), source, bar)
+            for block in read_some(read.blocks(), source, bar)
             for index, text in enumerate(block.texts)
         ]
         asked = [text for _, text in texts]
@@ -81,11 +80,11 @@ def remove_leaks(
                 embedded([*asked, *(text for _, text in known)], embedding, bar.show)
             )
             vectors = both[: len(asked)], both[len(asked) :]
-        everything = (strings_of(row.values) for block in again() for row in block.rows())
+        everything = (strings_of(row.values) for row in read)
         leaks = kept_out.find(
             asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
         )
-    write_kept(marked(again(), source, out), set(leaks), len(texts), out, rows.tables(source))
+    write_kept(read, set(leaks), len(texts), out)
     if report:
         write_report(report, (_leak_row(*leak, texts, known) for leak in leaks.items()))
     _report_leaks(leaks, texts, known, rows, out, report)

@@ -15,9 +15,9 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.dataset.curation.descent import marker
 from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.columns import Columns
-from ajet_tools.dataset.files.tables import read_blocks, tables_of
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.text.clean import counted as counted
 
@@ -121,27 +121,9 @@ class RowOptions:
         """Collects the rows that cannot be read."""
         return BadRows(skip=self.skip_bad_rows)
 
-    def blocks(self, source: str) -> Iterator[Block]:
-        return read_blocks(source, mapping=self.columns, bad=self.bad)
-
-    def tables(self, source: str) -> list[Columns]:
-        return tables_of(source, self.columns)
-
-    def rereadable(self, source: str) -> Callable[[], Iterator[Block]]:
-        """Returns a function that reads the rows each time; those of stdin are kept in memory."""
-        stored, blocks = list[Block](), self.blocks(source)
-
-        def read() -> Iterator[Block]:
-            self.bad.count, self.bad.first = 0, []
-            return self.blocks(source)
-
-        def read_stored() -> Iterator[Block]:
-            yield from stored
-            for block in blocks:
-                stored.append(block)
-                yield block
-
-        return read_stored if source == "-" else read
+    def rows(self, source: str, *, again: bool = False) -> Rows:
+        """Returns the rows of a source; with `again`, also those of stdin for several passes."""
+        return Rows(source, mapping=self.columns, bad=self.bad, again=again)
 
     def bad_row_lines(self) -> list[str]:
         """Returns lines about unreadable rows."""
@@ -171,15 +153,14 @@ def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterato
         raise TaskError(f"{source} has no rows")
 
 
-def write_kept(
-    blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Columns]
-) -> None:
+def write_kept(rows: Rows, gone: set[int], total: int, out: str) -> None:
     """Writes all rows except those with the given indices."""
+    mark = marker(rows.path, out)
     number = 0
-    with Writer(out, tables=tables) as writer:
-        for block in blocks:
+    with Writer(out, schema=mark(rows.empty()).data.schema) as writer:
+        for block in rows.blocks():
             kept = [index for index in range(len(block)) if number + index not in gone]
-            writer.write_block(block, kept)
+            writer.write_block(mark(block.take(kept)))
             number += len(block)
         if number != total:
             raise TaskError(

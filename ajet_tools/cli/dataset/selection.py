@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -22,10 +21,10 @@ from ajet_tools.cli.dataset.options import (
     print_summary,
     to_place,
 )
-from ajet_tools.dataset.curation.descent import marked
+from ajet_tools.dataset.curation.descent import marker
 from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.sql import Where, select
-from ajet_tools.dataset.files.tables import read_blocks
+from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.writer import Writer
 
 if TYPE_CHECKING:
@@ -74,45 +73,40 @@ def filter_(
     """
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
-    if sql is not None and (source == "-" or rows.map):
-        raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
     if sql is not None:
         if expression or judge or rejected or language:
             raise ConfigError(
                 "--sql is a complete SELECT; remove the expression and the other conditions"
             )
-        count = select(sql, source, out)
+        count = select(sql, rows.rows(source, again=True), out)
         lines = [f"{counted(count, 'row')}{to_place(out)}"]
         print_summary({"rows": count, "path": out}, lines, as_json=rows.as_json, out=out)
         return
     check_apart(out=out, rejected=rejected)
-    tables = rows.tables(source)
+    read = rows.rows(source, again=expression is not None)
+    keep = Keep(
+        where=Where(expression, read) if expression else None,
+        languages=tuple(language or ()),
+        judge=_judge(judge) if judge else None,
+        reward=min_reward,
+    )
+    mark = marker(source, out)
     with ExitStack() as stack:
-        path, blocks = source, rows.blocks(source)
-        if expression and (source == "-" or rows.map or rows.skip_bad_rows):
-            # the types of all columns are needed before the first row
-            folder = stack.enter_context(TemporaryDirectory(prefix="ajet-filter-"))
-            path = str(Path(folder) / ("rows.parquet" if tables else "rows.jsonl"))
-            with Writer(path, tables=tables) as copy:
-                for block in blocks:
-                    copy.write_block(block)
-            blocks = read_blocks(path)
-        keep = Keep(
-            where=Where(expression, path) if expression else None,
-            languages=tuple(language or ()),
-            judge=_judge(judge) if judge else None,
-            reward=min_reward,
-        )
-        writer = stack.enter_context(Writer(out, tables=tables))
+        empty = mark(read.empty())
+        writer = stack.enter_context(Writer(out, schema=empty.data.schema))
         if rejected:
-            others = stack.enter_context(Writer(rejected, tables=tables))
-            keep.on_left_out = lambda row, reason: others.write(
-                {**row.values, "left_out": reason}, row.stored
-            )
+            schema = _with_reason(empty, "").data.schema
+            others = stack.enter_context(Writer(rejected, schema=schema))
+            keep.on_left_out = lambda block, reason: others.write_block(_with_reason(block, reason))
         passing = stack.enter_context(counting("filter"))
-        for block, indices in keep.of(passing(marked(blocks, source, out))):
-            writer.write_block(block, indices)
+        for block, indices in keep.of(map(mark, passing(read.blocks()))):
+            writer.write_block(block.take(indices))
     _report_filter(keep, writer.rows, rows, out)
+
+
+def _with_reason(block: Block, reason: str) -> Block:
+    rows = [{**values, "left_out": reason} for values in block.values()]
+    return block.changed(rows, ("left_out",))
 
 
 def _judge(spec: str) -> Verifier:

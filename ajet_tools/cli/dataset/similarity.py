@@ -34,13 +34,11 @@ from ajet_tools.dataset.curation.descent import (
     descent_of,
     has_lineage,
     held_out_block,
-    marked,
-    with_same_columns,
+    training_block,
 )
 from ajet_tools.dataset.curation.fields import field_names, unknown_field
 from ajet_tools.dataset.curation.splitter import Splitter, check_fractions, is_held_out, keys_of
 from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.parquet_draft import Shape
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.dedup import Found, RowFacts
@@ -129,15 +127,13 @@ def dedup(
         return
     check_apart(out=out, report=report)
     with ProgressBar("reading") as bar:
-        again = rows.rereadable(source)
-        blocks = read_some(again(), source, bar)
+        read = rows.rows(source, again=True)
+        blocks = read_some(read.blocks(), source, bar)
         facts = [
             RowFacts.of(row.where, row.values, keep) for block in blocks for row in block.rows()
         ]
         if all(row.rank == -math.inf for row in facts):
-            raise unknown_field(
-                keep.partition(":")[2], field_names(next(next(again()).rows()).values)
-            )
+            raise unknown_field(keep.partition(":")[2], field_names(next(iter(read)).values))
         vectors = None
         meaning = 0.9
         if embedding is not None:
@@ -155,7 +151,7 @@ def dedup(
             on_progress=bar.show,
         )
     gone = {duplicate.index for duplicate in result.duplicates}
-    write_kept(marked(again(), source, out), gone, len(facts), out, rows.tables(source))
+    write_kept(read, gone, len(facts), out)
     if report:
         write_report(report, _duplicate_rows(facts, result))
     _report_dedup(facts, result, rows, out, report)
@@ -250,12 +246,12 @@ def split(
     _check_place(out, shares, suffix)
     splitter = Splitter(shares, by=by, stratify=stratify, seed=seed)
     with ProgressBar("reading") as bar, ExitStack() as stack:
-        again = rows.rereadable(source)
-        keys = _family_keys(read_some(again(), source, bar), by)
+        read = rows.rows(source, again=True)
+        keys = _family_keys(read_some(read.blocks(), source, bar), by)
         if near is not None:
             texts: list[str] = []
             first_keys: list[str] = []
-            for block in read_some(again(), source, bar):
+            for block in read_some(read.blocks(), source, bar):
                 first_keys.extend(keys_of(block, by))
                 texts += block.texts
             keys = together(
@@ -266,31 +262,29 @@ def split(
                 numbers=not ignore_numbers,
                 on_progress=bar.show,
             )
-        shape, tables = Shape(), rows.tables(source)
-        writers = {
-            name: stack.enter_context(
-                Writer(out, split=name, shape=shape, tables=tables)
-                if format == "directory"
-                else Writer(out / f"{name}{suffix}", shape=shape, tables=tables)
-            )
-            for name in shares
-        }
-        number = 0
         any_held_out = any(is_held_out(name, shares) for name in shares)
-        for block in read_some(again(), source, bar):
+        empty = training_block(read.empty()) if any_held_out else read.empty()
+        siblings: list[Writer] = []
+        writers = {}
+        for name in shares:
+            path = out if format == "directory" else out / f"{name}{suffix}"
+            writer = Writer(path, split=name, schema=empty.data.schema, siblings=siblings)
+            writers[name] = stack.enter_context(writer)
+        number = 0
+        for block in read_some(read.blocks(), source, bar):
             block_keys = keys[number : number + len(block)] if keys else keys_of(block, by)
             sides = splitter.sides(block, block_keys)
             for name, writer in writers.items():
                 some = [index for index, side in enumerate(sides) if side == name]
-                if is_held_out(name, shares) and some:
-                    writer.write_block(held_out_block(block.take(some)))
-                elif any_held_out and some:
-                    writer.write_block(with_same_columns(block.take(some)))
-                else:
-                    writer.write_block(block, some)
+                part = block.take(some)
+                if is_held_out(name, shares):
+                    part = held_out_block(part)
+                elif any_held_out:
+                    part = training_block(part)
+                writer.write_block(part)
             number += len(block)
         if stratify and splitter.strata == {"null"}:
-            raise unknown_field(stratify, field_names(next(block.rows()).values))
+            raise unknown_field(stratify, field_names(next(block.values())))
     counts = {name: writer.rows for name, writer in writers.items()}
     _report_split(
         counts, shares, out, suffix, rows, one_family=len(keys) > 1 and len(set(keys)) == 1

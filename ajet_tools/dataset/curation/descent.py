@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import pyarrow.compute as pc
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.lineage import HELD_OUT, Descent, descended, split_named, splits_of
 from ajet_sdk.tasks.task_rows import Row as TaskRow
 from ajet_sdk.tasks.task_rows import to_task
-from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, blocks_of
+from ajet_tools.dataset.files.blocks import Block, Row
+from ajet_tools.dataset.files.columns import LINE
+
+_PROVENANCE = ("provenance",)
 
 
 def descent_of(values: Mapping[str, object]) -> Descent:
@@ -32,24 +37,29 @@ def descended_rows(rows: Sequence[Row], held_out: Sequence[Row]) -> Iterator[tup
 
 def has_lineage(block: Block) -> bool:
     """Whether a row of a block may have been grown from another."""
-    if isinstance(block, LineBlock):
-        return bool(block.lines.str.contains('"provenance"', literal=True).any())
-    return "provenance" in block.table.shapes
+    if "provenance" in block.data.schema.names:
+        return True
+    if LINE not in block.data.schema.names:
+        return False
+    has_name = pc.match_substring(block.data.column(LINE), '"provenance"')
+    return bool(pc.any(has_name).as_py())
 
 
-def marked(blocks: Iterable[Block], source: str, out: str) -> Iterator[Block]:
-    """Marks the rows of a file whose name says that it is held out, if the name they get doesn't
-    say so."""
-    hides = hides_held_out(source, out)
-    for block in blocks:
-        yield held_out_block(block) if hides else block
+def marker(source: str, out: str) -> Callable[[Block], Block]:
+    """Returns what marks the rows of a file whose name says that they are held out, if the name
+    they get doesn't say so."""
+    return held_out_block if hides_held_out(source, out) else _unmarked
+
+
+def _unmarked(block: Block) -> Block:
+    return block
 
 
 def marked_rows(rows: Iterable[Row], source: str, out: str) -> Iterator[Row]:
-    """As `marked`, for rows."""
+    """As `marker`, for rows."""
     hides = hides_held_out(source, out)
     for row in rows:
-        yield Row(row.where, held_out_row(row.values), row.stored) if hides else row
+        yield Row(row.where, held_out_row(row.values)) if hides else row
 
 
 def hides_held_out(source: str, out: str) -> bool:
@@ -58,26 +68,23 @@ def hides_held_out(source: str, out: str) -> bool:
 
 
 def held_out_block(block: Block) -> Block:
-    """Adds `val` to `provenance.splits` of the rows of a block; a table without provenance gets
-    this column."""
-    if not isinstance(block, LineBlock) and "provenance" not in block.table.shapes:
-        return block.with_columns({"provenance": {"splits": [HELD_OUT]}})
-    rows = [Row(row.where, held_out_row(row.values), row.stored) for row in block.rows()]
-    if isinstance(block, LineBlock):
-        [changed] = blocks_of(rows, block.name)
-        return changed
-    return block.changed([row.values for row in rows])
+    """Adds `val` to `provenance.splits` of the rows of a block; a table gets this column."""
+    rows = [held_out_row(values) for values in block.values()]
+    return block.changed(rows, _PROVENANCE)
 
 
-def with_same_columns(block: Block) -> Block:
+def training_block(block: Block) -> Block:
     """The training side of a split, with the columns that `held_out_block` gives the other sides:
     loaders expect one schema of all."""
-    if isinstance(block, LineBlock) or "provenance" in block.table.shapes:
+    if block.is_text:
         return block
-    return block.with_columns({"provenance": {"splits": ["train"]}})
+    rows = [{"provenance": {"splits": ["train"]}, **values} for values in block.values()]
+    return block.changed(rows, _PROVENANCE)
 
 
 def held_out_row(values: Mapping[str, object]) -> dict[str, object]:
-    provenance = values.get("provenance")
-    known = dict(provenance) if isinstance(provenance, Mapping) else {}
-    return {**values, "provenance": {**known, "splits": sorted({*splits_of(values), HELD_OUT})}}
+    """Returns a row with `val` in `provenance.splits`."""
+    known = values.get("provenance")
+    provenance = dict(known) if isinstance(known, Mapping) else {}
+    provenance["splits"] = sorted({*splits_of(values), HELD_OUT})
+    return {**values, "provenance": provenance}

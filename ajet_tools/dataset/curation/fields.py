@@ -19,17 +19,23 @@ def task_id_of(values: Mapping[str, object]) -> str | None:
 
 
 def field_names(values: Mapping[str, object], before: str = "", depth: int = 0) -> list[str]:
+    """Returns the paths of a row's fields, such as `metadata.answer`, to a depth of four."""
     names = []
     for name, inner in values.items():
-        names.append(f"{before}{name}")
+        path = f"{before}{name}"
+        names.append(path)
         if isinstance(inner, Mapping) and depth < 3:
-            names += field_names(inner, f"{before}{name}.", depth + 1)
+            names += field_names(inner, f"{path}.", depth + 1)
     return names
 
 
 def unknown_field(name: str, known: Iterable[str]) -> ConfigError:
+    """Returns the error for a field that no row has, with the nearest one that there is."""
     names = list(known)
+    # `levle` is near `metadata.level` too
     leaves = {path.rpartition(".")[2]: path for path in names}
     near = difflib.get_close_matches(name, [*names, *leaves], n=1)
-    hint = f"did you mean {leaves.get(near[0], near[0])}? There are" if near else "there are"
+    hint = "there are"
+    if near:
+        hint = f"did you mean {leaves.get(near[0], near[0])}? There are"
     return ConfigError(f"no row has a field {name!r}; {hint} {', '.join(names[:40])}")

@@ -13,18 +13,28 @@ Other columns are kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal
 
 from ajet_sdk.tasks.questions import messages_of_reply, question_of, reply_of, truth_of
 from ajet_sdk.tasks.row_texts import chat_of
 from ajet_tools.dataset.curation.fields import task_id_of
+from ajet_tools.dataset.files.values import as_text
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
-OPENING = ("trl-prompt",)
-"""Formats with the metadata as columns."""
+NEW_COLUMNS = (
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "tools",
+    "system",
+)
+"""Columns that a format writes anew; it passes on all others."""
 _FORMS = "ajet_tools.trace.export.conversations"
 """Loaded for `sharegpt` only: it reads traces."""
 _Values = Mapping[str, object]
@@ -47,83 +57,102 @@ def converter(format: Format) -> Callable[[_Values], dict[str, object]]:
     return known[format]
 
 
+@dataclass(frozen=True)
+class _Chat:
+    """Messages, and the columns that they are built from."""
+
+    messages: list[dict[str, object]]
+    used: set[str]
+
+
 def _messages(values: _Values) -> dict[str, object]:
-    messages, used = _conversation(values)
-    row: dict[str, object] = {"messages": messages}
+    chat = _conversation(values)
+    row: dict[str, object] = {"messages": chat.messages}
     if values.get("tools"):
         row["tools"] = values["tools"]
-    return {**row, **_other_columns(values, {*used, "messages", "tools"})}
+    return {**row, **_other_columns(values, {*chat.used, "messages", "tools"})}
 
 
 def _sharegpt(values: _Values) -> dict[str, object]:
-    messages, used = _conversation(values)
+    chat = _conversation(values)
     tools = values.get("tools")
-    form = import_module(_FORMS).sharegpt(messages, tools if isinstance(tools, list) else None)
-    return {**form, **_other_columns(values, {*used, "conversations", "tools"})}
+    sharegpt = import_module(_FORMS).sharegpt
+    row = sharegpt(chat.messages, tools if isinstance(tools, list) else None)
+    return {**row, **_other_columns(values, {*chat.used, "conversations", "tools"})}
 
 
 def _trl_prompt(values: _Values) -> dict[str, object]:
-    asked, used = _prompt_of(values)
+    prompt = _prompt_of(values)
+    row: dict[str, object] = {"prompt": prompt.messages}
     metadata = values.get("metadata")
-    columns = dict(metadata) if isinstance(metadata, Mapping) else {}
-    other_columns = _other_columns(values, {*used, "metadata", "prompt"})
-    return {
-        "prompt": asked,
-        **{name: value for name, value in columns.items() if name != "prompt"},
-        **other_columns,
-    }
+    for name, value in metadata.items() if isinstance(metadata, Mapping) else ():
+        row.setdefault(name, value)
+    return {**row, **_other_columns(values, {*prompt.used, "metadata", "prompt"})}
 
 
 def _trl_preference(values: _Values) -> dict[str, object]:
-    chosen, rejected = _whole_reply(values.get("chosen")), _whole_reply(values.get("rejected"))
+    chosen = _whole_reply(values.get("chosen"))
+    rejected = _whole_reply(values.get("rejected"))
     if not chosen or not rejected:
         raise Unfit("without a chosen and a rejected reply")
     if chosen == rejected:
         raise Unfit("whose chosen and rejected replies are the same")
     try:
-        asked, used = _prompt_of(values)
+        prompt = _prompt_of(values)
     except Unfit:  # TRL's implicit prompts: both replies begin with it
-        shared = next(
-            (i for i, (x, y) in enumerate(zip(chosen, rejected, strict=False)) if x != y), 0
-        )
-        if not shared:
+        prompt = _Chat(_shared_start(chosen, rejected), set())
+        if not prompt.messages:
             raise
-        asked, used = chosen[:shared], set()
-        chosen, rejected = chosen[shared:], rejected[shared:]
-    if chosen[: len(asked)] == asked:
-        chosen = chosen[len(asked) :]
-    if rejected[: len(asked)] == asked:
-        rejected = rejected[len(asked) :]
+    chosen = _without_start(chosen, prompt.messages)
+    rejected = _without_start(rejected, prompt.messages)
     if not chosen or not rejected:
         raise Unfit("one of whose replies is empty")
-    other_columns = _other_columns(values, {*used, "prompt", "chosen", "rejected"})
-    return {"prompt": asked, "chosen": chosen, "rejected": rejected, **other_columns}
+    other_columns = _other_columns(values, {*prompt.used, "prompt", "chosen", "rejected"})
+    return {"prompt": prompt.messages, "chosen": chosen, "rejected": rejected, **other_columns}
 
 
-def _conversation(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
-    """Returns a chat that ends in a reply, and the columns it is built from."""
+def _shared_start(
+    first: list[dict[str, object]], second: list[dict[str, object]]
+) -> list[dict[str, object]]:
+    """Returns the messages before the first that differs; none if one is the start of the
+    other."""
+    for index, (message, other) in enumerate(zip(first, second, strict=False)):
+        if message != other:
+            return first[:index]
+    return []
+
+
+def _without_start(
+    messages: list[dict[str, object]], start: list[dict[str, object]]
+) -> list[dict[str, object]]:
+    return messages[len(start) :] if messages[: len(start)] == start else messages
+
+
+def _conversation(values: _Values) -> _Chat:
+    """Returns a chat that ends in a reply."""
     for name in ("messages", "conversations"):
-        if (messages := chat_of(values.get(name))) and messages[-1].get("role") != "assistant":
+        messages = chat_of(values.get(name))
+        if messages and messages[-1].get("role") != "assistant":
             raise Unfit("whose last message is not the assistant's")
-    asked, used = _prompt_of(values)
-    if asked[-1].get("role") == "assistant":
-        return asked, used
+    prompt = _prompt_of(values)
+    if prompt.messages[-1].get("role") == "assistant":
+        return prompt
     reply = reply_of(values)
     if reply is not None:
-        return [*asked, *map(dict, reply.messages)], {*used, reply.column}
+        messages = [*prompt.messages, *map(dict, reply.messages)]
+        return _Chat(messages, {*prompt.used, reply.column})
     answer = truth_of(values)
     if answer is None:
         raise Unfit("without a reply or an answer")
-    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-    return [*asked, {"role": "assistant", "content": text}], used
+    message: dict[str, object] = {"role": "assistant", "content": as_text(answer)}
+    return _Chat([*prompt.messages, message], prompt.used)
 
 
-def _prompt_of(values: _Values) -> tuple[list[dict[str, object]], set[str]]:
-    """Returns the prompt as messages, and the columns it is built from."""
+def _prompt_of(values: _Values) -> _Chat:
     question = question_of(values)
     if not question.messages:
         raise Unfit("that ask nothing")
-    return [dict(message) for message in question.messages], {*question.columns, "init_messages"}
+    return _Chat(list(map(dict, question.messages)), {*question.columns, "init_messages"})
 
 
 def _whole_reply(value: object) -> list[dict[str, object]]:

@@ -43,24 +43,29 @@ _LONGEST = 200
 _PHRASE = 3
 """Minimum number of blanks in an answer that is given away by occurring in the sentence that
 asks."""
-_NUMBERS = (
-    *(
-        "zero",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-    ),
-    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
-)
+_NUMBERS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
+]
 _CUE = re.compile(
     r"(?:hint|correct (?:choice|option|value)|total|sum|difference|product|quotient|remainder|"
     r"answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|resultado|risposta|resposta|"

@@ -31,8 +31,8 @@ class Keep:
     """Minimum reward. Default: the judge's full marks."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Rejected rows by their first reason."""
-    on_left_out: Callable[[Row, str], None] | None = None
-    """Called with each rejected row and the reason."""
+    on_left_out: Callable[[Block, str], None] | None = None
+    """Called with rejected rows and the reason."""
     failures: list[str] = field(default_factory=list)
     """The first few failures of the judge, with locations."""
 
@@ -53,12 +53,16 @@ class Keep:
         if self.languages:
             indices = self._in_languages(block, indices)
         if self.where is not None:
-            matching = set(self.where.matching(block))
-            self._reject(
-                block, [i for i in indices if i not in matching], "not matching the expression"
-            )
-            indices = [index for index in indices if index in matching]
-        return self._verified(block, indices, self.judge) if self.judge else indices
+            indices = self._matching(block, indices, self.where)
+        if self.judge is not None:
+            indices = self._verified(block, indices, self.judge)
+        return indices
+
+    def _matching(self, block: Block, indices: Sequence[int], where: Where) -> list[int]:
+        matching = set(where.matching(block))
+        rejected = [index for index in indices if index not in matching]
+        self._reject(block, rejected, "not matching the expression")
+        return [index for index in indices if index in matching]
 
     def _in_languages(self, block: Block, indices: Sequence[int]) -> list[int]:
         kept: list[int] = []
@@ -78,8 +82,7 @@ class Keep:
             return
         self.left_out[reason] += len(indices)
         if self.on_left_out is not None:
-            for row in block.take(indices).rows():
-                self.on_left_out(row, reason)
+            self.on_left_out(block.take(indices), reason)
 
     def _verified(self, block: Block, indices: Sequence[int], judge: Verifier) -> list[int]:
         import asyncio
@@ -110,5 +113,8 @@ class Keep:
             return verdict.reason
         reward = verdict.details.get("reward")
         if self.reward is not None and isinstance(reward, int | float):
-            return None if reward >= self.reward else f"with a reward below {self.reward:g}"
-        return None if verdict.ok else verdict.reason
+            if reward < self.reward:
+                return f"with a reward below {self.reward:g}"
+        elif not verdict.ok:
+            return verdict.reason
+        return None

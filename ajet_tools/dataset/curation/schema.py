@@ -82,26 +82,20 @@ class RowShape:
                 f" in {first} and in {second_query or 'messages'!r} in {second}. Use --map to make"
                 " them the same, or expand them separately"
             )
-        stripped = [
-            (row.where, {k: v for k, v in row.values.items() if k not in OURS}) for row in rows
-        ]
-        root = _infer(stripped, "")
+        root = _infer([(row.where, _given(row.values)) for row in rows], "")
         [query] = queries
         _mark_constants(root, query, free_language)
         return cls(root, query)
 
     def example(self, values: Mapping[str, object]) -> dict[str, object]:
         """Returns a row for a prompt, without fields that are not requested."""
-        return dict(
-            _requested_fields({k: v for k, v in values.items() if k not in OURS}, self._root)
-        )
+        return _requested_fields(_given(values), self._root)
 
     def fit(self, values: Any) -> dict[str, object]:
         """Validates a row and adds the constants. Raises Misfit with the reason."""
         if not isinstance(values, Mapping):
             raise Misfit(f"a row is {KINDS[kind_of(values)]}, not an object")
-        fields = {k: v for k, v in values.items() if k not in OURS}
-        return dict(_fit(fields, self._root))
+        return _fit(_given(values), self._root)
 
     def allow(self, path: Sequence[str], values: Sequence[str]) -> None:
         """Allows more values at a path with a list of allowed values."""
@@ -118,6 +112,11 @@ class RowShape:
             for node in self._root.fields.values()
             for line in _lines(node, node.path in self._root.required)
         ]
+
+
+def _given(values: Mapping[str, object]) -> dict[str, object]:
+    """Returns a row without the columns that are added to it."""
+    return {name: value for name, value in values.items() if name not in OURS}
 
 
 def _infer(values: Sequence[tuple[str, Any]], path: str) -> _Node:
@@ -185,14 +184,12 @@ def _refuse_strangers(path: str, rows: Sequence[tuple[str, Any]]) -> None:
 def _mark_constants(node: _Node, query: str | None, free_language: bool) -> None:
     """Unmarks constants that must be requested: question, answer, and values in lists."""
     for name, inner in node.fields.items():
-        asked = (
-            inner.path == query
-            or is_answer(name)
-            or (free_language and name.lower() in LANGUAGE_FIELDS)
-        )
-        if asked or name not in node.required:
+        is_query = inner.path == query
+        is_language = free_language and name.lower() in LANGUAGE_FIELDS
+        is_asked = is_query or is_answer(name) or is_language
+        if is_asked or name not in node.required:
             inner.is_constant = False
-        if inner.path == query or (asked and len(inner.allowed) < 2):
+        if is_query or (is_asked and len(inner.allowed) < 2):
             inner.allowed = ()
         _mark_constants(inner, query, free_language)
     if node.item is not None:
@@ -205,30 +202,36 @@ def _unmark(node: _Node) -> None:
         _unmark(inner)
 
 
-def _requested_fields(values: Mapping[str, object], node: _Node) -> Iterator[tuple[str, Any]]:
+def _requested_fields(values: Mapping[str, object], node: _Node) -> dict[str, object]:
+    requested: dict[str, object] = {}
     for name, value in values.items():
         inner = node.fields.get(name)
         if inner is None or inner.is_constant:
             continue
-        yield name, (dict(_requested_fields(value, inner)) if isinstance(value, Mapping) else value)
+        if isinstance(value, Mapping):
+            requested[name] = _requested_fields(value, inner)
+        else:
+            requested[name] = value
+    return requested
 
 
-def _fit(values: Mapping[str, object], node: _Node) -> Iterator[tuple[str, Any]]:
+def _fit(values: Mapping[str, object], node: _Node) -> dict[str, object]:
+    fitted: dict[str, object] = {}
     place = f"{node.path}." if node.path else ""
     unknown = [name for name in values if name not in node.fields]
     if unknown:
         raise Misfit(f"{place}{unknown[0]} is no field of the seeds")
     for name, inner in node.fields.items():
         if inner.is_constant:
-            yield name, inner.constant
+            fitted[name] = inner.constant
         elif name in values:
-            yield name, _fit_value(values[name], inner)
+            fitted[name] = _fit_value(values[name], inner)
         elif name in node.required:
-            if inner.kind != "object" or not all(
-                child.is_constant for child in inner.fields.values()
-            ):
+            is_constant = all(child.is_constant for child in inner.fields.values())
+            if inner.kind != "object" or not is_constant:
                 raise Misfit(f"{place}{name} is missing")
-            yield name, dict(_fit({}, inner))
+            fitted[name] = _fit({}, inner)
+    return fitted
 
 
 def _fit_value(value: Any, node: _Node) -> Any:
@@ -239,9 +242,9 @@ def _fit_value(value: Any, node: _Node) -> Any:
     if kind != node.kind and not (node.kind == "number" and kind == "integer"):
         raise Misfit(f"{node.path} is {KINDS[kind]}, not {KINDS[node.kind]}: {_short(value)}")
     if kind == "object":
-        return dict(_fit(value, node))
-    if kind == "list":
-        return list(value) if node.item is None else [_fit_value(item, node.item) for item in value]
+        return _fit(value, node)
+    if kind == "list" and node.item is not None:
+        return [_fit_value(item, node.item) for item in value]
     if kind == "text":
         _check_text(value, node)
     return value

@@ -39,29 +39,24 @@ def is_held_out(side: str, sides: Iterable[str]) -> bool:
     return side not in _TRAINING and any(name in _TRAINING for name in sides)
 
 
-def key_of(values: Mapping[str, object], by: str | None = None, where: str = "a row") -> str:
-    """Returns the key that decides a row's side: the field `by`, else the question in normal
-    form."""
-    if by is not None:
+def keys_of(block: Block, by: str | None = None) -> list[str]:
+    """Returns the keys that decide the sides of rows: the field `by`, else the question in normal
+    form. Raises TaskError for a row without the field."""
+    keys = []
+    for index, values in enumerate(block.values()):
+        if by is None:
+            # what asks nothing is told by all its values
+            keys.append(normal(text_of(values)) or _as_key(values))
+            continue
         value = value_at(values, by)
         if value is None:
-            raise TaskError(f"{where} has no {by}, by which rows are to be grouped")
-        return (
-            value
-            if isinstance(value, str)
-            else json.dumps(value, sort_keys=True, ensure_ascii=False)
-        )
-    return normal(text_of(values)) or json.dumps(
-        values, sort_keys=True, ensure_ascii=False, default=str
-    )
+            raise TaskError(f"{block.where(index)} has no {by}, by which rows are to be grouped")
+        keys.append(value if isinstance(value, str) else _as_key(value))
+    return keys
 
 
-def keys_of(block: Block, by: str | None = None) -> list[str]:
-    """Returns the key of each row."""
-    if by is None:
-        pairs = zip(block.texts, block.rows(), strict=True)
-        return [normal(text) or key_of(row.values) for text, row in pairs]
-    return [key_of(row.values, by, row.where) for row in block.rows()]
+def _as_key(value: object) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 
 def _place(seed: int, key: str) -> float:
@@ -106,10 +101,10 @@ class Splitter:
         if self._stratify is None:
             return [self._side(_place(self._seed, key)) for key in keys]
         sides = []
-        for key, row in zip(keys, block.rows(), strict=True):
+        for key, values in zip(keys, block.values(), strict=True):
             number = hash(key)
             if number not in self._places:
-                self._places[number] = self._new_place(value_at(row.values, self._stratify))
+                self._places[number] = self._new_place(value_at(values, self._stratify))
             sides.append(self._side(self._places[number]))
         return sides
 
@@ -117,7 +112,7 @@ class Splitter:
         return self._names[bisect_right(self._edges, place)]
 
     def _new_place(self, value: object) -> float:
-        stratum = json.dumps(value, sort_keys=True, ensure_ascii=False)
+        stratum = _as_key(value)
         start = _place(self._seed, f"stratum {stratum}")
         number = self._counts[stratum]
         self._counts[stratum] += 1

@@ -16,7 +16,7 @@ from ajet_sdk.tasks.questions import answer_of, text_of
 from ajet_tools.dataset.curation.forms import Diversity, Forms
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.values import kind_of, value_at
+from ajet_tools.dataset.files.values import as_text, kind_of, value_at
 from ajet_tools.dataset.similarity.text import normal
 
 _MOST_FIELDS = 500
@@ -25,7 +25,8 @@ _MOST_VALUES = 100_000
 _MOST_GROUPS = 1000
 _LONGEST_VALUE = 80
 _SHOWN = 10
-_EVERY_ROW, _STEP_ROWS = 10_000, 101  # a prime, so that alternating rows are sampled equally
+_EVERY_ROW = 10_000
+_STEP_ROWS = 101  # a prime, so that alternating rows are sampled equally
 _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -34,7 +35,8 @@ class Lengths(Counter[int]):
 
     def quantile(self, share: float) -> int:
         """Returns the quantile of a share."""
-        rank, seen = max(1, math.ceil(share * self.total())), 0
+        rank = max(1, math.ceil(share * self.total()))
+        seen = 0
         for length, times in sorted(self.items()):
             seen += times
             if seen >= rank:
@@ -43,12 +45,12 @@ class Lengths(Counter[int]):
 
     def as_json(self) -> dict[str, float]:
         total = sum(length * times for length, times in self.items())
-        quantiles = {f"p{share}": self.quantile(share / 100) for share in (5, 50, 95)}
-        ends = min(self, default=0), max(self, default=0)
         return {
-            "min": ends[0],
-            **quantiles,
-            "max": ends[1],
+            "min": min(self, default=0),
+            "p5": self.quantile(0.05),
+            "p50": self.quantile(0.5),
+            "p95": self.quantile(0.95),
+            "max": max(self, default=0),
             "mean": round(total / max(1, self.total()), 4),
         }
 
@@ -72,14 +74,8 @@ class Field:
         self.kinds[kind_of(value)] += 1
         if value is None or isinstance(value, dict):
             return
-        is_nested = isinstance(value, list) and (
-            len(value) > 8 or any(isinstance(item, dict | list) for item in value)
-        )
-        if is_nested or (isinstance(value, str) and len(value) > _LONGEST_VALUE):
-            self.others += 1
-            return
-        text = _ENCODE(value)
-        if len(text) > _LONGEST_VALUE + 2:
+        text = None if _is_long(value) else _ENCODE(value)
+        if text is None or len(text) > _LONGEST_VALUE + len('""'):
             self.others += 1
         elif text in self.values or len(self.values) < _MOST_VALUES:
             self.values[text] += 1
@@ -88,12 +84,11 @@ class Field:
             self.has_too_many = True
 
     def as_json(self) -> dict[str, object]:
-        distinct = len(self.values) if not self.others else f">{len(self.values)}"
-        kinds = dict(ordered(self.kinds))
+        distinct = len(self.values)
         return {
             "present": self.present,
-            "kinds": kinds,
-            "distinct": distinct,
+            "kinds": dict(ordered(self.kinds)),
+            "distinct": f">{distinct}" if self.others else distinct,
             "common": dict(self.common()),
         }
 
@@ -103,6 +98,15 @@ class Field:
         if self.has_too_many:
             return []
         return [(text, number) for text, number in ordered(self.values)[:most] if number > 1]
+
+
+def _is_long(value: object) -> bool:
+    """Whether a value is longer than those that are counted, without encoding it."""
+    if isinstance(value, str):
+        return len(value) > _LONGEST_VALUE
+    if isinstance(value, list):
+        return len(value) > 8 or any(isinstance(item, dict | list) for item in value)
+    return False
 
 
 @dataclass
@@ -149,9 +153,9 @@ class Stats:
             "fields": {name: part.as_json() for name, part in self.fields.items()},
         }
         if self.by:
-            groups = {
-                name: {"rows": part.total(), **part.as_json()} for name, part in self.top_groups()
-            }
+            groups = {}
+            for name, lengths in self.top_groups():
+                groups[name] = {"rows": lengths.total(), **lengths.as_json()}
             summary["by"] = {self.by: groups}
         return summary
 
@@ -169,16 +173,17 @@ def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True
     forms = Forms()
     hashes = array("q")
     for block in blocks:
-        for row in block.rows():
-            text = text_of(row.values)
+        for values in block.values():
+            text = text_of(values)
             language = language_of(text)
-            if exact or stats.rows < _EVERY_ROW or (stats.rows - _EVERY_ROW) % _STEP_ROWS == 0:
+            is_sampled = (stats.rows - _EVERY_ROW) % _STEP_ROWS == 0
+            if exact or is_sampled or stats.rows < _EVERY_ROW:
                 forms.add(text, language)
                 stats.looked_at += 1
             stats.rows += 1
             stats.languages[language] += 1
             hashes.append(hash(normal(text)))
-            _add(stats, row.values, text)
+            _add(stats, values, text)
     stats.distinct = len(np.unique(np.frombuffer(hashes, np.int64)))
     stats.diversity = forms.diversity()
     return stats
@@ -189,9 +194,10 @@ def _add(stats: Stats, values: Mapping[str, object], text: str) -> None:
     stats.chars[len(text)] += 1
     stats.words[words] += 1
     stats.empty += not words
-    if (answer := _answer(values)) is not None:
+    answer = answer_of(values)
+    if answer is not None:
         stats.answered += 1
-        stats.answer_chars[len(answer)] += 1
+        stats.answer_chars[len(as_text(answer))] += 1
     _add_fields(stats.fields, values)
     if stats.by:
         name = _name(value_at(values, stats.by))
@@ -213,14 +219,8 @@ def _add_fields(fields: dict[str, Field], values: Mapping[str, object], before: 
             _add_fields(fields, value, f"{path}.")
 
 
-def _answer(values: Mapping[str, object]) -> str | None:
-    """Returns the answer, or the reply at the end of a chat, as text."""
-    answer = answer_of(values)
-    return answer if answer is None or isinstance(answer, str) else _ENCODE(answer)
-
-
 def _name(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = as_text(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 

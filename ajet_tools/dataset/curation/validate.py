@@ -8,16 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import polars as pl
+import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
@@ -27,9 +25,10 @@ from ajet_sdk.tasks.row_names import INNER, is_answer
 from ajet_sdk.tasks.row_pictures import pictures_of
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.descent import descent_of, has_lineage
-from ajet_tools.dataset.curation.facts import RowFacts, facts_of
+from ajet_tools.dataset.curation.facts import facts_of
 from ajet_tools.dataset.files.blocks import Block, Row
-from ajet_tools.dataset.files.tables import read, read_blocks
+from ajet_tools.dataset.files.json_columns import connection
+from ajet_tools.dataset.files.rows import Rows, read
 from ajet_tools.dataset.similarity.near import NearIndex
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ KINDS: dict[str, tuple[Level, str]] = {
 """Severity and description of each kind of problem."""
 _FIRST = 20
 """Maximum number of problems listed per kind; the others are only counted."""
+_MOST_PATHS = 500
 
 
 @dataclass(frozen=True)
@@ -101,72 +101,6 @@ class Report:
         return self.counts.total() - self.errors
 
 
-def validate(
-    sources: Mapping[str, str],
-    *,
-    mapping: Mapping[str, str] | None = None,
-    near: float | None = None,
-) -> Report:
-    """Validates datasets, which may be splits of one. Raises nothing for problems in them.
-
-    Args:
-        sources: name in messages -> path.
-        mapping: as in `read`.
-        near: also find questions in two files that have at least this similarity (0 to 1).
-    """
-    report = Report()
-    tasks = Tasks()
-    first_with: dict[str, tuple[int, str]] = {}
-    """The source and row that first has a picture, by its digest."""
-    for number, (name, path) in enumerate(sources.items()):
-        shapes = _Shapes()
-        first = tasks.rows
-        directory = Path(path) if Path(path).is_dir() else Path(path).parent
-        tasks.begin(name, path)
-        for block in _readable(path, mapping, report, number, tasks):
-            tasks.begin_block(block)
-            for row in block.rows():
-                facts = facts_of(row)
-                shapes.add(facts.kinds, row.where)
-                for kind, message in facts.problems:
-                    at = (number, tasks.rows, _ORDER.index(kind))
-                    report.add(at, kind, row.where, message)
-                found, unreadable = pictures_of(row.values, directory)
-                if found:
-                    report.pictures[name] = report.pictures.get(name, 0) + len(found)
-                for digest in dict.fromkeys(found):
-                    source, where = first_with.setdefault(
-                        digest, (number, f"{row.where} of {name}")
-                    )
-                    if source != number:
-                        place = (number, tasks.rows, _ORDER.index("shared picture"))
-                        report.add(place, "shared picture", row.where, f"has a picture of {where}")
-                for problem in unreadable:
-                    place = (number, tasks.rows, _ORDER.index("picture"))
-                    report.add(place, "picture", row.where, problem)
-                tasks.add(row, facts)
-        report.rows[name] = tasks.rows - first
-        end = (number, tasks.rows, len(_ORDER))
-        if report.rows[name]:
-            for kind, message in shapes.problems():
-                report.add(end, kind, name, message)
-        else:
-            report.add(end, "empty", name, "has no rows")
-    report.different_pictures = len(first_with)
-    for index, message in tasks.grown_apart(mapping):
-        place = (tasks.file_of(index), index, _ORDER.index("leakage"))
-        report.add(place, "leakage", tasks.where(index), message)
-    others = Counter[str]()
-    for index, kind, message in tasks.problems(mapping, others):
-        place = (tasks.file_of(index), index, _ORDER.index(kind))
-        report.add(place, kind, tasks.where(index), message)
-    report.counts += others
-    if near is not None:
-        _check_near_leakage(sources, mapping, near, report)
-    report.problems.sort(key=lambda problem: problem.at)
-    return report
-
-
 _ORDER = (
     "unreadable",
     "given away",
@@ -183,200 +117,265 @@ _ORDER = (
 """The order of problems of a row."""
 
 
-def _readable(
-    path: str, mapping: Mapping[str, str] | None, report: Report, number: int, tasks: Tasks
-) -> Iterator[Block]:
-    class FirstProblems(BadRows):
-        def add(self, where: str, problem: str) -> None:
-            report.add((number, tasks.rows, 0), "unreadable", where, problem)
+def validate(
+    sources: Mapping[str, str],
+    *,
+    mapping: Mapping[str, str] | None = None,
+    near: float | None = None,
+) -> Report:
+    """Validates datasets, which may be splits of one. Raises nothing for problems in them.
 
-    try:
-        yield from read_blocks(path, mapping=mapping, bad=FirstProblems(skip=True))
-    except TaskError as error:
-        report.add((number, tasks.rows, 0), "unreadable", path, str(error))
+    Args:
+        sources: name in messages -> path.
+        mapping: as of `Rows`.
+        near: also find questions in two files that have at least this similarity (0 to 1).
+    """
+    validation = _Validation(mapping)
+    for name, path in sources.items():
+        validation.add_file(name, path)
+    validation.add_problems_between_rows()
+    report = validation.report
+    if near is not None:
+        _check_near_leakage(sources, mapping, near, report)
+    report.problems.sort(key=lambda problem: problem.at)
+    return report
 
 
 _MADE_ID = re.compile(r"[0-9a-f]{24}")
 """Matches ids derived from a task's content."""
+_TABLE = """CREATE TEMP TABLE rows (
+    row BIGINT, file BIGINT, place VARCHAR, text BIGINT, asked BIGINT, answer BIGINT, id VARCHAR,
+    is_task BOOLEAN
+)"""
+"""What is compared between rows: hashes of the question, of the question without its system prompt
+and of the answer; the task's id."""
+_WITHOUT_SYSTEM_PROMPT = """UPDATE rows SET asked = text WHERE asked IN (
+    SELECT asked FROM rows GROUP BY file, asked HAVING count(DISTINCT text) > 1
+)"""
+"""A system prompt makes no other question, unless a file asks the same under several."""
+_REPEATED = """
+    SELECT rows.row, first.row AS first FROM rows JOIN (
+        SELECT {column}, min(row) AS row, arg_min(file, row) AS file, arg_min(answer, row) AS answer
+        FROM rows GROUP BY {column}
+    ) AS first ON rows.{column} = first.{column} AND rows.row > first.row
+"""
+"""Rows with a value that an earlier row has."""
 
 
-_HASHED = ("text", "asked", "id", "answer")
-"""Columns of hashes: of the question, without its system prompt, of the task's id, the answer."""
+class _Validation:
+    """The rows of several files, one after the other, and their problems."""
 
-
-class Tasks:
-    """The rows of several files, one after the other."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._files: list[tuple[str, str, int]] = []
-        """Name, path, and index of the first row."""
-        self._places: list[tuple[int, Block]] = []
-        """Blocks of rows, without their content, and the index of the first row of each."""
-        self._hashes: dict[str, list[int | None]] = {name: [] for name in _HASHED}
-        self._is_task: list[bool] = []
-        self._held: list[Block] = []
-        """Blocks of stdin."""
+    def __init__(self, mapping: Mapping[str, str] | None) -> None:
+        self.report = Report()
+        self._mapping = mapping
+        self._names: list[str] = []
+        self._files: list[Rows] = []
+        self._rows = 0
+        self._pictures: dict[str, tuple[int, str]] = {}
+        """The file and row that first has a picture, by its digest."""
         self._has_made_ids = False
         self._has_lineage = False
+        self._database = connection().cursor()
+        self._database.execute(_TABLE)
 
-    def begin(self, name: str, path: str) -> None:
-        self._files.append((name, path, self.rows))
+    def add_file(self, name: str, path: str) -> None:
+        """Checks the rows of a file, each by itself."""
+        number = len(self._files)
+        self._names.append(name)
+        shapes = _Shapes()
+        start = self._rows
+        directory = Path(path) if Path(path).is_dir() else Path(path).parent
+        try:
+            bad = _FirstProblems(self, number)
+            rows = Rows(path, mapping=self._mapping, bad=bad, again=True)
+            self._files.append(rows)
+            for block in rows.blocks():
+                self._add_block(block, number, shapes, directory)
+        except TaskError as error:
+            self.add(number, "unreadable", path, str(error))
+        count = self.report.rows[name] = self._rows - start
+        end = (number, self._rows, len(_ORDER))
+        if not count:
+            self.report.add(end, "empty", name, "has no rows")
+        for kind, message in shapes.problems():
+            self.report.add(end, kind, name, message)
 
-    def begin_block(self, block: Block) -> None:
-        """Begins with the next rows of the current file."""
-        self._places.append((self.rows, block.without_rows()))
-        if self._files[-1][1] == "-":
-            self._held.append(block)
+    def add(self, number: int, kind: str, where: str, message: str, row: int | None = None) -> None:
+        """Adds a problem of a row, by default the next one, of a file."""
+        place = self._rows if row is None else row
+        self.report.add((number, place, _ORDER.index(kind)), kind, where, message)
+
+    def _add_block(self, block: Block, number: int, shapes: _Shapes, directory: Path) -> None:
         self._has_lineage |= has_lineage(block)
+        facts = []
+        for row in block.rows():
+            known = facts_of(row)
+            facts.append(known)
+            shapes.add(known.kinds, row.where)
+            for kind, message in known.problems:
+                self.add(number, kind, row.where, message)
+            self._add_pictures(row, number, directory)
+            if known.task_id is not None and not self._has_made_ids:
+                self._has_made_ids = _MADE_ID.fullmatch(known.task_id) is not None
+            self._rows += 1
+        if facts:
+            table = pa.table(
+                {
+                    "row": range(self._rows - len(facts), self._rows),
+                    "file": [number] * len(facts),
+                    "place": [block.where(index) for index in range(len(facts))],
+                    "text": [_hash(known.text) for known in facts],
+                    "asked": [_hash(known.asked) for known in facts],
+                    "answer": [hash(known.answer or "") for known in facts],
+                    "id": [known.task_id for known in facts],
+                    "is_task": [known.is_task for known in facts],
+                }
+            )
+            self._database.from_arrow(table).insert_into("rows")
 
-    def add(self, row: Row, facts: RowFacts) -> None:
-        """Adds the next row of the block."""
-        values = (facts.text, facts.asked, facts.task_id, facts.answer or "")
-        for name, value in zip(_HASHED, values, strict=True):
-            self._hashes[name].append(None if value is None else hash(value))
-        self._is_task.append(facts.is_task)
-        if facts.task_id is not None and not self._has_made_ids:
-            self._has_made_ids = _MADE_ID.fullmatch(facts.task_id) is not None
-        self.rows += 1
+    def _add_pictures(self, row: Row, number: int, directory: Path) -> None:
+        name = self._names[number]
+        pictures, unreadable = pictures_of(row.values, directory)
+        if pictures:
+            self.report.pictures[name] = self.report.pictures.get(name, 0) + len(pictures)
+        for digest in dict.fromkeys(pictures):
+            here = (number, f"{row.where} of {name}")
+            first, where = self._pictures.setdefault(digest, here)
+            if first != number:
+                self.add(number, "shared picture", row.where, f"has a picture of {where}")
+        for problem in unreadable:
+            self.add(number, "picture", row.where, problem)
+        self.report.different_pictures = len(self._pictures)
 
-    def where(self, row: int) -> str:
-        number = bisect_right(self._places, row, key=lambda entry: entry[0]) - 1
-        start, block = self._places[number]
-        return block.where(row - start)
+    def add_problems_between_rows(self) -> None:
+        """Finds ids, questions and lineage that rows share."""
+        if self._has_lineage and len(self._files) > 1:
+            self._add_grown_apart()
+        self._add_shared_ids()
+        self._query(_WITHOUT_SYSTEM_PROMPT)
+        leaks = f"{_REPEATED.format(column='asked')} WHERE rows.file <> first.file"
+        self._add_shared("leakage", leaks)
+        again = f"{_REPEATED.format(column='text')} WHERE rows.file = first.file"
+        self._add_shared(
+            "contradiction",
+            f"{again} AND rows.answer <> first.answer",
+            ", but has a different answer",
+        )
+        self._add_shared("duplicate", f"{again} AND rows.answer = first.answer")
 
-    def file_of(self, row: int) -> int:
-        return bisect_right(self._files, row, key=lambda entry: entry[2]) - 1
+    def _add_shared(self, kind: str, query: str, addition: str = "") -> None:
+        [(count,)] = self._query(f"SELECT count(*) FROM ({query})")
+        some = self._query(f"SELECT row, first FROM ({query}) ORDER BY row LIMIT {_FIRST}")
+        for row, first in some:
+            self._add_pair(kind, row, f"asks the same as {self._at(first, row)}{addition}")
+        if count > len(some):
+            self.report.counts[kind] += count - len(some)
 
-    def grown_apart(self, mapping: Mapping[str, str] | None) -> Iterator[tuple[int, str]]:
-        """Yields rows that were grown from a row of another file, over any number of
-        generations."""
-        if not self._has_lineage or len(self._files) < 2:
-            return
-        rows = [
-            descent_of(row.values)
-            for _, path, _ in self._files
-            for block in self._blocks(path, mapping)
-            for row in block.rows()
-        ]
-        bounds = [*(start for *_, start in self._files), self.rows]
-        for start, end in pairwise(bounds):
+    def _add_pair(self, kind: str, row: int, message: str) -> None:
+        number, where = self._place(row)
+        self.add(number, kind, where, message, row)
+
+    def _add_shared_ids(self) -> None:
+        """Adds rows with the id of an earlier row of different content."""
+        if self._has_made_ids:
+            loose = self._query("SELECT row FROM rows WHERE is_task AND id IS NULL")
+            for row, task in self._read_again({row for (row,) in loose}):
+                self._query("UPDATE rows SET id = ? WHERE row = ?", [task.task_id, row])
+        shared = f"SELECT row, first FROM ({_REPEATED.format(column='id')}) ORDER BY row"
+        pairs = self._query(shared)
+        rows = {row for pair in pairs for row in pair}
+        known = {row: (task.task_id, _digest(task)) for row, task in self._read_again(rows)}
+        for row, first in pairs:
+            name, content = known[row]
+            if content != known[first][1]:
+                other = self._at(first, row)
+                self._add_pair("id", row, f"has the task_id {name!r} of another task, {other}")
+
+    def _read_again(self, wanted: Collection[int]) -> Iterator[tuple[int, Task]]:
+        """Reads these rows again as tasks."""
+        if wanted:
+            for number, row in enumerate(self._all_rows()):
+                if number in wanted:
+                    yield number, to_task(row, {})
+
+    def _all_rows(self) -> Iterator[Row]:
+        for rows in self._files:
+            rows.bad = BadRows(skip=True)
+            with suppress(TaskError):  # reported by the first pass
+                yield from rows
+
+    def _add_grown_apart(self) -> None:
+        """Adds rows that were grown from a row of another file, over any number of generations."""
+        rows = [descent_of(row.values) for row in self._all_rows()]
+        bounds = self._query("SELECT min(row), max(row) + 1 FROM rows GROUP BY file ORDER BY file")
+        for start, end in bounds:
             others = [place for place in range(len(rows)) if not start <= place < end]
             for place, source in descended(rows[start:end], [rows[other] for other in others]):
-                message = f"was grown from {self._at(others[source], start + place)} (provenance)"
-                yield start + place, message
+                row = start + place
+                message = f"was grown from {self._at(others[source], row)} (provenance)"
+                self._add_pair("leakage", row, message)
 
-    def problems(
-        self, mapping: Mapping[str, str] | None, others: Counter[str]
-    ) -> Iterator[tuple[int, str, str]]:
-        """Yields row index, kind and message of the first problems of each kind; `others` counts
-        the rest."""
-        if not self.rows:
-            return
-        hashes = {name: pl.Series(some, dtype=pl.Int64) for name, some in self._hashes.items()}
-        rows = pl.DataFrame({**hashes, "is_task": self._is_task}).with_row_index("row")
-        rows = rows.with_columns(
-            file=pl.Series(np.searchsorted([n for *_, n in self._files], rows["row"], "right"))
-        )
-        for row, first, name in self._of_two_contents(rows, mapping, others):
-            yield row, "id", f"has the task_id {name!r} of another task, {self._at(first, row)}"
-        # a system prompt makes no other question, unless a file asks the same under several
-        of_file = rows.group_by("file", "asked").agg(several=pl.col("text").n_unique() > 1)
-        several = of_file.filter(pl.col("several"))["asked"].implode()
-        rows = rows.with_columns(
-            asked=pl.when(pl.col("asked").is_in(several)).then("text").otherwise("asked")
-        )
-        leaks = _repeated(rows, "asked").filter(pl.col("file") != pl.col("file_of_first"))
-        again = _repeated(rows, "text").filter(pl.col("file") == pl.col("file_of_first"))
-        again = again.with_columns(
-            kind=pl.when(pl.col("answer") != pl.col("answer_of_first"))
-            .then(pl.lit("contradiction"))
-            .otherwise(pl.lit("duplicate"))
-        )
-        for kind, addition in (
-            ("leakage", ""),
-            ("contradiction", ", but has a different answer"),
-            ("duplicate", ""),
-        ):
-            some = leaks if kind == "leakage" else again.filter(pl.col("kind") == kind)
-            others[kind] += max(0, len(some) - _FIRST)
-            for row, first in some.select("row", "row_of_first").head(_FIRST).iter_rows():
-                yield row, kind, f"asks the same as {self._at(first, row)}{addition}"
-
-    def _of_two_contents(
-        self, rows: pl.DataFrame, mapping: Mapping[str, str] | None, others: Counter[str]
-    ) -> Iterator[tuple[int, int, str]]:
-        """Yields rows that share an id with an earlier row of different content: indices and id."""
-        if self._has_made_ids and len(
-            loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]
-        ):
-            made_ids = [hash(task.task_id) for _, task in self._read_again(set(loose), mapping)]
-            rows = rows.with_columns(rows["id"].scatter(loose, pl.Series(made_ids, dtype=pl.Int64)))
-        again = _repeated(rows, "id")
-        tasks = set(again["row"]) | set(again["row_of_first"])
-        known = (
-            {row: (task.task_id, _digest(task)) for row, task in self._read_again(tasks, mapping)}
-            if tasks
-            else {}
-        )
-        pairs = zip(again["row"], again["row_of_first"], strict=True)
-        conflicts = [
-            (row, first, known[row][0]) for row, first in pairs if known[row][1] != known[first][1]
-        ]
-        others["id"] += max(0, len(conflicts) - _FIRST)
-        yield from islice(conflicts, _FIRST)
-
-    def _read_again(
-        self, wanted: Collection[int], mapping: Mapping[str, str] | None
-    ) -> Iterator[tuple[int, Task]]:
-        """Reads these rows again as tasks."""
-        for _, path, start in self._files:
-            number = start
-            for block in self._blocks(path, mapping):
-                for row in block.rows():
-                    if number in wanted:
-                        yield number, to_task(row, {})
-                    number += 1
-
-    def _blocks(self, path: str, mapping: Mapping[str, str] | None) -> Iterator[Block]:
-        if path == "-":
-            yield from self._held
-            return
-        try:
-            yield from read_blocks(path, mapping=mapping, bad=BadRows(skip=True))
-        except TaskError:  # reported by the first pass
-            return
+    def _place(self, row: int) -> tuple[int, str]:
+        """Returns the file of a row, and its location."""
+        [(number, where)] = self._query("SELECT file, place FROM rows WHERE row = ?", [row])
+        return number, where
 
     def _at(self, place: int, row: int) -> str:
         """Returns a location, with its file if that is not clear."""
-        where, (file, row_file) = (
-            self.where(place),
-            (Path(self._name(each)) for each in (place, row)),
-        )
-        is_clear = self._name(place) == self._name(row) or (
-            file.name in where and file.name != row_file.name
-        )
-        return where if is_clear else f"{where} of {self._name(place)}"
+        number, where = self._place(place)
+        name = self._names[number]
+        own_name = self._names[self._place(row)[0]]
+        file = Path(name).name
+        is_clear = name == own_name or (file in where and file != Path(own_name).name)
+        return where if is_clear else f"{where} of {name}"
 
-    def _name(self, row: int) -> str:
-        return self._files[self.file_of(row)][0]
+    def _query(self, sql: str, values: Sequence[object] = ()) -> list[Any]:
+        rows: list[Any] = self._database.execute(sql, list(values)).fetchall()
+        return rows
 
 
-def _repeated(rows: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Returns the rows whose value occurred before, joined with its first row."""
-    known = rows.filter(pl.col(column).is_not_null())
-    is_first = known[column].is_first_distinct()
-    again = known.filter(~is_first)
-    firsts = known.filter(is_first).join(again, on=column, how="semi")
-    return again.join(firsts, on=column, how="left", suffix="_of_first", maintain_order="left")
+class _FirstProblems(BadRows):
+    """Reports the rows that cannot be read."""
+
+    def __init__(self, validation: _Validation, number: int) -> None:
+        super().__init__(skip=True)
+        self._validation = validation
+        self._number = number
+
+    def add(self, where: str, problem: str) -> None:
+        self.count += 1
+        self._validation.add(self._number, "unreadable", where, problem)
+
+
+def _hash(text: str | None) -> int | None:
+    return None if text is None else hash(text)
 
 
 def _digest(task: Task) -> bytes:
+    """Hashes what a task asks and holds, whatever its id."""
     content = task.model_dump(exclude={"task_id"})
     content["metadata"].pop("provenance", None)
-    return hashlib.blake2b(
-        json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8
-    ).digest()
+    text = json.dumps(content, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+@dataclass
+class _PathShape:
+    """The values at a path, in the rows of a file."""
+
+    first_of_kind: dict[str, str] = field(default_factory=dict)
+    """The location of the first row with each kind of value."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """The number of rows with each kind."""
+    lacking: str | None = None
+    """The location of the first row without a value."""
+
+    def kinds(self) -> str:
+        """Returns the kinds for a message, the most common one first."""
+        ranked = sorted(self.counts, key=lambda kind: (self.counts[kind], kind), reverse=True)
+        return ", ".join(
+            f"{kind} in {self.counts[kind]:,} (first {self.first_of_kind[kind]})" for kind in ranked
+        )
 
 
 class _Shapes:
@@ -384,40 +383,35 @@ class _Shapes:
 
     def __init__(self) -> None:
         self._rows = 0
-        self._kinds: dict[str, dict[str, tuple[int, str]]] = {}
-        self._lacking: dict[str, str] = {}
         self._first = ""
+        self._paths: dict[str, _PathShape] = {}
 
     def add(self, kinds_by_path: Mapping[str, str], where: str) -> None:
         """Adds a row with these kinds, by path."""
-        is_first = not self._rows
         self._first = self._first or where
-        self._rows += 1
         for path, kind in kinds_by_path.items():
-            if path not in self._kinds and len(self._kinds) >= 500:
-                continue
-            kinds = self._kinds.setdefault(path, {})
-            if not kinds and not is_first:
-                self._lacking.setdefault(path, self._first)
-            number, first = kinds.get(kind, (0, where))
-            kinds[kind] = (number + 1, first)
-        for path in self._kinds.keys() - kinds_by_path.keys():
-            self._lacking.setdefault(path, where)
+            shape = self._paths.get(path)
+            if shape is None:
+                if len(self._paths) >= _MOST_PATHS:
+                    continue
+                shape = _PathShape(lacking=self._first if self._rows else None)
+                self._paths[path] = shape
+            shape.counts[kind] += 1
+            shape.first_of_kind.setdefault(kind, where)
+        for path in self._paths.keys() - kinds_by_path.keys():
+            shape = self._paths[path]
+            shape.lacking = shape.lacking or where
+        self._rows += 1
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        for path, kinds in self._kinds.items():
-            ranked_kinds = sorted(
-                ((n, kind, where) for kind, (n, where) in kinds.items()), reverse=True
-            )
-            if len({kind for _, kind, _ in ranked_kinds} - {"null"}) > 1:
-                parts = ", ".join(
-                    f"{kind} in {n:,} (first {where})" for n, kind, where in ranked_kinds
-                )
-                yield "shape", f"{path} is of several kinds: {parts}"
-            number = self._rows - sum(n for n, _, _ in ranked_kinds)
+        """Yields the kind of each problem, and a message."""
+        for path, shape in self._paths.items():
+            if len(shape.counts.keys() - {"null"}) > 1:
+                yield "shape", f"{path} is of several kinds: {shape.kinds()}"
+            number = self._rows - shape.counts.total()
             if not number or path.startswith("provenance"):
                 continue
-            lacking = f"{number:,} of {self._rows:,} rows, the first {self._lacking[path]}"
+            lacking = f"{number:,} of {self._rows:,} rows, the first {shape.lacking}"
             outer, _, name = path.rpartition(".")
             if is_answer(name) and outer in ("", *INNER):
                 yield "answer", f"{path} is missing in {lacking}"
@@ -428,19 +422,18 @@ class _Shapes:
 def _check_near_leakage(
     sources: Mapping[str, str], mapping: Mapping[str, str] | None, least: float, report: Report
 ) -> None:
-    known, end = NearIndex(least), len(sources)
+    """Adds rows that are nearly the same as one of an earlier file."""
+    index = NearIndex(least)
+    end = (len(sources), 0, 0)
     for name, path in sources.items():
-        rows = [
-            (row.where, without_system(text_of(row.values)))
-            for row in read(path, mapping=mapping, skip_bad=True)
-        ]
-        for (where, _), match in zip(rows, known.find_all([text for _, text in rows]), strict=True):
+        places = []
+        texts = []
+        for row in read(path, mapping=mapping, skip_bad=True):
+            places.append(row.where)
+            texts.append(without_system(text_of(row.values)))
+        for where, match in zip(places, index.find_all(texts), strict=True):
             if match is not None and match.kind == "near":
-                report.add(
-                    (end, 0, 0),
-                    "near leakage",
-                    where,
-                    f"is {match.similarity:.0%} similar to {match.key}",
-                )
-        for where, text in rows:
-            known.add(f"{where} of {name}", text)
+                message = f"is {match.similarity:.0%} similar to {match.key}"
+                report.add(end, "near leakage", where, message)
+        for where, text in zip(places, texts, strict=True):
+            index.add(f"{where} of {name}", text)

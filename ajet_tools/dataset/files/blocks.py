@@ -1,26 +1,24 @@
-"""Blocks of some thousand rows in their stored form: lines of JSON, or a record batch of a table.
+"""Rows, one by one and in blocks of some thousand: columns of a table, and lines of JSON.
 
-Commands that select rows pass the lines, or the rows of Arrow, on unchanged.
+Commands that select rows pass lines and columns on unchanged.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import Row as TaskRow
-from ajet_tools.dataset.files.arrays import batch_of, changed_column, new_column, structs, table_of
-from ajet_tools.dataset.files.columns import ABSENT, Columns, Shape
-from ajet_tools.dataset.files.json_columns import TooLarge
+from ajet_tools.dataset.files.columns import LINE, LINES
 from ajet_tools.dataset.files.values import objects_of
 
 ROWS = 8192
@@ -33,188 +31,161 @@ class Row(TaskRow):
     """A row of a dataset and its location, such as `seeds.jsonl line 7`."""
 
     values: dict[str, Any]
-    stored: Stored | None = field(default=None, compare=False, repr=False)
-    """The row in its table, from which `Writer.write` takes the types; None if it was read from
-    text."""
+    schema: pa.Schema = field(default=LINES, compare=False, repr=False)
+    """The columns of its table, `LINES` if it was read from text."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """The location of a row in a table."""
-
-    block: TableBlock
-    index: int
-
-    @property
-    def columns(self) -> Columns:
-        return self.block.table
-
-
-@dataclass
-class LineBlock:
-    """Rows as lines, each a JSON object."""
+class Block:
+    """Some rows of a file."""
 
     name: str
-    lines: pl.Series
-    """Stripped lines."""
-    places: Sequence[int] | Sequence[str]
-    """Line numbers in the file, from 1; or the location of each row as text."""
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def where(self, index: int) -> str:
-        place = self.places[index]
-        return place if isinstance(place, str) else f"{self.name} line {place}"
-
-    def rows(self) -> Iterator[Row]:
-        for index, line in enumerate(self.lines.to_list()):
-            yield Row(self.where(index), json.loads(line))
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """What each row asks."""
-        return [text_of(row.values) for row in self.rows()]
-
-    def with_columns(self, values: Mapping[str, object]) -> LineBlock:
-        """Adds fields with a constant value, except where a row has them."""
-        rows = (Row(row.where, {**row.values, **values, **row.values}) for row in self.rows())
-        return _block_of(rows, self.name)
-
-    def take(self, indices: Sequence[int]) -> LineBlock:
-        places: Any = [self.places[index] for index in indices]
-        return LineBlock(self.name, self.lines.gather(list(indices)), places)
-
-    def without_rows(self) -> LineBlock:
-        """Returns a block that only knows where its rows are."""
-        return replace(self, lines=self.lines.clear())
-
-
-@dataclass
-class TableBlock:
-    """Rows in the columns of a table."""
-
-    name: str
-    table: Columns
     data: pa.RecordBatch
-    first: int = 1
-    """Number of its first row in the file, from 1."""
+    """Columns; the other keys of each row are JSON in `LINE`."""
+    places: Sequence[int] | Sequence[str]
+    """Numbers in the file, from 1; or the location of each row as text."""
+    unit: str = "line"
+    """What the numbers count: a line of text, or a row of a table."""
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
 
+    @property
+    def is_text(self) -> bool:
+        return list(self.data.schema.names) == [LINE]
+
     def where(self, index: int) -> str:
-        return f"{self.name} row {self.first + index}"
+        place = self.places[index]
+        return place if isinstance(place, str) else f"{self.name} {self.unit} {place}"
+
+    def values(self) -> Iterator[dict[str, Any]]:
+        """Yields each row as JSON values."""
+        if self.is_text:
+            yield from map(json.loads, self.data.column(LINE).to_pylist())
+            return
+        for values in objects_of(self.data, self.name):
+            line = values.pop(LINE, None)
+            yield values if line is None else {**values, **json.loads(line)}
 
     def rows(self) -> Iterator[Row]:
-        for index, values in enumerate(objects_of(self.data, self.table)):
-            yield Row(self.where(index), values, Stored(self, index))
+        for index, values in enumerate(self.values()):
+            yield Row(self.where(index), values, self.data.schema)
 
     @cached_property
     def texts(self) -> list[str]:
-        return [text_of(row.values) for row in self.rows()]
+        """What each row asks."""
+        return [text_of(values) for values in self.values()]
 
-    def take(self, indices: Sequence[int]) -> TableBlock:
-        return replace(self, data=self.data.take(pa.array(indices, pa.int64())))
+    def take(self, indices: Sequence[int]) -> Block:
+        """Returns the rows at these indices, which are in order."""
+        if len(indices) == len(self):
+            return self
+        data = self.data.take(pa.array(indices, pa.int64()))
+        places: Any = [self.places[index] for index in indices]
+        return replace(self, data=data, places=places)
 
-    def without_rows(self) -> TableBlock:
-        return replace(self, data=self.data.slice(0, 0))
+    def fitted(self, schema: pa.Schema) -> Block:
+        """Returns the rows in the columns of a schema; all other keys go to `LINE`.
 
-    def changed(self, values: Sequence[Mapping[str, object]]) -> TableBlock:
-        """Replaces the values of its rows; those that are the same keep their type. Raises
-        Misfit."""
-        before = objects_of(self.data, self.table)
-        shapes: dict[str, Shape] = {}
-        arrays: list[pa.Array] = []
-        for name in dict.fromkeys(name for row in values for name in row):
-            after = [row.get(name, ABSENT) for row in values]
-            if name in self.table.shapes:
-                array, shape = changed_column(
-                    self.data.column(name),
-                    self.table.shapes[name],
-                    [row.get(name, ABSENT) for row in before],
-                    after,
-                    name,
-                )
+        Raises TaskError for a value that does not fit.
+        """
+        if self.data.schema.equals(schema, check_metadata=True):
+            return self
+        arrays = []
+        for column in schema:
+            if column.name == LINE:
+                arrays.append(self._lines(except_for=schema.names))
+            elif column.name in self.data.schema.names:
+                arrays.append(self._converted(column))
             else:
-                array, shape = new_column(name, after)
+                arrays.append(pa.nulls(len(self), column.type))
+        return replace(self, data=_batch(arrays, schema, len(self)))
+
+    def _converted(self, column: pa.Field) -> pa.Array:
+        try:
+            return self.data.column(column.name).cast(column.type)
+        except pa.ArrowException as error:
+            raise TaskError(f"{self.name}: {column.name} is not {column.type}: {error}") from error
+
+    def _lines(self, *, except_for: Collection[str]) -> pa.Array:
+        if self.is_text:
+            return self.data.column(LINE)
+        names = [name for name in self.data.schema.names if name == LINE or name not in except_for]
+        others = replace(self, data=self.data.select(names))
+        return _as_lines(others.values())
+
+    def changed(self, rows: Sequence[Mapping[str, object]], new: Collection[str]) -> Block:
+        """Returns the block with other values of its rows.
+
+        Columns keep their type and their values, and are null where a row lacks the key. Only those
+        named in `new`, and keys that are no columns, get the values of the rows.
+        """
+        arrays = []
+        fields = []
+        for column in self.data.schema:
+            if column.name in (*new, LINE):
+                continue
+            array = self.data.column(column.name)
+            is_there = [column.name in values for values in rows]
+            if not all(is_there):
+                places = pc.if_else(pa.array(is_there), pa.array(range(len(self))), None)
+                array = array.take(places)
+                column = column.with_nullable(True)
             arrays.append(array)
-            shapes[name] = shape
-        columns = Columns(self.name, shapes, self.table.metadata)
-        data, columns = batch_of(arrays, columns, len(self))
-        return replace(self, table=columns, data=data)
+            fields.append(column)
+        names = {column.name for column in fields}
+        others = (_without(values, names) for values in rows)
+        arrays.append(_as_lines(others))
+        schema = pa.schema([*fields, LINES.field(LINE)], self.data.schema.metadata)
+        return replace(self, data=_batch(arrays, schema, len(self)))
 
-    def with_columns(self, values: Mapping[str, object]) -> TableBlock:
-        """Adds columns with a constant value, except those that exist."""
-        columns = self._columns()
+    def with_columns(self, values: Mapping[str, object]) -> Block:
+        """Adds keys with a constant value, except where a row has them."""
+        if self.is_text:
+            rows = [{**row, **values, **row} for row in self.values()]
+            return self.changed(rows, ())
+        data = self.data
         for name, value in values.items():
-            if name not in columns:
-                array, shape = new_column(name, [value])
-                columns[name] = shape, array.take(pa.array([0] * len(self), pa.int64()))
-        return self._with(columns)
+            if name in data.schema.names:
+                continue
+            kind = pa.int64() if isinstance(value, int) else pa.string()
+            array = pa.array([value] * len(self), kind)
+            data = data.append_column(pa.field(name, kind), array)
+        return replace(self, data=data)
 
-    def renamed(self, mapping: Mapping[str, str]) -> TableBlock | None:
-        """Renames columns as `--map` says; None where a row has to be read for it."""
-        before = self._columns()
-        columns = {name: column for name, column in before.items() if name not in mapping}
-        for name, target in mapping.items():
-            root, _, inner = target.partition(".")
-            if root == "metadata":
-                outer = columns.get("metadata")
-                if outer is not None and outer[0].fields is None:
-                    return None
-                columns["metadata"] = _with_field(outer, inner, before[name])
-            else:
-                columns[target] = before[name]
-        return self._with(columns)
-
-    def selected(self, names: Sequence[str]) -> TableBlock:
-        return self._with({name: self._columns()[name] for name in names})
-
-    def opened(self) -> TableBlock:
-        """Adds the fields of `metadata` as columns."""
-        columns = self._columns()
-        inner = _fields(columns["metadata"]) if "metadata" in columns else {}
-        return self._with({**inner, **columns})
-
-    def _columns(self) -> dict[str, _Column]:
-        return {name: (shape, self.data.column(name)) for name, shape in self.table.shapes.items()}
-
-    def _with(self, columns: Mapping[str, _Column]) -> TableBlock:
-        shapes = {name: shape for name, (shape, _) in columns.items()}
-        data, table = batch_of(
-            [array for _, array in columns.values()],
-            Columns(self.name, shapes, self.table.metadata),
-            len(self),
-        )
-        return replace(self, table=table, data=data)
+    def renamed(self, mapping: Mapping[str, str]) -> Block:
+        """Renames columns of a table."""
+        fields = []
+        for column in self.data.schema:
+            fields.append(column.with_name(mapping.get(column.name, column.name)))
+        schema = pa.schema(fields, self.data.schema.metadata)
+        return replace(self, data=_batch(self.data.columns, schema, len(self)))
 
 
-Block = LineBlock | TableBlock
-_Column = tuple[Shape, pa.Array]
+def _without(values: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
-def _fields(column: _Column) -> dict[str, _Column]:
-    shape, array = column
-    if shape.fields is None:
-        return {}
-    pairs = zip(shape.fields.values(), array.flatten(), strict=True)
-    return dict(zip(shape.fields, pairs, strict=True))
+def _as_lines(rows: Iterable[Mapping[str, object]]) -> pa.Array:
+    return pa.array([text_of_json(values) for values in rows], pa.string())
 
 
-def _with_field(outer: _Column | None, name: str, column: _Column) -> _Column:
-    fields = {**(_fields(outer) if outer else {}), name: column}
-    source = next((shape.source for shape, _ in fields.values() if shape.source), None)
-    shape = Shape(fields={name: inner for name, (inner, _) in fields.items()}, source=source)
-    return shape, structs([array for _, array in fields.values()], shape, [False] * len(column[1]))
+def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
+    if not arrays:  # such a batch has no number of rows of its own
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def json_line(value: object) -> bytes:
     """Encodes a value as a line of JSON. Lone surrogates, which UTF-8 can't encode, are escaped."""
-    try:
-        return (_ENCODER.encode(value) + "\n").encode()
-    except UnicodeEncodeError:
-        return (_ESCAPING.encode(value) + "\n").encode()
+    return (text_of_json(value) + "\n").encode()
+
+
+def text_of_json(value: object) -> str:
+    text = _ENCODER.encode(value)
+    if text.isascii() or encodable(text) == text:
+        return text
+    return _ESCAPING.encode(value)
 
 
 def encodable(text: str) -> str:
@@ -222,30 +193,16 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
+def blocks_of(rows: Iterable[Row], name: str) -> Iterator[Block]:
     """Groups rows into blocks of lines."""
     remaining = iter(rows)
     while some := list(islice(remaining, ROWS)):
-        yield _block_of(some, name)
+        lines = [text_of_json(row.values) for row in some]
+        yield block_of_lines(lines, name, [row.where for row in some])
 
 
-def _block_of(rows: Iterable[Row], name: str) -> LineBlock:
-    pairs = [(json_line(row.values)[:-1].decode(), row.where) for row in rows]
-    lines = pl.Series("line", [line for line, _ in pairs], pl.String)
-    return LineBlock(name, lines, [where for _, where in pairs])
-
-
-def as_lines(block: Block) -> LineBlock:
-    return block if isinstance(block, LineBlock) else _block_of(block.rows(), block.name)
-
-
-def as_table(block: Block) -> TableBlock:
-    """Converts lines to a table, with types that hold their values. Raises TaskError for a row
-    that no table holds."""
-    if isinstance(block, TableBlock):
-        return block
-    try:
-        data, columns = table_of(block.name, block.lines)
-    except TooLarge as error:
-        raise TaskError(f"{block.where(error.index)}: {error}") from error
-    return TableBlock(block.name, columns, data)
+def block_of_lines(
+    lines: Sequence[str] | pa.Array, name: str, places: Sequence[int] | Sequence[str]
+) -> Block:
+    array = pa.array(lines, pa.string()) if not isinstance(lines, pa.Array) else lines
+    return Block(name, pa.RecordBatch.from_arrays([array], schema=LINES), places)

@@ -1,344 +1,250 @@
-"""The type of each column of rows, in a table.
+"""The columns of a table, each described by its field of an Arrow schema.
 
-Text, numbers and booleans are columns of that type. The columns that trainers read are nested, as
-`datasets` and TRL expect them. Everything else is JSON text (the type JSON): objects, lists, mixed
-values, integers beside floats and text with half a surrogate pair, so that each comes back as it
-was. Types that a table declares stay as they are, with the features of Hugging Face's `datasets`.
-
-A key that some rows lack is null in their rows; `KEY` in the schema's metadata lists such keys and
-JSON text, and `ajet_sdk.tasks.task_rows` decodes the rows.
+A table of ours notes for its reader which columns are JSON text and which keys some rows lack
+(`ajet_sdk.tasks.task_rows`), and `datasets` notes features, such as class labels. Both stand in the
+metadata of the schema; here they are moved to the fields, so that they follow a column that is
+renamed, left out, or put into another table.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.task_rows import KEY
 
-NESTED = ("messages", "prompt", "completion", "chosen", "rejected")
-"""The columns that trainers read."""
 JSON = pa.json_(pa.string())
-ABSENT = type("_Absent", (), {})()
-"""The value of a key that the row lacks."""
-FEATURES = b"huggingface"
-_PLAIN = (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.null(), JSON)
+LINE = "row of ajet"
+"""The column with all other keys of a row, as JSON; of text files it is the only one."""
+LINES = pa.schema([pa.field(LINE, pa.string())])
+_FEATURES = b"huggingface"
+_FEATURE = b"feature of ajet"
+_NOTES = b"notes of ajet"
 
 
-class Flags(TypedDict):
-    absent: bool
-    nulls: bool
+def described(schema: pa.Schema, name: str) -> pa.Schema:
+    """Returns the schema of a file, with the notes and features in its fields. Raises TaskError."""
+    if len(set(schema.names)) < len(schema.names):
+        raise TaskError(f"{name}: two columns have the same name: {', '.join(schema.names)}")
+    metadata = dict(schema.metadata or {})
+    known = json.loads(metadata.pop(KEY, b"{}")).get("fields", {})
+    features = _features(metadata) or {}
+    fields = []
+    for column in schema:
+        notes = _notes(column.type, known.get(column.name, {}))
+        kind = _without_views(column.type)
+        fields.append(described_field(column.with_type(kind), notes, features.get(column.name)))
+    return pa.schema(fields, metadata)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The values of a column, or of a field or an item within it."""
-
-    leaf: pa.DataType | None = None
-    """Their type; None for objects, for lists, and where all are null."""
-    fields: Mapping[str, Shape] | None = None
-    item: Shape | None = None
-    absent: bool = False
-    """Some rows lack the key."""
-    nulls: bool = False
-    """Some rows have a null."""
-    source: str | None = None
-    """The table that declares a type which JSON values don't have."""
-    declared: pa.Field | None = None
-    feature: object = None
-    """The feature of `datasets`."""
-
-    @classmethod
-    def of_field(
-        cls, column: pa.Field, notes: Mapping[str, Any], feature: object, source: str
-    ) -> Shape:
-        """Returns the shape of a column of a table."""
-        kind = column.type
-        known = cls(absent=bool(notes.get("absent")), declared=column, feature=feature)
-        if kind == JSON or "json" in notes:
-            return replace(known, leaf=JSON, declared=None)
-        if pa.types.is_struct(kind) and kind.num_fields:
-            below = notes.get("fields", {})
-            inner = _fields_of(feature)
-            fields = {
-                each.name: cls.of_field(
-                    each, below.get(each.name, {}), inner.get(each.name), source
-                )
-                for each in kind
-            }
-            is_declared = any(each.source for each in fields.values())
-            return replace(known, fields=fields, source=source if is_declared else None)
-        if pa.types.is_list(kind) and is_plain(kind):
-            item = cls.of_field(kind.value_field, notes.get("item", {}), None, source)
-            return replace(known, item=item)
-        if is_plain(kind):
-            return replace(known, leaf=None if pa.types.is_null(kind) else kind)
-        return replace(known, leaf=kind, source=source)
-
-    @property
-    def is_json(self) -> bool:
-        return bool(self.leaf == JSON)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all values are null."""
-        return self.leaf is None and self.fields is None and self.item is None
-
-    @cached_property
-    def type(self) -> pa.DataType:
-        if self.declared is not None:
-            return self.declared.type
-        if self.fields is not None:
-            return pa.struct([shape.as_field(name) for name, shape in self.fields.items()])
-        if self.item is not None:
-            return pa.list_(self.item.type)
-        return pa.null() if self.leaf is None else self.leaf
-
-    def as_field(self, name: str) -> pa.Field:
-        if self.declared is None:
-            return pa.field(name, self.type)
-        nullable = self.declared.nullable or self.absent or self.nulls
-        return self.declared.with_name(name).with_nullable(nullable)
-
-    @property
-    def labels(self) -> Any:
-        """The names of class labels, also of those in lists and objects."""
-        return _labels(self.feature)
-
-    @cached_property
-    def notes(self) -> dict[str, Any]:
-        """What a reader has to decode."""
-        notes: dict[str, Any] = {"absent": True} if self.absent else {}
-        if self.is_json:
-            return {**notes, "json": True}
-        below = {name: shape.notes for name, shape in (self.fields or {}).items() if shape.notes}
-        if below:
-            notes["fields"] = below
-        if self.item is not None and self.item.notes:
-            notes["item"] = self.item.notes
-        return notes
+def described_field(column: pa.Field, notes: Mapping[str, Any], feature: Any) -> pa.Field:
+    metadata = dict(column.metadata or {})
+    if notes:
+        metadata[_NOTES] = json.dumps(notes).encode()
+    if feature is not None:
+        metadata[_FEATURE] = json.dumps(feature).encode()
+    return column.with_metadata(metadata or None)
 
 
-def is_plain(kind: pa.DataType) -> bool:
-    """Whether JSON values have this type."""
-    if pa.types.is_list(kind):
-        return is_plain(kind.value_type)
-    if pa.types.is_struct(kind):
-        return all(is_plain(each.type) for each in kind)
-    return kind in _PLAIN
+def notes_of(column: pa.Field) -> dict[str, Any]:
+    """Returns what a reader has to decode."""
+    notes: dict[str, Any] = json.loads((column.metadata or {}).get(_NOTES, b"{}"))
+    return notes
 
 
-@dataclass(eq=False)
-class Columns:
-    """The columns of rows, and the metadata of their table."""
+def notes_of_all(schema: pa.Schema) -> dict[str, Any]:
+    notes = {column.name: notes_of(column) for column in schema}
+    fields = {name: below for name, below in notes.items() if below}
+    return {"fields": fields} if fields else {}
 
-    name: str
-    shapes: Mapping[str, Shape]
-    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
 
-    @classmethod
-    def of_schema(cls, name: str, schema: pa.Schema) -> Columns:
-        """Reads the columns of a table. Raises TaskError for duplicate names."""
-        if len(set(schema.names)) < len(schema.names):
-            raise TaskError(f"{name}: two columns have the same name: {', '.join(schema.names)}")
-        metadata = schema.metadata or {}
-        notes = json.loads(metadata[KEY]).get("fields", {}) if KEY in metadata else {}
-        features = _features(metadata) or {}
-        shapes = {
-            column.name: Shape.of_field(
-                column, notes.get(column.name, {}), features.get(column.name), name
-            )
-            for column in schema
+def feature_of(column: pa.Field) -> Any:
+    """Returns the feature of `datasets`, or None."""
+    return json.loads((column.metadata or {}).get(_FEATURE, b"null"))
+
+
+def stored(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema for a file: the opposite of `described`."""
+    metadata = dict(schema.metadata or {})
+    fields = []
+    for column in schema:
+        own = dict(column.metadata or {})
+        own.pop(_NOTES, None)
+        own.pop(_FEATURE, None)
+        fields.append(column.with_metadata(own or None))
+    if _features(metadata) is not None:
+        document = json.loads(metadata[_FEATURES])
+        document["info"]["features"] = {
+            column.name: feature_of(column) or _feature_of_type(column.type) for column in schema
         }
-        return cls(name, shapes, metadata)
-
-    @cached_property
-    def notes(self) -> dict[str, Any]:
-        below = {name: shape.notes for name, shape in self.shapes.items() if shape.notes}
-        return {"fields": below} if below else {}
-
-    @cached_property
-    def schema(self) -> pa.Schema:
-        metadata = {name: value for name, value in self.metadata.items() if name != KEY}
-        if _features(metadata) is not None:
-            noted = json.loads(metadata[FEATURES])
-            noted["info"]["features"] = {name: _noted(shape) for name, shape in self.shapes.items()}
-            metadata[FEATURES] = json.dumps(noted).encode()
-        if self.notes:
-            metadata[KEY] = json.dumps(self.notes).encode()
-        fields = [shape.as_field(name) for name, shape in self.shapes.items()]
-        return pa.schema(fields, metadata or None)
-
-    def lost_in_text(self) -> dict[str, str]:
-        """Returns the columns that text can't represent fully, with their types: bytes, times,
-        labels."""
-        lost = {
-            name: str(shape.type)
-            for name, shape in self.shapes.items()
-            if _is_beyond_json(shape.type)
-        }
-        for name, shape in self.shapes.items():
-            if shape.labels:
-                lost[name] = f"class label of {shape.labels}"
-        return lost
+        metadata[_FEATURES] = json.dumps(document).encode()
+    notes = notes_of_all(schema)
+    if notes:
+        metadata[KEY] = json.dumps(notes).encode()
+    return pa.schema(fields, metadata or None)
 
 
-def merged(first: Columns, second: Columns) -> Columns:
-    """Merges columns so that rows of both fit. Raises TaskError for declared types that don't."""
-    if first is second:
-        return first
-    shapes = merged_shapes(first.shapes, second.shapes)
-    if shapes == first.shapes and second.metadata.keys() <= first.metadata.keys():
-        return first
-    return Columns(first.name, shapes, {**second.metadata, **first.metadata})
+def common(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Returns the columns that all tables have alike; the keys of others are in `LINE`.
+
+    A column of a type that JSON doesn't have is kept, with nulls where a table lacks it. Raises
+    TaskError if such types, or the class labels of a column, differ.
+    """
+    if not schemas or any(schema.names == [LINE] for schema in schemas):
+        return LINES
+    columns_by_name: dict[str, list[pa.Field]] = {}
+    metadata: dict[bytes, bytes] = {}
+    for schema in schemas:
+        metadata = {**(schema.metadata or {}), **metadata}
+        for column in schema:
+            columns_by_name.setdefault(column.name, []).append(column)
+    fields = []
+    has_others = columns_by_name.pop(LINE, None) is not None
+    for columns in columns_by_name.values():
+        column = _common_column(columns, is_in_all=len(columns) == len(schemas))
+        if column is None:
+            has_others = True
+        else:
+            fields.append(column)
+    if has_others:
+        fields.append(LINES.field(LINE))
+    return pa.schema(fields, metadata)
 
 
-def merged_shapes(
-    first: Mapping[str, Shape], second: Mapping[str, Shape], *, exact: bool = True
-) -> dict[str, Shape]:
-    """Merges shapes; unless `exact`, integers and floats are floats (`json_columns.shapes_of`)."""
-    names = dict.fromkeys((*first, *second))
-    return {name: _merge(first.get(name), second.get(name), name, exact) for name in names}
-
-
-def _merge(a: Shape | None, b: Shape | None, path: str, exact: bool) -> Shape:
-    if a is None or b is None:
-        there = b if a is None else a
-        assert there is not None
-        return _with_flags(there, Flags(absent=True, nulls=there.nulls), path)
-    if a == b:
-        return a
-    flags = Flags(absent=a.absent or b.absent, nulls=a.nulls or b.nulls)
-    if a.is_empty or b.is_empty:
-        return _with_flags(b if a.is_empty else a, flags, path)
-    _check_labels(a, b, path)
-    if a.type == b.type:
-        return _with_flags(a if a.declared else b, flags, path)
-    is_declared = a.source is not None and b.source is not None
-    if (
-        a.fields is not None
-        and b.fields is not None
-        and (is_declared or not (a.source or b.source))
-    ):
-        fields = {
-            name: _merge(a.fields.get(name), b.fields.get(name), f"{path}.{name}", exact)
-            for name in dict.fromkeys((*a.fields, *b.fields))
-        }
-        return Shape(fields=fields, source=a.source, **flags)
-    if is_declared:
-        return Shape(_wider(a, b, path), source=a.source, feature=a.feature, **flags)
-    if a.source or b.source:  # values that don't fit the type are refused when they are converted
-        return replace(a if a.source else b, **flags)
-    if a.item is not None and b.item is not None:
-        return Shape(item=_merge(a.item, b.item, f"{path}.", exact), **flags)
-    if {a.leaf, b.leaf} == {pa.int64(), pa.float64()} and not exact:
-        return Shape(pa.float64(), **flags)
-    return Shape(JSON, **flags)
-
-
-def _with_flags(shape: Shape, flags: Flags, path: str) -> Shape:
-    is_outer = "." not in path and path not in NESTED
-    if flags["absent"] and flags["nulls"] and is_outer and not shape.source:
-        return Shape(JSON, **flags)  # a null is no missing key
-    return replace(shape, **flags)
-
-
-def _wider(a: Shape, b: Shape, path: str) -> pa.DataType:
-    """Returns the type that holds two declared types, if they differ in their width only."""
-    if _family(a.type) == _family(b.type):
-        try:
-            schemas = [pa.schema([("", shape.type)]) for shape in (a, b)]
-            return pa.unify_schemas(schemas, promote_options="permissive").types[0]
-        except pa.ArrowException:
-            pass
-    raise TaskError(
-        f"{path} is {a.type} in {a.source} and {b.type} in {b.source}, which do not fit one type;"
-        " write .jsonl, or convert the values first"
-    )
-
-
-def _check_labels(a: Shape, b: Shape, path: str) -> None:
-    if a.labels and b.labels and a.labels != b.labels:
+def _common_column(columns: Sequence[pa.Field], *, is_in_all: bool) -> pa.Field | None:
+    """Returns the column for the values of all these; None if JSON is to hold them."""
+    _check_labels(columns)
+    column = columns[0]
+    is_same = all(other.equals(column, check_metadata=True) for other in columns)
+    is_declared = any(is_beyond_json(other.type) or labels_of(other) for other in columns)
+    if is_same and is_in_all:
+        return column
+    if not is_declared:
+        return None
+    try:
+        schemas = [pa.schema([other.with_metadata(None)]) for other in columns]
+        widest = pa.unify_schemas(schemas, promote_options="permissive").types[0]
+    except pa.ArrowException:
+        kinds = " and ".join(dict.fromkeys(str(other.type) for other in columns))
         raise TaskError(
-            f"{path} is a class label of {a.labels} in {a.source or 'one table'} and of {b.labels}"
-            f" in {b.source or 'another'}: the same number means different labels. Make them the"
-            " same first"
-        )
+            f"{column.name} is {kinds}, which do not fit one type; write .jsonl, or convert the"
+            " values first"
+        ) from None
+    return column.with_type(widest).with_nullable(True)
 
 
-_FAMILIES = (
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_decimal,
-    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
-    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
-)
+def _check_labels(columns: Sequence[pa.Field]) -> None:
+    labels = [names for names in map(labels_of, columns) if names]
+    for other in labels[1:]:
+        if other != labels[0]:
+            raise TaskError(
+                f"{columns[0].name} is a class label of {labels[0]} in one table and of {other} in"
+                " another: the same number means different labels. Make them the same first"
+            )
 
 
-def _family(kind: pa.DataType) -> object:
-    for number, is_of_family in enumerate(_FAMILIES):
-        if is_of_family(kind):
-            return number
-    return kind
+def labels_of(column: pa.Field) -> Any:
+    """Returns the names of class labels, also of those in lists and objects; empty without any."""
+    return _labels(feature_of(column))
 
 
-def _is_beyond_json(kind: pa.DataType) -> bool:
+def _labels(feature: Any) -> Any:
+    if isinstance(feature, list):
+        return list(filter(None, map(_labels, feature)))
+    if not isinstance(feature, dict):
+        return None
+    if feature.get("_type") == "ClassLabel":
+        return feature.get("names")
+    labels = {name: _labels(inner) for name, inner in feature.items()}
+    return {name: names for name, names in labels.items() if names}
+
+
+def lost_in_text(schema: pa.Schema) -> dict[str, str]:
+    """Returns the columns that text can't represent fully, with their types: bytes, times,
+    labels."""
+    lost = {}
+    for column in schema:
+        labels = labels_of(column)
+        if labels:
+            lost[column.name] = f"class label of {labels}"
+        elif is_beyond_json(column.type):
+            lost[column.name] = str(column.type)
+    return lost
+
+
+def is_beyond_json(kind: pa.DataType) -> bool:
+    """Whether values of a type are no JSON values: bytes, times, decimals."""
     types = pa.types
-    if types.is_dictionary(kind) or types.is_list(kind) or types.is_large_list(kind):
-        return _is_beyond_json(kind.value_type)
-    if types.is_fixed_size_list(kind):
-        return _is_beyond_json(kind.value_type)
     if types.is_struct(kind):
-        return any(_is_beyond_json(each.type) for each in kind)
+        return any(is_beyond_json(inner.type) for inner in kind)
+    if types.is_dictionary(kind) or _is_list(kind):
+        return is_beyond_json(kind.value_type)
     is_text = types.is_string(kind) or types.is_large_string(kind) or kind == JSON
     is_number = types.is_integer(kind) or types.is_floating(kind)
     return not (is_text or is_number or types.is_boolean(kind) or types.is_null(kind))
 
 
-def _fields_of(feature: object) -> Mapping[str, object]:
-    """Returns the features of an object's fields; features with a type of their own, such as
-    images, have none."""
-    is_object = isinstance(feature, dict) and not isinstance(feature.get("_type"), str)
-    return feature if isinstance(feature, dict) and is_object else {}
+def _is_list(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _notes(kind: pa.DataType, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds columns of the type JSON, also of other programs, to what a file notes."""
+    notes = dict(known)
+    if kind == JSON:
+        notes["json"] = True
+    elif pa.types.is_struct(kind):
+        known_fields = known.get("fields", {})
+        fields = {}
+        for inner in kind:
+            below = _notes(inner.type, known_fields.get(inner.name, {}))
+            if below:
+                fields[inner.name] = below
+        if fields:
+            notes["fields"] = fields
+    elif pa.types.is_list(kind):
+        item = _notes(kind.value_type, known.get("item", {}))
+        if item:
+            notes["item"] = item
+    return notes
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
     """Returns the features of `datasets`; None if there are none, or in another format."""
     try:
-        features = json.loads(metadata[FEATURES])["info"]["features"]
+        features = json.loads(metadata[_FEATURES])["info"]["features"]
     except (KeyError, ValueError, TypeError):
         return None
     return features if isinstance(features, dict) else None
 
 
-def _labels(feature: object) -> Any:
-    if isinstance(feature, list):
-        return [names for inner in feature if (names := _labels(inner))]
-    if not isinstance(feature, dict):
-        return None
-    if feature.get("_type") == "ClassLabel":
-        return feature.get("names")
-    return {name: names for name, inner in feature.items() if (names := _labels(inner))}
-
-
-def _noted(shape: Shape) -> object:
-    if shape.fields is not None and (shape.feature is None or _fields_of(shape.feature)):
-        return {name: _noted(inner) for name, inner in shape.fields.items()}
-    return _feature(shape.type) if shape.feature is None else shape.feature
-
-
-def _feature(kind: pa.DataType) -> object:
+def _feature_of_type(kind: pa.DataType) -> object:
     if pa.types.is_struct(kind):
-        return {each.name: _feature(each.type) for each in kind}
+        return {inner.name: _feature_of_type(inner.type) for inner in kind}
     if pa.types.is_list(kind):
-        return [_feature(kind.value_type)]
+        return [_feature_of_type(kind.value_type)]
     if kind == JSON:
         return {"dtype": "string", "_type": "Value"}
     names = {"double": "float64", "float": "float32", "halffloat": "float16"}
     return {"dtype": names.get(str(kind), str(kind)), "_type": "Value"}
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """Replaces views of text and bytes, on which Arrow has no `take`."""
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([inner.with_type(_without_views(inner.type)) for inner in kind])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if types.is_large_list(kind) or types.is_list_view(kind) or types.is_large_list_view(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    return kind

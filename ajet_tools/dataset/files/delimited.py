@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows
 from ajet_sdk.tasks.row_names import QUERY_COLUMNS
-from ajet_tools.dataset.files.blocks import json_line
+from ajet_tools.dataset.files.blocks import text_of_json
 
 _ESCAPED = '"\\u'
 _SNIFFED = 1 << 16
@@ -120,7 +120,7 @@ def cell_of(column: str, value: object) -> str:
         return ""
     if not isinstance(value, str):
         try:
-            return json_line(value)[:-1].decode()
+            return text_of_json(value)
         except ValueError as error:
             raise TaskError(
                 f"{column} has a number that is larger than any float, such as 1e400; write .jsonl"

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 
-from ajet_tools.dataset.files.blocks import as_lines
-from ajet_tools.dataset.files.columns import JSON
+from ajet_tools.dataset.files.columns import JSON, LINE, LINES
 from ajet_tools.dataset.files.json_columns import (
+    MARK,
     column_value,
     encoded,
-    restored,
     shapes_of,
-    table_of_lines,
+    table_of,
 )
-from ajet_tools.dataset.files.sources import columns_of, explain_errors, is_table
-from ajet_tools.dataset.files.tables import read_blocks, schema_of
+from ajet_tools.dataset.files.rows import Rows, schema_of
+from ajet_tools.dataset.files.sources import explain_errors, is_table
 
 
 def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
@@ -31,25 +31,29 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
     other files at once.
 
     Args:
-        path: a file (JSON lines, JSON, CSV, TSV, Parquet, Arrow IPC; `.gz`), a pattern such as `data/*.parquet`, a
-            directory (its split train; `DIR:NAME` is another), or `-` for stdin.
-        mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
+        path: a file (JSON lines, JSON, CSV, TSV, Parquet, Arrow IPC; `.gz`), a pattern such as
+            `data/*.parquet`, a directory (its split train; `DIR:NAME` is another), or `-` for stdin.
+        mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the
+            column is renamed.
 
     Types are those of the file; decimals of more than 38 digits are text. CSV cells stay text, also
     empty ones. In JSON, a column of mixed types is text with each value as JSON; mixed numbers are
     floats; half of a surrogate pair is its escape. Raises TaskError, with file and line, for a row
     that cannot be read, and ConfigError if there is no such file.
     """
-    files = columns_of(path)
-    if mapping or not all(isinstance(file, Path) and _has_frame(file) for file in files):
-        return _frame_of_rows(path, mapping)
+    rows = Rows(path, mapping=mapping)
+    if mapping or not all(isinstance(file, Path) and _has_frame(file) for file in rows.files):
+        return _frame_of_rows(rows)
     frames = []
-    for file, more in files.items():
+    for file, more in rows.files.items():
         frame = _scan(Path(file))
         names = frame.collect_schema().names()
-        new = {name: value for name, value in more.items() if name not in names}
         types = {int: pl.Int64, str: pl.String}
-        columns = [pl.lit(value, types.get(type(value))).alias(name) for name, value in new.items()]
+        columns = [
+            pl.lit(value, types.get(type(value))).alias(name)
+            for name, value in more.items()
+            if name not in names
+        ]
         frames.append(frame.with_columns(columns))
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
 
@@ -75,17 +79,16 @@ def _scan(file: Path) -> pl.LazyFrame:
             return pl.read_ipc_stream(file).lazy()
 
 
-def _frame_of_rows(path: str | Path, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
-    lines = [as_lines(block).lines for block in read_blocks(path, mapping=mapping)]
-    if not lines:
-        return pl.LazyFrame()
-    whole = encoded(pl.concat(lines))
-    shapes = shapes_of(whole, exact=False)
-    if not shapes:
-        return pl.LazyFrame()
-    frame = pl.DataFrame(table_of_lines(whole, shapes, column_value))
+def _frame_of_rows(rows: Rows) -> pl.LazyFrame:
+    blocks = [block.fitted(LINES).data.column(LINE) for block in rows.blocks()]
+    lines = encoded(pa.concat_arrays(blocks)) if blocks else pa.array([], pa.string())
+    shapes = shapes_of(lines, exact=False)
+    arrays = table_of(
+        lines,
+        {name: column_value(*shape) for name, shape in zip(shapes, shapes.items(), strict=True)},
+    )
+    frame = pl.DataFrame(
+        {name: pl.from_arrow(array) for name, array in zip(shapes, arrays, strict=True)}
+    )
     texts = [name for name, kind in frame.schema.items() if kind == pl.String]
-    odd = [name for name in texts if frame[name].str.contains("[\U0010f800-\U0010ffff]").any()]
-    return frame.with_columns(
-        pl.Series(name, [text and restored(text) for text in frame[name]]) for name in odd
-    ).lazy()
+    return frame.with_columns(pl.col(texts).str.replace_all(MARK, "\\u", literal=True)).lazy()

@@ -3,159 +3,168 @@ column."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.arrays import new_column
-from ajet_tools.dataset.files.blocks import Block, LineBlock, as_lines
-from ajet_tools.dataset.files.columns import JSON, NESTED, Shape, merged, merged_shapes
+from ajet_tools.dataset.files.blocks import Block
+from ajet_tools.dataset.files.columns import LINE, LINES, notes_of
 from ajet_tools.dataset.files.json_columns import (
-    RAW,
+    Shape,
+    column_value,
     encoded,
-    json_array,
-    restored,
+    identifier,
+    merged,
+    pointer,
     shapes_of,
-    table_of_lines,
-    value_to_compare,
-    value_with_json,
 )
-from ajet_tools.dataset.files.tables import read_blocks, tables_of
+from ajet_tools.dataset.files.rows import Rows
+
+RAW = "json of ajet"
+"""A field of objects with their JSON, so that a result of SQL holds them as they were."""
 
 
-@dataclass(frozen=True)
 class QueryTables:
-    """The tables of the blocks of a path, all with the same columns."""
+    """The tables of the blocks of some rows, all with the same columns."""
 
-    path: str
-    mentioned: str | None
-    """The query; a column that it does not mention is left out."""
-    raw: bool
-    """Objects have a field with their JSON, so that a result holds them as they were."""
-    shapes: Mapping[str, Shape]
-    """The columns that are JSON in the file."""
-    schema: pa.Schema
+    def __init__(self, rows: Rows, mentioned: str | None, *, raw: bool = False) -> None:
+        """Reads all rows, to find the columns. Raises ConfigError if the names of two differ by
+        their case only.
 
-    @classmethod
-    def of_path(cls, path: str, mentioned: str | None, *, raw: bool = False) -> QueryTables:
-        """Reads the columns. Raises ConfigError if the names of two differ by their case only."""
-        types: dict[str, pa.DataType] = {}
-        tables = tables_of(path)
-        if tables:
-            for name, shape in reduce(merged, tables).shapes.items():
-                if mentioned is None or name.casefold() in mentioned:
-                    types[name] = _fitting(shape.type)
+        Args:
+            rows: the rows.
+            mentioned: the query; a column that it does not mention is left out. None: all.
+            raw: objects have a field `RAW`, and mixed values are JSON.
+        """
+        self._rows = rows
+        self._mentioned = mentioned
+        self.declared: list[pa.Field] = []
+        """Columns of tables that are not JSON."""
+        for column in rows.schema:
+            is_json = column.name == LINE or notes_of(column).get("json")
+            if not is_json and self._has(column.name):
+                self.declared.append(column)
+        self._schema = pa.schema(self.declared)
+        self._shapes: dict[str, Shape] = {}
+        """All other columns."""
+        if len(self.declared) < len(rows.schema):
+            self._schema = self._schema.append(LINES.field(LINE))
+            self._shapes = self._find_shapes()
+        self.names = [*(column.name for column in self.declared), *self._shapes]
+        self._check_names()
+        self._expressions: list[str] = []
+        for number, column in enumerate(self.declared):
+            self._expressions.append(f"c{number} AS {identifier(column.name)}")
+        for name, shape in self._shapes.items():
+            value = _with_json(name, shape) if raw else _to_compare(name, shape)
+            self._expressions.append(f"{value} AS {identifier(name)}")
+
+    def _check_names(self) -> None:
+        known: dict[str, str] = {}
+        for name in self.names:
+            other = known.setdefault(name.casefold(), name)
+            if other != name:
+                raise ConfigError(f"SQL has a single column for {name!r} and {other!r} (use --map)")
+
+    def _has(self, name: str) -> bool:
+        return self._mentioned is None or name.casefold() in self._mentioned
+
+    def _find_shapes(self) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {}
-        for number, block in enumerate(read_blocks(path)):
-            lines = _json_of(block, mentioned)
-            found = {} if lines is None else shapes_of(lines, exact=False, mentioned=mentioned)
-            shapes = merged_shapes(shapes, found, exact=False) if number else found
-        for column in _nested(pl.Series([], dtype=pl.String), shapes, raw=raw):
-            types[column[0]] = column[1].type
-        names = {name.casefold(): name for name in types}
-        for name in types:
-            if names[name.casefold()] != name:
-                raise ConfigError(
-                    f"SQL has a single column for {name!r} and {names[name.casefold()]!r} (use"
-                    " --map)"
-                )
-        if raw and not types and mentioned is not None:  # a table without columns has no rows
-            return cls.of_path(path, None, raw=raw)
-        return cls(path, mentioned, raw, shapes, pa.schema(list(types.items())))
+        for number, block in enumerate(self._rows.blocks()):
+            found = shapes_of(self._lines(block), exact=False, mentioned=self._mentioned)
+            shapes = merged(shapes, found, exact=False) if number else found
+        return shapes
 
     def paths(self) -> list[str]:
         """Returns the names of all columns and of the fields within them."""
-        whole = QueryTables.of_path(self.path, None) if self.mentioned is not None else self
-        return [path for column in whole.schema for path in _paths(column, "")]
+        whole = QueryTables(self._rows, None) if self._mentioned is not None else self
+        names: list[str] = []
+        for column in whole.declared:
+            names += _paths_of_type(column.name, column.type)
+        for name, shape in whole._shapes.items():
+            names += _paths_of_shape(name, shape)
+        return names
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        for block in read_blocks(self.path):
-            yield pa.RecordBatch.from_arrays(self.columns(block), schema=self.schema)
+    def blocks(self) -> Iterator[Block]:
+        """Yields the blocks of rows; without rows an empty one."""
+        is_empty = True
+        for block in self._rows.blocks():
+            yield block
+            is_empty = False
+        if is_empty:
+            yield self._rows.empty()
 
-    def columns(self, block: Block) -> list[pa.Array]:
-        arrays: dict[str, pa.Array] = {}
-        if not isinstance(block, LineBlock):
-            arrays = dict(zip(block.data.schema.names, block.data.columns, strict=True))
-        lines = _json_of(block, self.mentioned)
-        if lines is not None and self.shapes:
-            arrays |= dict(_nested(lines, self.shapes, raw=self.raw))
-        return [
-            arrays[column.name].cast(column.type)
-            if column.name in arrays
-            else pa.nulls(len(block), column.type)
-            for column in self.schema
-        ]
+    def relation(self, connection: Any, block: Block, **more: pa.Array) -> Any:
+        """Returns the columns of a block as a relation of DuckDB, and further ones before them."""
+        arrays = dict(more)
+        data = self._select(block)
+        for number, column in enumerate(self.declared):
+            array = data.column(column.name)
+            arrays[f"c{number}"] = array.cast(_known_to_duckdb(column.type))
+        if self._shapes:
+            arrays["line"] = encoded(data.column(LINE))
+        if not arrays:
+            arrays["no column"] = pa.nulls(len(block))  # a table without columns has no rows
+        columns = ", ".join([*more, *self._expressions])
+        return connection.from_arrow(pa.table(arrays)).project(columns or "*")
 
+    def _lines(self, block: Block) -> pa.Array:
+        return encoded(self._select(block).column(LINE))
 
-def _json_of(block: Block, mentioned: str | None) -> pl.Series | None:
-    """Returns the rows as lines; of a table the columns that are JSON; None without any."""
-    if isinstance(block, LineBlock):
-        return encoded(block.lines)
-    names = [
-        name
-        for name, shape in block.table.shapes.items()
-        if shape.notes and (mentioned is None or name.casefold() in mentioned)
-    ]
-    if not names:
-        return None
-    return encoded(as_lines(block.selected(names)).lines)
-
-
-def _nested(
-    lines: pl.Series, shapes: Mapping[str, Shape], *, raw: bool
-) -> Iterator[tuple[str, pa.Array]]:
-    if not shapes:
-        return
-    table = table_of_lines(lines, shapes, value_with_json if raw else value_to_compare)
-    for name, column in zip(shapes, table.columns, strict=True):
-        array = column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        yield name, array
+    def _select(self, block: Block) -> pa.RecordBatch:
+        names = [name for name in block.data.schema.names if name == LINE or self._has(name)]
+        return replace(block, data=block.data.select(names)).fitted(self._schema).data
 
 
-def _fitting(kind: pa.DataType) -> pa.DataType:
-    """Returns a type that DuckDB has."""
+def _to_compare(name: str, shape: Shape) -> str:
+    """Returns the expression of a column, where mixed values are their text, without quotes."""
+    if shape.is_json:
+        return f"json_extract_string(line, {pointer(name)})"
+    return column_value(name, shape)
+
+
+def _with_json(name: str, shape: Shape) -> str:
+    """Returns the expression of a column, where objects, and those of lists, have a field `RAW`."""
+    value = f"json_extract(line, {pointer(name)})"
+    nested = column_value(name, shape)
+    if shape.is_json:
+        return f"CAST({nested} AS JSON)"
+    if shape.fields is not None:
+        with_json = f'struct_insert({nested}, "{RAW}" := {value}::VARCHAR)'
+    elif shape.item is not None and shape.item.fields is not None:
+        pairs = f"list_zip({nested}, json_extract({value}, '$[*]')::VARCHAR[])"
+        with_json = f'list_transform({pairs}, lambda x: struct_insert(x[1], "{RAW}" := x[2]))'
+    else:
+        return nested
+    return f"CASE WHEN {nested} IS NOT NULL THEN {with_json} END"
+
+
+def _known_to_duckdb(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal256(kind):
         return pa.string()
     if pa.types.is_float16(kind):
         return pa.float32()
     if pa.types.is_dictionary(kind):
-        return _fitting(kind.value_type)
+        return _known_to_duckdb(kind.value_type)
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_fitting(field.type)) for field in kind])
+        return pa.struct([inner.with_type(_known_to_duckdb(inner.type)) for inner in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_fitting(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_known_to_duckdb(kind.value_type)))
     return kind
 
 
-def _paths(column: pa.Field, before: str) -> Iterator[str]:
-    yield before + column.name
-    if pa.types.is_struct(column.type):
-        for field in column.type:
-            yield from _paths(field, f"{before}{column.name}.")
+def _paths_of_type(path: str, kind: pa.DataType) -> Iterator[str]:
+    yield path
+    if pa.types.is_struct(kind):
+        for inner in kind:
+            yield from _paths_of_type(f"{path}.{inner.name}", inner.type)
 
 
-def stored_column(name: str, array: pa.Array) -> tuple[pa.Array, Shape] | None:
-    """Returns a column of a result as it is stored, if it has the JSON of its objects."""
-    kind = array.type
-    if pa.types.is_struct(kind) and kind.get_field_index(RAW) >= 0:
-        texts = array.field(RAW).to_pylist()
-    elif (
-        pa.types.is_list(kind)
-        and pa.types.is_struct(kind.value_type)
-        and kind.value_type.get_field_index(RAW) >= 0
-    ):
-        texts = [
-            None if items is None else f"[{', '.join(item[RAW] for item in items)}]"
-            for items in array.to_pylist()
-        ]
-    else:
-        return None
-    if name in NESTED:
-        values = [None if text is None else json.loads(restored(text)) for text in texts]
-        return new_column(name, values)
-    return json_array(pa.array(texts, pa.string()), name), Shape(JSON)
+def _paths_of_shape(path: str, shape: Shape) -> Iterator[str]:
+    yield path
+    for name, inner in (shape.fields or {}).items():
+        yield from _paths_of_shape(f"{path}.{name}", inner)

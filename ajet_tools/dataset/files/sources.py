@@ -69,12 +69,14 @@ def _find(path: str | Path) -> tuple[Path, list[Path]]:
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
     """Returns the files of a directory by split (`by_split`)."""
-    files = sorted(p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
-    shown = [
-        p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)
-    ]
-    named = ((p, unpacked_name(p.name).rpartition(".")[0]) for p in shown)
-    return by_split(folder, ((p, stem) for p, stem in named if stem not in _NOT_ROWS))
+    named = []
+    for file in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        stem = unpacked_name(file.name).rpartition(".")[0]
+        is_data = file.name.endswith(SUFFIXES) and stem not in _NOT_ROWS
+        if is_data and not is_hidden and file.is_file():
+            named.append((file, stem))
+    return by_split(folder, named)
 
 
 def _files_of_split(folder: Path, split: str | None) -> list[Path]:
@@ -82,14 +84,16 @@ def _files_of_split(folder: Path, split: str | None) -> list[Path]:
     if not known:
         kinds = f"{', '.join((*_TEXT, *_TABLES))}; text also packed: {', '.join(_PACKED.values())}"
         raise ConfigError(f"{folder} contains no data files ({kinds})")
-    if split is None and len(known) > 1 and "train" in known:
-        others = ", ".join(f"{folder}:{name}" for name in sorted(known) if name != "train")
-        log.info("%s: reading the split train; other splits: %s", folder, others)
-    if split is None:
-        split = "train" if "train" in known else next(iter(known)) if len(known) == 1 else ""
+    if split is None and len(known) == 1:
+        [split] = known
+    elif split is None:
+        split = "train"
+        others = ", ".join(f"{folder}:{name}" for name in sorted(known) if name != split)
+        if split in known:
+            log.info("%s: reading the split train; other splits: %s", folder, others)
     if split not in known:
         names = ", ".join(f"{folder}:{name}" for name in sorted(known))
-        raise ConfigError(f"{folder} has no split {split or 'train'!r}; name one of: {names}")
+        raise ConfigError(f"{folder} has no split {split!r}; name one of: {names}")
     return known[split]
 
 
@@ -110,23 +114,22 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
     """Decompresses a stream if its first bytes or its name indicate compression."""
     stream = io.BufferedReader(stream, 1 << 20)  # type: ignore[type-var]
     start = stream.peek(6)
-    fits = (
-        suffix
-        for begins, suffix in _PACKED.items()
-        if start.startswith(begins) or named.endswith(suffix)
-    )
-    packed = next(fits, None)
-    if packed == ".zst":
-        return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
-    openers: dict[str | None, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    return openers[packed](stream, "rb") if packed in openers else stream
+    for begins, suffix in _PACKED.items():
+        if not (start.startswith(begins) or named.endswith(suffix)):
+            continue
+        if suffix == ".zst":
+            return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
+        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        return openers[suffix](stream, "rb")
+    return stream
 
 
 def unpacked_name(name: str) -> str:
     """Removes the suffix of a compressed file."""
-    return next(
-        (name.removesuffix(suffix) for suffix in _PACKED.values() if name.endswith(suffix)), name
-    )
+    for suffix in _PACKED.values():
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
 
 
 @contextmanager
@@ -137,10 +140,7 @@ def explain_errors(file: object) -> Iterator[None]:
     except pl.exceptions.PolarsError as error:
         raise TaskError(f"cannot read {file}: {str(error).partition(chr(10))[0]}") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise TaskError(
-            f"cannot read {file}: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    except ValueError as error:
-        if isinstance(error, TaskError) or not type(error).__name__.startswith("Arrow"):
-            raise
+        why = getattr(error, "strerror", None) or error
+        raise TaskError(f"cannot read {file}: {why}") from error
+    except pa.ArrowException as error:
         raise TaskError(f"cannot read {getattr(file, 'name', file)}: {error}") from error

@@ -5,65 +5,62 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.pictures import url_of
 from ajet_sdk.tasks.task_rows import decoded
-from ajet_tools.dataset.files.columns import Columns
+from ajet_tools.dataset.files.columns import notes_of_all
 
-ABSENT = object()
-POSITION = re.compile(r"-?[0-9]{1,9}")
+_POSITION = re.compile(r"[0-9]{1,9}")
 
 
-def objects_of(data: pa.RecordBatch, columns: Columns) -> list[dict[str, object]]:
+def objects_of(data: pa.RecordBatch, name: str) -> list[dict[str, Any]]:
     """Returns the rows of a record batch as JSON values: bytes as base64, times and decimals as
-    text, NaN as null.
-
-    Raises TaskError for a time out of Python's range inside a type that can't be read by field,
-    such as a map.
-    """
+    text, NaN as null. Raises TaskError for a time out of Python's range that has no text."""
     try:
         rows = data.to_pylist()
     except (ValueError, OverflowError):  # nanoseconds, or the year 30,000
-        some = {
-            name: values_of(data.column(i), f"{columns.name}: {name}")
-            for i, name in enumerate(data.schema.names)
-        }
-        rows = [dict(zip(some, values, strict=True)) for values in zip(*some.values(), strict=True)]
-    if notes := columns.notes:
+        fields = [column.with_type(_with_times_as_text(column.type)) for column in data.schema]
+        try:
+            rows = data.cast(pa.schema(fields)).to_pylist()
+        except (ValueError, OverflowError) as error:
+            raise TaskError(f"cannot read {name}: {error}") from error
+    notes = notes_of_all(data.schema)
+    if notes:
         rows = [decoded(row, notes) for row in rows]
     return [json_value(row) for row in rows]
 
 
-def values_of(array: pa.Array, name: str) -> list[Any]:
-    try:
-        return array.to_pylist()  # type: ignore[no-any-return]
-    except (ValueError, OverflowError) as error:
-        there, types = array.is_valid().to_pylist(), pa.types
-        if types.is_struct(array.type):
-            names = [array.type.field(i).name for i in range(array.type.num_fields)]
-            fields = [values_of(item, name) for item in array.flatten()]
-            rows: list[object] = [
-                dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)
-            ]
-        elif types.is_list(array.type) or types.is_large_list(array.type):
-            items = values_of(array.flatten(), name)
-            ends = accumulate(
-                (length or 0 for length in array.value_lengths().to_pylist()), initial=0
-            )
-            rows = [items[start:end] for start, end in pairwise(ends)]
-        elif types.is_duration(array.type):
-            rows = [str(item) for item in array.cast(pa.int64()).to_pylist()]
-        elif types.is_temporal(array.type):
-            rows = array.cast(pa.string()).to_pylist()
-        else:
-            raise TaskError(f"cannot read {name}: {error}") from error
-        return [row if valid else None for row, valid in zip(rows, there, strict=True)]
+def _with_times_as_text(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([inner.with_type(_with_times_as_text(inner.type)) for inner in kind])
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(_with_times_as_text(kind.value_type))
+    if types.is_duration(kind):
+        return pa.int64()
+    return pa.string() if types.is_temporal(kind) else kind
+
+
+def not_finite(data: pa.RecordBatch) -> list[str]:
+    """Returns the columns that have NaN or an infinity."""
+    pairs = zip(data.schema.names, data.columns, strict=True)
+    return [name for name, array in pairs if _has_not_finite(array)]
+
+
+def _has_not_finite(array: pa.Array) -> bool:
+    if pa.types.is_struct(array.type):
+        return any(map(_has_not_finite, array.flatten()))
+    if pa.types.is_list(array.type):
+        return _has_not_finite(array.flatten())
+    if not pa.types.is_floating(array.type):
+        return False
+    return bool(pc.any(pc.invert(pc.is_finite(array))).as_py())
 
 
 def json_value(value: object) -> Any:
@@ -111,26 +108,13 @@ def kind_of(value: object) -> str:
 
 def value_at(values: object, path: str) -> Any:
     """Returns the value at a path such as `metadata.answer` or `messages.0.content`, or None."""
-    value = find_at(values, path.split("."))
-    return None if value is ABSENT else value
-
-
-def find_at(values: object, steps: Sequence[str]) -> Any:
-    """Returns the value at a path, or ABSENT. A path may end in the `count` of a list or the
-    `chars` of a text."""
-    if not steps:
-        return values
+    if isinstance(values, Mapping) and path in values:  # also a column with a dot in its name
+        return values[path]
+    step, _, rest = path.partition(".")
     if isinstance(values, Mapping):
-        whole = ".".join(steps)
-        if whole in values:  # a column with a dot in its name
-            return values[whole]
-        if steps[0] in values:
-            return find_at(values[steps[0]], steps[1:])
-    if isinstance(values, list):
-        if POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
-            return find_at(values[int(steps[0])], steps[1:])
-        if [*steps] == ["count"]:
-            return len(values)
-    if isinstance(values, str) and [*steps] == ["chars"]:
-        return len(values)
-    return ABSENT
+        inner = values.get(step)
+    elif isinstance(values, list) and _POSITION.fullmatch(step) and int(step) < len(values):
+        inner = values[int(step)]
+    else:
+        return None
+    return value_at(inner, rest) if rest else inner

@@ -9,23 +9,24 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import reduce
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
-import polars as pl
+import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.whole_file import remove_draft
-from ajet_tools.dataset.files.arrays import not_finite
-from ajet_tools.dataset.files.blocks import ROWS, Block, LineBlock, Stored, TableBlock, json_line
-from ajet_tools.dataset.files.columns import Columns
+from ajet_tools.dataset.files.blocks import ROWS, Block, block_of_lines, text_of_json
+from ajet_tools.dataset.files.columns import LINE, LINES, lost_in_text
 from ajet_tools.dataset.files.delimited import cell_of
-from ajet_tools.dataset.files.parquet_draft import ParquetDraft, Shape
+from ajet_tools.dataset.files.json_columns import Shape, merged
+from ajet_tools.dataset.files.table_draft import TableDraft
+from ajet_tools.dataset.files.values import not_finite
 
 log = logging.getLogger("ajet.dataset")
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]
@@ -40,41 +41,51 @@ class Writer:
     `.jsonl`, `.jsonl.gz`, `.csv`, `.parquet`, or no suffix: a directory in the Hugging Face layout
     (`data/train-00000-of-0000N.parquet`, with `split` in place of train). `-` is stdout, as JSON
     lines. Memory is constant: Parquet and CSV, whose columns are known only after the last row, go
-    through drafts beside the file. Writers of several splits share a `shape` to get the same
-    columns; close them together. If an error leaves the `with` block, the draft is removed and the
-    existing file stays.
+    through drafts beside the file. If an error leaves the `with` block, the draft is removed and
+    the existing file stays.
 
-    Parquet stores rows of mixed shapes whole (see `dataset.files.columns`), and keeps the types and
-    schema metadata of rows that were read from a table; without rows, it has the columns of
-    `tables`. Text cannot hold such types: a warning names the columns and how they are written. For
-    CSV see `dataset.files.delimited`.
+    Parquet keeps the columns of `schema` (`Rows.schema`), and has one for each other key (see
+    `dataset.files.json_columns`). Text cannot hold all types: a warning names the columns and how
+    they are written. For CSV see `dataset.files.delimited`.
     """
 
     def __init__(
         self,
         path: str | Path,
         *,
+        schema: pa.Schema = LINES,
         split: str = "train",
-        shape: Shape | None = None,
-        tables: Iterable[Columns] = (),
+        siblings: list[Writer] | None = None,
+        order: Sequence[str] = (),
         shard_bytes: int = _SHARD_BYTES,
     ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            schema: the columns of a table that blocks of rows have.
+            split: the split of a directory.
+            siblings: the writers of all splits, which get the same columns; close them together.
+            order: columns that come before the others.
+            shard_bytes: size of a file of a directory.
+        """
         if not str(path):
             raise ConfigError(
                 "the path to write is empty; name a file, a directory, or - for stdout"
             )
         self.path = Path(path)
         self.rows = 0
+        self.schema = schema
         self._format = _format(self.path)
         self._split = split
         self._shard_bytes = shard_bytes if self._format == "directory" else 0
         self._draft = self._draft_path("part")
-        self._shape = shape if shape is not None else Shape()
-        self._shape.tables += tables
+        self._siblings = siblings if siblings is not None else []
+        self._siblings.append(self)
+        self._order = order
         self._open = ExitStack()
         self._file: BinaryIO | Any = None
-        self._table: ParquetDraft | None = None
-        self._waiting: list[_Waiting] = []
+        self._table: TableDraft | None = None
+        self._waiting: list[str] = []
         self._logged: set[str] = set()
 
     def __enter__(self) -> Writer:
@@ -95,56 +106,48 @@ class Writer:
             folder = self._draft_path("tables")
             folder.mkdir()
             (folder / "begun").open("w").close()
-            self._table = ParquetDraft(folder, self._shape, self._shard_bytes)
+            self._table = TableDraft(folder, self.schema, shard_bytes=self._shard_bytes)
             self._open.callback(self._table.abandon)
             return
         self._file = self._open.enter_context(self._draft.open("w+b"))
         if self._format == "jsonl.gz":
-            self._file = self._open.enter_context(
-                gzip.GzipFile(
-                    "", "wb", _GZIP_LEVEL, self._file, mtime=0
-                )  # without name and time, output is reproducible
-            )
+            # without name and time, output is reproducible
+            packed = gzip.GzipFile("", "wb", _GZIP_LEVEL, self._file, mtime=0)
+            self._file = self._open.enter_context(packed)
 
-    def write(self, values: Mapping[str, object], stored: Stored | None = None) -> None:
-        """Writes a row. `stored` is the table row that it derives from (`Row.stored`), if any.
-
-        Raises TaskError for values that JSON lacks, ConfigError if writing fails.
-        """
+    def write(self, values: Mapping[str, object]) -> None:
+        """Writes a row. Raises TaskError for values that JSON lacks, ConfigError if writing
+        fails."""
         try:
-            line = json_line(values)
+            line = text_of_json(values)
         except (ValueError, TypeError, RecursionError) as error:
             raise TaskError(
                 f"row {self.rows + 1} for {self.path} cannot be written as JSON: {error}"
             ) from error
         if self._table is None:
-            if stored is not None:
-                self._log_losses(stored.block)
-            self._write(line, 1)
+            self._write(f"{line}\n".encode(), 1)
             return
         self.rows += 1
-        self._waiting.append(_Waiting(f"row {self.rows} for {self.path}", line, stored))
+        self._waiting.append(line)
         if len(self._waiting) >= ROWS:
             self._flush()
 
-    def write_block(self, block: Block, indices: Sequence[int] | None = None) -> None:
-        """Writes all rows of a block, or those at the indices, in their stored form."""
-        if indices is not None:
-            if not len(indices):
-                return
-            block = block if len(indices) == len(block) else block.take(indices)
-        if self._table is None:
-            if isinstance(block, TableBlock):
-                self._log_losses(block)
-                lines = b"".join(json_line(row.values) for row in block.rows())
-            else:
-                lines = (block.lines.str.join("\n") + "\n").cast(pl.Binary).item()
-            self._write(lines, len(block))
+    def write_block(self, block: Block) -> None:
+        """Writes the rows of a block in their stored form. Raises TaskError if they don't fit the
+        schema."""
+        if not len(block):
             return
-        self._flush()
-        with self._explain_errors():
-            self._table.add(block)
-        self.rows += len(block)
+        if self._table is not None:
+            self._flush()
+            with self._explain_errors():
+                self._table.add(block.fitted(self.schema))
+            self.rows += len(block)
+            return
+        self._log_losses(block)
+        data = block.fitted(LINES).data
+        self._write(
+            "".join(f"{line}\n" for line in data.column(LINE).to_pylist()).encode(), len(block)
+        )
 
     def _write(self, lines: bytes, count: int) -> None:
         try:
@@ -155,33 +158,38 @@ class Writer:
         self.rows += count
 
     def _flush(self) -> None:
-        """Writes the waiting rows, in blocks of one table each."""
-        waiting, self._waiting = self._waiting, []
-        with self._explain_errors():
-            for _, rows in groupby(waiting, key=lambda row: id(row.stored and row.stored.block)):
-                if self._table is not None:
-                    self._table.add(_block(list(rows)))
+        """Adds the rows that `write` collected."""
+        if self._table is not None and self._waiting:
+            places = [
+                f"row {n} for {self.path}"
+                for n in range(self.rows - len(self._waiting) + 1, self.rows + 1)
+            ]
+            block = block_of_lines(self._waiting, "", places)
+            self._waiting = []
+            with self._explain_errors():
+                self._table.add(block.fitted(self.schema))
 
-    def _log_losses(self, block: TableBlock) -> None:
+    def _log_losses(self, block: Block) -> None:
         """Warns once per table about values that text can't represent."""
-        if block.name not in self._logged and (lost := block.table.lost_in_text()):
+        if block.is_text:
+            return
+        lost = lost_in_text(block.data.schema)
+        if lost and block.name not in self._logged:
             self._logged.add(block.name)
-            columns = ", ".join(f"{name} ({what})" for name, what in lost.items())
             log.warning(
                 "%s has columns of types that JSON does not have: %s. They are written as text,"
                 " bytes as base64, labels by their numbers; write .parquet to keep them",
                 block.name,
-                columns,
+                ", ".join(f"{name} ({what})" for name, what in lost.items()),
             )
-        if (name := f"NaN of {block.name}") not in self._logged and (
-            some := not_finite(block.data)
-        ):
-            self._logged.add(name)
+        odd = not_finite(block.data)
+        if odd and f"NaN of {block.name}" not in self._logged:
+            self._logged.add(f"NaN of {block.name}")
             log.warning(
                 "%s has NaN or an infinity in %s, which JSON does not have: written as null; write"
                 " .parquet to keep them",
                 block.name,
-                ", ".join(some),
+                ", ".join(odd),
             )
 
     def __exit__(
@@ -209,8 +217,7 @@ class Writer:
 
     def _finish(self) -> None:
         if self._table is not None:
-            self._flush()
-            parts = self._table.finish(self.path, self.rows)
+            parts = self._table.finish(str(self.path), self._shapes(), self._order)
             if self._format == "parquet":
                 _move_into_place(parts[0], self.path)
             else:
@@ -223,6 +230,15 @@ class Writer:
         else:
             self._open.close()
             _move_into_place(self._draft, self.path)
+
+    def _shapes(self) -> dict[str, Shape]:
+        """Returns the columns of the lines of all siblings."""
+        found = []
+        for writer in self._siblings:
+            writer._flush()
+            if writer._table is not None and writer._table.rows:
+                found.append(writer._table.shapes)
+        return reduce(merged, found) if found else {}
 
     def _place_shards(self, made: list[Path]) -> None:
         """Moves the shards into place, then removes those of an earlier, longer dataset."""
@@ -269,24 +285,9 @@ class Writer:
             ) from error
 
 
-@dataclass
-class _Waiting:
-    """A row for a table."""
-
-    where: str
-    line: bytes
-    stored: Stored | None
-    """The row it derives from."""
-
-
-def _block(rows: Sequence[_Waiting]) -> Block:
-    """Builds a block of rows that all derive from one block, or from none."""
-    lines = [row.line[:-1].decode() for row in rows]
-    stored = [row.stored for row in rows if row.stored is not None]
-    if not stored:
-        return LineBlock("", pl.Series("line", lines, pl.String), [row.where for row in rows])
-    block = stored[0].block.take([each.index for each in stored])
-    return block.changed([json.loads(line) for line in lines])
+def writes_table(path: str | Path) -> bool:
+    """Whether a `Writer` for this path writes Parquet."""
+    return _format(Path(path)) in ("parquet", "directory")
 
 
 def _format(path: Path) -> _Format:

@@ -20,7 +20,7 @@ from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import to_task
 from ajet_tools.dataset.curation.schema import OURS, query_of
 from ajet_tools.dataset.files.blocks import Row
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.generate.settings import CallSettings
 
 log = logging.getLogger("ajet.dataset")
@@ -67,8 +67,7 @@ def select_seeds(
                     "provenance": {**known, "splits": sorted(filter(None, splits))},
                 },
             )
-        fields = row.stored.columns.shapes if row.stored is not None else {}
-        if binary := [name for name, place in fields.items() if "binary" in str(place.type)]:
+        if binary := [column.name for column in row.schema if "binary" in str(column.type)]:
             raise TaskError(
                 f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does"
                 " not make. "

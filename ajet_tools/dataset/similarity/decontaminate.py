@@ -30,7 +30,7 @@ from ajet_sdk.tasks.questions import (
     without_system,
 )
 from ajet_sdk.tasks.row_texts import strings_of
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.similarity.near import Match, NearIndex, OnProgress, Vectors
 from ajet_tools.dataset.similarity.text import MARKED, normal
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import wilson
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.labels import (
     ErrorEstimate,
     Label,

@@ -15,6 +15,7 @@ from ajet_tools.dataset.curation.keep import Keep
 from ajet_tools.dataset.curation.language import language_of
 from ajet_tools.dataset.curation.sql import Where
 from ajet_tools.dataset.files.blocks import Row, blocks_of
+from ajet_tools.dataset.files.rows import Rows
 from ajet_tools.dataset.verify import open_verifier
 
 ROW: dict[str, Any] = {
@@ -29,7 +30,7 @@ OTHER = {"main_query": "Zug?", "metadata": {"answer": "4", "level": 1}}
 def kept(path: Path, expression: str, *rows: dict[str, Any]) -> list[dict[str, Any]]:
     path = path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows or (ROW,)))
-    return keep_rows(Keep(where=Where(expression, str(path))), *rows or (ROW,))
+    return keep_rows(Keep(where=Where(expression, Rows(path))), *rows or (ROW,))
 
 
 def keep_rows(keep: Keep, *rows: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.files.writer import Writer
 from tests.tools.dataset.typed import check_kept, write_typed
 
@@ -387,3 +387,17 @@ def test_a_select_of_whole_columns_changes_no_value(tmp_path: Path, suffix: str)
     assert repr([row.values for row in read(out)]) == repr([rows[0], rows[2], rows[1]])
     command("filter", path, "metadata.x >= 1", "-o", out)
     assert repr([row.values for row in read(out)]) == repr(rows[:2])
+
+
+def test_a_select_of_stdin_and_of_renamed_columns_has_its_columns_in_order(tmp_path: Path) -> None:
+    pl.DataFrame({"a": [1, 2], "b": ["x", "y"]}).write_parquet(tmp_path / "rows.parquet")
+    query = (
+        "SELECT b, sum(a) AS total, a, DATE '2024-02-29' AS day FROM rows GROUP BY ALL ORDER BY b"
+    )
+    for out in ("out.jsonl", "out.csv", "out.parquet"):
+        command("filter", tmp_path / "rows.parquet", "--sql", query, "-o", tmp_path / out)
+        [first, _] = read(tmp_path / out)
+        assert list(first.values) == ["b", "total", "a", "day"], out
+    arguments = ["filter", "-", "--map", "q=main_query", "--sql", "SELECT n, main_query FROM rows"]
+    result = CliRunner().invoke(app, ["dataset", *arguments], input='{"q": "a", "n": 1.50}\n')
+    assert result.stdout == '{"n": 1.5, "main_query": "a"}\n', result.output

@@ -15,7 +15,7 @@ from textual.widgets import Static
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.labels import Labels, draw, estimate, labels_beside
 from ajet_tools.tui.label import LabelApp, LabelScreen, row_text
 from tests.tools.terminal import in_terminal

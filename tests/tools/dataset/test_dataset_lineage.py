@@ -21,7 +21,7 @@ from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.from_traces.export import TRAINING
 from ajet_tools.dataset.generate.settings import STRATEGIES
 

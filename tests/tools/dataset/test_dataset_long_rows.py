@@ -19,8 +19,8 @@ import ajet_sdk.tasks.json_rows as json_rows
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks import jsonl
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files import delimited, tables
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files import delimited, rows
+from ajet_tools.dataset.files.rows import read
 
 LONGEST = 1 << 20
 PACKED: dict[str, Callable[[bytes], bytes]] = {
@@ -37,7 +37,7 @@ SHORT, LONG = b'{"question": "short"}\n', b'{"question": "' + b"x" * (3 * LONGES
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_rows, "LONGEST", LONGEST)
     monkeypatch.setattr(delimited, "LONGEST", LONGEST)
-    monkeypatch.setattr(tables, "LONGEST", LONGEST)
+    monkeypatch.setattr(rows, "LONGEST", LONGEST)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import ajet
 from ajet_sdk.tasks.huggingface import path_rows
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.files.writer import Writer
 
 

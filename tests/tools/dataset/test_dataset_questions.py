@@ -130,16 +130,6 @@ def test_a_task_of_the_row_asks_the_same(shape: str) -> None:
 
 
 @EVERY
-def test_columns_and_rows_give_the_same_text(shape: str, tmp_path: Path) -> None:
-    from ajet_tools.dataset.files.tables import read_blocks
-
-    rows = [SHAPES[shape](number) for number in (12, 45)]
-    path = write(tmp_path / "rows.jsonl", *rows)
-    texts = [text for block in read_blocks(path) for text in block.texts]
-    assert texts == [text_of(row) for row in rows]
-
-
-@EVERY
 def test_leaks_are_found_and_nothing_else_is_dropped(shape: str, tmp_path: Path) -> None:
     evals = write(tmp_path / "eval.jsonl", *(SHAPES[shape](number) for number in range(100, 160)))
     train = write(tmp_path / "train.jsonl", *(SHAPES[shape](number) for number in range(130, 190)))

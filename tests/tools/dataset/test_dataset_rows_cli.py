@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.rows import read
 from ajet_tools.dataset.files.writer import Writer
 from tests.waiting import until
 

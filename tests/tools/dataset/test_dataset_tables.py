@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,8 +28,8 @@ from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.tasks.questions import text_of
 from ajet_sdk.tasks.task_rows import decoder
 from ajet_tools.dataset.files.frames import read as frame
+from ajet_tools.dataset.files.rows import Rows, read
 from ajet_tools.dataset.files.sources import splits_of
-from ajet_tools.dataset.files.tables import count_rows, read, read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
 
 MIXED: list[dict[str, Any]] = [
@@ -67,7 +66,6 @@ def values(path: str | Path, **options: Any) -> list[dict[str, Any]]:
 def test_rows_of_mixed_shapes_come_back_as_they_were(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, MIXED)
     assert values(path) == MIXED
-    assert count_rows(path) == len(MIXED)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
@@ -157,14 +155,14 @@ def test_a_number_that_no_float_holds_is_refused_where_it_would_change(
         f" {other}}}}}\n"
     )
     with Writer(lines := tmp_path / "out.jsonl") as writer:
-        for block in read_blocks(path):
+        for block in Rows(path).blocks():
             writer.write_block(block)
     assert lines.read_bytes() == path.read_bytes()
     with (
         pytest.raises(TaskError, match=r"a number.* is larger than any float"),
         Writer(out) as writer,
     ):
-        for block in read_blocks(path):
+        for block in Rows(path).blocks():
             writer.write_block(block)
     assert not out.exists()
 
@@ -355,9 +353,10 @@ def test_arrow_of_a_file_or_of_stdin_has_views_as_plain_text(
         {"q": "c", "m": []},
     ]
     assert values(tmp_path / "rows.arrow") == expected
-    with Writer(tmp_path / "some.parquet", tables=tables_of(tmp_path / "rows.arrow")) as writer:
-        for block in read_blocks(tmp_path / "rows.arrow"):
-            writer.write_block(block, np.array([0, 2]))
+    rows = Rows(tmp_path / "rows.arrow")
+    with Writer(tmp_path / "some.parquet", schema=rows.schema) as writer:
+        for block in rows.blocks():
+            writer.write_block(block.take([0, 2]))
     assert values(tmp_path / "some.parquet") == [expected[0], expected[2]]
     assert pq.read_schema(tmp_path / "some.parquet").metadata[b"mine"] == b"kept"
     monkeypatch.setattr(
@@ -372,9 +371,9 @@ def test_what_parquet_does_not_hold_is_one_message(tmp_path: Path) -> None:
         file.write_table(table)
     with (
         pytest.raises(TaskError, match="Parquet cannot store"),
-        Writer(tmp_path / "rows.parquet") as writer,
+        Writer(tmp_path / "rows.parquet", schema=Rows(tmp_path / "rows.arrow").schema) as writer,
     ):
-        for block in read_blocks(tmp_path / "rows.arrow"):
+        for block in Rows(tmp_path / "rows.arrow").blocks():
             writer.write_block(block)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.arrow"]
 
@@ -494,7 +493,7 @@ def test_lines_are_read_without_a_database_or_an_http_client() -> None:
     """They take longer to load than most datasets to read, and Parquet's reader loads with the
     first such file."""
     code = (
-        "import sys, ajet_tools.dataset.files.tables, ajet_tools.dataset.curation.stats;"
+        "import sys, ajet_tools.dataset.files.rows, ajet_tools.dataset.curation.stats;"
         " print(*sys.modules)"
     )
     done = subprocess.run(
@@ -514,7 +513,7 @@ def test_lines_are_read_without_a_database_or_an_http_client() -> None:
 def test_ctrl_c_ends_a_wait(wait: str) -> None:
     """polars has what waits begin again: reads, locks, joins."""
     code = (
-        f"import socket, sys, threading, ajet_tools.dataset.files.tables; print(flush=True); {wait}"
+        f"import socket, sys, threading, ajet_tools.dataset.files.rows; print(flush=True); {wait}"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -569,7 +568,7 @@ def test_a_number_too_large_is_refused_with_its_row(tmp_path: Path) -> None:
         pytest.raises(TaskError, match=r"^rows.jsonl line 3: a "),
         Writer(tmp_path / "o.parquet") as w,
     ):
-        for block in read_blocks(path):
+        for block in Rows(path).blocks():
             w.write_block(block)
 
 

@@ -526,7 +526,7 @@ def test_tokens_are_those_of_the_export_and_only_of_what_was_chosen(tmp_path: Pa
 def test_a_parquet_file_of_tasks_comes_back_as_it_was(service: Path) -> None:
     made(service, "-o", "tasks.jsonl")
     made(service, "-o", "tasks.parquet")
-    from ajet_tools.dataset.files.tables import read
+    from ajet_tools.dataset.files.rows import read
 
     assert [row.values for row in read("tasks.parquet")] == rows(Path("tasks.jsonl"))
 
