@@ -12,7 +12,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import Footer, Static
 
 from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import AjetError
@@ -21,7 +21,7 @@ from ajet_sdk.tasks.row_names import QUESTIONS
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.labels import ErrorEstimate, Label, Labels
 from ajet_tools.tui.base import ViewerApp
-from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
+from ajet_tools.tui.widgets.lines import TitleLine
 from ajet_tools.tui.widgets.long_text import LongText
 
 _HIDDEN = ("provenance.verdict", "rejected")
@@ -92,7 +92,7 @@ class LabelScreen(Screen[None]):
         yield TitleLine()
         yield Static("reading …", id="status", markup=False)
         yield LongText()
-        yield KeyLine()
+        yield Footer(compact=True)
 
     def on_mount(self) -> None:
         self.query_one(LongText).focus()

@@ -204,8 +204,8 @@ def explain_(
     behind it.
 
     Tasks that fell and rose, and where their attempts part; groups without signal, failures,
-    splits, length, tool calls, entropy, KL, signs that the judge is gamed, what the advantages
-    pushed up and down. What did not change is left out.
+    splits, length, tool calls, entropy, KL, a judge of weight 0 that falls while the reward rises.
+    What did not change is left out.
 
     \b
     ajet trace explain launcher_record/math

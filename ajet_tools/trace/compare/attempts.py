@@ -1,4 +1,4 @@
-"""Aligns conversations of episodes, finds their first difference, and lays them out in columns."""
+"""Aligns conversations of episodes, finds their first difference, and lays out two side by side."""
 
 from __future__ import annotations
 
@@ -164,45 +164,33 @@ _ALIKE, _AFTER = 1500, 4000
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
-    """Lines of columns."""
+class SideBySide:
+    """Two conversations in columns."""
 
-    lines: Sequence[Sequence[Cell]]
-    places: Sequence[int]
-    """Lines with a first difference from the reference, ascending."""
-    messages: Sequence[int]
-    """First line of each message."""
+    lines: Sequence[tuple[Cell, Cell]]
+    first_difference: int | None
+    """Line of the first difference."""
 
 
-def columns_of(attempts: Sequence[ComparedAttempt], width: int) -> Columns:
-    """Lay out attempts in columns of `width` cells; the first is the reference of the others."""
-    parted: list[Divergence | None] = [align(attempts[0], attempt) for attempt in attempts[1:]]
-    first = min(
-        (d for d in parted if d is not None), key=lambda d: (d.message, d.character), default=None
-    )
-    marks = [first, *parted]
-    lines: list[list[Cell]] = []
-    places: set[int] = set()
-    messages = []
-    for i in range(max((len(a.messages) for a in attempts), default=0)):
-        cells = [
-            _message(a.messages, i, mark, width) for a, mark in zip(attempts, marks, strict=True)
-        ]
-        messages.append(len(lines))
-        for j, mark in enumerate(marks[1:], 1):
-            if mark is not None and mark.message == i:
-                at = next(
-                    (
-                        n
-                        for n, line in enumerate(cells[j])
-                        if any(kind == "differs" for _, kind in line)
-                    ),
-                    0,
-                )
-                places.add(len(lines) + at)
-        height = max(map(len, cells)) + 1
-        lines += [[cell[n] if n < len(cell) else [] for cell in cells] for n in range(height)]
-    return Columns(lines, sorted(places), messages)
+def side_by_side(reference: ComparedAttempt, attempt: ComparedAttempt, width: int) -> SideBySide:
+    """Lay out two attempts in columns of `width` cells."""
+    divergence = align(reference, attempt)
+    lines: list[tuple[Cell, Cell]] = []
+    first_difference = None
+    for number in range(max(len(reference.messages), len(attempt.messages))):
+        left = _message(reference.messages, number, divergence, width)
+        right = _message(attempt.messages, number, divergence, width)
+        for line in range(max(len(left), len(right)) + 1):
+            cells = (_at(left, line), _at(right, line))
+            differs = any(kind == "differs" for cell in cells for _, kind in cell)
+            if differs and first_difference is None:
+                first_difference = len(lines)
+            lines.append(cells)
+    return SideBySide(lines, first_difference)
+
+
+def _at(column: Sequence[Cell], line: int) -> Cell:
+    return column[line] if line < len(column) else []
 
 
 def _message(

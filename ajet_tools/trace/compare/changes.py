@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, pvariance
 
 from ajet_sdk.protocols import TraceReader
@@ -224,3 +225,33 @@ def measures(before: Sequence[StepEpisode], after: Sequence[StepEpisode]) -> Ite
                 e["episode_id"] for e in behind if sign * (measure(e) or 0.0) > sign * fmean(a)
             )
             yield Finding(kind, f"{name}: {fmean(a):.3g} → {fmean(b):.3g}", fmean(a), fmean(b), ids)
+
+
+def _gamed(judge: str, episode: StepEpisode) -> tuple[float, float]:
+    """Order episodes by a low score of a judge and a high reward."""
+    return episode["watched"][judge], -_worth(episode)
+
+
+def held_out_judges(
+    start: Sequence[StepEpisode], after: Sequence[StepEpisode], since: int
+) -> Iterator[Finding]:
+    """Find judges of weight 0 whose score did not rise with the reward since the first step, as
+    when the judge that counts is gamed."""
+    before, now = rewards(start), rewards(after)
+    if not differ(before, now) or fmean(now) < fmean(before):
+        return
+    for name in sorted({name for e in after for name in e["watched"]}):
+        first = [e["watched"][name] for e in start if name in e["watched"]]
+        scored = [e for e in after if name in e["watched"]]
+        last = [e["watched"][name] for e in scored]
+        if min(len(first), len(last)) < LEAST_COUNT or fmean(last) > fmean(first):
+            continue
+        scored = [e for e in scored if e["reward"] is not None]
+        scored.sort(key=partial(_gamed, name))
+        text = (
+            f"since step {since} the reward rose from {fmean(before):.3g} to {fmean(now):.3g},"
+            f" while the held-out judge {one_line(name, 40)} (weight 0) went from"
+            f" {fmean(first):.3g} to {fmean(last):.3g}"
+        )
+        ids = tuple(e["episode_id"] for e in scored)
+        yield Finding("suspect", text, fmean(first), fmean(last), ids)

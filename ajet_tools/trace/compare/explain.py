@@ -28,11 +28,11 @@ from ajet_tools.trace.compare.changes import (
     differ,
     failures,
     finding_lines,
+    held_out_judges,
     measures,
     rewards,
 )
 from ajet_tools.trace.compare.setup import headline, judge_change, setup_changes
-from ajet_tools.trace.compare.suspects import pushed, suspects
 from ajet_tools.trace.queries.base import grouped
 from ajet_tools.trace.queries.episodes import (
     StepEpisode,
@@ -40,7 +40,6 @@ from ajet_tools.trace.queries.episodes import (
     rewards_by_step,
     step_episodes,
     task_totals,
-    trained_calls,
 )
 from ajet_tools.trace.queries.runs import ledger_by_step, metric_points
 from ajet_tools.trace.splits import by_cause, splits_of
@@ -231,7 +230,7 @@ def _change(
             *_metrics(reader, run_id, metrics, earlier, step),
             *_ledger(reader, run_id, earlier, step),
         ]
-    findings += suspects(start, after, first)
+    findings += held_out_judges(start, after, first)
     setup = list(setup_changes(reader, run_id, split, decoding, earlier, step))
     judge = judge_change(reader, run_id, split, step)
     has_moved = differ(rewards(before), rewards(after))
@@ -253,7 +252,6 @@ def _change(
             if setup and not suspect:
                 continue  # these signs blame the update, and something else changed
             findings.append(Finding("suspect" if suspect else "notice", text))
-        findings += pushed(trained_calls(reader, run_id, step))
     return StepChange(split, decoding, step, earlier, tuple(findings), summary)
 
 

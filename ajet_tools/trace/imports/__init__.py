@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
@@ -46,19 +46,21 @@ def format_of(name: str) -> SourceFormat | None:
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Imported:
+    """What an import read."""
+
     path: Path
-    formats: dict[str, str]
+    formats: dict[str, str] = field(default_factory=dict)
     """Format of each file."""
-    episodes: int
-    calls: int
-    already: int
+    episodes: int = 0
+    calls: int = 0
+    already: int = 0
     """Episodes that were in the trace before."""
-    bad_rows: int
+    bad_rows: int = 0
     problems: list[str] = field(default_factory=list)
     """Errors of the first few bad rows."""
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
     places: dict[str, str] = field(default_factory=dict, repr=False)
     """Source row of each episode, for formats with token ids."""
     guessed: int = 0
@@ -68,6 +70,18 @@ class Imported:
     def understood(self) -> bool:
         """Whether anything was read, or nothing was there to be read."""
         return bool(self.episodes or self.already) or not (self.bad_rows or self.left_out)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An open file with its format."""
+
+    path: Path | None
+    """None: stdin."""
+    name: str
+    file: BinaryIO
+    start: bytes
+    format: SourceFormat
 
 
 def import_files(
@@ -85,35 +99,35 @@ def import_files(
         out: path of the trace, which no live run may own.
         format: format of all files; None: detect it for each.
         skip_bad_rows: skip and count invalid rows instead of stopping at the first.
-        progress: called with the bytes read of a file and its size (0 if unknown).
+        progress: called with the bytes read of a file and its size.
 
     Raises TaskError for an invalid row, with file and line, and ConfigError for an unknown format.
     """
     _check(files, out)
-    bad, left_out = BadRows(skip=skip_bad_rows), Counter[str]()
-    formats, places, guessed = dict[str, str](), dict[str, str](), 0
+    bad = BadRows(skip=skip_bad_rows)
+    imported = Imported(out)
     with ExitStack() as stack:
-        starts = [stack.enter_context(_open(path)) for path in files]
-        kinds = [
-            format or recognised(start, _name(path))
-            for path, (_, start) in zip(files, starts, strict=True)
-        ]
+        sources = []
+        for path in files:  # all are recognised before the first is read
+            name = "stdin" if path is None else path.name
+            file, start = stack.enter_context(_open(path))
+            kind = format or recognised(start, name)
+            sources.append(_Source(path, name, file, start, kind))
         sink = stack.enter_context(Sink(out))
-        for path, kind, (file, start) in zip(files, kinds, starts, strict=True):
-            formats[str(path or "-")] = kind
-            counted = _Counted(file, _name(path), path, progress)
-            parsed_episodes = _read(kind, path, counted, _name(path), bad, left_out)
-            for parsed in _with_run(parsed_episodes, kind, _name(path), start):
+        for source in sources:
+            imported.formats[str(source.path or "-")] = source.format
+            parsed_episodes = _read(source, bad, imported.left_out, progress)
+            for parsed in _with_run(parsed_episodes, source):
                 sink.put(parsed)
                 if parsed.episode is not None and parsed.where:
-                    places[parsed.episode.episode_id] = parsed.where
-                    guessed += parsed.guessed
-    counts = sink.episodes, sink.calls, sink.already, bad.count
-    return Imported(out, formats, *counts, bad.first, dict(left_out), places, guessed)
-
-
-def _name(path: Path | None) -> str:
-    return "stdin" if path is None else path.name
+                    imported.places[parsed.episode.episode_id] = parsed.where
+                    imported.guessed += parsed.guessed
+    imported.episodes = sink.episodes
+    imported.calls = sink.calls
+    imported.already = sink.already
+    imported.bad_rows = bad.count
+    imported.problems = bad.first
+    return imported
 
 
 def _check(files: Sequence[Path | None], out: Path) -> None:
@@ -198,106 +212,77 @@ def _open(path: Path | None) -> Iterator[tuple[BinaryIO, bytes]]:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-class _Counted:
-    """A stream that reports its progress."""
-
-    def __init__(
-        self, file: BinaryIO, name: str, path: Path | None, progress: Progress | None
-    ) -> None:
-        self._file = bounded(file, name)
-        self._size = path.stat().st_size if path else 0
-        self._progress = progress
-        self._done = self._reported = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for line in self._file:
-            self._report(len(line))
-            yield line
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._report(len(data))
-        return data
-
-    def _report(self, size: int) -> None:
-        self._done += size
-        if self._progress and (self._done - self._reported > 1 << 18 or self._done >= self._size):
-            self._reported = self._done
-            self._progress(self._done, self._size)
-
-
 def _read(
-    format: SourceFormat,
-    path: Path | None,
-    file: Any,
-    name: str,
-    bad: BadRows,
-    left_out: Counter[str],
+    source: _Source, bad: BadRows, left_out: Counter[str], progress: Progress | None
 ) -> Iterator[Parsed]:
-    if format == "studio":
-        if path is None:
+    if source.format == "studio":
+        if source.path is None:
             raise ConfigError(
                 "AgentScope Studio's database cannot be read from stdin; name the file"
             )
-        return otlp.read_studio(path, bad, left_out)
-    rows: Iterator[Row] = json_rows(file, name, bad)
-    if format == "native":
+        return otlp.read_studio(source.path, bad, left_out)
+    rows = json_rows(bounded(source.file, source.name), source.name, bad)
+    if progress is not None and source.path is not None:
+        rows = _reported(rows, source.file, source.path.stat().st_size, progress)
+    if source.format == "native":
         return native.read(rows, bad)
-    if format == "openai":
+    if source.format == "openai":
         return openai.read(rows, bad)
-    if format == "otlp":
+    if source.format == "otlp":
         return otlp.read(rows, bad, left_out)
-    return token_rows.read(rows, bad, CONVERTERS.get(format))
+    return token_rows.read(rows, bad, CONVERTERS.get(source.format))
 
 
-def _with_run(
-    parsed_episodes: Iterator[Parsed], format: SourceFormat, name: str, start: bytes
-) -> Iterator[Parsed]:
+def _reported(rows: Iterator[Row], file: BinaryIO, size: int, progress: Progress) -> Iterator[Row]:
+    done = 0
+    for row in rows:
+        if file.tell() != done:
+            done = file.tell()
+            progress(done, size)
+        yield row
+
+
+def _with_run(parsed_episodes: Iterator[Parsed], source: _Source) -> Iterator[Parsed]:
     """Assign episodes without a run to a run named like the file, which follows at the end with its
     times."""
-    default_run_id = stable_id("import", format, name, start)
+    default_run_id = stable_id("import", source.format, source.name, source.start)
     known: set[str] = set()
-    mine: dict[str, Run] = {}
+    added: dict[str, Run] = {}
     for parsed in parsed_episodes:
         if parsed.run is not None:
             known.add(parsed.run.run_id)
-            ended = parsed.run.status == "finished" and format != "native"
-            if ended and parsed.run.ended_at is None:  # ended at an unknown time
-                parsed = replace(
-                    parsed, run=parsed.run.model_copy(update={"ended_at": parsed.run.started_at})
-                )
         episode = parsed.episode
         if episode is not None and parsed.ended:
             run_id = episode.run_id or default_run_id
+            episode = episode.model_copy(update={"run_id": run_id})
             trained = tuple(
-                row if row.run_id else row.model_copy(update={"run_id": run_id})
-                for row in parsed.trained
+                values if values.run_id else values.model_copy(update={"run_id": run_id})
+                for values in parsed.trained
             )
-            parsed = replace(
-                parsed, episode=episode.model_copy(update={"run_id": run_id}), trained=trained
-            )
+            parsed = replace(parsed, episode=episode, trained=trained)
             if run_id not in known:
-                before = mine.get(run_id) or Run(
-                    run_id=run_id,
-                    name=name if run_id == default_run_id else "",
-                    status="finished",
-                    started_at=UNKNOWN_TIME,
-                    ended_at=UNKNOWN_TIME,
-                )
-                mine[run_id] = _spanning(before, episode)
+                name = source.name if run_id == default_run_id else ""
+                added[run_id] = _spanning(added.get(run_id) or _imported_run(run_id, name), episode)
         yield parsed
-    for run in mine.values():
+    for run in added.values():
         yield Parsed(run=run)
+
+
+def _imported_run(run_id: str, name: str) -> Run:
+    return Run(
+        run_id=run_id,
+        name=name,
+        status="finished",
+        started_at=UNKNOWN_TIME,
+        ended_at=UNKNOWN_TIME,
+    )
 
 
 def _spanning(run: Run, episode: Episode) -> Run:
     """Extend the times of a run to include an episode."""
     if episode.started_at == UNKNOWN_TIME:
         return run
-    began = (
-        episode.started_at
-        if run.started_at == UNKNOWN_TIME
-        else min(run.started_at, episode.started_at)
-    )
-    ended = episode.ended_at if run.ended_at is None else max(run.ended_at, episode.ended_at)
-    return run.model_copy(update={"started_at": began, "ended_at": ended})
+    times = [run.started_at, episode.started_at]
+    started_at = min(time for time in times if time != UNKNOWN_TIME)
+    ended_at = max(run.ended_at or UNKNOWN_TIME, episode.ended_at)
+    return run.model_copy(update={"started_at": started_at, "ended_at": ended_at})

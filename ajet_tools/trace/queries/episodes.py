@@ -287,32 +287,3 @@ def step_episodes(
         row | {"watched": {entry["name"]: entry["value"] for entry in row["watched"] or ()}}
         for row in listed
     ]
-
-
-class TrainedCall(TypedDict):
-    """A call trained by a step."""
-
-    episode_id: str
-    task_id: str
-    advantage: float
-    """Mean over its trained tokens."""
-    response: str
-    """JSON."""
-    asked: str | None
-    """The messages that its prompt adds to the prompt of an earlier call, as JSON."""
-
-
-def trained_calls(reader: TraceReader, run_id: str, step: int) -> list[TrainedCall]:
-    """Return the calls trained by a step; empty if the trainer recorded no advantages."""
-    return rows(
-        reader,
-        """
-        WITH pushed AS (
-            SELECT call_id, episode_id, list_avg(list_filter(advantages, lambda a: isfinite(a))) AS advantage
-            FROM trained WHERE run_id = $1 AND step = $2)
-        SELECT episode_id, task_id, advantage, response, messages_suffix AS asked
-        FROM pushed JOIN calls USING (call_id, episode_id) JOIN episodes USING (episode_id)
-        WHERE advantage IS NOT NULL""",
-        run_id,
-        step,
-    )

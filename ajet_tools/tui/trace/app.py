@@ -10,10 +10,11 @@ import webbrowser
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.pictures import Picture
@@ -62,8 +63,10 @@ class TraceApp(TraceViewer):
     def open_episodes(self, run_id: str | None = None, filter_text: str = "") -> None:
         self.push_screen(EpisodesScreen(run_id, filter_text))
 
-    def open_episode(self, episode_id: str, call_id: str | None = None) -> None:
-        self.push_screen(EpisodeScreen(episode_id, call_id))
+    def open_episode(
+        self, episode_id: str, call_id: str | None = None, *, needle: str = ""
+    ) -> None:
+        self.push_screen(EpisodeScreen(episode_id, call_id, needle=needle))
 
     def open_tokens(self, episode_id: str, timeline: int = 0, token: int = 0) -> None:
         self.push_screen(TokensScreen(episode_id, timeline, token))
@@ -132,14 +135,14 @@ class TraceApp(TraceViewer):
         else:
             self.open_episode(await self.ask(queries.episode_of_call, target.id), target.id)
 
-    def palette_commands(self) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand(
             "Go to an id",
             "Open a run, an episode or a call by the beginning of its id",
             self.action_go,
         )
         yield SystemCommand("Runs", "Back to the list of runs", self.action_runs)
-        yield from super().palette_commands()
+        yield from super().get_system_commands(screen)
 
     async def action_back(self) -> None:
         """Go back one screen, up to the first."""

@@ -11,7 +11,7 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.widgets import Static
+from textual.widgets import Footer, Static
 
 from ajet_sdk.dialects.message_parts import pretty
 from ajet_tools.text.clean import counted, one_line
@@ -26,7 +26,7 @@ from ajet_tools.trace.episode.overview import (
 from ajet_tools.tui.trace.dialogs import TextScreen
 from ajet_tools.tui.trace.episode_tree import CallTree
 from ajet_tools.tui.trace.screen import TraceScreen
-from ajet_tools.tui.widgets.lines import KeyLine, Prompt
+from ajet_tools.tui.widgets.lines import Prompt
 from ajet_tools.tui.widgets.messages import Messages
 
 _WIDE = 100
@@ -81,7 +81,8 @@ class EpisodeScreen(TraceScreen):
         ("Copy the episode's id", "copy_id"),
     ]
 
-    def __init__(self, episode_id: str, call_id: str | None = None) -> None:
+    def __init__(self, episode_id: str, call_id: str | None = None, *, needle: str = "") -> None:
+        """`needle` is a text to search for at first."""
         super().__init__()
         self.title = f"episode {episode_id[:12]}"
         self.episode_id = episode_id
@@ -89,7 +90,7 @@ class EpisodeScreen(TraceScreen):
         self.overview: EpisodeOverview | None = None
         self.branch = 0
         self._shown_new = 0
-        self._search = _Search()
+        self._search = _Search(needle)
         self._last_jump = "match"
 
     def compose(self) -> ComposeResult:
@@ -99,7 +100,7 @@ class EpisodeScreen(TraceScreen):
             yield CallTree(id="tree")
             yield Messages(id="messages")
         yield Prompt("search", "a text anywhere in the episode", back=Messages)
-        yield KeyLine()
+        yield Footer(compact=True)
 
     @property
     def messages(self) -> Messages:
@@ -142,6 +143,8 @@ class EpisodeScreen(TraceScreen):
             self._update_facts()
             if first and self.call_id in fresh.calls:
                 self._choose_first_of(self.call_id)
+        if first and self._search.needle:
+            self.search(self._search.needle)
         if first and self.call_id and self.call_id not in fresh.calls:
             self.notify(
                 f"call {self.call_id} is not in this episode", severity="warning", markup=False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +20,11 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.trace.queries.episodes import ListedEpisode, unended_rows
 from ajet_tools.trace.queries.experiments import names_of_runs
 from ajet_tools.trace.queries.filters import Filter, FilterError, parse
-from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
+from ajet_tools.trace.queries.listing import Listing, open_listing
+from ajet_tools.trace.queries.search import Cancelled
 from ajet_tools.tui.trace.episode_list import (
     CAUSE_COLUMN,
     EPISODE_COLUMNS,
-    Finder,
     UnfinishedRows,
     run_column,
 )
@@ -53,9 +52,6 @@ class EpisodesScreen(TraceScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Search or filter", key_display="/"),
-        Binding("ctrl+f", "find", "Mark matches"),
-        Binding("n", "hit(1)", "Next match", show=False),
-        Binding("N", "hit(-1)", "Previous match", show=False),
         Binding("g", "group", "Group"),
         Binding("c", "compare", "Compare"),
         Binding("f", "feedback", "Feedback"),
@@ -88,7 +84,7 @@ class EpisodesScreen(TraceScreen):
         self.filter: Filter | None = None
         self._run_names: dict[str, str] = {}
         """For a list of several runs."""
-        self._stop, self._cancel_prepare = threading.Event(), threading.Event()
+        self._stop = threading.Event()
         self._busy = ""
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
         """Cache: rows, selection, and the number of selected episodes that are not listed."""
@@ -96,16 +92,11 @@ class EpisodesScreen(TraceScreen):
     def compose_body(self) -> ComposeResult:
         yield ListingTable(EPISODE_COLUMNS, self._fetch_page)
         yield PartsLine()
-        yield Finder()
         yield Prompt("filter", _FILTER_EXAMPLE, back=ListingTable, check=parse, id="filter")
 
     @property
     def table(self) -> ListingTable:
         return self.query_one(ListingTable)
-
-    @property
-    def finder(self) -> Finder:
-        return self.query_one(Finder)
 
     @property
     def prompt(self) -> Prompt:
@@ -127,7 +118,6 @@ class EpisodesScreen(TraceScreen):
 
     def on_unmount(self) -> None:
         self._stop.set()
-        self._cancel_prepare.set()
 
     @work(group="listing", exclusive=True)
     async def _start(self) -> None:
@@ -142,7 +132,6 @@ class EpisodesScreen(TraceScreen):
         finally:
             self._update_status(busy="")
         await self._show_unended()
-        self.table.call_after_refresh(self._prepare)
 
     async def _first_listing(self) -> Listing:
         """Open the listing of the given filter; if it is invalid or stopped, list all episodes and
@@ -160,18 +149,6 @@ class EpisodesScreen(TraceScreen):
             self._ask_filter(self.filter_text, str(error))
             return await self.app.ask(open_listing, self.run_id, self.filter)
 
-    @work(group="prepare", exclusive=True)
-    async def _prepare(self) -> None:
-        """Read the sort columns in the background, after the first page."""
-        await self.table.wait_until_loaded()
-        if self.listing is not None:
-            try:
-                await asyncio.to_thread(
-                    self.listing.prepare, self.app.reader, self._cancel_prepare.is_set
-                )
-            except Cancelled:
-                return
-
     # Rows and order
 
     def _use_listing(self, listing: Listing, *, top: bool = False) -> None:
@@ -188,7 +165,7 @@ class EpisodesScreen(TraceScreen):
         self.table.show_columns(columns)
         self.table.show_sort(listing.sort, listing.descending)
         self.table.show(listing, top=top)
-        self.update_marks()
+        self._update_status()
 
     async def _show_unended(self) -> None:
         """If no episode has ended, list the unfinished ones."""
@@ -198,7 +175,7 @@ class EpisodesScreen(TraceScreen):
             and not (self.filter and self.filter.text)
         ):
             self.table.show(UnfinishedRows(await self.app.ask(unended_rows, self.run_id)))
-            self.update_marks()
+            self._update_status()
 
     def _cancellable(self) -> tuple[Callable[[int, int], None], Callable[[], bool]]:
         """Return callbacks for progress and cancellation of a slow query, and stop the previous
@@ -244,9 +221,6 @@ class EpisodesScreen(TraceScreen):
         self.prompt.show_error(wrong)
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
-        if event.prompt is self.finder:
-            self._search(event.text)
-            return
         try:
             wanted = parse(event.text)
         except FilterError as error:
@@ -313,37 +287,12 @@ class EpisodesScreen(TraceScreen):
         if self.listing is not None and self.listing.sort == _BY_TIME:
             self.table.move_to_edge(end=not self.listing.descending)
 
-    # Search
-
-    def action_find(self) -> None:
-        self.finder.open("", self.app.searches)
-
-    def _search(self, needle: str) -> None:
-        self.finder.close()
-        if not needle:
-            self.finder.clear()
-            return
-        narrowed = self.filter is not None and self.filter.text
-        within = self.listing.ids() if self.listing is not None and narrowed else None
-        self.finder.start(needle, self.run_id, within)
-        remember(self.app.searches, needle)
-
-    def on_finder_changed(self) -> None:
-        self.update_marks()
-
-    def action_hit(self, by: int) -> None:
-        row = self.finder.step(self.table.places, self.table.cursor, by)
-        if row is None:
-            self.notify("nothing found in this list; ctrl+f searches", timeout=2)
-        else:
-            self.table.go_to(row)
-
     # Actions on episodes
 
     def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
-        """Open the episode, at its first hit if any."""
-        calls = [hit.call_id for hit in self.finder.hits_of(event.id) if hit.call_id]
-        self.app.open_episode(event.id, calls[0] if calls else None)
+        """Open the episode, at the text that the filter searches for, if any."""
+        needles = self.filter.needles if self.filter else ()
+        self.app.open_episode(event.id, needle=needles[0] if needles else "")
 
     @property
     def selected_ids(self) -> list[str]:
@@ -386,16 +335,11 @@ class EpisodesScreen(TraceScreen):
             )
 
     def action_leave(self) -> None:
-        """Stop the query or the search, else clear the hits or the selection, else leave the
-        screen."""
+        """Stop the query, else clear the selection, else leave the screen."""
         if self.listing is None:
             raise SkipAction  # there is nothing to stop before the first listing
         if self._busy and not self._stop.is_set():
             self._stop.set()
-        elif self.finder.running:
-            self.finder.stop()
-        elif self.finder.matched or self.finder.summary:
-            self.finder.clear()
         elif self.table.selected:
             self.table.select(())
         else:
@@ -409,18 +353,12 @@ class EpisodesScreen(TraceScreen):
     def on_listing_table_failed(self, event: ListingTable.Failed) -> None:
         self.app.show_error(event.error)
 
-    def update_marks(self) -> None:
-        """Mark the rows with hits."""
-        self.table.set_marks(dict.fromkeys(self.finder.matched, " ~"))
-        self._update_status()
-
     def _update_status(self, busy: str | None = None) -> None:
         self._busy = self._busy if busy is None else busy
         self.query_one(PartsLine).show(self._status_parts())
 
     def _status_parts(self) -> Iterator[Text]:
-        """Yield the parts of the status line: position, new episodes, progress, selection, filter,
-        hits."""
+        """Yield the parts of the status line: position, new episodes, progress, selection, filter."""
         table, rows = self.table, self.table.rows
         yield Text(self._place())
         if self.pending and self.listing and (new := self.pending.count - self.listing.count) > 0:
@@ -434,7 +372,6 @@ class EpisodesScreen(TraceScreen):
             yield Text(f"{len(table.selected):,} selected{hidden}", style="bold")
         if self.filter and self.filter.text:
             yield Text(one_line(self.filter.text, 60), style="italic")
-        yield from self.finder.status_parts(table.cursor_id)
 
     def _place(self) -> str:
         rows, count = self.table.rows, self.table.count

@@ -49,8 +49,6 @@ _CHART = (38, 8)
 class RunScreen(TraceScreen):
     """Shows one of four views of a run, with live updates."""
 
-    PATIENCE_FACTOR = 1.5
-    """The figures are of whole steps, and less urgent than calls."""
     AUTO_FOCUS = ""
     DEFAULT_CSS = """
     RunScreen #head { height: auto; padding: 0 1; }

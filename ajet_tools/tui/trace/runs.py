@@ -42,8 +42,6 @@ _REASONS = 4
 class RunsScreen(TraceScreen):
     """Lists the runs, newest first, with details of the run under the cursor."""
 
-    PATIENCE_FACTOR = 1.5
-    """The figures are of whole steps, and less urgent than calls."""
     DEFAULT_CSS = """
     RunsScreen DataTable { height: 1fr; }
     RunsScreen #run { height: auto; max-height: 11; border-top: solid $primary; padding: 0 1; }

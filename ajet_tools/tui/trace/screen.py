@@ -1,4 +1,4 @@
-"""Base classes of the trace viewer and its screens, and the rate at which it polls a live run."""
+"""Base classes of the trace viewer and its screens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import time
 import weakref
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from textual import work
 from textual.app import ComposeResult, SystemCommand
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import DataTable, Static
+from textual.widgets import DataTable, Footer, Static
 from textual.widgets.data_table import RowKey
 from textual.worker import Worker
 
@@ -30,63 +29,12 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.trace.locate import State, state_of
 from ajet_tools.trace.queries.episodes import compared_with
 from ajet_tools.tui.base import ViewerApp
-from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
+from ajet_tools.tui.widgets.lines import TitleLine
 
 MAX_COMPARED = 16
 """Maximum number of compared episodes."""
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class RefreshRate:
-    """Limits refreshes of a screen, so that a live run is not slowed down.
-
-    The pause between two refreshes is at least `patience` times the cost of a refresh for the run.
-    `spent` returns the total processor seconds that the run has spent on answers, as waiting for a
-    busy run costs nothing. The cheapest of the last few refreshes counts; the first reading of a
-    screen does not. Times are monotonic, in seconds.
-    """
-
-    def __init__(self, spent: Callable[[], float], patience: float, longest: float) -> None:
-        self._spent = spent
-        self.patience, self.longest = patience, longest
-        self._rounds: deque[float] = deque(maxlen=4)
-        self._before = 0.0
-        self._under_way = 0
-        self._refreshed: float | None = None
-
-    def reset(self, patience: float) -> None:
-        """Start again for another screen."""
-        self.patience = patience
-        self._rounds.clear()
-        self._refreshed = None
-
-    def begin_query(self) -> None:
-        """Count a query that is in progress until `end_query`; a refresh ends after its queries."""
-        self._under_way += 1
-
-    def end_query(self) -> None:
-        self._under_way -= 1
-
-    def is_due(self, now: float) -> bool:
-        """Whether the screen may be refreshed."""
-        if self._refreshed is None or now >= self._refreshed + self.longest:
-            return True
-        if self._under_way:
-            return False
-        costs = [*self._rounds, *([self._cost] if self._cost else [])]
-        return now >= self._refreshed + self.patience * min(costs, default=0.0)
-
-    @property
-    def _cost(self) -> float:
-        """Cost of the current refresh."""
-        return self._spent() - self._before
-
-    def record_refresh(self, now: float) -> None:
-        """Begin a refresh."""
-        if self._refreshed is not None and self._cost:
-            self._rounds.append(self._cost)
-        self._before, self._refreshed = self._spent(), now
 
 
 class TraceChanged(Message):
@@ -99,8 +47,10 @@ class TraceViewer(ViewerApp):
 
     FOLLOW_SECONDS: ClassVar[float] = 0.25
     PATIENCE: ClassVar[float] = 30.0
-    """See `RefreshRate`."""
+    """The pause between two refreshes, as a multiple of the processor time that the run spent on
+    the last one, so that a live run is not slowed down."""
     LONGEST_WAIT: ClassVar[float] = 10.0
+    """The longest pause, in seconds."""
 
     def __init__(self, reader: TraceReader, path: Path) -> None:
         super().__init__()
@@ -110,13 +60,14 @@ class TraceViewer(ViewerApp):
         self.live = False
         """Whether a process is writing the trace."""
         self.filters: list[str] = []
-        self.searches: list[str] = []
-        """Histories of inputs, newest last."""
+        """History of filters, newest last."""
         self.tokenizer: Path | None = None
         """A tokenizer to use instead of the one in the run's config."""
         self._state: State = state_of(path, reader)
         self._last_error = ""
-        self._rate = RefreshRate(lambda: reader.spent, self.PATIENCE, self.LONGEST_WAIT)
+        self._refreshed = 0.0
+        self._spent_before = 0.0
+        """Processor time that the run had spent on answers before the last refresh."""
         self._followed: Screen[object] | None = None
         self._check: Worker[None] | None = None
         self._changes = 0
@@ -137,11 +88,7 @@ class TraceViewer(ViewerApp):
         **named: P.kwargs,
     ) -> T:
         """Call a function with the reader in a thread, and return its result."""
-        self._rate.begin_query()
-        try:
-            return await asyncio.to_thread(question, self.reader, *arguments, **named)
-        finally:
-            self._rate.end_query()
+        return await asyncio.to_thread(question, self.reader, *arguments, **named)
 
     def follow(self) -> None:
         """Check for changes, one check at a time."""
@@ -158,14 +105,20 @@ class TraceViewer(ViewerApp):
         screen = self.screen
         if screen is not self._followed:
             self._followed = screen
-            self._rate.reset(self.PATIENCE * getattr(screen, "PATIENCE_FACTOR", 1.0))
-        if state != self._state and (self._rate.is_due(at) or not state.live):
+            self._refreshed = 0.0
+        if state != self._state and (self._is_due(at) or not state.live):
             self._state = state
             self._changes += 1
         if self._seen.setdefault(screen, before) != self._changes:
             self._seen[screen] = self._changes
-            self._rate.record_refresh(at)
+            self._refreshed = at
+            self._spent_before = self.reader.spent
             screen.post_message(TraceChanged())
+
+    def _is_due(self, now: float) -> bool:
+        """Whether the pause since the last refresh is over. Times are monotonic, in seconds."""
+        pause = self.PATIENCE * (self.reader.spent - self._spent_before)
+        return now >= self._refreshed + min(pause, self.LONGEST_WAIT)
 
     def show_new_error(self, error: AjetError | None) -> None:
         """Show an error of the trace, unless it is the last one; None clears it."""
@@ -198,8 +151,10 @@ class TraceViewer(ViewerApp):
         """Open the list of episodes of a run, or of all runs."""
 
     @abstractmethod
-    def open_episode(self, episode_id: str, call_id: str | None = None) -> None:
-        """Open the conversation of an episode, at a call if given."""
+    def open_episode(
+        self, episode_id: str, call_id: str | None = None, *, needle: str = ""
+    ) -> None:
+        """Open the conversation of an episode, at a call or a text if given."""
 
     @abstractmethod
     def open_tokens(self, episode_id: str, timeline: int = 0, token: int = 0) -> None:
@@ -237,8 +192,6 @@ class TraceScreen(Screen[None]):
     """
 
     app: TraceViewer
-    PATIENCE_FACTOR: ClassVar[float] = 1.0
-    """Factor on the viewer's `PATIENCE`."""
     EMPTY_HEAD: ClassVar[str] = ""
     """Text of `#head` without content, a format with the screen as argument."""
     PALETTE: ClassVar[Sequence[tuple[str, str]]] = ()
@@ -255,7 +208,7 @@ class TraceScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield TitleLine()
         yield from self.compose_body()
-        yield KeyLine()
+        yield Footer(compact=True)
 
     def compose_body(self) -> ComposeResult:
         """Yield the widgets between title and key line."""

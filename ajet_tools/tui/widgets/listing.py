@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,12 +19,12 @@ from ajet_sdk.errors import AjetError
 from ajet_tools.tui.widgets.listing_rows import PAGE, PAGES, Column, Rows, find_column, fit_widths
 from ajet_tools.tui.widgets.long_text import RowView
 
-_GUTTER = 5
-"""Cells for cursor, selection, two marks and a space."""
+_GUTTER = 3
+"""Cells for cursor, selection and a space."""
 
 
 class ListingTable(RowView, can_focus=True):
-    """A virtual table over `Rows`, with a cursor, a selection and marks that follow their ids.
+    """A virtual table over `Rows`, with a cursor and a selection that follow their ids.
 
     `fetch(rows, offset, limit)` reads a page in a worker, first for the visible rows and then
     around them. Missing rows are drawn as dots.
@@ -97,7 +96,6 @@ class ListingTable(RowView, can_focus=True):
         self.cursor = 0
         self.selected: frozenset[str] = frozenset()
         self.sorted_by: tuple[str, bool] = ("", False)
-        self._marks: Mapping[str, str] = {}
         self._pages: LRUCache[int, Sequence[Mapping[str, object]]] = LRUCache(PAGES)
         self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(1024)
         self._styles: dict[str, Style] = {}
@@ -105,8 +103,6 @@ class ListingTable(RowView, can_focus=True):
         self._height = 0
         self._places: Mapping[str, int] | None = None
         self._fetching = self._failed = False
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     # For screens
 
@@ -169,8 +165,7 @@ class ListingTable(RowView, can_focus=True):
         self.post_message(self.Moved(self.cursor_id))
 
     def _place(self, id: str | None, otherwise: int) -> int:
-        position = self.rows.position(id) if self.rows is not None and id is not None else None
-        return otherwise if position is None else position
+        return otherwise if id is None else self.places.get(id, otherwise)
 
     def go_to(self, index: int) -> None:
         """Move the cursor to a row, and make it visible."""
@@ -179,15 +174,6 @@ class ListingTable(RowView, can_focus=True):
         self.reveal(self.cursor)
         self.refresh()
         self.post_message(self.Moved(self.cursor_id))
-
-    async def wait_until_loaded(self) -> None:
-        """Wait until the visible rows are loaded, or have failed."""
-        await self._idle.wait()
-
-    def set_marks(self, marks: Mapping[str, str]) -> None:
-        """Set the marks before rows, two cells wide, by id."""
-        self._marks = dict(marks)
-        self.refresh()
 
     def select(self, ids: Iterable[str]) -> None:
         """Select exactly these rows."""
@@ -334,24 +320,19 @@ class ListingTable(RowView, can_focus=True):
         id, row = self.id_at(index), self.row(index)
         if row is None:
             self._request_rows()
-        style, mark = (
-            self._style("selected" if id in self.selected else ""),
-            self._marks.get(id or "", "  "),
-        )
+        style = self._style("selected" if id in self.selected else "")
         if index == self.cursor:
             style = self._style("cursor" if self.has_focus else "blurred")
-        key = (index, row is None, style, mark, id in self.selected)
+        key = (index, row is None, style, id in self.selected)
         strip = self._strips.get(key)
         if strip is None:
-            before = f"{'▸' if index == self.cursor else ' '}{'●' if id in self.selected else ' '}{mark} "
-            pairs = zip(self.columns, self._widths, strict=True)
-            cells = [cell for column, width in pairs for cell in column.cell(row, width)]
-            strip = self._strips[key] = Strip(
-                [
-                    Segment(before, style),
-                    *(Segment(text, self._apply_tone(style, tone, index)) for text, tone in cells),
-                ]
-            )
+            cursor = "▸" if index == self.cursor else " "
+            selected = "●" if id in self.selected else " "
+            segments = [Segment(f"{cursor}{selected} ", style)]
+            for column, width in zip(self.columns, self._widths, strict=True):
+                for text, tone in column.cell(row, width):
+                    segments.append(Segment(text, self._apply_tone(style, tone, index)))
+            strip = self._strips[key] = Strip(segments)
         return strip, style
 
     def _apply_tone(self, style: Style, tone: str, index: int) -> Style:
@@ -365,7 +346,6 @@ class ListingTable(RowView, can_focus=True):
     def _request_rows(self) -> None:
         if not self._fetching and not self._failed and self.is_running:
             self._fetching = True
-            self._idle.clear()
             self.run_worker(self._fetch_visible(), group="pages", exit_on_error=True)
 
     async def _fetch_visible(self) -> None:
@@ -382,7 +362,6 @@ class ListingTable(RowView, can_focus=True):
             self.post_message(self.Failed(error))
         finally:
             self._fetching = False
-            self._idle.set()
 
     def _next_page(self) -> int | None:
         """Return the next page to fetch, visible ones first; None if all are loaded."""

@@ -23,8 +23,6 @@ class Rows(Protocol):
 
     def ids(self, start: int = 0, stop: int | None = None) -> list[str]: ...
 
-    def position(self, episode_id: str, /) -> int | None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
@@ -81,12 +79,3 @@ def find_column(
             return column.name
         start += width + 1
     return None
-
-
-def step_to(places: Sequence[int], cursor: int, by: int) -> int | None:
-    """Return the next of ascending positions (`by` 0: or the cursor itself; -1: the previous),
-    wrapping around."""
-    beyond = [
-        at for at in places if (at >= cursor if by == 0 else at > cursor if by > 0 else at < cursor)
-    ]
-    return (beyond or places)[-1 if by < 0 else 0] if places else None

@@ -16,8 +16,8 @@ from ajet_tools.trace.compare.attempts import (
     ComparedAttempt,
     ComparedMessage,
     align,
-    columns_of,
     read_attempts,
+    side_by_side,
 )
 
 SAID = st.builds(
@@ -86,12 +86,14 @@ def test_the_first_differing_token_of_the_timelines(a: list[int], b: list[int]) 
     assert a[:n] == b[:n] and (n == min(len(a), len(b)) or a[n] != b[n])
 
 
-@given(st.lists(TALKS, min_size=2, max_size=3), st.integers(4, 30))
-def test_columns_hold_every_word_and_mark_each_parting_once(talks: list[Any], width: int) -> None:
-    attempts = [attempt(talk, name=str(i)) for i, talk in enumerate(talks)]
-    made = columns_of(attempts, width)
+@given(TALKS, TALKS, st.integers(4, 30))
+def test_columns_hold_every_word_and_mark_the_first_difference(
+    left: Any, right: Any, width: int
+) -> None:
+    attempts = [attempt(left, name="a"), attempt(right, name="b")]
+    layout = side_by_side(*attempts, width)
     for column, one in enumerate(attempts):
-        cells = [line[column] for line in made.lines]
+        cells = [line[column] for line in layout.lines]
         assert all(sum(cell_len(text) for text, _ in cell) <= max(width, 20) for cell in cells)
         ours = "".join(
             text for cell in cells for text, kind in cell if kind in ("same", "differs", "after")
@@ -101,12 +103,13 @@ def test_columns_hold_every_word_and_mark_each_parting_once(talks: list[Any], wi
         assert ours.replace(" ", "") == "".join(m.text for m in one.messages).replace(
             "\n", ""
         ).replace(" ", "")
-        parted = align(attempts[0], one) if column else None
-        marked = [n for n, cell in enumerate(cells) if any(kind == "differs" for _, kind in cell)]
-        if column:
-            assert bool(marked) == (parted is not None)
-            assert parted is None or marked[0] in made.places
-    assert list(made.places) == sorted(set(made.places))
+    marked = [
+        number
+        for number, cells in enumerate(layout.lines)
+        if any(kind == "differs" for cell in cells for _, kind in cell)
+    ]
+    assert bool(marked) == (align(*attempts) is not None)
+    assert layout.first_difference == (marked[0] if marked else None)
 
 
 def test_a_message_of_megabytes_is_compared_whole_and_shown_around_its_difference() -> None:
@@ -115,7 +118,7 @@ def test_a_message_of_megabytes_is_compared_whole_and_shown_around_its_differenc
     two = attempt((ComparedMessage("user", "", long + "right " + long, "c"),))
     parted = align(one, two)
     assert parted is not None and parted.character == len(long)
-    made = columns_of([one, two], 40)
+    made = side_by_side(one, two, 40)
     assert len(made.lines) < 600
     shown = [(text, kind) for line in made.lines for text, kind in line[1]]
     assert ("right ", "differs") in [(text, kind) for text, kind in shown] or (

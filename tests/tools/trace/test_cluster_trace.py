@@ -23,7 +23,7 @@ from ajet_tools.trace.files.check import check
 from ajet_tools.trace.locate import open_located, open_named
 from ajet_tools.trace.queries.listing import open_listing
 from ajet_tools.trace.queries.records import records_of
-from ajet_tools.trace.queries.search import search
+from ajet_tools.trace.queries.search import episodes_with
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from tests.waiting import until_shown
@@ -67,7 +67,7 @@ def test_processes_that_live_are_read_as_one_run_and_followed(tmp_path: Path, no
     ] == [("trained", 1)]
     assert len(record.episode.calls[1].request["messages"]) == 3
     assert queries.find(reader, "c-c1").kind == "call"
-    assert {hit.episode_id for hit in search(reader, "question of B", "run1")} == {"b"}
+    assert episodes_with(reader, "question of B") == {"b"}
 
     three = node("n3")  # a process that joins while the reader is open
     three.tell("episode d 2 1")

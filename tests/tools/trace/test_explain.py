@@ -462,49 +462,6 @@ def test_tokens_that_were_not_trained_are_told_by_cause(tmp_path: Path) -> None:
     assert text.startswith("50.0% of the sampled tokens were not trained: 50.0% stale")
 
 
-@pytest.mark.parametrize(
-    ("gamed", "text"),
-    [
-        (
-            lambda t, a: Attempt(1.0, "Yes."),
-            '32 of 32 rewarded answers are the same for different tasks, "yes." (0% at step 1)',
-        ),
-        (
-            lambda t, a: Attempt(
-                float(a > 0),
-                "This answer is surely entirely right: " + str(t * a) if a else f"No {t}.",
-            ),
-            (
-                '24 of 24 rewarded answers contain the phrase "answer is surely entirely right:"'
-                " (0% at step 1; 0 of 8 answers without reward)"
-            ),
-        ),
-        (
-            lambda t, a: Attempt(
-                float(a > 0),
-                "".join(chr(97 + (t * 7 + a + i) % 26) for i in range(40)) if a else "x",
-            ),
-            (
-                "24 of 24 rewarded answers are 40 characters long (0% at step 1; 0 of 8 answers"
-                " without reward)"
-            ),
-        ),
-    ],
-)
-def test_what_rewarded_answers_have_in_common_is_suspect(
-    tmp_path: Path, gamed: Says, text: str
-) -> None:
-    found = changes(write(tmp_path / "trace.duckdb", [varied, gamed]))
-    assert [line.split(": does the judge")[0] for line in found["suspect"]] == [text]
-
-
-def test_a_format_that_wrong_answers_have_too_is_not_suspect(tmp_path: Path) -> None:
-    def formatted(t: int, a: int) -> Attempt:
-        return Attempt(float(a % 2), f"The answer to this question is {t} {a}.")
-
-    assert "suspect" not in changes(write(tmp_path / "trace.duckdb", [varied, formatted]), 2)
-
-
 def test_a_held_out_judge_that_falls_while_the_reward_rises(tmp_path: Path) -> None:
     def before(t: int, a: int) -> Attempt:
         return Attempt(float(a == 0), f"Answer {t} {a}.", held_out=float(a < 3))
@@ -517,39 +474,6 @@ def test_a_held_out_judge_that_falls_while_the_reward_rises(tmp_path: Path) -> N
         text
         == "since step 1 the reward rose from 0.25 to 1, while the held-out judge strict (weight 0)"
         " went from 0.75 to 0.25"
-    )
-
-
-def test_what_the_advantages_pushed(tmp_path: Path) -> None:
-    def pushing(t: int, a: int) -> Attempt:
-        if a % 2:
-            calls = [{"function": {"name": "calc", "arguments": "{}"}}]
-            return Attempt(
-                1.0, advantage=0.5, message={"message": {"content": None, "tool_calls": calls}}
-            )
-        return Attempt(0.0, "I give up.", advantage=-0.5)
-
-    up, down = changes(write(tmp_path / "trace.duckdb", [pushing, pushing]), 2)["pushed"]
-    assert up == "pushed up, by mean advantage and number of replies: the tool calc (+0.5 in 16)"
-    assert (
-        down.startswith("pushed down, by mean advantage and number of replies: ")
-        and "(-0.5 in 16)" in down
-    )
-
-
-def test_prompts_that_the_advantages_pushed(tmp_path: Path) -> None:
-    def pushing(t: int, a: int) -> Attempt:
-        asked = f"Task {t}. The tool says {'error' if a % 2 else 'fine'}."
-        return Attempt(float(a % 2), "Yes.", asked=asked, advantage=0.75 if a % 2 else -0.25)
-
-    up, down = changes(write(tmp_path / "trace.duckdb", [pushing, pushing]), 2)["pushed"]
-    assert (
-        up
-        == 'pushed up, by mean advantage and number of replies: "error" in the prompt (+0.75 in 16)'
-    )
-    assert (
-        down == 'pushed down, by mean advantage and number of replies: "fine" in the prompt (-0.25'
-        " in 16)"
     )
 
 
@@ -776,12 +700,9 @@ def test_a_training_that_games_its_judge(tmp_path: Path) -> None:
     path = trained(tmp_path, says)
     ids = CliRunner().invoke(app, ["trace", "explain", str(path), "--json"])
     findings = json.loads(ids.stdout)["changes"][0]["findings"]
-    same, held_out = [finding for finding in findings if finding["kind"] == "suspect"]
-    assert same["text"].startswith(
-        '16 of 16 rewarded answers are the same for different tasks, "certainly correct."'
-    )
+    [held_out] = [finding for finding in findings if finding["kind"] == "suspect"]
     assert "the held-out judge strict (weight 0) went from 0.75 to 0" in held_out["text"]
-    shown = CliRunner().invoke(app, ["trace", "show", same["episodes"][0][:12], str(path)])
+    shown = CliRunner().invoke(app, ["trace", "show", held_out["episodes"][0][:12], str(path)])
     assert shown.exit_code == 0 and "Certainly correct." in shown.stdout
 
 

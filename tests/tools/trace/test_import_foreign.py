@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ajet_sdk.dialects.message_parts import request_messages
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.types import Episode, Run
@@ -515,29 +516,17 @@ def _value_span(asked: object, answered: object, **more: Any) -> dict[str, Any]:
     return _otlp(attributes)
 
 
-_CALL = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 _HUMAN = {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", "HumanMessage"],
           "kwargs": {"content": "Hi"}}  # fmt: skip
 _USER = {"role": "user", "content": "Hi"}
+_SAID = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]}
 _ITEM = {"type": "function_call", "call_id": "t", "name": "f", "arguments": '{"x": 1}'}
-_LANGCHAIN_REPLY = {"type": "ai", "content": "",
-                    "tool_calls": [{"name": "f", "args": {"x": 1}, "id": "t"}]}  # fmt: skip
 UNDERSTOOD: dict[str, tuple[Any, Any, list[Any]]] = {
     "text": ("Hi", "yes", [{"role": "assistant", "content": "yes"}]),
     "a function that Langfuse observes": (
         {"args": [[_USER]], "kwargs": {}},
         {"role": "assistant", "content": "yes"},
         [{"role": "assistant", "content": "yes"}],
-    ),
-    "LangChain": (
-        {"messages": [[_HUMAN]]},
-        {"generations": [[{"text": "", "message": {"kwargs": _LANGCHAIN_REPLY}}]]},
-        [{"role": "assistant", "content": "", "tool_calls": [_CALL]}],
-    ),
-    "LangChain's older calls": (
-        [_USER],
-        {"type": "ai", "content": "", "additional_kwargs": {"tool_calls": [_CALL]}},
-        [{"role": "assistant", "content": "", "tool_calls": [_CALL]}],
     ),
     "two choices": (
         {"messages": [_USER]},
@@ -546,9 +535,8 @@ UNDERSTOOD: dict[str, tuple[Any, Any, list[Any]]] = {
     ),
     "Responses": (
         {"input": "Hi"},
-        {"object": "response", "output": [{"type": "message", "role": "assistant",
-         "content": [{"type": "output_text", "text": "so"}]}, _ITEM]},
-        [{"role": "assistant", "content": [{"type": "output_text", "text": "so"}]}, _ITEM],
+        {"object": "response", "output": [_SAID, _ITEM]},
+        [_SAID, _ITEM],
     ),
 }  # fmt: skip
 
@@ -559,7 +547,7 @@ def test_input_and_output_as_values_keep_every_message_and_call(tmp_path: Path, 
     source = _lines(tmp_path / "spans.jsonl", _value_span(asked, answered))
     [episode] = _import(tmp_path, source)
     [call] = episode.calls
-    assert call.request["messages"] == [_USER]
+    assert request_messages(call.request) == [_USER]
     if "output" in call.response:
         assert call.response["output"] == replies
     else:
@@ -571,6 +559,8 @@ NOT_UNDERSTOOD: dict[str, dict[str, Any]] = {
     "OpenLLMetry": _otlp({"llm.request.type": "chat", "gen_ai.prompt.0.content": "Hi"}),
     "Gemini": _value_span({"contents": [{"role": "user", "parts": [{"text": "Hi"}]}]}, "yes"),
     "a number": _otlp({"langsmith.span.kind": "llm", "gen_ai.prompt": 3}),
+    "LangChain's own form": _value_span({"messages": [[_HUMAN]]}, "yes"),
+    "LangChain's reply": _value_span("Hi", {"type": "ai", "content": "yes"}),
     "a batch": _value_span({"messages": [[_USER], [_USER]]}, "yes"),
     "JSON that was cut": _value_span('{"messages": [{"role": "us', "yes"),
     "an unknown role": _value_span([{"type": "constructor", "content": "Hi"}], "yes"),

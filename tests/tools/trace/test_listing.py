@@ -18,10 +18,10 @@ from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
-from ajet_tools.trace.queries import listing
+from ajet_tools.trace.queries import search
 from ajet_tools.trace.queries.filters import parse
-from ajet_tools.trace.queries.listing import COLUMNS, Cancelled, Listing, open_listing
-from ajet_tools.trace.queries.search import search
+from ajet_tools.trace.queries.listing import COLUMNS, open_listing
+from ajet_tools.trace.queries.search import Cancelled
 from tests.serving import live_trace
 
 BEGAN = datetime(2026, 5, 1, tzinfo=timezone.utc)
@@ -79,13 +79,6 @@ def everything(reader: TraceReader) -> dict[str, dict[str, Any]]:
     return {row["episode_id"]: row for row in open_listing(reader, "run").page(reader, 0, 1000)}
 
 
-@pytest.fixture(scope="module")
-def prepared(reader: TraceReader) -> Listing:
-    found = open_listing(reader, "run")
-    found.prepare(reader)
-    return found
-
-
 def test_a_row_says_what_an_episode_was(everything: dict[str, dict[str, Any]]) -> None:
     row = everything["run-07"]
     assert tuple(row) == COLUMNS
@@ -106,16 +99,13 @@ def test_a_row_says_what_an_episode_was(everything: dict[str, dict[str, Any]]) -
 def test_any_column_gives_an_order(
     reader: TraceReader,
     everything: dict[str, dict[str, Any]],
-    prepared: Listing,
     column: str,
     descending: bool,
 ) -> None:
     rows = everything
-    found = prepared.sorted(reader, column, descending)
+    found = open_listing(reader, "run").sorted(reader, column, descending)
     ids = found.ids()
-    assert open_listing(reader, "run").sorted(reader, column, descending).ids() == ids, (
-        "read when it is asked for"
-    )
+    assert open_listing(reader, "run", None, column, descending).ids() == ids
     values = [rows[id][column] for id in ids]
     there = [value for value in values if value is not None]
     assert there == sorted(there, reverse=descending) and values[: len(there)] == there, (
@@ -128,9 +118,7 @@ def test_any_column_gives_an_order(
                 "of equals the newer comes first"
             )
     assert found.page(reader, 5, 10) == [rows[id] for id in ids[5:15]]
-    assert [found.position(id) for id in ids] == list(range(N)) and found.position(
-        "other-03"
-    ) is None
+    assert "other-03" not in ids
     assert found.page(reader, N, 10) == [] and found.ids(N - 1) == ids[-1:]
 
 
@@ -162,8 +150,7 @@ def test_a_filter_fits_the_same_episodes_in_spans_and_in_one_query(
     text: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listing, "_SPAN", 7)
-    monkeypatch.setattr(listing, "_TOKEN_SPAN", 7)
+    monkeypatch.setattr(search, "_SPAN", 7)
     parsed = parse(text)
     told: list[tuple[int, int]] = []
     found = open_listing(
@@ -174,13 +161,11 @@ def test_a_filter_fits_the_same_episodes_in_spans_and_in_one_query(
         reader.query(sql, parsed.parameters)["episode_id"].to_pylist()
     )
     assert found.of == N and found.filter == parsed
-    assert found.page(reader, 0, N) == [everything[id] for id in found.ids()], (
-        "tokens that were counted in spans"
-    )
+    assert found.page(reader, 0, N) == [everything[id] for id in found.ids()]
     if parsed.needles:
         calls = sum(i % 4 for i in range(N)) + 3
         assert len(told) > 3 and told == sorted(told) and told[-1] == (calls, calls)
-    assert found.filtered(reader, None).count == N
+    assert found.filtered(reader, parse("")).count == N
 
 
 def test_a_search_can_be_cancelled(reader: TraceReader) -> None:
@@ -197,7 +182,6 @@ def test_following_a_run(tmp_path: Path) -> None:
             put(writer, i)
     with open_trace(path) as reader:
         everyone = open_listing(reader, "run", sort="reward")
-        everyone.prepare(reader)
         chosen = open_listing(reader, "run", parse("status='failed' or has('question 11')"))
         assert everyone.refreshed(reader) is everyone and chosen.ids() == ["run-03"]
         with TraceWriter(path) as writer:
@@ -232,7 +216,6 @@ def test_a_file_that_another_took_the_place_of_is_listed_anew(
                 put(writer, i)
     with open_trace(path) as reader:
         found = open_listing(reader, "run")
-        found.prepare(reader)
         other.replace(path)
         assert sorted(found.refreshed(reader).ids()) == [f"run-{i:02}" for i in there]
 
@@ -243,8 +226,7 @@ def test_no_episode_at_all(tmp_path: Path) -> None:
         writer.put(Run(run_id="run"))
     with open_trace(tmp_path) as reader:
         found = open_listing(reader, "run", parse("status='failed' or has('hello')"))
-        found.prepare(reader)
-        assert found.count == 0 and found.page(reader, 0, 10) == [] and found.position("x") is None
+        assert found.count == 0 and found.page(reader, 0, 10) == []
         assert [found.sorted(reader, name, True).count for name in COLUMNS] == [0] * len(COLUMNS)
         with TraceWriter(tmp_path / "trace.duckdb") as writer:
             put(writer, 3)
@@ -277,7 +259,6 @@ def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: P
                 parse("age() > interval 1 second and has('question 1') or step=2"),
                 sort="tokens",
             )
-            found.prepare(reader)
             assert "run-11" in found.ids() and "run-21" not in found.ids()
             for i in range(20, 30):
                 put(writer, i)
@@ -288,9 +269,8 @@ def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: P
                 and grown.of == 30
             )
             assert [row["tokens"] for row in grown.page(reader, 0, 3)] == [30, 30, 30]
-            assert {hit.episode_id for hit in search(reader, "question 22 of 1", "run")} == {
-                "run-22"
-            }
+            named = grown.filtered(reader, parse("question 22 of 1"))
+            assert named.ids() == ["run-22"]
 
 
 class Watched:
@@ -317,7 +297,6 @@ class Watched:
 def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> None:
     with of_ten(tmp_path) as (writer, reader):
         found = open_listing(reader, "run")
-        found.prepare(reader)
         put(writer, 10)
         writer.flush()
 
@@ -336,25 +315,18 @@ def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> No
             and len(watched.asked) == 4
         )
         fresh = open_listing(reader, "run")
-        fresh.prepare(reader)
         assert grown.page(reader, 0, 12) == fresh.page(reader, 0, 12)
 
 
 @pytest.mark.slow
-def test_episodes_that_end_while_a_column_is_read_are_in_it(tmp_path: Path) -> None:
-    with of_ten(tmp_path) as (writer, reader):
-        found = open_listing(reader, "run")
-
-        def goes_on() -> bool:
-            if found.refreshed(reader).of == 10:
-                for i in range(10, 14):
-                    put(writer, i)
-                writer.flush()
-                assert found.refreshed(reader).of == 14
-            return False
-
-        found.prepare(reader, cancelled=goes_on)
-        grown = found.refreshed(reader).sorted(reader, "tokens", False)
-        assert grown.page(reader, 0, 20) == open_listing(
-            reader, "run", sort="tokens", descending=False
-        ).page(reader, 0, 20)
+@pytest.mark.parametrize("late", [False, True], ids=["next", "that ended before"])
+def test_a_text_is_found_in_what_comes_later(tmp_path: Path, late: bool) -> None:
+    """Also in episodes that ended before others, and come from another worker's file."""
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(Run(run_id="run"))
+        put(writer, 5 if late else 1)
+    with open_trace(tmp_path) as reader:
+        found = open_listing(reader, "run", parse("question"))
+        with TraceWriter(tmp_path / "other.duckdb") as writer:
+            put(writer, 2)
+        assert sorted(found.refreshed(reader).ids()) == sorted([*found.ids(), "run-02"])

@@ -34,8 +34,12 @@ async def compared(
         yield pilot, app.screen
 
 
+def shown(screen: CompareScreen) -> list[str]:
+    return [screen.attempts[0].episode_id, screen.attempt.episode_id]
+
+
 def painted(screen: CompareScreen) -> list[str]:
-    side = screen.side
+    side = screen.columns
     return [side.render_line(y).text.rstrip() for y in range(side.size.height)]
 
 
@@ -62,11 +66,10 @@ async def test_what_stands_in_the_heads_and_that_messages_stand_beside_each_othe
         assert "parts: message 2, char 7, token 32" in heads
         line = next(line for line in painted(screen) if "Let me see." in line)
         assert line.split("│")[1].strip() == "Let me go."
-        side = screen.side
-        assert side.columns is not None and len(side.columns.places) == 1
-        assert [
-            t for t, kind in side.columns.lines[side.columns.places[0]][1] if kind == "differs"
-        ] == ["go."]
+        layout = screen.columns.layout_shown
+        assert layout is not None and layout.first_difference is not None
+        _, right = layout.lines[layout.first_difference]
+        assert [text for text, kind in right if kind == "differs"] == ["go."]
 
 
 @pytest.fixture(scope="module")
@@ -103,54 +106,45 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_next_divergence_goes_from_column_to_column_and_columns_scroll_as_one(
-    attempts: Path,
-) -> None:
-    async with compared(attempts, ["e0", "e1", "e2"], size=(120, 15)) as (pilot, screen):
-        side = screen.side
-        assert side.columns is not None and len(side.columns.places) == 2 and len(screen.shown) == 3
-        for place in (1, 0, 1):
-            await pilot.press("n")
-            top = side.scroll_offset.y
-            assert top <= side.columns.places[place] < top + side.size.height
-        await pilot.press("N")
-        assert side.scroll_offset.y <= side.columns.places[0]
+async def test_the_first_difference_is_in_view_and_columns_scroll_as_one(attempts: Path) -> None:
+    async with compared(attempts, ["e0", "e2"], size=(120, 15)) as (pilot, screen):
+        columns = screen.columns
+        assert columns.layout_shown is not None
+        place = columns.layout_shown.first_difference
+        for key in ("home", "end"):
+            await pilot.press(key, "n")
+            top = columns.scroll_offset.y
+            assert place is not None and top <= place < top + columns.size.height
         await pilot.press("home")
-        assert side.scroll_offset.y == 0
+        assert columns.scroll_offset.y == 0
         await pilot.press("down")
         rows = [line.split("│") for line in painted(screen)]
         assert all("line 0" in column for column in rows[0])
         await pilot.press("pagedown", "end")
         assert any("line 19" in line for line in painted(screen))
         await pilot.press("pageup", "up")
-        assert side.scroll_offset.y < side.max_scroll_y
+        assert columns.scroll_offset.y < columns.max_scroll_y
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_columns_that_do_not_fit_are_reached_and_swapped(attempts: Path) -> None:
+async def test_one_episode_after_the_other_is_beside_the_first_and_swapped(attempts: Path) -> None:
     ids = [f"e{n}" for n in range(6)]
     async with compared(attempts, ids) as (pilot, screen):
-        assert [a.episode_id for a in screen.shown] == ["e0", "e1"]
-        await pilot.press("right", "right")
-        assert [a.episode_id for a in screen.shown] == ["e0", "e2"] and "1 beside 3" in said(
-            screen, "#head"
-        )
+        assert shown(screen) == ["e0", "e1"]
+        await pilot.press("right")
+        assert shown(screen) == ["e0", "e2"] and "1 beside 3" in said(screen, "#head")
         await pilot.press(*["left"] * 3)
-        assert [a.episode_id for a in screen.shown] == ["e0", "e1"]
+        assert shown(screen) == ["e0", "e1"]
         await pilot.press(*["right"] * 9)
-        assert [a.episode_id for a in screen.shown] == ["e0", "e5"] and screen.chosen == 1
-        assert "says the same to the end" in said(screen, "ColumnHeads") and "run other" in said(
-            screen, "ColumnHeads"
-        )
+        assert shown(screen) == ["e0", "e5"]
+        heads = said(screen, "ColumnHeads")
+        assert "says the same to the end" in heads and "run other" in heads
         await pilot.press(*["left"] * 9, "s")
-        assert screen.chosen == 0 and screen.attempts[0].episode_id == "e0"
-        await pilot.press("right", "s")
         await settled(pilot)
-        assert [a.episode_id for a in screen.shown] == ["e1", "e0"]
-        await pilot.resize_terminal(120, 40)
-        await settled(pilot)
-        assert len(screen.shown) == 3
+        assert shown(screen) == ["e1", "e0"]
+        await pilot.press("right")
+        assert shown(screen) == ["e1", "e2"]
 
 
 @pytest.mark.slow
@@ -162,12 +156,11 @@ async def test_opening_the_episode_its_tokens_and_copying_its_id(
         opened: list[Any] = []
         monkeypatch.setattr(screen.app, "open_episode", lambda *given: opened.append(given))
         monkeypatch.setattr(screen.app, "open_tokens", lambda *given: opened.append(given))
-        await pilot.press("enter", "t", "right", "enter", "t")
+        await pilot.press("enter", "t")
         await choose(pilot, "Copy the episode's id")
-        assert opened == [("good", "g1"), ("good", 0, 32), ("bad", "b1"), ("bad", 0, 32)]
         assert screen.app.clipboard == "bad"
-        await pilot.click("SideBySide", offset=(4, 2))
-        assert screen.chosen == 0
+        await pilot.press("s", "enter", "t")
+        assert opened == [("bad", "b1"), ("bad", 0, 32), ("good", "g1"), ("good", 0, 32)]
         await pilot.press("escape")
         await settled(pilot)
         assert not isinstance(screen.app.screen, CompareScreen)
@@ -199,7 +192,7 @@ async def test_few_episodes_and_unknown_ones(token_trace: Any, ids: list[str], w
 async def test_hostile_text_stays_in_its_column(token_trace: Any) -> None:
     async with compared(token_trace.file, ["good", "hostile"]) as (_, screen):
         for y, line in enumerate(painted(screen)):
-            assert screen.side.render_line(y).cell_length == screen.side.size.width
+            assert screen.columns.render_line(y).cell_length == screen.columns.size.width
             assert not set(line) & set("\x1b\x07\u202e\r\t\x00\u200d")
         assert any("\\x1b[31mred" in line for line in painted(screen))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from textual.color import Color
 from textual.pilot import Pilot
 
-from ajet_tools.tui.base import LEAST, contrast, readable
+from ajet_tools.tui.contrast import LEAST, contrast, readable
 from tests.waiting import settled
 
 _COLORS = st.builds(Color, *[st.integers(0, 255)] * 3)

@@ -150,7 +150,7 @@ async def test_newest_first_with_every_column(trace: Path) -> None:
             "1",
             "train",
             "40",
-            "40.0",
+            "40",
             "s",
             "3",
         ]
@@ -235,43 +235,6 @@ async def test_a_filter_can_be_given_and_a_wrong_one_is_asked_for_again(trace: P
 
 
 @pytest.mark.slow
-async def test_search_goes_from_hit_to_hit(trace: Path) -> None:
-    async with viewed(trace) as (pilot, screen):
-        await entered(pilot, "ctrl+f", "MOON is")
-        assert "4 hits in 4 episodes" in status(screen)
-        assert [line[3] for line in lines(screen)[1:15] if line[3] != " "] == ["~"]
-        await pilot.press("n")
-        assert screen.table.cursor_id == "ep0033" and "user: the moon is full" in status(screen)
-        assert status(screen).count("moon") == 1
-        await pilot.press("n", "n")
-        assert screen.table.cursor_id == "ep0013"
-        await pilot.press("N")
-        assert screen.table.cursor_id == "ep0023"
-        await pilot.press("n", "n", "n")
-        assert screen.table.cursor_id == "ep0033", "round the end"
-        await pilot.press("escape")
-        await settled(pilot)
-        assert "hit" not in status(screen) and pilot.app.screen is screen
-        await entered(pilot, "slash", "step<1")
-        await pilot.press("ctrl+f", "up", "enter")
-        await settled(pilot)
-        assert "1 hit in 1 episode" in status(screen), "only what the list shows is searched"
-        before = screen.table.cursor_id
-        await entered(pilot, "ctrl+f", "zzz")
-        await pilot.press("n")
-        assert "0 hits" in status(screen) and screen.table.cursor_id == before
-
-
-@pytest.mark.slow
-async def test_a_search_can_be_stopped(trace: Path) -> None:
-    async with viewed(trace) as (pilot, screen):
-        screen.finder.start("nothing", "run-1", None)
-        screen.action_leave()
-        await settled(pilot)
-        assert not screen.finder.running and pilot.app.screen is screen
-
-
-@pytest.mark.slow
 async def test_the_selection_outlives_a_filter_and_says_what_it_hides(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await pilot.press("space", "down", "space")
@@ -287,11 +250,13 @@ async def test_the_selection_outlives_a_filter_and_says_what_it_hides(trace: Pat
 @pytest.mark.slow
 async def test_enter_opens_the_episode_at_what_was_found(trace: Path) -> None:
     async with viewed(trace) as (pilot, screen):
-        await entered(pilot, "ctrl+f", "moon")
-        await pilot.press("n", "enter")
+        await entered(pilot, "slash", "MOON is")
+        assert shown(screen) == ["ep0033", "ep0023", "ep0013", "ep0003"]
+        await pilot.press("enter")
         await settled(pilot)
         opened: Any = pilot.app.screen
         assert type(opened).__name__ == "EpisodeScreen" and opened.episode_id == "ep0033"
+        assert "the moon is full" in opened.messages.chosen.text
         await pilot.press("escape")
         await settled(pilot)
         assert pilot.app.screen is screen and screen.table.cursor_id == "ep0033"
@@ -583,8 +548,8 @@ async def test_hostile_text_in_every_column_and_a_task_of_ten_megabytes(tmp_path
     async with viewed(tmp_path / "evil.duckdb", size=(120, 40)) as (pilot, screen):
         row = lines(screen)[1]
         assert "[bold red]not markup[/]" in row and not any(c in row for c in "\x1b\x07\u202e\n")
-        await entered(pilot, "ctrl+f", "markup")
-        assert "hit" in status(screen) and "\x1b" not in status(screen)
+        await entered(pilot, "slash", "markup")
+        assert screen.table.count == 1 and "\x1b" not in status(screen)
 
 
 @pytest.mark.slow
@@ -620,10 +585,9 @@ async def _looked_at(pilot: Pilot[None], *keys: str) -> None:
 def test_looks(trace: Path, snap_compare: Any, size: tuple[int, int]) -> None:
     with open_trace(trace) as reader:
         keys = (
-            "ctrl+f",
+            "slash",
             *"moon",
             "enter",
-            "n",
             "b",
             "up",
             "space",

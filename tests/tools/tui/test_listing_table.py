@@ -25,14 +25,10 @@ class Numbers:
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = list(numbers)
         self.count = len(self.numbers)
-        self.at = {f"id{n}": i for i, n in enumerate(self.numbers)}
         self.asked: list[int] = []
 
     def ids(self, start: int = 0, stop: int | None = None) -> list[str]:
         return [f"id{n}" for n in self.numbers[start:stop]]
-
-    def position(self, episode_id: str) -> int | None:
-        return self.at.get(episode_id)
 
 
 class Table(App[None]):
@@ -195,17 +191,16 @@ async def test_other_rows_leave_the_cursor_on_its_row_and_on_its_line() -> None:
         assert table.cursor_id is None and table.selected == {"id130"}
 
 
-async def test_columns_without_room_are_reached_sideways_and_the_marks_stay() -> None:
+async def test_columns_without_room_are_reached_sideways_and_the_cursor_stays() -> None:
     app = Table(Numbers(range(100)))
     async with app.run_test(size=(27, 10)) as pilot:
-        app.table.set_marks({"id1": "★ "})
         await pilot.pause()
         assert "<1>" not in app.lines()[2] and all(
             cell_len(line) == 26 for line in app.lines()[:-1]
         )
         await pilot.press("right", "right")
         await pilot.pause()
-        assert "<1>" in app.lines()[2] and app.lines()[2].startswith("  ★  ")
+        assert "<1>" in app.lines()[2] and app.lines()[1].startswith("▸")
         await pilot.press(*["left"] * 9)
         assert app.table.scroll_offset.x == 0
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input
+from textual.widgets import HelpPanel, Input
 
 from ajet_sdk.errors import QueryError, TraceError
-from ajet_tools.tui.base import GoScreen, HelpScreen
+from ajet_tools.tui.base import GoScreen
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.widgets.lines import TitleLine
-from tests.tools.tui.palette import choose
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
@@ -52,11 +51,9 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
             await pilot.app.workers.wait_for_complete()
             await pilot.pause()
             await pilot.press("question_mark")
-            await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))
-            listed = {what for _, keys in pilot.app.screen.keys for _, what in keys}
-            assert set(words) <= listed and pilot.app.screen.keys[0][0] == "this screen"
-            await pilot.press("escape")
-            await until(pilot, lambda: not isinstance(pilot.app.screen, HelpScreen))
+            await until(pilot, lambda words=words: all(word in shown(pilot) for word in words))
+            await pilot.press("question_mark")
+            await until(pilot, lambda: not pilot.app.screen.query(HelpPanel))
             while len(pilot.app.screen_stack) > before:
                 pilot.app.pop_screen()
                 await pilot.pause()
@@ -68,9 +65,9 @@ async def test_the_list_of_keys_opens_and_closes(
     async with viewing(training_trace) as pilot:
         await settled(pilot, until)
         await pilot.press("question_mark")
-        assert isinstance(pilot.app.screen, HelpScreen) and "this screen" in shown(pilot)
-        await pilot.press("escape")
-        assert isinstance(pilot.app.screen, RunsScreen)
+        await until(pilot, lambda: pilot.app.screen.query(HelpPanel))
+        await pilot.press("question_mark")
+        await until(pilot, lambda: not pilot.app.screen.query(HelpPanel))
 
 
 @pytest.mark.slow
@@ -144,9 +141,9 @@ async def test_a_screen_can_be_left_while_its_title_changes(
 async def test_light_and_dark(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
-        for dark in (False, True):
-            await choose(pilot, "Light or dark")
-            assert pilot.app.current_theme.dark is dark
+        for theme in ("textual-light", "textual-dark"):
+            pilot.app.theme = theme
+            await pilot.pause()
             assert "reward" in shown(pilot)
 
 

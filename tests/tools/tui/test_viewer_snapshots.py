@@ -16,15 +16,22 @@ from tests.tools.tui.palette import choose
 
 pytestmark = pytest.mark.usefixtures("own_home")
 SIZES = [(80, 24), (120, 40)]
-COMMANDS = ("Light or dark", "View: curves", "View: ledger", "View: metrics", "View: config")
+COMMANDS = ("View: curves", "View: ledger", "View: metrics", "View: config")
 
 
 def look(
-    snap: Any, trace: Path, until: Any, size: tuple[int, int], *keys: str, run_id: str | None = None
+    snap: Any,
+    trace: Path,
+    until: Any,
+    size: tuple[int, int],
+    *keys: str,
+    run_id: str | None = None,
+    theme: str = "textual-dark",
 ) -> bool:
     """Compare the picture after some keys with the one that is kept."""
 
     async def before(pilot: Pilot[None]) -> None:
+        pilot.app.theme = theme
         first = RunsScreen if run_id is None else RunScreen
         await until(
             pilot, lambda: isinstance(pilot.app.screen, first) and _settled(pilot)
@@ -54,7 +61,7 @@ def test_runs(snap_compare: Any, training_trace: Path, until: Any, size: tuple[i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "view"), zip(SIZES * 2, COMMANDS[1:], strict=True), ids=str)
+@pytest.mark.parametrize(("size", "view"), zip(SIZES * 2, COMMANDS, strict=True), ids=str)
 def test_run(
     snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], view: str
 ) -> None:
@@ -63,7 +70,9 @@ def test_run(
 
 @pytest.mark.slow
 def test_a_light_theme(snap_compare: Any, training_trace: Path, until: Any) -> None:
-    assert look(snap_compare, training_trace, until, SIZES[0], "Light or dark", run_id="aaaa0001")
+    assert look(
+        snap_compare, training_trace, until, SIZES[0], run_id="aaaa0001", theme="textual-light"
+    )
 
 
 @pytest.mark.slow
