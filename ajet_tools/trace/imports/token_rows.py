@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -45,6 +45,8 @@ class TokenRow(BaseModel):
     agent: str = "default"
     trainable: bool = True
     policy_version: int | None = None
+    policy_versions: list[int] | None = None
+    """Of each sampled token, in place of the sequence's; -1: unknown."""
     token_ids: list[int] | None = None
     """None: a call whose ids are unknown, or a row with a reward alone."""
     loss_mask: list[float] = []
@@ -80,6 +82,7 @@ class TokenRow(BaseModel):
             "advantages": self.advantages,
             "trainer_logprobs": self.trainer_logprobs,
             "entropies": self.entropies,
+            "policy_versions": self.policy_versions,
         }
         for name, values in columns.items():
             if isinstance(values, list):
@@ -89,6 +92,12 @@ class TokenRow(BaseModel):
                 raise ValueError(f"{token} is no token id")
         if self.loss_mask and self.loss_mask[0]:
             raise ValueError("the mask is on token 0, which no model sampled")
+        versions = self.policy_versions or []
+        for index, (before, after) in enumerate(pairwise(versions), start=1):
+            if after < before and self.loss_mask[index - 1] and self.loss_mask[index]:
+                raise ValueError(
+                    f"token {index} is of policy version {after}, the one before it of {before}"
+                )
         if self.advantages is not None and not np.isfinite(self.advantages).all():
             raise ValueError("an advantage is not a finite number")
         if isinstance(self.advantages, list):
@@ -200,6 +209,9 @@ def _call(row: TokenRow, index: int, first: int | None, end: int | None) -> Call
     if row.time is not None:
         at = datetime.fromtimestamp(row.time, timezone.utc)
     prompt_ids = output_ids = logprobs = None
+    version, updates = row.policy_version, tuple[int, ...]()
+    if row.policy_versions is not None and first is not None:
+        version, updates = _versions(row.policy_versions[first:end])
     if ids is not None:
         prompt_ids = np.asarray(ids[:first], np.int32)
         output_ids = np.asarray(ids[first:end], np.int32)
@@ -211,7 +223,8 @@ def _call(row: TokenRow, index: int, first: int | None, end: int | None) -> Call
         index=index,
         agent=row.agent,
         trainable=row.trainable,
-        policy_version=row.policy_version,
+        policy_version=version,
+        weight_updates=updates,
         request={"messages": row.messages} if row.messages else {},
         response={"choices": [{"index": 0, "message": row.reply}]} if row.reply else {},
         prompt_ids=prompt_ids,
@@ -221,6 +234,16 @@ def _call(row: TokenRow, index: int, first: int | None, end: int | None) -> Call
         ended_at=at,
         error=row.call_error,
     )
+
+
+def _versions(versions: Sequence[int]) -> tuple[int | None, tuple[int, ...]]:
+    """The version of a call's first token, and the places of the updates after it."""
+    if min(versions) < 0:
+        return None, ()
+    updates = list[int]()
+    for place, (before, after) in enumerate(pairwise(versions), start=1):
+        updates += [place] * (after - before)
+    return versions[0], tuple(updates)
 
 
 def _trained(row: TokenRow, call: Call, first: int, end: int) -> tuple[Trained, ...]:

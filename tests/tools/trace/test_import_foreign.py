@@ -10,15 +10,19 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.dialects.message_parts import request_messages
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
+from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.trace.reader import episodes, open_trace
-from ajet_sdk.types import Episode, Run
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Run
 from ajet_tools.cli.app import app
 from ajet_tools.cli.trace.options import FROM_HELP
+from ajet_tools.trace.export import export
 from ajet_tools.trace.files.check import check
 from ajet_tools.trace.imports import SOURCES, SourceFormat, format_of, import_files, recognised
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME
@@ -647,3 +651,34 @@ def test_exports_of_langsmith_and_langfuse_are_refused_with_the_way(
 
 def test_the_help_names_every_format() -> None:
     assert set(re.findall(r"[\w-]+", FROM_HELP)) - {"auto", "or"} == set(SOURCES)
+
+
+def test_the_policy_version_of_each_token_survives_an_export(tmp_path: Path) -> None:
+    calls = [
+        Call(call_id="c0", episode_id="e", index=0, prompt_ids=[1], output_ids=[2, 3, 4, 5],
+             logprobs=[-1.0] * 4, policy_version=3, weight_updates=(1, 3, 3)),
+        Call(call_id="c1", episode_id="e", index=1, prompt_ids=[1, 2, 3, 4, 5, 6], output_ids=[7, 8],
+             logprobs=[-1.0] * 2, policy_version=6),
+    ]  # fmt: skip
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        placed = place_all(calls)
+        writer.put(*placed, Episode(episode_id="e", calls=tuple(placed)))
+    with open_trace(tmp_path / "t.duckdb") as trace:
+        export(trace, ["e"], "tokens", tmp_path / "t.parquet")
+    [row] = pq.read_table(tmp_path / "t.parquet").to_pylist()
+    assert row["policy_versions"] == [-1, 3, 4, 4, 6, -1, 6, 6]
+    del row["advantages"]  # unknown: there are no rewards
+    lines = _lines(tmp_path / "rows.jsonl", row)
+    (episode,) = _import(tmp_path, lines, "tokens")
+    versions = [
+        (call.policy_version, call.weight_updates, call.versions.tolist())
+        for call in episode.calls
+        if call.versions is not None
+    ]
+    assert versions == [(3, (1, 3, 3), [3, 4, 4, 6]), (6, (), [6, 6])]
+
+
+def test_versions_that_fall_within_a_reply_are_refused(tmp_path: Path) -> None:
+    row = {"token_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "policy_versions": [-1, 2, 1]}
+    with pytest.raises(TaskError, match=r"rows\.jsonl.*policy version 1"):
+        _import(tmp_path, _lines(tmp_path / "rows.jsonl", row), "tokens")
