@@ -84,7 +84,7 @@ def _seconds(directory: Path, model: Path, bound: int) -> float:
     train(load_config(values=values), workflow=use_tool, judge=length, tasks=tasks)
     with open_trace(directory) as reader:
         rows = reader.query(
-            "SELECT step, epoch(max(at)) AS at FROM metrics WHERE name = 'train/policy_version'"
+            "SELECT step, epoch(max(\"at\")) AS at FROM metrics WHERE name = 'train/policy_version'"
             " GROUP BY step ORDER BY step"
         ).to_pylist()
     return float(rows[-1]["at"] - rows[0]["at"]) / (STEPS - 1)

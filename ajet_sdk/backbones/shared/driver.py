@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -194,11 +195,26 @@ class ClusterRun:
         return target
 
 
+_RELEASES = {"trinity": ("trinity-rft", "0.6"), "verl": ("verl", "0.8")}
+"""Distribution of a package, and the release whose classes the backbones use: verl 0.9 has no
+`TaskRunner`, for example."""
+
+
 def check_installed(*packages: str) -> None:
-    """Raise MissingExtra for the first package that is not installed."""
+    """Raise MissingExtra for the first package that is not installed, and ConfigError for one of a
+    release that the backbones don't work with."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
+        if package not in _RELEASES:
+            continue
+        distribution, release = _RELEASES[package]
+        installed = version(distribution)
+        if not installed.startswith(f"{release}."):
+            raise ConfigError(
+                f"{distribution} {installed} is installed, and this ajet works with {release};"
+                " install it with `ajet install trinity`"
+            )
 
 
 async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
