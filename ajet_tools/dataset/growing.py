@@ -30,9 +30,10 @@ from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.generate.directory import Directory, digest_of
+from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.learning import LearningValue, Policy, seed_of
 from ajet_tools.dataset.generate.records import NoProgress
-from ajet_tools.dataset.generate.runs import grow
+from ajet_tools.dataset.generate.runs import generate
 from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.generate.settings import GenerationConfig
 from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
@@ -144,16 +145,15 @@ class Growing:
         value = LearningValue(
             trainee,
             f"the policy after step {step}",
-            Measurements(directory.own / "measured.jsonl", f"{self._run_id}/{step}"),
+            Measurements(directory.replies(create=True), f"{self._run_id}/{step}"),
             settings.attempts,
             self._band,
             config.trainer_common.seed,
             max(1, config.rollout.max_env_worker // settings.attempts),
         )
         endpoint = open_writer(config, Budget(settings.max_calls))
-        result = grow(
-            seeds,
-            generation,
+        result = generate(
+            Expansion(seeds, generation, known=known),
             directory,
             endpoint,
             verify=Verify(
@@ -162,7 +162,6 @@ class Growing:
                 unfenced=data_generation.unfenced,
             ),
             evals=[validation] if validation is not None else [],
-            known=known,
             value=value,
         ).result
         if result.stopped is not None and not isinstance(result.stopped, NoProgress | BudgetSpent):

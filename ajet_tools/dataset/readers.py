@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +23,7 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.config.task_schema import TracingFilterParams
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
-from ajet_sdk.errors import ConfigError, MissingResource, TaskError
+from ajet_sdk.errors import AjetError, ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.lineage import plain_text
 from ajet_sdk.tasks.questions import text_of
@@ -36,12 +37,14 @@ from ajet_tools.dataset.from_traces.export import task_rows
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import opened_sources
 from ajet_tools.dataset.generate.directory import Directory
+from ajet_tools.dataset.generate.expand import Expansion
+from ajet_tools.dataset.generate.from_docs import FromDocs
+from ajet_tools.dataset.generate.pipeline import Source
 from ajet_tools.dataset.generate.records import Interrupted
-from ajet_tools.dataset.generate.runs import grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.runs import generate, read_corpus
 from ajet_tools.dataset.generate.seeds import read_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig
 from ajet_tools.dataset.model.open import open_endpoint
-from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
 from ajet_tools.dataset.verify.combined import Verify
 
@@ -93,26 +96,21 @@ def _generated(
     """
     settings = config.task_reader.data_generation
     generation = generation_config(config, documents, seeds, validation)
-    filtered = settings.deduplication_filter
     # the defaults of `expand` and `from-docs`
     verify = "llm" if documents and not config.is_set(f"{_GENERATION}.verify") else settings.verify
-    by_meaning = filtered.params.base_url if filtered.enabled else None
-    embeddings = (by_meaning, filtered.params.model) if by_meaning is not None else None
     writer = _writer_of(config)
     mapping = {
         column: target
         for column, target in config.task_reader.field_mapping.items()
         if not documents
     }
-    named = (*writer.values(), verify, *settings.verify_model, *(embeddings or ()))
+    named = (*writer.values(), verify, settings.verify_model)
     # the content of files that options name: `judge:agent.py:exact` names agent.py
     texts = [str(option) for option in named if option]
-    names = {name for text in texts for name in (text, *text.replace("->", ":").split(":"))}
+    names = {name for text in texts for name in (text, *re.split(r"->|[:,]", text))}
     facts = {
-        "generation": {
-            name: value for name, value in generation.as_json().items() if name != "window"
-        },
-        "options": [*writer.values(), verify, embeddings, mapping, *settings.verify_model],
+        "generation": generation.as_json(),
+        "options": [*writer.values(), verify, mapping, settings.verify_model],
         "files": {
             str(file): _digest_of_path(file)
             for file in (*documents, seeds, validation)
@@ -128,33 +126,29 @@ def _generated(
     directory = Directory(data / _digest([json.dumps(facts, sort_keys=True, default=str).encode()]))
     if (files := _finished(directory.path)) is not None:
         return files
-    endpoint, meanings = open_writer(config), None
-    if embeddings is not None:
-        meanings = MeaningIndex.by(
-            embeddings, filtered.params.similarity_threshold, endpoint, data / "replies.sqlite"
-        )
+    endpoint = open_writer(config)
     rows = read_seeds(seeds, mapping=mapping) if seeds is not None else []
-    options: dict[str, Any] = {
-        "verify": Verify(verify, settings.verify_model, unfenced=settings.unfenced),
-        "evals": [validation] if validation is not None else [],
-        "meanings": meanings,
-        "confirm": lambda estimate: log.info("data_generation: %s", estimate.as_text()),
-    }
+    source: Source
+    unread: AjetError | None = None
     if isinstance(generation, DocsConfig):
-        run = make_tasks(
-            read_corpus(documents, generation),
-            generation,
-            directory,
-            endpoint,
-            seeds=rows,
-            **options,
-        )
+        corpus = read_corpus(documents, generation)
+        unread = corpus.failure
+        source = FromDocs(corpus, generation, rows)
     else:
-        run = grow(rows, generation, directory, endpoint, **options)
-    if isinstance(run.failure, Interrupted):
+        source = Expansion(rows, generation)
+    run = generate(
+        source,
+        directory,
+        endpoint,
+        verify=Verify(verify, settings.verify_model, unfenced=settings.unfenced),
+        evals=[validation] if validation is not None else [],
+        confirm=lambda estimate: log.info("data_generation: %s", estimate.as_text()),
+    )
+    failure = run.result.stopped or unread
+    if isinstance(failure, Interrupted):
         raise KeyboardInterrupt
-    if run.failure is not None:
-        raise run.failure
+    if failure is not None:
+        raise failure
     log.info("data_generation: %d rows, in %s", run.result.accepted, directory.path)
     files = {path.stem: path for path in (directory.train, directory.validation) if path.exists()}
     write_whole(
@@ -190,7 +184,6 @@ def generation_config(
     )
     _check_limits(config)
     limits: dict[str, Any] = {
-        "min_new_forms": 0.0,
         "max_tokens": generation.sampling_params.get("max_tokens", generation.llm_response_length),
         "seed": config.trainer_common.seed,
         "similarity": filtered.params.similarity_threshold if filtered.enabled else 1.0,

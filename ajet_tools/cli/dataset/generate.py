@@ -45,11 +45,10 @@ from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
 from ajet_tools.dataset.generate.pipeline import Pipeline
 from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
-from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.runs import GenerationRun, generate, read_corpus
 from ajet_tools.dataset.generate.seeds import select_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.labels import error_lines, errors_of
-from ajet_tools.dataset.model.open import ModelSpec
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 from ajet_tools.text.settings import split_settings
@@ -57,7 +56,7 @@ from ajet_tools.text.settings import split_settings
 
 @contextmanager
 def _policy(
-    spec: str | None, conf: Path | None, rows: list[Row], directory: Directory
+    spec: str | None, conf: Path | None, rows: list[Row], directory: Directory, *, dry_run: bool
 ) -> Iterator[LearningValue | None]:
     """Opens the trials of rows by the policy of `--for`, or yields None without one. Raises
     ConfigError."""
@@ -75,9 +74,8 @@ def _policy(
         raise ConfigError(f"--for: attempts is a number from 1 to 1000 (got {attempts})")
     k = int(attempts)
     band = Band.parse(settings.get("band", "0.2:0.8"))
-    model = ModelSpec.parse(model_text, "--for")
     options = AgentOptions(
-        conf=conf, judge=settings.get("judge"), model=model.place, exp_dir=directory.own
+        conf=conf, judge=settings.get("judge"), model=model_text, exp_dir=directory.own
     )
     config = options.config(settings.get("workflow"), more={"experiment_name": "trials"})
     config = asyncio.run(with_model(config))
@@ -86,7 +84,7 @@ def _policy(
         yield LearningValue(
             opened,
             model_text,
-            Measurements(directory.own / "measured.jsonl", conditions(config, k)),
+            Measurements(directory.replies(create=not dry_run), conditions(config, k)),
             k=k,
             band=band,
             seed=config.trainer_common.seed if config.is_seeded else None,
@@ -102,7 +100,7 @@ def expand(
     from_failures: Annotated[Path | None, Option(metavar="TRACE")] = None,
     count: Annotated[int, Option(min=1, help="Number of rows to generate. ")] = 100,
     strategy: Annotated[list[str] | None, Option(metavar="NAME[=WEIGHT]|FILE")] = None,
-    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE|none")] = None,
+    cells: Annotated[list[str] | None, Option(metavar="AXIS=A,B|AXIS=FILE")] = None,
     verify: VerifyHow = "agreement:3",
     policy: Annotated[str | None, Option("--for", metavar="MODEL,...")] = None,
     conf: Annotated[Path | None, Option("--conf", "-c")] = None,
@@ -120,8 +118,7 @@ def expand(
         from_failures: Grow from the tasks that failed in this trace instead.
         strategy: same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all;
             or a prompt of your own (Jinja).
-        cells: What rows should differ in: topic=rates,ages or a line each of a file; none. By default the seeds'
-            topics, skills, difficulties. Repeatable.
+        cells: What rows should differ in: topic=rates,ages or topic=FILE (a line each). Repeatable.
         policy: Keep only tasks that this model solves sometimes: CHECKPOINT,workflow=agent.py:solve,judge=math; also
             attempts=8, band=0.2:0.8.
         conf: --for: a job's config that names agent, judge and sampling.
@@ -131,7 +128,7 @@ def expand(
       --model NAME@http://127.0.0.1:8000/v1
     ajet dataset expand seeds.jsonl --count 500 --out data/ --verify judge:agent.py:exact \\
       --strategy harder=2,persona --language German --eval test.jsonl
-    ajet dataset expand seeds.jsonl --count 500 --out data/ --verify agreement:3+code \\
+    ajet dataset expand seeds.jsonl --count 500 --out data/ --verify agreement:3,code \\
       --verify-model gpt-4o-mini@https://api.openai.com/v1,price=0.15/0.60
     ajet dataset expand seeds.jsonl --count 500 --out data/ --budget calls=2000
     ajet dataset expand seeds.jsonl --count 700 --out data/ --resume --dry-run
@@ -167,22 +164,20 @@ def expand(
     directory = options.directory()
     endpoint = options.endpoint(directory)
     started = time.monotonic()
-    with _policy(policy, conf, rows, directory) as value:
-        made = grow(
-            rows,
-            config,
+    with _policy(policy, conf, rows, directory, dry_run=options.dry_run) as value:
+        made = generate(
+            Expansion(rows, config),
             directory,
             endpoint,
             verify=options.verification(verify, settings),
             evals=options.eval or [],
-            meanings=options.meanings(endpoint, directory),
             value=value,
             held_out=held_out,
             confirm=lambda estimate: confirm(estimate, options),
             dry_run=options.dry_run,
             watching=lambda pipeline: progress(pipeline, count),
         )
-    _finish(made, endpoint.budget, options, time.monotonic() - started)
+    _finish(made, endpoint.budget, options, seconds=time.monotonic() - started)
 
 
 def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -196,14 +191,22 @@ def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def _finish(
-    made: GenerationRun, budget: Budget, options: GenerationOptions, seconds: float
+    made: GenerationRun,
+    budget: Budget,
+    options: GenerationOptions,
+    *,
+    seconds: float,
+    corpus: Corpus | None = None,
 ) -> None:
-    """Prints the result. Raises the error that ended generation early."""
+    """Prints the result. Raises the error that ended generation early, else one about documents
+    that could not be read."""
     if options.dry_run:
         return
-    report(made, budget, seconds, as_json=options.as_json)
-    if made.failure is not None:
-        raise made.failure
+    report(made, budget, corpus, seconds=seconds, as_json=options.as_json)
+    if made.result.stopped is not None:
+        raise made.result.stopped
+    if corpus is not None and corpus.failure is not None:
+        raise corpus.failure
 
 
 def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
@@ -271,29 +274,26 @@ def from_docs(
         )
     if directory is None:
         source = FromDocs(corpus, config, rows)
-        first = source.chunks[0]
         show_prompts(
-            (source.preview(first, number), config.prompt(name))
+            (source.preview(number), config.prompt(name))
             for number, name in enumerate(config.kinds)
         )
         return
     endpoint = options.endpoint(directory)
     started = time.monotonic()
     chunks = sum(len(entry.chunks) for entry in corpus.held)
-    made = make_tasks(
-        corpus,
-        config,
+    made = generate(
+        FromDocs(corpus, config, rows),
         directory,
         endpoint,
-        seeds=rows,
         verify=options.verification(verify, settings),
         evals=options.eval or [],
-        meanings=options.meanings(endpoint, directory),
         confirm=lambda estimate: confirm(estimate, options, [_read(corpus)]),
         dry_run=options.dry_run,
         watching=lambda pipeline: progress(pipeline, count, chunks),
     )
-    _finish(made, endpoint.budget, options, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    _finish(made, endpoint.budget, options, seconds=seconds, corpus=corpus)
 
 
 def _read(corpus: Corpus) -> str:
@@ -336,8 +336,6 @@ def progress_lines(generation: Pipeline, rows: int | None, width: int) -> Iterat
     if wait:
         yield _fit("waiting for ", wait.split("; "), width)
     reasons = [f"{count:,} {reason}" for reason, count in result.refused.most_common()]
-    if varied := generation.source.coverage.parts():
-        yield _fit("", varied, width)
     if reasons:
         yield _fit(f"refused {len(result.rejected):,}: ", reasons, width)
 
@@ -352,10 +350,12 @@ def _fit(before: str, items: Sequence[str], width: int) -> str:
     return before
 
 
-def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool) -> None:
+def report(
+    made: GenerationRun, budget: Budget, corpus: Corpus | None, *, seconds: float, as_json: bool
+) -> None:
     """Prints the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the
     run."""
-    result, files, checks, corpus = made.result, made.files, made.checks, made.corpus
+    result, files, checks = made.result, made.files, made.checks
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
     documents = (
         {side: sum(entry.side == side for entry in corpus.held) for side in sides}
@@ -370,7 +370,7 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
                 **{side: len(rows) for side, rows in sides.items()},
                 "refused": dict(result.refused.most_common()),
                 "surplus": result.surplus,
-                "diversity": {**result.diversity().as_json(), **result.coverage},
+                "diversity": result.diversity().as_json(),
                 "checks": [entry.as_json() for entry in checks],
                 "errors": [entry.as_json() for entry in errors],
                 **(_documents(corpus, documents) if corpus is not None else {}),
@@ -397,8 +397,8 @@ def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool
             echo(f"  verified by {entry.verifier}: {entry.in_words()}{took}")
         for line in error_lines(errors, files) if checks else ():
             echo(f"  {line}")
-        if result.coverage_text:
-            echo(f"  {result.coverage_text}")
+        if result.accepted:
+            echo(f"  {counted(result.diversity().forms, 'form')}")
         for reason, count in result.refused.most_common():
             echo(f"  {count:,} refused: {reason}")
         for path in files:

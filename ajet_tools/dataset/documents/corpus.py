@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import AjetError, ConfigError
 from ajet_tools.dataset.documents.chunks import Chunk, chunks_of, sentences_of
 from ajet_tools.dataset.documents.read import Document, Unreadable
 from ajet_tools.dataset.similarity.near import Clusters
@@ -25,6 +25,10 @@ SMALL = 5
 """With fewer documents, none is held out for validation by default."""
 _LEAST, _MOST = 40, 2000
 """Minimum length of a sentence for comparisons, and the characters compared."""
+
+
+class DocumentsFailed(AjetError, RuntimeError):
+    """Some documents could not be read; the others gave rows."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,18 @@ class Corpus:
             sum(len(entry.chunks) for entry in self.held if entry.side == side) / total
             if total
             else 0.0
+        )
+
+    @property
+    def failure(self) -> DocumentsFailed | None:
+        """The reason why the rows are of fewer documents than were given, if any."""
+        if not self.unreadable:
+            return None
+        bad = len(self.unreadable)
+        total = bad + len(self.held) + len(self.copies)
+        return DocumentsFailed(
+            f"{bad} of {total} documents could not be read (listed above and in documents.jsonl); "
+            "the rows are from the others"
         )
 
     @property

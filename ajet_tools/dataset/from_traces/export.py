@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -39,7 +38,7 @@ from ajet_tools.dataset.from_traces.tasks import (
 )
 from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace import export as formats
-from ajet_tools.trace.export.job import Job, refuse_trace
+from ajet_tools.trace.export.job import Job, json_line, refuse_trace
 
 Format = Literal[
     "tasks",
@@ -83,8 +82,6 @@ class Options:
     """Reject tasks without a known answer."""
     accept_outputs: bool = False
     """Use a liked output as the answer if no other is known."""
-    per_task: int = 0
-    """For conversations: maximum number of episodes per task, best first; 0 means all."""
     margin: float = 0.0
     """For preferences: minimum difference of the rewards of a pair."""
 
@@ -382,27 +379,15 @@ class _Export:
     def _conversations(self) -> Iterator[dict[str, object]]:
         """Yields the rows of each episode, with corrected replies."""
         ids = self._good_ids()
-        if self._options.per_task:
-            ids = sorted(ids, key=self._worth)
         # A rubric decides what is worth imitating in place of the rewards.
         job = self._job(
             ConversationsJob,
             ids,
-            foreign_runs=self._sources.foreign_runs,
             corrections=self._corrections,
-            per_task=self._options.per_task,
             worthless={} if self._verdicts else self._chosen.worthless,
             liked=not self._choice.takes_failures,
         )
         yield from self._learnable_rows(job)
-        self.result.duplicates = job.duplicates
-
-    def _worth(self, episode_id: str) -> tuple[float, ...]:
-        """Sorts the best episodes first: corrected, liked, rewarded; then the oldest."""
-        opinion = self._chosen.opinions[episode_id]
-        liked = 0.5 if opinion.score is None else opinion.score
-        reward = self._chosen.rewards.get(episode_id, 0.0)
-        return (-float(opinion.correction is not None), -liked, -reward)
 
     def _preferences(self) -> Iterator[dict[str, object]]:
         """Yields pairs of better and worse attempts, and corrections, without repetitions."""
@@ -428,17 +413,14 @@ class _Export:
 
     def _learnable_rows(self, job: Job) -> Iterator[dict[str, object]]:
         """Yields the rows of a format without redacted replies, each with its provenance."""
-        write = formats.writer_of(self.result.format)  # type: ignore[arg-type]
-        with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file:  # large exports go to disk
-            write(job, file)  # type: ignore[arg-type]
-            self._count(job)
-            file.seek(0)
-            for line in file:
-                row = json.loads(line)
-                if self._options.redact and any(map(has_placeholder, _replies_of(row))):
-                    self.result.left_out[_HIDDEN] += 1
-                else:
-                    yield {**row, "provenance": self._provenance(row, job)}
+        format: Any = self.result.format
+        for record_row in formats.rows_of(job, format):
+            row = json.loads(json_line(record_row))  # as it is stored
+            if self._options.redact and any(map(has_placeholder, _replies_of(row))):
+                self.result.left_out[_HIDDEN] += 1
+            else:
+                yield {**row, "provenance": self._provenance(row, job)}
+        self._count(job)
 
     def _provenance(self, row: dict[str, Any], job: Job) -> dict[str, object]:
         episodes = [row[name] for name in _EPISODES if row.get(name)]

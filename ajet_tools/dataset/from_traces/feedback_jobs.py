@@ -99,22 +99,16 @@ class Corrections:
 
 @dataclass
 class ConversationsJob(Job):
-    """Exports episodes to learn from, in the given order: a limited number per task, with corrected
-    replies."""
+    """Exports episodes to learn from, in the given order, with corrected replies."""
 
-    foreign_runs: frozenset[str] = frozenset()
     corrections: Corrections = field(default_factory=Corrections)
-    per_task: int = 0
-    """Maximum number of episodes of a task; 0 means all."""
     liked: bool = True
     """Skip failed episodes, disliked ones without a correction, and those that earned nothing and
     nobody liked."""
     worthless: Mapping[str, str] = field(default_factory=dict)
     """Episodes that earned nothing, with the reason."""
-    duplicates: int = 0
     corrected: set[str] = field(default_factory=set)
     """Episodes with a corrected reply."""
-    _taken: Counter[str] = field(default_factory=Counter)
 
     def members(self) -> dict[tuple[str, str], list[str]]:
         """Returns each episode as its own group, which keeps their order."""
@@ -127,7 +121,7 @@ class ConversationsJob(Job):
                 record_opinion = opinion(record.feedback)
                 if refused and record_opinion.correction is None:
                     self.left_out.update(refused[-1:])
-                elif self._fits(record.episode, record_opinion) and not self._has_enough(record):
+                elif self._fits(record.episode, record_opinion):
                     yield self._correct_record(record, record_opinion)
 
     def _fits(self, episode: Episode, record_opinion: Opinion) -> bool:
@@ -144,19 +138,6 @@ class ConversationsJob(Job):
             self.left_out[reason] += 1
             return False
         return True
-
-    def _has_enough(self, record: Record) -> bool:
-        if not self.per_task:
-            return False
-        foreign = record.episode.run_id in self.foreign_runs
-        keys = [traced.key for traced in traced_tasks(record, foreign=foreign)] or [
-            record.episode.episode_id
-        ]
-        if all(self._taken[key] >= self.per_task for key in keys):
-            self.duplicates += 1
-            return True
-        self._taken.update(keys)
-        return False
 
     def _correct_record(self, record: Record, record_opinion: Opinion) -> Record:
         """Replaces the corrected reply and drops the calls after it, which follow from the original

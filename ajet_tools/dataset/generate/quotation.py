@@ -88,35 +88,44 @@ def _plain(text: str) -> tuple[str, list[int]]:
     return "".join(characters), places
 
 
-_SMALL = (
-    ("zero", "no", "none"),
-    ("one", "first", "once", "single", "a"),
-    ("two", "second", "twice", "pair", "both"),
-    ("three", "third", "thrice"),
-    ("four", "fourth"),
-    ("five", "fifth"),
-    ("six", "sixth", "half"),
-    ("seven", "seventh"),
-    ("eight", "eighth"),
-    ("nine", "ninth"),
-    ("ten", "tenth", "decade"),
-    ("eleven", "eleventh"),
-    ("twelve", "twelfth", "dozen"),
-    ("thirteen", "thirteenth"),
-    ("fourteen", "fourteenth", "fortnight"),
-    ("fifteen", "fifteenth"),
-    ("sixteen", "sixteenth"),
-    ("seventeen", "seventeenth"),
-    ("eighteen", "eighteenth"),
-    ("nineteen", "nineteenth"),
-)
+_SMALL = """
+zero no none
+one first once single a
+two second twice pair both
+three third thrice
+four fourth
+five fifth
+six sixth half
+seven seventh
+eight eighth
+nine ninth
+ten tenth decade
+eleven eleventh
+twelve twelfth dozen
+thirteen thirteenth
+fourteen fourteenth fortnight
+fifteen fifteenth
+sixteen sixteenth
+seventeen seventeenth
+eighteen eighteenth
+nineteen nineteenth
+""".strip().splitlines()
 """Words for 0 to 19."""
-_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_LARGE = (
-    *("hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
-    *("dozen", "dozens", "century"),
-)
-_PARTS = (
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_LARGE = [
+    "hundred",
+    "hundreds",
+    "thousand",
+    "thousands",
+    "million",
+    "millions",
+    "billion",
+    "billions",
+    "dozen",
+    "dozens",
+    "century",
+]
+_PARTS = [
     "half",
     "halves",
     "third",
@@ -127,7 +136,7 @@ _PARTS = (
     "tenth",
     "tenths",
     "percent",
-)
+]
 
 
 def may_be_spelt(figure: str, quote: str) -> bool:
@@ -140,7 +149,7 @@ def may_be_spelt(figure: str, quote: str) -> bool:
         return not words.isdisjoint(_PARTS)
     value = int(figure)
     if value < len(_SMALL):
-        return not words.isdisjoint(_SMALL[value])
+        return not words.isdisjoint(_SMALL[value].split())
     if value < 100:
         return any(word.startswith(_TENS[value // 10 - 2][:-1]) for word in words)
     return not words.isdisjoint(_LARGE) or any(

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _RUN = 6
+"""Number of consecutive words that identify a sentence of a prompt."""
 _PHRASE = 4
 """Shorter phrases, such as a domain in one word, occur in tasks by themselves."""
-"""Number of consecutive words that identify a sentence of a prompt."""
 _HEADING = 3
 _EDGES = " .,;:!?()"
 _MARKUP = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
@@ -134,12 +134,6 @@ def runs_of_phrase(phrase: str) -> frozenset[str]:
     words = plain_text(phrase).split()
     words = words[1:] if words and words[0] in ("a", "an", "the") else words
     return frozenset([" ".join(words[:_RUN]).strip(_EDGES)] if len(words) >= _PHRASE else ())
-
-
-def repeated(text: str, runs: Iterable[str]) -> str | None:
-    """Returns a word run of the prompts that a text contains, or None."""
-    plain = plain_text(text)
-    return next((run for run in runs if run in plain), None)
 
 
 class Runs:

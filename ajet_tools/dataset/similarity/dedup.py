@@ -25,6 +25,7 @@ from ajet_tools.dataset.similarity.near import (
     check_threshold,
     close_pairs,
     near_pairs,
+    same_numbers,
 )
 from ajet_tools.dataset.similarity.text import likeness, normal
 
@@ -151,9 +152,9 @@ def find(
         ):
             link(pair, "near")
     if vectors is not None:
-        for pair in close_pairs(
-            vectors[[rows_of[0] for rows_of in members]], texts, meaning, numbers=numbers
-        ):
+        embedded = vectors[[rows_of[0] for rows_of in members]], texts
+        agree = same_numbers if numbers else lambda first, second: True
+        for pair in close_pairs(embedded, None, meaning, agree):
             link(pair, "meaning")
     together: dict[int, dict[int, int]] = defaultdict(dict)
     """Rows of each cluster, with the index of their text."""

@@ -1,4 +1,4 @@
-"""Embeds texts with an endpoint or a local model, and finds texts with the same meaning."""
+"""Embeds texts with an endpoint or a local model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
 from ajet_sdk.tasks.questions import readable
 from ajet_tools.dataset.model.open import local_url
-from ajet_tools.dataset.similarity.near import ROUNDING, Match, Vectors, numbers_of
-from ajet_tools.dataset.similarity.text import normal
+from ajet_tools.dataset.similarity.near import Vectors
 
 BATCH = 64
 """Texts per request."""
@@ -125,71 +124,3 @@ class _LocalModel:
         mask = tokens["attention_mask"].unsqueeze(-1)
         means: list[list[float]] = ((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).tolist()
         return means
-
-
-class MeaningIndex:
-    """An index of texts by embedding; `find` returns a text with the same meaning.
-
-    For sets that grow row by row; `near.close_pairs` processes a whole file. As in `dedup`, short
-    texts with different numbers never match.
-    """
-
-    def __init__(self, embedder: ModelClient, least: float = 0.9, *, paid: bool = True) -> None:
-        self.embedder, self.least, self.paid = embedder, least, paid
-        self._keys: list[str] = []
-        self._numbers: list[list[str] | None] = []
-        self._vectors: Vectors = np.empty((64, 0), np.float32)
-
-    @classmethod
-    def by(
-        cls, embeddings: tuple[str, str], least: float, writer: ModelClient, cache: Path
-    ) -> MeaningIndex:
-        """Opens the index; `embeddings` are the arguments of `open_embedder`, charged to the
-        writer's budget."""
-        where, model = embeddings
-        embedder = open_embedder(
-            where, model, concurrency=writer.concurrency, cache=cache, budget=writer.budget
-        )
-        return cls(embedder, least, paid=where != "local")
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the settings that determine matches."""
-        return {"at": self.embedder.base_url, "model": self.embedder.model, "meaning": self.least}
-
-    def in_words(self) -> str:
-        return f"{self.embedder.model}, a cosine of {self.least:g}"
-
-    def requests(self, calls: int, seeds: int) -> int:
-        """Returns the number of paid requests: for the seeds, and for the rows of each call."""
-        return calls + -(-seeds // BATCH) if self.paid else 0
-
-    async def vectors(self, texts: Sequence[str]) -> Vectors:
-        """Raises as `embed`."""
-        new_vectors = await embed(self.embedder, texts)
-        if not self._vectors.shape[1]:
-            self._vectors = np.empty((64, new_vectors.shape[1]), np.float32)
-        if new_vectors.shape[1] != self._vectors.shape[1]:
-            raise EngineError(
-                f"{self.embedder.base_url} returned vectors of {new_vectors.shape[1]} numbers,"
-                f" after {self._vectors.shape[1]} before"
-            )
-        return new_vectors
-
-    def add(self, key: str, text: str, vector: Vectors) -> None:
-        """Adds a text and its vector under a key."""
-        count = len(self._keys)
-        if count == len(self._vectors):
-            self._vectors = np.concatenate((self._vectors, np.empty_like(self._vectors)))
-        self._vectors[count] = vector
-        self._keys.append(key)
-        self._numbers.append(numbers_of(normal(text)))
-
-    def find(self, text: str, vector: Vectors) -> Match | None:
-        """Returns the text with the highest cosine, if it is at least `least`."""
-        cosines = self._vectors[: len(self._keys)] @ vector
-        numbers = numbers_of(normal(text))
-        close = np.flatnonzero(cosines >= self.least - ROUNDING)
-        for index in close[np.argsort(-cosines[close], kind="stable")].tolist():
-            if numbers is None or self._numbers[index] is None or numbers == self._numbers[index]:
-                return Match(self._keys[index], min(1.0, float(cosines[index])), "meaning")
-        return None

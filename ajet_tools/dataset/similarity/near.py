@@ -121,40 +121,44 @@ def _digest(text: str) -> int:
     )
 
 
-def numbers_of(form: str) -> list[str] | None:
-    """Returns the numbers and operators that a short text must share with its paraphrases; None for
-    a long text."""
-    return marks(form) if len(form) < MARKED else None
+def same_numbers(first: str, second: str) -> bool:
+    """Whether two texts in normal form have the same numbers and operators, if both are short."""
+    return max(len(first), len(second)) >= MARKED or marks(first) == marks(second)
+
+
+Embedded = tuple[Vectors, Sequence[str]]
+"""Normalized embeddings of texts, and the texts."""
 
 
 def close_pairs(
-    vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True
+    rows: Embedded, known: Embedded | None, least: float, agree: Callable[[str, str], bool]
 ) -> Iterator[Pair]:
-    """Yields all pairs with a cosine of at least `least`; short texts with different numbers are
-    skipped.
+    """Yields all pairs of rows and known texts with a cosine of at least `least`, or all pairs of
+    rows; `agree` says whether two texts may mean the same.
 
     Compares all pairs, in blocks of the matrix: 100,000 rows need 5 billion dot products.
     """
-    apart = [numbers_of(text) if numbers else None for text in texts]
+    vectors, texts = rows
+    known_vectors, known_texts = known or rows
     for start in range(0, len(vectors), _BLOCK):
         block = vectors[start : start + _BLOCK]
-        for second_start in range(start, len(vectors), _BLOCK):
-            cosine = block @ vectors[second_start : second_start + _BLOCK].T
+        for known_start in range(start if known is None else 0, len(known_vectors), _BLOCK):
+            cosine = block @ known_vectors[known_start : known_start + _BLOCK].T
             for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
-                first_index, second_index = start + a, second_start + b
-                numbers_of_both = apart[first_index], apart[second_index]
-                is_alike = None in numbers_of_both or apart[first_index] == apart[second_index]
-                if first_index < second_index and is_alike:
-                    yield Pair(first_index, second_index, min(1.0, float(cosine[a, b])))
+                first, second = start + a, known_start + b
+                if known is None and first >= second:
+                    continue
+                if agree(texts[first], known_texts[second]):
+                    yield Pair(first, second, min(1.0, float(cosine[a, b])))
 
 
 @dataclass(frozen=True)
 class Match:
-    """The matching earlier text: its key, and the share of equal characters or the cosine."""
+    """The matching earlier text: its key, and the share of equal characters."""
 
     key: str
     similarity: float
-    kind: Literal["exact", "near", "meaning"]
+    kind: Literal["exact", "near"]
 
 
 def check_threshold(threshold: float) -> float:

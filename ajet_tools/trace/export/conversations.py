@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import BinaryIO
 
 from ajet_sdk.dialects.message_parts import content_text, picture_url, reply_of
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.export.demonstrations import is_cut
-from ajet_tools.trace.export.job import Job
+from ajet_tools.trace.export.job import Job, Row
 
 Message = Mapping[str, object]
 
@@ -119,18 +118,18 @@ def about(
     }
 
 
-def write_messages(job: Job, file: BinaryIO) -> None:
-    """Write a line per conversation, with `messages`, `tools`, and the calls of its replies in
+def message_rows(job: Job) -> Iterator[Row]:
+    """Yield a row per conversation, with `messages`, `tools`, and the calls of its replies in
     `calls`."""
     for record in job.records():
         call_by_id = {call.call_id: call for call in record.episode.calls}
-        rows = []
+        rows: list[Row] = []
         whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
         for conversation in whole:
             calls = [_turn(call_by_id[c], i) for c, i in conversation.turns]
             row = {"messages": conversation.messages, "tools": conversation.tools}
             rows.append({**row, **about(record.episode, conversation.agent), "calls": calls})
-        job.write(file, record, rows, cut=cut)
+        yield from job.counted(record, rows, cut=cut)
 
 
 def _turn(call: Call, place: int) -> dict[str, object]:
@@ -164,12 +163,12 @@ def whole_conversations(
     return result, len(cut)
 
 
-def write_sharegpt(job: Job, file: BinaryIO) -> None:
-    """Write a line per conversation in ShareGPT's format, as read by LLaMA-Factory and Axolotl."""
+def sharegpt_rows(job: Job) -> Iterator[Row]:
+    """Yield a row per conversation in ShareGPT's format, as read by LLaMA-Factory and Axolotl."""
     for record in job.records():
         whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
-        rows = ({**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in whole)
-        job.write(file, record, rows, cut=cut)
+        rows = [{**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in whole]
+        yield from job.counted(record, rows, cut=cut)
 
 
 _ROLES = {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ _CHUNK = 64
 """Episodes in memory."""
 _LOOKUP = 5_000
 """Ids in a query."""
+Row = dict[str, object]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str, allow_nan=False)
 
 
@@ -53,20 +54,15 @@ class Job:
         self.written.add(record.episode.episode_id)
         self.rows += rows
 
-    def write(
-        self, file: BinaryIO, record: Record, rows: Iterable[object], *, cut: int = 0
-    ) -> None:
-        """Write the rows of an episode as JSON lines; an episode without rows, none of them cut,
+    def counted(self, record: Record, rows: Sequence[Row], *, cut: int = 0) -> Sequence[Row]:
+        """Counts and returns the rows of an episode; an episode without rows, none of them cut,
         has no chat."""
-        lines = 0
-        for row in rows:
-            file.write(json_line(row))
-            lines += 1
-        if lines:
-            self.wrote(record, lines)
+        if rows:
+            self.wrote(record, len(rows))
         elif not cut:
             self.left_out["episodes without a chat reply"] += 1
         self.left_out[CUT] += cut
+        return rows
 
     def no_rows(self, format: str) -> ConfigError:
         """Returns the error of an export without any row."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
@@ -18,19 +17,19 @@ from ajet_tools.trace.export.conversations import (
     exchanges,
 )
 from ajet_tools.trace.export.demonstrations import is_cut
-from ajet_tools.trace.export.job import CUT, Job, json_line
+from ajet_tools.trace.export.job import CUT, Job, Row
 from ajet_tools.trace.queries.records import Record
 
 _KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
 
 
-def write_prompts(job: Job, file: BinaryIO) -> None:
-    """Write a line per call, with its messages as `prompt` and its reply as `completion`.
+def prompt_rows(job: Job) -> Iterator[Row]:
+    """Yield a row per call, with its messages as `prompt` and its reply as `completion`.
 
     A loss on completions then counts each reply once, in its original context.
     """
     for record in job.records():
-        rows = []
+        rows: list[Row] = []
         cut = 0
         for exchange in exchanges(record.episode):
             call = exchange.call
@@ -38,31 +37,30 @@ def write_prompts(job: Job, file: BinaryIO) -> None:
                 cut += 1
                 continue
             row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
-            of = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
-            rows.append({**row, "tools": _tools(exchange.tools), **of})
-        job.write(file, record, rows, cut=cut)
+            facts = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
+            rows.append({**row, "tools": _tools(exchange.tools), **facts})
+        yield from job.counted(record, rows, cut=cut)
 
 
-def write_preferences(job: Job, file: BinaryIO) -> None:
-    """Write a line per pair: a better and a worse attempt of a group, or a user's correction and
+def preference_rows(job: Job) -> Iterator[Row]:
+    """Yield a row per pair: a better and a worse attempt of a group, or a user's correction and
     the reply."""
     for group in job.groups(feedback=True):
         by_id = {record.episode.episode_id: record for record in group}
-        for row in pairs_of_group(
-            [r.episode for r in group], job.margin, job.left_out, keep_cut=job.keep_cut
-        ):
-            file.write(json_line(row))
+        episodes = [record.episode for record in group]
+        for row in pairs_of_group(episodes, job.margin, job.left_out, keep_cut=job.keep_cut):
             job.wrote(by_id[str(row["chosen_episode_id"])])
             job.wrote(by_id[str(row["rejected_episode_id"])], rows=0)
+            yield row
         for record in group:
             for row in _corrections(record, job.left_out):
-                file.write(json_line(row))
                 job.wrote(record)
+                yield row
 
 
 def pairs_of_group(
     episodes: Sequence[Episode], margin: float, left_out: Counter[str], *, keep_cut: bool = False
-) -> Iterator[dict[str, object]]:
+) -> Iterator[Row]:
     """Pair the best attempt with the worst, the second best with the second worst, and so on, for
     each agent.
 
