@@ -228,7 +228,8 @@ def task_of_row(
 
 def _has_calibration(metadata: Mapping[str, Any]) -> bool:
     """Whether both values are from a calibration; a difficulty alone is the dataset's own."""
-    rate, difficulty = metadata.get("pass_rate"), metadata.get("difficulty")
+    rate = metadata.get("pass_rate")
+    difficulty = metadata.get("difficulty")
     return (
         isinstance(rate, int | float)
         and isinstance(difficulty, int | float)

@@ -23,7 +23,9 @@ from ajet_tools.dataset.curation.forms import LEAST, Forms
 from ajet_tools.dataset.curation.stats import ordered
 from ajet_tools.dataset.files.values import as_text, value_at
 
-NAME, OTHER_NAME = "README.md", "CARD.md"
+NAME = "README.md"
+OTHER_NAME = "CARD.md"
+"""Where the user has a README of their own."""
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
 _UNKNOWN = "not known"
 _EXAMPLES = 6
@@ -69,7 +71,8 @@ class _Seen:
     """The rows with the smallest hash of their text: hash, text and answer."""
 
     def add(self, split: str, values: Mapping[str, Any]) -> None:
-        text, answer = readable(text_of(values)), answer_of(values)
+        text = readable(text_of(values))
+        answer = answer_of(values)
         self.questions.setdefault(split, array("I")).append(len(text))
         self.forms.add(text)
         if answer is not None:

@@ -77,7 +77,9 @@ class Growing:
     """The rounds of a run; `ajet_sdk.protocols.Growth`."""
 
     def __init__(self, config: Config, run_id: str) -> None:
-        self._config, self._settings, self._run_id = config, config.task_reader.growing, run_id
+        self._config = config
+        self._settings = config.task_reader.growing
+        self._run_id = run_id
         self._band = Band.parse(self._settings.band)
         self._mapping = config.task_reader.field_mapping
         self._folder = config.directory.resolve() / "data" / "growing" / run_id
@@ -95,12 +97,11 @@ class Growing:
 
     def tasks(self, step: int) -> list[Task]:
         begun_early = 1 if self._config.rollout.max_staleness else 0
-        return [
-            task
-            for after in sorted(self._tasks)
-            if after + begun_early < step
-            for task in self._tasks[after]
-        ]
+        tasks: list[Task] = []
+        for after in sorted(self._tasks):
+            if after + begun_early < step:
+                tasks += self._tasks[after]
+        return tasks
 
     async def grow(
         self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
@@ -120,11 +121,9 @@ class Growing:
     def _round(self, step: int, trainee: _Trainee) -> tuple[list[Row], str]:
         """Grows tasks similar to those that failed since the last round, within the policy's
         band."""
-        config, settings, data_generation = (
-            self._config,
-            self._settings,
-            self._config.task_reader.data_generation,
-        )
+        config = self._config
+        settings = self._settings
+        data_generation = config.task_reader.data_generation
         known = self._known(step)
         failed = self._failed(step)
         seeds = [
@@ -189,10 +188,11 @@ class Growing:
         }
 
     def _known(self, step: int) -> list[Row]:
-        return [
-            *self._seeds,
-            *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after]),
-        ]
+        known = list(self._seeds)
+        for after in sorted(self._rounds):
+            if after < step:
+                known += self._rounds[after]
+        return known
 
     def _as_tasks(self, rows: Sequence[Row], **more: int) -> list[Task]:
         tasks = [to_task(row, self._mapping) for row in job_rows(rows, self._mapping)]

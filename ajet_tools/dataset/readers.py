@@ -106,8 +106,9 @@ def _generated(
     }
     named = (*writer.values(), verify, settings.verify_model)
     # the content of files that options name: `judge:agent.py:exact` names agent.py
-    texts = [str(option) for option in named if option]
-    names = {name for text in texts for name in (text, *re.split(r"->|[:,]", text))}
+    names: set[str] = set()
+    for option in filter(None, named):
+        names.update((str(option), *re.split(r"->|[:,]", str(option))))
     facts = {
         "generation": generation.as_json(),
         "options": [*writer.values(), verify, mapping, settings.verify_model],
@@ -178,10 +179,8 @@ def _finished(folder: Path) -> dict[str, Path] | None:
 def generation_config(
     config: Config, documents: list[Path], seeds: Path | None, validation: Path | None
 ) -> DocsConfig | GenerationConfig:
-    generation, filtered = (
-        config.task_reader.data_generation,
-        config.task_reader.data_generation.deduplication_filter,
-    )
+    generation = config.task_reader.data_generation
+    filtered = generation.deduplication_filter
     _check_limits(config)
     limits: dict[str, Any] = {
         "max_tokens": generation.sampling_params.get("max_tokens", generation.llm_response_length),
@@ -259,11 +258,9 @@ def file_of(config: Config, split: str) -> Path | None:
             f"{key} must be jsonl_dataset_file (got {reader.type!r}, {config.origin(key)})"
         )
     text = getattr(reader.jsonl_dataset_file, split).file_path
-    return (
-        None
-        if text is None
-        else _there(config, text, f"query_reader.jsonl_dataset_file.{split}.file_path")
-    )
+    if text is None:
+        return None
+    return _there(config, text, f"query_reader.jsonl_dataset_file.{split}.file_path")
 
 
 def _there(config: Config, text: str, key: str) -> Path:
@@ -316,14 +313,13 @@ def _digest_of_path(path: Path) -> str:
     try:
         if not path.is_dir():
             return _digest_of_file(path)
-        files = ((p, p.relative_to(path)) for p in sorted(path.rglob("*")) if p.is_file())
-        shown = (
-            (p, name)
-            for p, name in files
-            if not any(n[0] == "." or n == "__pycache__" for n in name.parts)
-        )
-        named = ((name.as_posix(), _digest_of_file(p)) for p, name in shown)
-        return _digest(part.encode() for pair in named for part in pair)
+        parts: list[bytes] = []
+        for file in sorted(path.rglob("*")):
+            name = file.relative_to(path)
+            hidden = any(part[0] == "." or part == "__pycache__" for part in name.parts)
+            if file.is_file() and not hidden:
+                parts += (name.as_posix().encode(), _digest_of_file(file).encode())
+        return _digest(parts)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 

@@ -23,7 +23,6 @@ _GENERATION = {
     "--max-cost": "--budget usd=N",
     "--verify-price": "--verify-model NAME@URL,price=IN/OUT",
     "--verify-api-key-env": "--verify-model NAME@URL,key=VARIABLE",
-    "--embed": "ajet dataset dedup --embed NAME@URL",
     "--no-redact": "--with redact=false",
     "--unfenced": "--with unfenced=true",
     "--include-validation": "--with include_validation=true",

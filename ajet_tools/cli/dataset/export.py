@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -58,18 +59,16 @@ def export(
     ajet dataset export pairs.jsonl --format trl-preference -o pairs.parquet
     ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts
     """
-    left_out = Counter[str]()
-    parts, shape, written = (
-        _parts(sources, split, to_directory=_is_directory(out)),
-        Shape(),
-        dict[str, int](),
-    )
+    left_out: Counter[str] = Counter()
+    written: dict[str, int] = {}
+    parts = _parts(sources, split, to_directory=_is_directory(out))
+    shape = Shape()
     with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
             written_as = f"{out}:{name}" if _is_directory(out) else out
-            marks = (marked(rows.blocks(path), path, written_as) for path in paths)
-            for block in passing(block for blocks in marks for block in blocks):
+            blocks = [marked(rows.blocks(path), path, written_as) for path in paths]
+            for block in passing(chain.from_iterable(blocks)):
                 if format == "tasks":
                     writer.write_block(block)
                 else:
@@ -103,11 +102,9 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
                     parts.setdefault(name.replace("/", "-"), []).append(f"{source}:{name}")
         else:
             folder, colon, name = source.rpartition(":")
-            split_name = (
-                name.replace("/", "-")
-                if to_directory and colon and Path(folder).is_dir()
-                else "train"
-            )
+            split_name = "train"
+            if to_directory and colon and Path(folder).is_dir():
+                split_name = name.replace("/", "-")
             parts.setdefault(split or split_name, []).append(source)
     if not parts:
         raise ConfigError(f"there are no data files in {', '.join(sources)}")
@@ -144,6 +141,9 @@ def _write_card(
         refused=dict(left_out),
         files={name: f"data/{name}-*.parquet" for name in written},
     )
-    write_card(
-        folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts
-    )
+
+    def rows_of(split: str) -> Iterator[Mapping[str, object]]:
+        for row in read(f"{folder}:{split}"):
+            yield row.values
+
+    write_card(folder, {name: rows_of(name) for name in written}, facts)

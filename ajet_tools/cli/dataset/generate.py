@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 from typer import Argument, Option
 
 from ajet_sdk.engines.budget import Budget
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.recipe import with_model
-from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import ProgressBar, echo
 from ajet_sdk.run import open_run
 from ajet_tools.cli.arguments import AgentOptions
@@ -30,8 +25,9 @@ from ajet_tools.cli.dataset.generation import (
     confirm,
     show_prompts,
 )
+from ajet_tools.cli.dataset.generation_report import GenerationReport, progress
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
-from ajet_tools.cli.options import pick, print_json
+from ajet_tools.cli.result_output import print_result
 from ajet_tools.dataset.calibrate import Band, Measurements, conditions, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.blocks import Row
@@ -43,12 +39,10 @@ from ajet_tools.dataset.generate.directory import Directory
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
-from ajet_tools.dataset.generate.pipeline import Pipeline
-from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
+from ajet_tools.dataset.generate.records import Interrupted
 from ajet_tools.dataset.generate.runs import GenerationRun, generate, read_corpus
 from ajet_tools.dataset.generate.seeds import select_seeds
 from ajet_tools.dataset.generate.settings import DocsConfig, GenerationConfig, strategies_of
-from ajet_tools.dataset.labels import error_lines, errors_of
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 from ajet_tools.text.settings import split_settings
@@ -199,12 +193,19 @@ def _finish(
     corpus: Corpus | None = None,
 ) -> None:
     """Prints the result. Raises the error that ended generation early, else one about documents
-    that could not be read."""
+    that could not be read; KeyboardInterrupt after Ctrl-C, Exit with 143 after SIGTERM."""
     if options.dry_run:
         return
-    report(made, budget, corpus, seconds=seconds, as_json=options.as_json)
-    if made.result.stopped is not None:
-        raise made.result.stopped
+    report = GenerationReport(made, budget, corpus, seconds=seconds)
+    print_result(report, as_json=options.as_json)
+    stopped = made.result.stopped
+    if isinstance(stopped, Interrupted):
+        if stopped.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        echo(f"Terminated: {stopped}", err=True)
+        raise typer.Exit(128 + stopped.signal)
+    if stopped is not None:
+        raise stopped
     if corpus is not None and corpus.failure is not None:
         raise corpus.failure
 
@@ -301,121 +302,3 @@ def _read(corpus: Corpus) -> str:
     pages = sum(entry.document.pages or 0 for entry in corpus.held)
     of_pages = f" ({counted(pages, 'page')} of PDF)" if pages else ""
     return f"{counted(len(corpus.held), 'document')}{of_pages} in {counted(chunks, 'part')}."
-
-
-@contextmanager
-def progress(
-    generation: Pipeline, rows: int | None, calls: int = 0
-) -> Iterator[Callable[[GenerationResult], None]]:
-    """On a terminal, shows a progress bar of rows (else calls), and below it `progress_lines`."""
-    if not sys.stderr.isatty():
-        yield lambda result: None
-        return
-
-    class Shown(Progress):
-        """The bar, and below it the lines of `progress_lines`."""
-
-        def get_renderables(self) -> Iterable[RenderableType]:
-            yield from super().get_renderables()
-            for line in progress_lines(generation, rows, console.width):
-                yield Text(line, no_wrap=True, overflow="ellipsis")
-
-    console = output.console(stderr=True)
-    title = TextColumn("Accepted" if rows else "Parts asked")
-    columns = (title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Shown(*columns, console=console, transient=True) as shown:
-        bar = shown.add_task("", total=rows or calls)
-        yield lambda result: shown.update(bar, completed=result.accepted if rows else result.calls)
-
-
-def progress_lines(generation: Pipeline, rows: int | None, width: int) -> Iterator[str]:
-    """Yields cost, waits and rejections (most frequent first), in lines that fit the width."""
-    result, wait = generation.result, generation.describe_wait()
-    accepted = [] if rows else [f"{result.accepted:,} accepted"]
-    yield _fit("", [*accepted, *generation.endpoint.budget.summary().split(", ")], width)
-    if wait:
-        yield _fit("waiting for ", wait.split("; "), width)
-    reasons = [f"{count:,} {reason}" for reason, count in result.refused.most_common()]
-    if reasons:
-        yield _fit(f"refused {len(result.rejected):,}: ", reasons, width)
-
-
-def _fit(before: str, items: Sequence[str], width: int) -> str:
-    """Joins as many items as fit the width, and counts the others."""
-    for shown in range(len(items), 0, -1):
-        hidden = len(items) - shown
-        line = before + ", ".join([*items[:shown], *([f"{hidden} more"] if hidden else [])])
-        if len(line) <= width or shown == 1:
-            return line
-    return before
-
-
-def report(
-    made: GenerationRun, budget: Budget, corpus: Corpus | None, *, seconds: float, as_json: bool
-) -> None:
-    """Prints the result. Raises KeyboardInterrupt, or Exit with 143, if Ctrl-C or SIGTERM ended the
-    run."""
-    result, files, checks = made.result, made.files, made.checks
-    spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
-    documents = (
-        {side: sum(entry.side == side for entry in corpus.held) for side in sides}
-        if corpus is not None
-        else {}
-    )
-    errors = errors_of(files) if checks else []
-    if as_json:
-        print_json(
-            {
-                "accepted": result.accepted,
-                **{side: len(rows) for side, rows in sides.items()},
-                "refused": dict(result.refused.most_common()),
-                "surplus": result.surplus,
-                "diversity": result.diversity().as_json(),
-                "checks": [entry.as_json() for entry in checks],
-                "errors": [entry.as_json() for entry in errors],
-                **(_documents(corpus, documents) if corpus is not None else {}),
-                **pick(spent, "calls", "cached", "input_tokens", "output_tokens"),
-                "money": budget.cost,
-                "stopped": str(result.stopped) if result.stopped else None,
-                "files": [str(path) for path in files],
-            }
-        )
-    else:
-        origins = {
-            side: f" (from {counted(number, 'document')})" for side, number in documents.items()
-        }
-        per_side = ", ".join(
-            f"{len(rows):,} {side}{origins.get(side, '')}" for side, rows in sides.items()
-        )
-        cached = f" ({spent.cached:,} more from the cache)" if spent.cached else ""
-        echo(
-            f"{counted(result.accepted, 'row')} accepted: {per_side}; {budget.summary()}{cached},"
-            f" {seconds:.1f} s"
-        )
-        for entry in checks:
-            took = f"; {entry.budget.summary()}" if entry.budget is not None else ""
-            echo(f"  verified by {entry.verifier}: {entry.in_words()}{took}")
-        for line in error_lines(errors, files) if checks else ():
-            echo(f"  {line}")
-        if result.accepted:
-            echo(f"  {counted(result.diversity().forms, 'form')}")
-        for reason, count in result.refused.most_common():
-            echo(f"  {count:,} refused: {reason}")
-        for path in files:
-            echo(f"  {path}")
-    if isinstance(result.stopped, Interrupted):
-        if result.stopped.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        echo(f"Terminated: {result.stopped}", err=True)
-        raise typer.Exit(128 + result.stopped.signal)
-
-
-def _documents(corpus: Corpus, by_side: Mapping[str, int]) -> dict[str, object]:
-    return {
-        "documents": by_side,
-        "copies": [{"document": name, "of": original} for name, original in corpus.copies],
-        "unreadable": [
-            {"document": document.name, "problem": document.problem}
-            for document in corpus.unreadable
-        ],
-    }

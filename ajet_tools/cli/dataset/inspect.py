@@ -122,10 +122,11 @@ def _print_stats(result: Stats) -> None:
         counted(result.rows, "row"),
         f"{result.distinct:,} distinct",
         counted(result.duplicates, "duplicate"),
+        counted(result.diversity.forms, "form"),
+        f"{result.answered:,} with an answer",
     ]
-    parts += [f"{result.diversity.forms:,} {'form' if result.diversity.forms == 1 else 'forms'}"]
-    parts += [f"{result.answered:,} with an answer"]
-    parts += [f"{result.empty:,} without a question"] if result.empty else []
+    if result.empty:
+        parts.append(f"{result.empty:,} without a question")
     out.print(", ".join(parts))
     if not result.rows:
         return
@@ -134,9 +135,8 @@ def _print_stats(result: Stats) -> None:
     if result.diversity.is_low and 2 * result.diversity.forms <= result.distinct:
         out.print(result.diversity.as_text(), markup=False, highlight=False)
     lengths = [_length_row("characters", result.chars), _length_row("words", result.words)]
-    lengths += (
-        [_length_row("characters of the answer", result.answer_chars)] if result.answered else []
-    )
+    if result.answered:
+        lengths.append(_length_row("characters of the answer", result.answer_chars))
     out.print(render.table(lengths, out.width, title="\nlengths"))
     if result.languages:
         out.print(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ajet_sdk.reporting.output import ProgressBar
@@ -46,11 +48,9 @@ def remove_leaks(
     *,
     out: str,
     similarity: float,
-    ngram: int,
     ignore_numbers: bool,
     embedding: Embedding | None,
     report: str | None,
-    seed: int,
     rows: RowOptions,
 ) -> None:
     """Removes rows that leak an evaluation set, with the evidence for each."""
@@ -60,18 +60,15 @@ def remove_leaks(
         evaluation,
         skip_bad=rows.skip_bad_rows,
         threshold=similarity,
-        ngram=ngram,
-        seed=seed,
         numbers=not ignore_numbers,
     )
     known = kept_out.known
     with ProgressBar("reading") as bar:
         again = rows.rereadable(source)
-        texts = [
-            (block.where(index), text)
-            for block in read_some(again(), source, bar)
-            for index, text in enumerate(block.texts)
-        ]
+        texts: list[tuple[str, str]] = []
+        for block in read_some(again(), source, bar):
+            places = map(block.where, range(len(block)))
+            texts += zip(places, block.texts, strict=True)
         asked = [text for _, text in texts]
         vectors = None
         meaning = _MEANING
@@ -81,7 +78,8 @@ def remove_leaks(
                 embedded([*asked, *(text for _, text in known)], embedding, bar.show)
             )
             vectors = both[: len(asked)], both[len(asked) :]
-        everything = (strings_of(row.values) for block in again() for row in block.rows())
+        every_row = chain.from_iterable(block.rows() for block in again())
+        everything = (strings_of(row.values) for row in every_row)
         leaks = kept_out.find(
             asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
         )
@@ -113,7 +111,8 @@ def _report_leaks(
     out: str,
     report: str | None,
 ) -> None:
-    kinds = {kind: sum(leak.kind == kind for leak in leaks.values()) for kind in _KINDS}
+    counts = Counter[str](leak.kind for leak in leaks.values())
+    kinds = {kind: counts[kind] for kind in _KINDS}
     more: dict[str, object] = {
         "eval_rows": len(known),
         "eval_rows_found": len({leak.evaluation for leak in leaks.values()}),
@@ -135,7 +134,7 @@ async def embedded(texts: Sequence[str], embedding: Embedding, on_progress: OnPr
     meaning = importlib.import_module(
         "ajet_tools.dataset.similarity.meaning"
     )  # imports an HTTP client
-    endpoint = meaning.open_embedder(embedding.where, embedding.model)
+    endpoint = meaning.open_embedder(embedding.model)
     try:
         vectors: Vectors = await meaning.embed(endpoint, texts, on_progress=on_progress)
         return vectors

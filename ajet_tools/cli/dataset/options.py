@@ -129,10 +129,12 @@ class RowOptions:
 
     def rereadable(self, source: str) -> Callable[[], Iterator[Block]]:
         """Returns a function that reads the rows each time; those of stdin are kept in memory."""
-        stored, blocks = list[Block](), self.blocks(source)
+        stored: list[Block] = []
+        blocks = self.blocks(source)
 
         def read() -> Iterator[Block]:
-            self.bad.count, self.bad.first = 0, []
+            self.bad.count = 0
+            self.bad.first = []
             return self.blocks(source)
 
         def read_stored() -> Iterator[Block]:

@@ -88,7 +88,8 @@ def filter_(
     check_apart(out=out, rejected=rejected)
     tables = rows.tables(source)
     with ExitStack() as stack:
-        path, blocks = source, rows.blocks(source)
+        path = source
+        blocks = rows.blocks(source)
         if expression and (source == "-" or rows.map or rows.skip_bad_rows):
             # the types of all columns are needed before the first row
             folder = stack.enter_context(TemporaryDirectory(prefix="ajet-filter-"))

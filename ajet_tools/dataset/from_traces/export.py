@@ -22,11 +22,11 @@ from ajet_sdk.dialects.message_parts import parts_of
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, choose
-from ajet_tools.dataset.from_traces.feedback_jobs import (
+from ajet_tools.dataset.from_traces.corrections import (
     REDACTED,
-    AttemptsJob,
-    ConversationsJob,
     Corrections,
+    attempts,
+    learnable,
 )
 from ajet_tools.dataset.from_traces.grader import EpisodeGrader
 from ajet_tools.dataset.from_traces.sources import Sources
@@ -230,14 +230,16 @@ class _Export:
             raise _no_rows_error(self.result)
         self._verdicts: dict[str, RowVerdict | None] = {}
         self._corrections = self._read_corrections()
+        self._corrected: set[str] = set()
+        """Episodes with a corrected reply."""
         if grader is not None:
             asyncio.run(self._grade(grader))
 
     def _read_corrections(self) -> Corrections:
         opinions = self._chosen.opinions
         corrected = [id for id in self._chosen.ids if opinions[id].correction is not None]
-        groups = Job(self._sources.reader, corrected, self._options.redact).groups(feedback=True)
-        return Corrections.of(chain.from_iterable(groups), self._sources.foreign_runs)
+        records = Job(self._sources.reader, corrected, self._options.redact).records(feedback=True)
+        return Corrections.of(records, self._sources.foreign_runs)
 
     async def _grade(self, grader: EpisodeGrader) -> None:
         """Grades episodes in chunks, which limits memory."""
@@ -248,7 +250,7 @@ class _Export:
             self._progress("grading", self.result.graded, total)
 
         job = Job(self._sources.reader, self._chosen.ids, self._options.redact)
-        records = chain.from_iterable(job.groups(feedback=True))
+        records = job.records(feedback=True)
         try:
             while chunk := list(islice(records, max(_CHUNK, 4 * grader.endpoint.concurrency))):
                 verdicts = await grader.grade_all(chunk, count)
@@ -291,8 +293,8 @@ class _Export:
             self.result.reject([row])
         return good
 
-    def _job(self, kind: type[Job], ids: Sequence[str], **more: Any) -> Any:
-        return kind(
+    def _job(self, ids: Sequence[str]) -> Job:
+        return Job(
             reader=self._sources.reader,
             episode_ids=list(ids),
             redact=self._options.redact,
@@ -301,7 +303,6 @@ class _Export:
             progress=partial(self._progress, "reading"),
             trace=self._sources.path,
             keep_cut=self._choice.keeps_cut,
-            **more,
         )
 
     def _count(self, job: Job) -> None:
@@ -344,8 +345,8 @@ class _Export:
 
     def _fill_pool(self) -> TaskPool:
         pool = TaskPool(self._corrections.disputed)
-        job = self._job(Job, self._chosen.ids)
-        for whole in chain.from_iterable(job.groups(feedback=True)):
+        job = self._job(self._chosen.ids)
+        for whole in job.records(feedback=True):
             episode_id = whole.episode.episode_id
             verdict = self._verdicts.get(episode_id)
             if self._grader is not None and verdict is None:
@@ -378,32 +379,29 @@ class _Export:
 
     def _conversations(self) -> Iterator[dict[str, object]]:
         """Yields the rows of each episode, with corrected replies."""
-        ids = self._good_ids()
-        # A rubric decides what is worth imitating in place of the rewards.
-        job = self._job(
-            ConversationsJob,
-            ids,
-            corrections=self._corrections,
-            worthless={} if self._verdicts else self._chosen.worthless,
+        job = self._job(self._good_ids())
+        records = learnable(
+            job,
+            self._corrections,
             liked=not self._choice.takes_failures,
+            # a rubric decides what is worth imitating in place of the rewards
+            worthless={} if self._verdicts else self._chosen.worthless,
+            corrected=self._corrected,
         )
-        yield from self._learnable_rows(job)
+        yield from self._learnable_rows(job, records)
 
     def _preferences(self) -> Iterator[dict[str, object]]:
         """Yields pairs of better and worse attempts, and corrections, without repetitions."""
-        scores: dict[str, object] = {}
+        scores: dict[str, float] = {}
         for episode_id, verdict in self._verdicts.items():
             if verdict is not None and not verdict.failed:
                 scores[episode_id] = verdict.details["score"]
-        job = self._job(
-            AttemptsJob,
-            self._chosen.ids,
-            foreign_runs=self._sources.foreign_runs,
-            corrections=self._corrections,
-            scores=scores,
+        job = self._job(self._chosen.ids)
+        groups = attempts(
+            job, self._corrections, foreign_runs=self._sources.foreign_runs, scores=scores
         )
         seen: set[str] = set()
-        for row in self._learnable_rows(job):
+        for row in self._learnable_rows(job, groups):
             text = json.dumps([row["prompt"], row["chosen"], row["rejected"]], sort_keys=True)
             if text in seen:
                 self.result.duplicates += 1
@@ -411,18 +409,18 @@ class _Export:
                 seen.add(text)
                 yield row
 
-    def _learnable_rows(self, job: Job) -> Iterator[dict[str, object]]:
+    def _learnable_rows(self, job: Job, records: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yields the rows of a format without redacted replies, each with its provenance."""
         format: Any = self.result.format
-        for record_row in formats.rows_of(job, format):
+        for record_row in formats.rows_of(job, format, records):
             row = json.loads(json_line(record_row))  # as it is stored
             if self._options.redact and any(map(has_placeholder, _replies_of(row))):
                 self.result.left_out[_HIDDEN] += 1
             else:
-                yield {**row, "provenance": self._provenance(row, job)}
+                yield {**row, "provenance": self._provenance(row)}
         self._count(job)
 
-    def _provenance(self, row: dict[str, Any], job: Job) -> dict[str, object]:
+    def _provenance(self, row: dict[str, Any]) -> dict[str, object]:
         episodes = [row[name] for name in _EPISODES if row.get(name)]
         provenance: dict[str, object] = {
             "source": "trace",
@@ -434,7 +432,7 @@ class _Export:
         verdict = self._verdict(episodes[0]) if episodes else None
         if verdict is not None:
             provenance["verdict"] = verdict
-        if isinstance(job, ConversationsJob) and row.get("episode_id") in job.corrected:
+        if row.get("episode_id") in self._corrected:
             provenance["corrected"] = True
         return provenance
 

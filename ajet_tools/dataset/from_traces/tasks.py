@@ -73,7 +73,8 @@ def traced_tasks(
         foreign: another tool recorded it, so its task id does not identify the task.
         accept_output: use a liked output as the answer.
     """
-    episode, overall_opinion = record.episode, opinion(record.feedback)
+    episode = record.episode
+    overall_opinion = opinion(record.feedback)
     for question in _questions(episode, overall_opinion):
         mine = _about(record.feedback, question, episode)
         task = _task(episode.task, question)
@@ -115,14 +116,20 @@ def _questions(episode: Episode, overall_opinion: Opinion) -> list[_Question]:
     if _is_process(episode):
         return [_last_of(conversation) for conversation in all_conversations]
     named = overall_opinion.correction.call_id if overall_opinion.correction else None
-    answered = [
-        (c, place) for c in all_conversations for call_id, place in c.turns if call_id == named
-    ]
-    for conversation, place in answered[:1]:
-        later = _cut(conversation, _last_user(conversation.messages[:place]), own=False)
-        if any(message.get("role") == "assistant" for message in later.messages):
-            return [later]
+    later = _question_of_call(named, all_conversations)
+    if later is not None and any(m.get("role") == "assistant" for m in later.messages):
+        return [later]
     return [_of_task(episode.task, all_conversations)]
+
+
+def _question_of_call(
+    call_id: str | None, all_conversations: Sequence[Conversation]
+) -> _Question | None:
+    for conversation in all_conversations:
+        place = dict(conversation.turns).get(call_id or "")
+        if place is not None:
+            return _cut(conversation, _last_user(conversation.messages[:place]), own=False)
+    return None
 
 
 def _is_process(episode: Episode) -> bool:
@@ -139,7 +146,10 @@ def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question
     """Locates the stored question: as a whole message, else inside a message, else at the
     beginning."""
     query = task.main_query.strip()
-    located_messages = [(c, i, m) for c in all_conversations for i, m in enumerate(c.messages)]
+    located_messages: list[tuple[Conversation, int, Message]] = []
+    for conversation in all_conversations:
+        for place, message in enumerate(conversation.messages):
+            located_messages.append((conversation, place, message))
     for conversation, at, message in located_messages:
         if query and message.get("role") == "user" and parts_of(message).text.strip() == query:
             return _cut(conversation, at)
@@ -172,11 +182,9 @@ def _task(stored: Task, question: _Question) -> Task:
     """Returns the stored task with its conversation, or a new task for a different question."""
     messages = [dict(message) for message in question.messages]
     if question.own:
-        return (
-            stored
-            if stored.init_messages or not messages
-            else stored.model_copy(update={"init_messages": messages})
-        )
+        if stored.init_messages or not messages:
+            return stored
+        return stored.model_copy(update={"init_messages": messages})
     query = parts_of(messages[-1]).text.strip() if messages else stored.main_query
     moved = {
         k: query if v == stored.main_query and v else v
@@ -227,11 +235,9 @@ def _value(liked: object) -> Any:
     if not isinstance(liked, str):
         return liked
     final = final_of(liked)
-    return (
-        final
-        if final is not None and (number(final) is not None or _MARKED.search(liked))
-        else None
-    )
+    if final is None or (number(final) is None and not _MARKED.search(liked)):
+        return None
+    return final
 
 
 def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
@@ -369,18 +375,16 @@ class TaskPool:
             return -failed / attempts, -failed
 
         disputed = [self._seen[key] for key in self._disputed if key in self._seen]
-        items = (
-            self._seen.values() if tried is None else sorted(self._seen.values(), key=failure_rank)
-        )
-        for seen in items:
+        groups = list(self._seen.values())
+        if tried is not None:
+            groups.sort(key=failure_rank)
+        for seen in groups:
             _, of, _ = seen.settle_answer()
             doubted = any(seen is group for group in disputed)
             if doubted or (need_answer and of is None):
-                reason = (
-                    "people gave different corrections, without a majority"
-                    if doubted
-                    else "no answer is known"
-                )
+                reason = "no answer is known"
+                if doubted:
+                    reason = "people gave different corrections, without a majority"
                 self.rejected.append(rejected_row(seen.task, seen.episodes[0], reason))
                 continue
             self.answered[of or "none"] += 1

@@ -183,15 +183,15 @@ class Directory:
         documents: Sequence[Mapping[str, object]] = (),
     ) -> list[Path]:
         """Writes all files, each complete; a split without rows gets none. Returns the files."""
-        rejected = [each.as_row() for each in result.rejected]
-        files: list[tuple[Path, Sequence[Mapping[str, object]]]] = [
-            (self.train, result.train),
-            (self.validation, result.validation),
-            (self.path / "rejected.jsonl", rejected),
-            (self.path / "documents.jsonl", documents),
-        ]
+        splits = {"train": result.train, "validation": result.validation}
+        files: dict[Path, Sequence[Mapping[str, object]]] = {
+            self.train: result.train,
+            self.validation: result.validation,
+            self.path / "rejected.jsonl": [each.as_row() for each in result.rejected],
+            self.path / "documents.jsonl": documents,
+        }
         written = []
-        for path, rows in files:
+        for path, rows in files.items():
             if not rows:
                 path.unlink(missing_ok=True)
                 continue
@@ -199,17 +199,14 @@ class Directory:
                 for row in rows:
                     file.write(row)
             written.append(path)
-        splits = {"train": result.train, "validation": result.validation}
         splits = {name: rows for name, rows in splits.items() if rows}
         if splits:
-            notes = list(facts.notes)
-            if result.stopped is not None:
-                notes.insert(0, f"Ended early: {result.stopped}")
+            ended = [f"Ended early: {result.stopped}"] if result.stopped is not None else []
             facts = replace(
                 facts,
                 title=self.path.resolve().name,
                 refused=dict(result.refused.most_common()),
-                notes=notes,
+                notes=[*ended, *facts.notes],
                 files={name: f"{name}.jsonl" for name in splits},
             )
             written.append(write_card(self.path, splits, facts))

@@ -54,7 +54,9 @@ class Estimate:
         if price is not None:
             estimate.money = price.of(estimate.input_tokens, estimate.output_tokens)
         verifier = pipeline.checks.verifier
-        for part in verifier.parts if verifier is not None else []:
+        if verifier is None:
+            return estimate
+        for part in verifier.parts:
             replies = rows * part.verifier.calls
             estimate.checks += replies
             read = replies * (row_tokens + RUBRIC_TOKENS + source.context_tokens)

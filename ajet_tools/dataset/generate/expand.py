@@ -23,8 +23,8 @@ from ajet_tools.dataset.generate.seeds import (
     Example,
     Side,
     as_examples,
+    lineage_of,
     split_sides,
-    splits_from,
 )
 from ajet_tools.dataset.generate.settings import CIRCUMSTANCE, GenerationConfig
 
@@ -131,14 +131,10 @@ class Expansion(Source):
         )
         if form not in text:
             text = f"{text}\n\n{form}"
-        seeds = [seed for example in examples for seed in example.seeds]
-        roots = [root for example in examples for root in example.roots]
         origin = {
             "source": "expand",
-            "seeds": list(dict.fromkeys(seeds)),
-            "roots": list(dict.fromkeys(roots)),
             "examples": [example.id for example in examples],
-            "splits": splits_from(examples, side.name),
+            **lineage_of(examples, side.name),
         }
         parameters = {"strategy": strategy, "language": language, "cell": cell}
         provenance = config.provenance(

@@ -27,7 +27,7 @@ from ajet_tools.dataset.generate.records import (
     NoProgress,
     Unusable,
 )
-from ajet_tools.dataset.generate.seeds import Side, as_examples, split_sides, splits_from
+from ajet_tools.dataset.generate.seeds import Side, as_examples, lineage_of, split_sides
 from ajet_tools.dataset.generate.settings import DocsConfig
 
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ def open_book(values: Mapping[str, object], passage: str) -> dict[str, object]:
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 
-def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
+_KNOWLEDGE = RowShape.infer([Row("", {"question": "Which?", "answer": "This one."})])
+
+
+def _task_of(row: object, shape: RowShape | None) -> tuple[dict[str, Any], str]:
     """Returns the task row and the quotation. Raises Misfit."""
     if not isinstance(row, Mapping):
         raise Misfit("a row is not an object")
@@ -71,17 +74,15 @@ def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, object], str]:
         raise Misfit("quote is missing" if "quote" not in row else "quote is not text")
     if shape is not None:
         return shape.fit(fields), quote
-    question, answer = fields.get("question"), fields.get("answer")
-    answer = (
-        str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
-    )
-    for name, value in (("question", question), ("answer", answer)):
-        if not isinstance(value, str) or not value.strip():
-            raise Misfit(f"{name} is {'missing' if value is None else 'empty or no text'}")
-    unknown = [name for name in fields if name not in ("question", "answer")]
-    if unknown:
-        raise Misfit(f"{unknown[0]} is no field that was asked for")
-    return {"main_query": str(question).strip(), "metadata": {"answer": str(answer).strip()}}, quote
+    answer = fields.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        fields["answer"] = str(answer)
+    task = _KNOWLEDGE.fit(fields)
+    values = {
+        "main_query": str(task["question"]).strip(),
+        "metadata": {"answer": str(task["answer"]).strip()},
+    }
+    return values, quote
 
 
 def _problem(
@@ -185,7 +186,8 @@ class FromDocs(Source):
         }
 
     def card(self) -> Facts:
-        config, corpus = self.config, self._corpus
+        config = self.config
+        corpus = self._corpus
         counts = Counter(f"documents for {entry.side}" for entry in corpus.held)
         return Facts(
             counts={
@@ -294,7 +296,6 @@ class FromDocs(Source):
             fields=self.fields,
             kind=kind,
         )
-        roots = [root for example in examples for root in example.roots]
         origin = {
             "source": "from-docs",
             "document": {
@@ -302,9 +303,7 @@ class FromDocs(Source):
                 "digest": chunk.document.digest,
                 "chunk": chunk.number,
             },
-            "seeds": [example.id for example in examples],
-            "roots": list(dict.fromkeys(roots)),
-            "splits": splits_from(examples, side.name),
+            **lineage_of(examples, side.name),
         }
         provenance = config.provenance(
             prompt, model, chance.getrandbits(31), origin=origin, parameters=parameters

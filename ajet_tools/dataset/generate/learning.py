@@ -122,13 +122,19 @@ class LearningValue:
         return measured
 
     def _attempt(self, task: Task, number: int) -> Attempt:
-        own_seed, shared = (
-            seed_of(self.seed, task.task_id, number),
-            seed_of(self.seed, task.task_id, "group"),
-        )
-        group = f"{task.task_id}/{shared}"
+        shared = seed_of(self.seed, task.task_id, "group")
+        own_seed = None
+        if self.seed is not None:
+            own_seed = seed_of(self.seed, task.task_id, number)
         return Attempt(
-            task, "", group, number, 0, "val", None if self.seed is None else own_seed, shared
+            task,
+            run_id="",
+            group_id=f"{task.task_id}/{shared}",
+            attempt=number,
+            step=0,
+            split="val",
+            seed=own_seed,
+            group_seed=shared,
         )
 
 

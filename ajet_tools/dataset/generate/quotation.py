@@ -26,9 +26,12 @@ _FORMS = {
 }
 """Ligatures and full-width letters, but no characters with a meaning of their own, such as x²."""
 _AROUND = " \t\n\"'"
-_LEAST, _LEAST_FIGURE, _LEAST_WIDE = 12, 6, 5
-"""Minimum letters and digits of a quotation: words only, with a figure, in Chinese, Japanese or
-Korean."""
+# the minimum of letters and digits of a quotation
+_LEAST = 12
+_LEAST_FIGURE = 6
+"""With a figure."""
+_LEAST_WIDE = 5
+"""In Chinese, Japanese or Korean."""
 
 
 @dataclass(frozen=True)

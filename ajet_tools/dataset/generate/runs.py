@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import TaskError
@@ -63,26 +63,26 @@ def read_corpus(
     Raises ConfigError for an invalid path, TaskError if no document can be read.
     """
 
-    def warn_of_unreadable() -> Iterator[Any]:
-        for read, done, of in read_documents(paths, encoding=encoding):
+    counts = Counter[str]()
+
+    def documents() -> Iterator[Document | Unreadable]:
+        for read, done, total in read_documents(paths, encoding=encoding):
+            if on_progress is not None:
+                on_progress(done, total)
             if isinstance(read, Unreadable):
                 log.warning("%s", read.problem)
-            if on_progress is not None:
-                on_progress(done, of)
-            yield _redacted(read, counts) if redact and isinstance(read, Document) else read
+                yield read
+            else:
+                yield _redacted(read, counts) if redact else read
 
-    counts = Counter[str]()
     corpus = prepare(
-        warn_of_unreadable(), size=config.chunk_size, seed=config.seed, validation=config.validation
+        documents(), size=config.chunk_size, seed=config.seed, validation=config.validation
     )
     if not corpus.held:
-        failed = (
-            "the document"
-            if len(corpus.unreadable) == 1
-            else f"none of the {len(corpus.unreadable)} documents"
+        number = len(corpus.unreadable)
+        raise TaskError(
+            f"no document can be read, of {number:,}; the first: {corpus.unreadable[0].problem}"
         )
-        verb = "cannot be read" if len(corpus.unreadable) == 1 else "can be read"
-        raise TaskError(f"{failed} {verb}: {corpus.unreadable[0].problem}")
     if counts:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
         log.warning("redacted in the documents: %s; --with redact=false keeps them", kinds)
@@ -198,7 +198,9 @@ def _card(
     reports: Sequence[Check],
     value: LearningValue | None,
 ) -> Facts:
-    source, result, checks = pipeline.source, pipeline.result, pipeline.checks
+    source = pipeline.source
+    result = pipeline.result
+    checks = pipeline.checks
     card = source.card()
     counts = {**card.counts, "calls for rows": result.calls, "surplus": result.surplus}
     parameters: dict[str, object] = {

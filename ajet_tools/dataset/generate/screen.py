@@ -39,7 +39,7 @@ class Screen:
         self._most = settings.max_same_form
         self._leaks = checks.leaks
         self._held_out = checks.held_out
-        self._near = NearIndex(settings.similarity, settings.seed)
+        self._near = NearIndex(settings.similarity)
         self._forms: Counter[str] = Counter()
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
         for key, text in self._seeds.items():
@@ -61,7 +61,8 @@ class Screen:
 
     def sort(self, rows: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejected]]:
         """Returns the new rows, and the others with the reason."""
-        new, refused = list[Candidate](), list[Rejected]()
+        new: list[Candidate] = []
+        refused: list[Rejected] = []
         for candidate in rows:
             text = text_of(candidate.values)
             problem = self._misbehaviour(candidate.values)

@@ -125,10 +125,10 @@ class GenerationConfig(CallSettings):
 
     @property
     def wording(self) -> frozenset[str]:
-        lists = [self.phrases(axis) for axis in CIRCUMSTANCE.values()]
-        return super().wording.union(
-            *(prompts.runs_of_phrase(phrase) for some in lists for phrase in some)
-        )
+        wording = super().wording
+        for axis in CIRCUMSTANCE.values():
+            wording = wording.union(*map(prompts.runs_of_phrase, self.phrases(axis)))
+        return wording
 
     def phrases(self, axis: str) -> Sequence[str]:
         """Returns the values of `domain` or `persona`."""
@@ -152,7 +152,7 @@ class GenerationConfig(CallSettings):
 def strategies_of(texts: Sequence[str]) -> dict[str, float]:
     """Parses `harder=2,persona` to weights; empty means the defaults. Raises ConfigError."""
     weights: dict[str, float] = {}
-    for part in (item.strip() for text in texts for item in text.split(",")):
+    for part in filter(None, ",".join(texts).split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if name not in STRATEGIES:
             raise ConfigError(

@@ -80,7 +80,7 @@ class Leaks:
         share: for `quotation`, the minimum share of a text's words that occur in order.
         common: a run in more than this many texts, and in more than a twentieth, is an instruction.
 
-    Raises ConfigError without texts, or if `ngram` is too small.
+    Raises ConfigError without texts.
     """
 
     def __init__(
@@ -92,20 +92,14 @@ class Leaks:
         ngram: int = 13,
         share: float = 0.0,
         common: int = 3,
-        seed: int = 0,
         numbers: bool = True,
     ) -> None:
-        if ngram < LEAST_WORDS:
-            raise ConfigError(
-                f"--ngram must be at least {LEAST_WORDS} (got {ngram}); shorter runs occur"
-                " everywhere"
-            )
         if not known:
             raise ConfigError("there are no evaluation rows: their files are empty")
         texts = _asked_texts([text for _, text in known])
         self.known = [(where, text) for (where, _), text in zip(known, texts, strict=True)]
         self.share = share
-        self._near = NearIndex(threshold, seed, numbers=numbers)
+        self._near = NearIndex(threshold, numbers=numbers)
         for number, text in enumerate(texts):
             if text.strip():
                 self._near.add(str(number), text)
@@ -321,12 +315,9 @@ def _distinct_parts(alone: Sequence[Sequence[str]]) -> dict[int, list[str]]:
             rows_with.update(normal(part) for part in set(parts))
     distinct: dict[int, list[str]] = {}
     for index, parts in enumerate(alone):
-        own = []
-        for part in parts if len(parts) > 1 else ():
+        for part in parts:
             if rows_with[normal(part)] == 1 and _runs_to_know(words(part), LEAST_WORDS):
-                own.append(part)
-        if own:
-            distinct[index] = own
+                distinct.setdefault(index, []).append(part)
     return distinct
 
 

@@ -69,7 +69,8 @@ def training_ids(
     tasks = [_task(row["task"]) for row in rows(reader, sql, run_id)]
     same = {tasks[place].task_id for place, _ in same_tasks(tasks, held_out)}
     near = {tasks[place].task_id for place, _ in near_copies(tasks, held_out)} - same
-    kept, left_out = list[str](), Counter[str]()
+    kept: list[str] = []
+    left_out: Counter[str] = Counter()
     for episode_id in ids:
         row = of.get(episode_id, {"validates": False, "task_id": ""})
         if row["validates"]:

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.config.api_keys import api_key
-from ajet_sdk.engines.budget import Budget
 from ajet_sdk.engines.client import ModelClient
 from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
 from ajet_sdk.tasks.questions import readable
 from ajet_tools.dataset.model.open import local_url
 from ajet_tools.dataset.similarity.near import Vectors
+from ajet_tools.text.model_name import ModelName
 
 BATCH = 64
 """Texts per request."""
@@ -25,33 +25,18 @@ _AT_ONCE = 4
 _PART = 4 * BATCH
 
 
-def open_embedder(
-    where: str,
-    model: str,
-    *,
-    concurrency: int = _AT_ONCE,
-    cache: Path | None = None,
-    budget: Budget | None = None,
-) -> ModelClient:
+def open_embedder(model: ModelName) -> ModelClient:
     """Opens the client that computes embeddings; close it after use.
 
-    Args:
-        where: an endpoint's URL (`http://127.0.0.1:8000/v1`; its key in OPENAI_API_KEY), or `local`.
-        model: the model's name there, or the directory or hub name of a local model.
-        cache: cache of vectors, by model and text.
-        budget: budget for an endpoint's requests; a local model costs nothing.
-
-    Raises ConfigError; MissingExtra if a local model lacks its packages.
+    `model` is at an endpoint, with its key in OPENAI_API_KEY, or the directory or hub name of a
+    local model. Raises ConfigError; MissingExtra if a local model lacks its packages.
     """
-    if where == "local":
-        at = local_url(Path(model)) if Path(model).is_dir() else f"local://{model}"
-        return ModelClient(at, model, concurrency=1, cache=cache, transport=_LocalModel(model))
-    if not where.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"embeddings are at a URL, NAME@https://HOST/v1, or in a directory (got {where!r})"
-        )
-    key = api_key("OPENAI_API_KEY")
-    return ModelClient(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
+    if model.base_url is not None:
+        key = api_key("OPENAI_API_KEY")
+        return ModelClient(model.base_url, model.name, key, concurrency=_AT_ONCE)
+    name = model.name
+    url = local_url(Path(name)) if Path(name).is_dir() else f"local://{name}"
+    return ModelClient(url, name, concurrency=1, transport=_LocalModel(name))
 
 
 async def embed(

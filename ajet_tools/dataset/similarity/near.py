@@ -58,21 +58,20 @@ class Clusters:
         return item
 
     def join(self, first: int, second: int) -> None:
-        a, b = self.find(first), self.find(second)
-        self._above[max(a, b)] = min(a, b)
+        heads = self.find(first), self.find(second)
+        self._above[max(heads)] = min(heads)
 
 
 def near_pairs(
     texts: Sequence[str],
     threshold: float,
     *,
-    seed: int = 0,
     numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Pair]:
     """Yields enough pairs of similar texts in normal form to connect each cluster.
 
-    The clusters depend on the texts and the seed, not on the order. `numbers`: texts with different
+    The clusters depend on the texts, not on their order. `numbers`: texts with different
     numbers are not similar (see `likeness`).
     """
     least = max(shortest(threshold), GRAM)
@@ -84,7 +83,7 @@ def near_pairs(
     pool = sorted(text for text in first if len(text) >= least)
     chosen = [first[text] for text in pool]
     clusters = Clusters(len(pool))
-    for who, candidates in _keys(pool, threshold, seed, numbers).pairs():
+    for who, candidates in _keys(pool, threshold, numbers).pairs():
         for place, (a, b) in enumerate(zip(who.tolist(), candidates.tolist(), strict=True)):
             if on_progress is not None and place % _BLOCK == 0:
                 on_progress("comparing", a, len(pool))
@@ -97,9 +96,9 @@ def near_pairs(
                 yield Pair(first_index, second_index, similarity)
 
 
-def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> Postings:
+def _keys(forms: Sequence[str], threshold: float, numbers: bool) -> Postings:
     """Returns the keys of texts; those of short texts include their numbers and operators."""
-    all_keys = postings(forms, seed)
+    all_keys = postings(forms)
     if not numbers:
         return all_keys
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
@@ -145,7 +144,8 @@ def close_pairs(
         for known_start in range(start if known is None else 0, len(known_vectors), _BLOCK):
             cosine = block @ known_vectors[known_start : known_start + _BLOCK].T
             for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
-                first, second = start + a, known_start + b
+                first = start + a
+                second = known_start + b
                 if known is None and first >= second:
                     continue
                 if agree(texts[first], known_texts[second]):
@@ -174,12 +174,13 @@ def check_threshold(threshold: float) -> float:
 class NearIndex:
     """An index of texts; `find` returns a text that a new one repeats (see `likeness`).
 
-    Deterministic for the same calls and seed. Exact copies are always found; of texts with a tenth
+    Deterministic. Exact copies are always found; of texts with a tenth
     of the characters edited, more than 99 %.
     """
 
-    def __init__(self, threshold: float = 0.8, seed: int = 0, *, numbers: bool = True) -> None:
-        self._how = check_threshold(threshold), seed, numbers
+    def __init__(self, threshold: float = 0.8, *, numbers: bool = True) -> None:
+        self._threshold = check_threshold(threshold)
+        self._numbers = numbers
         self._shortest = max(shortest(threshold), GRAM)
         self._exact: dict[str, str] = {}
         self._unmarked: dict[str, str] = {}
@@ -219,7 +220,7 @@ class NearIndex:
             for number, form in enumerate(forms):
                 if form in self._exact:
                     matches.append(Match(self._exact[form], 1.0, "exact"))
-                elif plain[number] in self._unmarked and self._how[0] < 1:
+                elif plain[number] in self._unmarked and self._threshold < 1:
                     matches.append(Match(self._unmarked[plain[number]], 1.0, "near"))
                 else:
                     matches.append(self._best(plain[number], likely[number]))
@@ -227,11 +228,13 @@ class NearIndex:
 
     def _best(self, form: str, likely: Sequence[int]) -> Match | None:
         best: Match | None = None
-        threshold, _, numbers = self._how
         for index in likely:
             key, candidate = self._texts[index]
             similarity = likeness(
-                form, candidate, best.similarity if best else threshold, numbers=numbers
+                form,
+                candidate,
+                best.similarity if best else self._threshold,
+                numbers=self._numbers,
             )
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
@@ -240,18 +243,20 @@ class NearIndex:
     def _likely(self, forms: Sequence[str]) -> dict[int, list[int]]:
         self._sort_new()
         likely: dict[int, list[int]] = defaultdict(list)
-        asked = _keys([form if len(form) >= self._shortest else "" for form in forms], *self._how)
-        for part in self._sorted if len(asked.keys) else ():
-            for who, candidate in zip(
-                *(column.tolist() for column in part.find(asked)), strict=True
-            ):
-                likely[who].append(candidate)
+        long_enough = [form if len(form) >= self._shortest else "" for form in forms]
+        asked = _keys(long_enough, self._threshold, self._numbers)
+        if not len(asked.keys):
+            return likely
+        for part in self._sorted:
+            who, candidates = part.find(asked)
+            for number, candidate in zip(who.tolist(), candidates.tolist(), strict=True):
+                likely[number].append(candidate)
         return likely
 
     def _sort_new(self) -> None:
         new = [form for _, form in self._texts[self._counted :]]
         if new:
-            keys, texts = _keys(new, *self._how)
+            keys, texts = _keys(new, self._threshold, self._numbers)
             self._sorted.append(Postings(keys, texts + self._counted).sorted())
             self._counted = len(self._texts)
         while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(
@@ -264,7 +269,8 @@ class NearIndex:
 def together_by(keys: Sequence[str], groups: Sequence[int]) -> list[int]:
     """Returns for each row the position of the first row with which it shares a key or a group,
     transitively."""
-    clusters, first = Clusters(len(keys)), dict[str, int]()
+    clusters = Clusters(len(keys))
+    first = dict[str, int]()
     for index, (key, group) in enumerate(zip(keys, groups, strict=True)):
         clusters.join(index, first.setdefault(key, index))
         clusters.join(index, group)
@@ -276,20 +282,18 @@ def together(
     texts: Sequence[str],
     threshold: float,
     *,
-    seed: int = 0,
     numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> list[str]:
     """Returns the key of each row; rows with equal keys or similar texts get the key of the first
     of them."""
-    clusters, first = Clusters(len(keys)), dict[str, int]()
+    clusters = Clusters(len(keys))
+    first = dict[str, int]()
     forms: dict[str, int] = {}
     for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
         clusters.join(index, first.setdefault(key, index))
         clusters.join(index, forms.setdefault(normal(text), index))
     different = list(forms)
-    for pair in near_pairs(
-        different, threshold, seed=seed, numbers=numbers, on_progress=on_progress
-    ):
+    for pair in near_pairs(different, threshold, numbers=numbers, on_progress=on_progress):
         clusters.join(forms[different[pair.first]], forms[different[pair.second]])
     return [keys[clusters.find(index)] for index in range(len(keys))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.engines.budget import Budget, Usage
@@ -93,7 +93,7 @@ class CombinedVerifier:
         known as one."""
         if not rows or not self.needs_answer or any(answer_of(row) is not None for row in rows):
             return
-        columns = sorted({path for row in rows for path in _fields(row)})
+        columns = sorted(set[str]().union(*map(_fields, rows)))
         raise ConfigError(
             f"--verify {self.name} compares answers, but no row of {source} has a known answer: the"
             f" fields are {', '.join(columns)}, and an answer is named {', '.join(ANSWERS[:3])},"
@@ -176,16 +176,21 @@ def checks_of(
     verifier: CombinedVerifier | None, provenances: Iterable[Mapping[str, Any]]
 ) -> list[Check]:
     """Returns the result of each verifier over all rows of a run, by their provenance."""
-    checked, refused = Counter[str](), Counter[str]()
+    checked: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
     for provenance in provenances:
         for verdict in single_verdicts(provenance.get("verdict") or {}):
             checked[verdict["verifier"]] += 1
             refused[verdict["verifier"]] += not verdict["ok"]
+    if verifier is None:
+        return []
     checks = []
-    for part in verifier.parts if verifier is not None else []:
-        name, at = part.verifier.name, part.endpoint
-        model, budget = (at.model, at.budget) if at is not None else (None, None)
-        checks.append(Check(name, model, checked[name], refused[name], budget))
+    for part in verifier.parts:
+        name = part.verifier.name
+        check = Check(name, None, checked[name], refused[name], None)
+        if part.endpoint is not None:
+            check = replace(check, model=part.endpoint.model, budget=part.endpoint.budget)
+        checks.append(check)
     return checks
 
 

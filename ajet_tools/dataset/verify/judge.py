@@ -43,9 +43,11 @@ class JudgeVerifier:
     """
 
     def __init__(self, judge: object, spec: str, *, k: int = 0, seed: int = 0) -> None:
-        self.name, self.calls = spec, k
+        self.name = spec
+        self.calls = k
         self.needs_answer = k == 0
-        self._judge, self._seed = judge, seed
+        self._judge = judge
+        self._seed = seed
         if is_group_judge(judge):  # also raises SignatureError for a workflow
             raise ConfigError(
                 f"--verify {spec}: a group judge compares answers, but a row has only one"
@@ -179,7 +181,8 @@ class LlmVerifier:
         answer = answer_of(row)
         if answer is None:
             return RowVerdict(False, "no answer to grade")
-        rubric, asked = load("verify/rubric"), load("verify/grade")
+        rubric = load("verify/rubric")
+        asked = load("verify/grade")
         details = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}
         judge = LlmJudge(
             self.rubric or rubric.render(),

@@ -8,7 +8,7 @@ are written, and what of them may be learned from, is decided in `ajet_tools.dat
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
@@ -26,7 +26,7 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 class FormatWriter(NamedTuple):
     module: str
     function: str
-    """Takes a job and yields rows; or, of a whole file, takes a job and a stream."""
+    """Takes a job and records, and yields rows; or, of a whole file, takes a job and a stream."""
     suffix: str = ".jsonl"
     whole: bool = False
 
@@ -58,9 +58,12 @@ class Exported:
     """Omitted items, by a reason that names them."""
 
 
-def rows_of(job: Job, format: Format) -> Iterator[Row]:
-    """Yields the rows of a format that is no whole file."""
-    rows: Iterator[Row] = _function(format)(job)
+def rows_of(job: Job, format: Format, records: Iterable[Any] | None = None) -> Iterator[Row]:
+    """Yields the rows of a format that is no whole file, of all records of the job or of these; for
+    `preferences` they are groups of records."""
+    if records is None:
+        records = job.groups(feedback=True) if format == "preferences" else job.records()
+    rows: Iterator[Row] = _function(format)(job, records)
     return rows
 
 

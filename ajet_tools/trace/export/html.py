@@ -186,7 +186,8 @@ def _tokens(view: TokenView) -> Iterator[_Token]:
         if not view.mask[i]:
             yield _Token(text, f"id {token}, prompt")
             continue
-        logprob, advantage = float(view.sampler[i]), float(view.advantage[i])
+        logprob = float(view.sampler[i])
+        advantage = float(view.advantage[i])
         style = ""
         title = f"id {token}, sampled"
         if np.isfinite(logprob):

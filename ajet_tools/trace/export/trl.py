@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Episode
@@ -14,6 +14,7 @@ from ajet_tools.trace.export.conversations import (
     Exchange,
     about,
     conversations,
+    cut_turns,
     exchanges,
 )
 from ajet_tools.trace.export.demonstrations import is_cut
@@ -23,12 +24,12 @@ from ajet_tools.trace.queries.records import Record
 _KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
 
 
-def prompt_rows(job: Job) -> Iterator[Row]:
+def prompt_rows(job: Job, records: Iterable[Record]) -> Iterator[Row]:
     """Yield a row per call, with its messages as `prompt` and its reply as `completion`.
 
     A loss on completions then counts each reply once, in its original context.
     """
-    for record in job.records():
+    for record in records:
         rows: list[Row] = []
         cut = 0
         for exchange in exchanges(record.episode):
@@ -42,10 +43,10 @@ def prompt_rows(job: Job) -> Iterator[Row]:
         yield from job.counted(record, rows, cut=cut)
 
 
-def preference_rows(job: Job) -> Iterator[Row]:
+def preference_rows(job: Job, groups: Iterable[list[Record]]) -> Iterator[Row]:
     """Yield a row per pair: a better and a worse attempt of a group, or a user's correction and
     the reply."""
-    for group in job.groups(feedback=True):
+    for group in groups:
         by_id = {record.episode.episode_id: record for record in group}
         episodes = [record.episode for record in group]
         for row in pairs_of_group(episodes, job.margin, job.left_out, keep_cut=job.keep_cut):
@@ -72,9 +73,8 @@ def pairs_of_group(
             left_out["attempts without success"] += 1
             continue
         longest: dict[str, Conversation] = {}
-        cut_ids = set() if keep_cut else {call.call_id for call in episode.calls if is_cut(call)}
         every = conversations(episode)
-        cut = {call_id for conversation in every for call_id, _ in conversation.turns} & cut_ids
+        cut = set() if keep_cut else cut_turns(episode, every)
         if cut:  # a pair of it would prefer or reject an end that was never sampled
             left_out[CUT] += len(cut)
             continue

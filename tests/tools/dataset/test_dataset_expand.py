@@ -25,7 +25,7 @@ from ajet_sdk.errors import (
     RequestRefused,
     TaskError,
 )
-from ajet_tools.cli.dataset.generate import progress_lines
+from ajet_tools.cli.dataset.generation_report import progress_lines
 from ajet_tools.dataset.files.blocks import Row
 from ajet_tools.dataset.generate.directory import Journal
 from ajet_tools.dataset.generate.expand import Expansion

@@ -424,7 +424,7 @@ def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Pat
 
 def test_messages_show_the_corrected_reply_and_not_what_was_disliked(service: Path) -> None:
     result = made(service, "--format", "messages", "-o", "sft.jsonl")
-    found = {row["messages"][1]["content"]: row for row in rows(Path("sft.jsonl"))}
+    found = {row["messages"][1]["content"]: row for row in reversed(rows(Path("sft.jsonl")))}
     assert set(found) == {"What is 1+1?", "What is 2+2?", "What is 4+4?"}
     row = found["What is 2+2?"]
     assert (
