@@ -7,7 +7,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from ajet_sdk.dialects.message_parts import parts_of
@@ -250,81 +251,79 @@ def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
     return False
 
 
-@dataclass
-class _Group:
-    task: Task
-    stored: bool
-    episodes: list[str] = field(default_factory=list)
-    corrections: list[tuple[Any, Any, Any]] = field(default_factory=list)
-    """(when, answer, stored answer)."""
-    answers: dict[str, Any] = field(default_factory=dict)
-    """The first answer of each origin."""
-    scores: list[float] = field(default_factory=list)
-    comments: list[str] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-    verdict: Mapping[str, object] | None = None
-    splits: set[str] = field(default_factory=set)
+@dataclass(frozen=True)
+class _Seen:
+    """An episode of a task, with what is known of it."""
 
-    def add(
-        self,
-        traced: TracedTask,
-        failure: str | None,
-        verdict: Mapping[str, object] | None,
-        split: str,
-    ) -> None:
-        self.splits.add(split)
-        self.episodes.append(traced.episode_id)
-        self.scores += [] if traced.said.score is None else [traced.said.score]
-        self.comments += traced.said.comments
-        self.failures.update([failure] if failure else [])
-        self.verdict = self.verdict or verdict
-        if traced.answer_from == "correction" and traced.said.correction is not None:
-            self.corrections.append((traced.said.correction.at, traced.answer, traced.corrected))
-        elif traced.answer_from is not None:
-            self.answers.setdefault(traced.answer_from, traced.answer)
+    traced: TracedTask
+    failure: str | None
+    verdict: Mapping[str, object] | None
+    split: str
 
-    def settle_answer(self) -> tuple[Any, str | None, Any]:
-        """Returns the latest correction, else the stored answer, else that of a liked output."""
-        if self.corrections:
-            _, answer, stored = max(self.corrections, key=lambda correction: correction[0])
-            return answer, "correction", stored
-        return next(
-            ((self.answers[of], of, None) for of in _ORIGINS if of in self.answers),
-            (None, None, None),
-        )
 
-    def count_attempts(self, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-        attempts, failed = tried.get(self.task.task_id, (0, 0))
-        return max(attempts, len(self.episodes)), max(failed, self.failures.total())
+def _settled_answer(seen: Sequence[_Seen]) -> tuple[Any, str | None, Any]:
+    """Returns the latest correction, else the stored answer, else that of a liked output; its
+    origin; and the stored answer that a correction replaces."""
+    corrected = [each.traced for each in seen if each.traced.said.correction is not None]
+    corrected = [traced for traced in corrected if traced.answer_from == "correction"]
+    if corrected:
+        latest = max(corrected, key=lambda traced: traced.said.correction.at)  # type: ignore[union-attr]
+        return latest.answer, "correction", latest.corrected
+    for origin in _ORIGINS:
+        for each in seen:
+            if each.traced.answer_from == origin:
+                return each.traced.answer, origin, None
+    return None, None, None
 
-    def row(
-        self, tried: Mapping[str, tuple[int, int]] | None, more: Mapping[str, object]
-    ) -> dict[str, object]:
-        answer, of, corrected = self.settle_answer()
-        task = self.task if tried is None or not self.stored else _seed(self.task)
-        metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
-        provenance: dict[str, object] = {
-            "source": "trace", "seeds": [task.task_id], "episodes": self.episodes[:_MOST_EPISODES],
-            "splits": sorted(self.splits), "attempts": len(self.episodes), "answer_from": of, **more,
-        }  # fmt: skip
-        if corrected is not None:
-            provenance["instead_of"] = corrected
-        if self.scores:
-            provenance["feedback"] = {
-                "mean": sum(self.scores) / len(self.scores),
-                "given": len(self.scores),
-            }
-        if self.comments:
-            provenance["comments"] = self.comments[:_MOST_EPISODES]
-        if tried is not None:
-            attempts, failed = self.count_attempts(tried)
-            provenance |= {"attempts": attempts, "failed": failed, "failures": dict(self.failures)}
-        if self.verdict is not None:
-            provenance["verdict"] = dict(self.verdict)
-        row: dict[str, object] = {"main_query": task.main_query, "task_id": task.task_id}
-        row |= {"init_messages": task.init_messages} if task.init_messages else {}
-        row |= {"env_type": task.env_type} if task.env_type else {}
-        return {**row, "metadata": metadata, "provenance": provenance}
+
+def _count_attempts(seen: Sequence[_Seen], tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Returns the number of attempts at a task, and of failures."""
+    attempts, failed = tried.get(seen[0].traced.task.task_id, (0, 0))
+    failures = sum(each.failure is not None for each in seen)
+    return max(attempts, len(seen)), max(failed, failures)
+
+
+def _task_row(
+    seen: Sequence[_Seen],
+    tried: Mapping[str, tuple[int, int]] | None,
+    more: Mapping[str, object],
+) -> dict[str, object]:
+    answer, origin, replaced = _settled_answer(seen)
+    task = seen[0].traced.task
+    if tried is not None and seen[0].traced.stored:
+        task = _seed(task)
+    provenance: dict[str, object] = {
+        "source": "trace",
+        "seeds": [task.task_id],
+        "episodes": [each.traced.episode_id for each in seen[:_MOST_EPISODES]],
+        "splits": sorted({each.split for each in seen}),
+        "attempts": len(seen),
+        "answer_from": origin,
+        **more,
+    }
+    if replaced is not None:
+        provenance["instead_of"] = replaced
+    scores = [each.traced.said.score for each in seen if each.traced.said.score is not None]
+    if scores:
+        provenance["feedback"] = {"mean": sum(scores) / len(scores), "given": len(scores)}
+    comments = list(chain.from_iterable(each.traced.said.comments for each in seen))
+    if comments:
+        provenance["comments"] = comments[:_MOST_EPISODES]
+    if tried is not None:
+        attempts, failed = _count_attempts(seen, tried)
+        failures = Counter(each.failure for each in seen if each.failure is not None)
+        provenance |= {"attempts": attempts, "failed": failed, "failures": dict(failures)}
+    for each in seen:
+        if each.verdict is not None:
+            provenance["verdict"] = dict(each.verdict)
+            break
+    row: dict[str, object] = {"main_query": task.main_query, "task_id": task.task_id}
+    if task.init_messages:
+        row["init_messages"] = task.init_messages
+    if task.env_type:
+        row["env_type"] = task.env_type
+    row["metadata"] = task.metadata if origin is None else {**task.metadata, "answer": answer}
+    return {**row, "provenance": provenance}
 
 
 class TaskPool:
@@ -333,13 +332,16 @@ class TaskPool:
 
     def __init__(self, disputed: Collection[str] = ()) -> None:
         self._disputed = disputed
-        self._seen: dict[str, _Group] = {}
-        self.duplicates = 0
-        """Episodes of tasks already in the pool."""
+        self._seen: dict[str, list[_Seen]] = {}
         self.rejected: list[dict[str, object]] = []
         """Rejected tasks, each with a `reason`."""
         self.answered: Counter[str] = Counter()
         """Rows by origin of their answer; `none` without an answer."""
+
+    @property
+    def duplicates(self) -> int:
+        """Episodes of tasks that are in the pool already."""
+        return sum(len(seen) - 1 for seen in self._seen.values())
 
     def add(
         self,
@@ -352,10 +354,10 @@ class TaskPool:
         if traced.problem:
             self.rejected.append(rejected_row(traced.task, traced.episode_id, traced.problem))
             return
-        self.duplicates += traced.key in self._seen
-        self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(
-            traced, failure, verdict, split
-        )
+        seen = self._seen.setdefault(traced.key, [])
+        if seen:
+            traced = replace(traced, task=seen[0].traced.task)  # one copy in memory
+        seen.append(_Seen(traced, failure, verdict, split))
 
     def rows(
         self,
@@ -370,25 +372,24 @@ class TaskPool:
         Tasks with contradicting corrections and no majority are rejected.
         """
 
-        def failure_rank(seen: _Group) -> tuple[float, int]:
-            attempts, failed = seen.count_attempts(tried or {})
+        def failure_rank(key: str) -> tuple[float, int]:
+            attempts, failed = _count_attempts(self._seen[key], tried or {})
             return -failed / attempts, -failed
 
-        disputed = [self._seen[key] for key in self._disputed if key in self._seen]
-        groups = list(self._seen.values())
-        if tried is not None:
-            groups.sort(key=failure_rank)
-        for seen in groups:
-            _, of, _ = seen.settle_answer()
-            doubted = any(seen is group for group in disputed)
-            if doubted or (need_answer and of is None):
+        for key in self._seen if tried is None else sorted(self._seen, key=failure_rank):
+            seen = self._seen[key]
+            _, origin, _ = _settled_answer(seen)
+            reason = None
+            if key in self._disputed:
+                reason = "people gave different corrections, without a majority"
+            elif need_answer and origin is None:
                 reason = "no answer is known"
-                if doubted:
-                    reason = "people gave different corrections, without a majority"
-                self.rejected.append(rejected_row(seen.task, seen.episodes[0], reason))
+            if reason is not None:
+                first = seen[0].traced
+                self.rejected.append(rejected_row(first.task, first.episode_id, reason))
                 continue
-            self.answered[of or "none"] += 1
-            yield seen.row(tried, provenance or {})
+            self.answered[origin or "none"] += 1
+            yield _task_row(seen, tried, provenance or {})
 
 
 def rejected_row(
