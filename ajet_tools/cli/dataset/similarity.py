@@ -53,13 +53,6 @@ from ajet_tools.text.clean import one_line
 log = logging.getLogger("ajet.dataset")
 _SHOWN = 3
 
-IgnoreNumbers = Annotated[
-    bool,
-    Option(
-        "--ignore-numbers",
-        help="Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`).",
-    ),
-]
 Report = Annotated[
     str | None, Option(metavar="FILE", help="File for the removed rows, with the evidence.")
 ]
@@ -71,7 +64,7 @@ def dedup(
     out: Out = "-",
     near: Annotated[float, Option(min=0.5, max=1.0, metavar="SHARE")] = 0.8,
     keep: str = "first",
-    ignore_numbers: IgnoreNumbers = False,
+    ignore_numbers: Annotated[bool, Option("--ignore-numbers")] = False,
     embed: Embed = None,
     against: Annotated[list[str] | None, Option(metavar="FILE")] = None,
     report: Report = None,
@@ -96,6 +89,7 @@ def dedup(
         near: Share of equal characters from which two texts are near copies; 1: only exact copies, ignoring case,
             spaces and quotes.
         against: Evaluation rows: remove the rows that leak them; repeatable.
+        ignore_numbers: Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`).
         keep: Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD.
 
     \b
@@ -209,7 +203,6 @@ def split(
     by: Annotated[str | None, Option(metavar="FIELD")] = None,
     stratify: Annotated[str | None, Option(metavar="FIELD")] = None,
     near: Annotated[float | None, Option(min=0.5, max=1.0, metavar="SHARE")] = None,
-    ignore_numbers: IgnoreNumbers = False,
     format: Annotated[
         Literal["jsonl", "parquet", "csv", "directory"], Option(help="Output format.")
     ] = "jsonl",
@@ -253,13 +246,7 @@ def split(
             for block in read_some(again(), source, bar):
                 first_keys.extend(keys_of(block, by))
                 texts += block.texts
-            keys = together(
-                keys or first_keys,
-                texts,
-                near,
-                numbers=not ignore_numbers,
-                on_progress=bar.show,
-            )
+            keys = together(keys or first_keys, texts, near, bar.show)
         shape = Shape()
         tables = rows.tables(source)
         writers: dict[str, Writer] = {}

@@ -281,8 +281,6 @@ def together(
     keys: Sequence[str],
     texts: Sequence[str],
     threshold: float,
-    *,
-    numbers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> list[str]:
     """Returns the key of each row; rows with equal keys or similar texts get the key of the first
@@ -294,6 +292,6 @@ def together(
         clusters.join(index, first.setdefault(key, index))
         clusters.join(index, forms.setdefault(normal(text), index))
     different = list(forms)
-    for pair in near_pairs(different, threshold, numbers=numbers, on_progress=on_progress):
+    for pair in near_pairs(different, threshold, on_progress=on_progress):
         clusters.join(forms[different[pair.first]], forms[different[pair.second]])
     return [keys[clusters.find(index)] for index in range(len(keys))]
