@@ -253,8 +253,8 @@ def _reason_to_discard(episode: Episode) -> str | None:
     if episode.status == "succeeded":
         return None
     error = _MODULE.sub("", (episode.error or "no message").strip().partition("\n")[0])[:_SHORT]
-    asked = [call for call in episode.calls if call.phase == "rollout"]
-    last = asked[-1].error if asked else None
+    calls = [call for call in episode.calls if call.phase == "rollout"]
+    last = calls[-1].error if calls else None
     refused = (
         last is not None
         and not last.startswith("undelivered")

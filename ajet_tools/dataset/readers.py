@@ -355,7 +355,7 @@ def read_traced(config: Config) -> Rows:
         distinct = _distinct(rows, config)
     if graded.stopped:
         raise TaskError(f"{_TRACING}: grading stopped: {graded.stopped}")
-    if any(of.params.print_reason for of in tracing.filters):
+    if any(entry.params.print_reason for entry in tracing.filters):
         for row in graded.rejected_rows:
             log.info("%s: %s", row["task_id"], row["reason"])
     log.info(
@@ -380,7 +380,7 @@ def _distinct(rows: Iterable[Mapping[str, Any]], config: Config) -> list[Mapping
     filters = _filters(config, "deduplication")
     if not filters:
         return list(rows)
-    index = NearIndex(check_threshold(min(of.similarity_threshold for of in filters)))
+    index = NearIndex(check_threshold(min(params.similarity_threshold for params in filters)))
     distinct = list[Mapping[str, Any]]()
     for number, values in enumerate(rows):
         text = text_of(values)
@@ -394,9 +394,9 @@ def _filters(
     config: Config, kind: Literal["llm_evaluate", "deduplication"]
 ) -> list[TracingFilterParams]:
     return [
-        of.params
-        for of in config.task_reader.feedback_tracing.filters
-        if of.enabled and of.type == kind
+        entry.params
+        for entry in config.task_reader.feedback_tracing.filters
+        if entry.enabled and entry.type == kind
     ]
 
 
@@ -425,26 +425,26 @@ def _grader(config: Config) -> EpisodeGrader | None:
     filters = _filters(config, "llm_evaluate")
     if not filters:
         return None
-    rubric = "\n".join(of.custom_rubrics.strip() for of in filters).strip()
+    rubric = "\n".join(params.custom_rubrics.strip() for params in filters).strip()
     if not rubric:
         raise ConfigError(
             f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode"
         )
     base_urls = (
-        *(of.base_url for of in filters),
+        *(params.base_url for params in filters),
         tracing.llm_base_url,
         os.environ.get("OPENAI_BASE_URL"),
     )
-    keys = (*(of.api_key for of in filters), api_key("OPENAI_API_KEY"))
+    keys = (*(params.api_key for params in filters), api_key("OPENAI_API_KEY"))
     endpoint = open_endpoint(
         next(filter(None, base_urls), None),
         tracing.alien_llm_model or os.environ.get("OPENAI_MODEL"),
         next(filter(None, keys), None),
         scripted=None if tracing.scripted is None else _class_path(config, tracing.scripted),
-        concurrency=max(of.max_thread for of in filters),
+        concurrency=max(params.max_thread for params in filters),
         cache=config.directory / "data" / "grades.sqlite",
     )
-    temperature = min(of.temperature for of in filters)
+    temperature = min(params.temperature for params in filters)
     return EpisodeGrader(
         endpoint, rubric, temperature=temperature, max_tokens=tracing.alien_llm_response_length
     )

@@ -63,9 +63,9 @@ def export(
     written: dict[str, int] = {}
     parts = _parts(sources, split, to_directory=_is_directory(out))
     shape = Shape()
-    with ExitStack() as whole, counting("export") as passing:
+    with ExitStack() as stack, counting("export") as passing:
         for name, paths in parts.items():
-            writer = whole.enter_context(Writer(out, split=name, shape=shape))
+            writer = stack.enter_context(Writer(out, split=name, shape=shape))
             written_as = f"{out}:{name}" if _is_directory(out) else out
             blocks = [marked(rows.blocks(path), path, written_as) for path in paths]
             for block in passing(chain.from_iterable(blocks)):

@@ -159,7 +159,7 @@ def expand(
     endpoint = options.endpoint(directory)
     started = time.monotonic()
     with _policy(policy, conf, rows, directory, dry_run=options.dry_run) as value:
-        made = generate(
+        run = generate(
             Expansion(rows, config),
             directory,
             endpoint,
@@ -171,7 +171,7 @@ def expand(
             dry_run=options.dry_run,
             watching=lambda pipeline: progress(pipeline, count),
         )
-    _finish(made, endpoint.budget, options, seconds=time.monotonic() - started)
+    _finish(run, endpoint.budget, options, seconds=time.monotonic() - started)
 
 
 def _template(names: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -283,7 +283,7 @@ def from_docs(
     endpoint = options.endpoint(directory)
     started = time.monotonic()
     chunks = sum(len(entry.chunks) for entry in corpus.held)
-    made = generate(
+    run = generate(
         FromDocs(corpus, config, rows),
         directory,
         endpoint,
@@ -294,7 +294,7 @@ def from_docs(
         watching=lambda pipeline: progress(pipeline, count, chunks),
     )
     seconds = time.monotonic() - started
-    _finish(made, endpoint.budget, options, seconds=seconds, corpus=corpus)
+    _finish(run, endpoint.budget, options, seconds=seconds, corpus=corpus)
 
 
 def _read(corpus: Corpus) -> str:

@@ -69,19 +69,19 @@ def remove_leaks(
         for block in read_some(again(), source, bar):
             places = map(block.where, range(len(block)))
             texts += zip(places, block.texts, strict=True)
-        asked = [text for _, text in texts]
+        questions = [text for _, text in texts]
         vectors = None
         meaning = _MEANING
         if embedding is not None:
             meaning = embedding.meaning or meaning
             both = asyncio.run(
-                embedded([*asked, *(text for _, text in known)], embedding, bar.show)
+                embedded([*questions, *(text for _, text in known)], embedding, bar.show)
             )
-            vectors = both[: len(asked)], both[len(asked) :]
+            vectors = both[: len(questions)], both[len(questions) :]
         every_row = chain.from_iterable(block.rows() for block in again())
         everything = (strings_of(row.values) for row in every_row)
         leaks = kept_out.find(
-            asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
+            questions, everything, vectors=vectors, meaning=meaning, on_progress=bar.show
         )
     write_kept(marked(again(), source, out), set(leaks), len(texts), out, rows.tables(source))
     if report:

@@ -304,17 +304,17 @@ def _family_keys(blocks: Iterable[Block], by: str | None) -> list[str]:
 def _check_place(out: Path, sides: Iterable[str], suffix: str) -> None:
     """Raises ConfigError if the directory has rows of a side in another format, which readers would
     include."""
-    there = splits_of(out) if out.is_dir() else {}
+    files_by_split = splits_of(out) if out.is_dir() else {}
     for side in sides:
-        for file in there.pop(side, []):
+        for file in files_by_split.pop(side, []):
             if file != out / f"{side}{suffix}" if suffix else file.parent != out / "data":
                 raise ConfigError(
                     f"{file} would be read as {side} too; remove it, or name another directory"
                 )
     stale: list[Path] = []
-    for name in there:
+    for name in files_by_split:
         if name in SPLITS:
-            stale += there[name]
+            stale += files_by_split[name]
     if stale:
         log.warning(
             "%s: not of this split; remove it if it has the same rows", ", ".join(map(str, stale))

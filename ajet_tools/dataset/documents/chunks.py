@@ -81,8 +81,8 @@ def _show(block: Block) -> str:
 
 
 def _split_block(block: Block, size: int) -> Iterator[Block]:
-    whole = block.kind in ("table", "code")
-    if len(block.text) <= (WHOLE * size if whole else size):
+    is_unit = block.kind in ("table", "code")
+    if len(block.text) <= (WHOLE * size if is_unit else size):
         yield block
         return
     head, units = _units(block, size)

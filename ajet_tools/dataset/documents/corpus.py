@@ -72,8 +72,8 @@ class Corpus:
     def share(self, side: str) -> float:
         """Returns a side's share of all chunks."""
         total = sum(len(entry.chunks) for entry in self.held)
-        mine = sum(len(entry.chunks) for entry in self.held if entry.side == side)
-        return mine / total if total else 0.0
+        chunks = sum(len(entry.chunks) for entry in self.held if entry.side == side)
+        return chunks / total if total else 0.0
 
     @property
     def failure(self) -> DocumentsFailed | None:

@@ -107,7 +107,7 @@ def _lines(page: Any) -> list[_Line]:
     def collect(text: str, _: Any, matrix: Sequence[float], font: Any, size: float) -> None:
         pieces.append((text, abs(size * matrix[3])))
 
-    whole = page.extract_text(visitor_text=collect).replace("\x00", "")
+    page_text = page.extract_text(visitor_text=collect).replace("\x00", "")
     lines = [""]
     sizes = [Counter[float]()]
     for text, size in pieces:
@@ -117,8 +117,8 @@ def _lines(page: Any) -> list[_Line]:
                 sizes.append(Counter())
             lines[-1] += part
             sizes[-1][round(size, 1)] += len(part.strip())
-    if "\n".join(lines).split() != whole.split():
-        return [_Line(line.rstrip(), 0.0) for line in whole.split("\n")]
+    if "\n".join(lines).split() != page_text.split():
+        return [_Line(line.rstrip(), 0.0) for line in page_text.split("\n")]
     return [
         _Line(line.rstrip(), most.most_common(1)[0][0] if most else 0.0)
         for line, most in zip(lines, sizes, strict=True)

@@ -40,29 +40,13 @@ from ajet_tools.dataset.verify.verdict import RowVerdict
 from ajet_tools.trace import export as formats
 from ajet_tools.trace.export.job import Job, json_line, refuse_trace
 
-Format = Literal[
-    "tasks",
-    "messages",
-    "sharegpt",
-    "trl-prompt",
-    "preferences",
-    "tokens",
-    "otlp",
-    "native",
-    "html",
-]
+Format = Literal["tasks", formats.Format]
 FORMATS: tuple[Format, ...] = get_args(Format)
 TRAINING: tuple[Format, ...] = (
     "tasks",
-    "messages",
-    "sharegpt",
-    "trl-prompt",
-    "preferences",
-    "tokens",
+    *(name for name, writer in formats.WRITERS.items() if writer.teaches),
 )
 """Training data, without validation tasks. The others are for people and other tools."""
-_WHOLE = ("tokens", "otlp", "native", "html")
-"""Written by the trace's own writer; the others are rows, in the format of the file's suffix."""
 _CHUNK = 64
 _HIDDEN = "rows with a reply of personal data or a secret, now redacted"
 _EPISODES = ("episode_id", "chosen_episode_id", "rejected_episode_id")
@@ -149,7 +133,7 @@ def export(
         refuse_trace(Path(target))
     work = _Export(sources, format, choice, options, grader, progress)
     work.result.path = str(target)
-    if format in _WHOLE:
+    if format != "tasks" and formats.WRITERS[format].whole:
         work.write_whole(target)
         return work.result
     rows = work.rows()
@@ -346,14 +330,14 @@ class _Export:
     def _fill_pool(self) -> TaskPool:
         pool = TaskPool(self._corrections.disputed)
         job = self._job(self._chosen.ids)
-        for whole in job.records(feedback=True):
-            episode_id = whole.episode.episode_id
+        for stored_record in job.records(feedback=True):
+            episode_id = stored_record.episode.episode_id
             verdict = self._verdicts.get(episode_id)
             if self._grader is not None and verdict is None:
                 continue
             # A task whose answer was redacted is rejected, not settled without it.
-            record, _ = self._corrections.settle(whole, REDACTED)
-            foreign = whole.episode.run_id in self._sources.foreign_runs
+            record, _ = self._corrections.settle(stored_record, REDACTED)
+            foreign = stored_record.episode.run_id in self._sources.foreign_runs
             tasks = list(
                 traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs)
             )

@@ -112,8 +112,8 @@ def _transcript(record: Record) -> str:
     for conversation in conversations(episode):
         lines = [f"[{m.get('role', '?')}] {parts_of(m).text}" for m in conversation.messages]
         transcripts.append("\n".join(lines))
-    whole = "\n\n--- another conversation of it ---\n".join(transcripts)
-    parts = [shorten(whole or episode.task.main_query)]
+    transcript = "\n\n--- another conversation of it ---\n".join(transcripts)
+    parts = [shorten(transcript or episode.task.main_query)]
     if isinstance(episode.output, str):
         parts.append(shorten(f"[output] {episode.output}", _LONGEST_OUTCOME))
     if episode.error:

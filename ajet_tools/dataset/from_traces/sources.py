@@ -50,8 +50,10 @@ def opened_sources(
     foreign = [Path(path) if str(path) != "-" else None for path in paths if path not in traces]
     with ExitStack() as stack:
         if not foreign and len(traces) < 2:
-            reader, at = open_located(traces[0] if traces else None)
-            yield Sources(stack.enter_context(closing(reader)), (str(at),), at)
+            reader, path_of_trace = open_located(traces[0] if traces else None)
+            yield Sources(
+                stack.enter_context(closing(reader)), (str(path_of_trace),), path_of_trace
+            )
             return
         files: list[Path] = []
         for path in traces:

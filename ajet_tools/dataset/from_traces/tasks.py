@@ -77,22 +77,22 @@ def traced_tasks(
     episode = record.episode
     overall_opinion = opinion(record.feedback)
     for question in _questions(episode, overall_opinion):
-        mine = _about(record.feedback, question, episode)
+        own_opinion = _about(record.feedback, question, episode)
         task = _task(episode.task, question)
         if not (task.main_query or task.init_messages or task.metadata):
             continue
         stored = question.own and not foreign
         key = f"id:{task.task_id}" if stored else f"text:{task_key(task)}"
-        answer, of, corrected = _answer(episode, question, mine, accept_output)
+        answer, origin, corrected = _answer(episode, question, own_opinion, accept_output)
         hidden = (
             record.redacted
-            and of is not None
+            and origin is not None
             and isinstance(answer, str)
             and has_placeholder(answer)
         )
         problem = "the answer contained personal data or a secret, now redacted" if hidden else None
         yield TracedTask(
-            key, task, episode.episode_id, answer, of, corrected, mine, problem, stored
+            key, task, episode.episode_id, answer, origin, corrected, own_opinion, problem, stored
         )
 
 
@@ -103,10 +103,10 @@ def has_placeholder(text: str) -> bool:
 
 def task_key(task: Task) -> str:
     """Hashes the question, ignoring case and white space."""
-    asked = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages]
-    asked = asked or [("", plain_text(task.main_query))]
+    turns = [(str(m.get("role")), plain_text(parts_of(m).text)) for m in task.init_messages]
+    turns = turns or [("", plain_text(task.main_query))]
     more = {} if task.init_messages else {k: v for k, v in task.metadata.items() if k != "answer"}
-    text = json.dumps([asked, more], ensure_ascii=True, sort_keys=True, default=str)
+    text = json.dumps([turns, more], ensure_ascii=True, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -151,17 +151,17 @@ def _of_task(task: Task, all_conversations: Sequence[Conversation]) -> _Question
     for conversation in all_conversations:
         for place, message in enumerate(conversation.messages):
             located_messages.append((conversation, place, message))
-    for conversation, at, message in located_messages:
+    for conversation, place, message in located_messages:
         if query and message.get("role") == "user" and parts_of(message).text.strip() == query:
-            return _cut(conversation, at)
+            return _cut(conversation, place)
     if not query or any(
         m.get("role") == "tool" and parts_of(m).text.strip() == query
         for _, _, m in located_messages
     ):
         return _last_of(all_conversations[0])  # the query of a served request may be a tool result
-    for conversation, at, message in located_messages:
+    for conversation, place, message in located_messages:
         if message.get("role") == "user" and query in parts_of(message).text:
-            return _cut(conversation, at)
+            return _cut(conversation, place)
     first = all_conversations[0]
     return _cut(first, _last_user(first.messages[: first.turns[0][1]]))
 

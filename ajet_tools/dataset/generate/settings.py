@@ -69,12 +69,12 @@ class CallSettings:
         parameters: Mapping[str, object],
     ) -> dict[str, Any]:
         """Returns the provenance of a call's rows: sources, prompt, model and parameters."""
-        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
+        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
         return {
             **origin,
             "prompt": {"name": prompt.name, "version": prompt.version},
             "model": model,
-            "parameters": {**parameters, **asked},
+            "parameters": {**parameters, **sampling},
         }
 
     def messages(self, system: str, text: str) -> list[dict[str, str]]:

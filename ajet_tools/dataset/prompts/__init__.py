@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -166,12 +167,14 @@ def _runs(template: str) -> frozenset[str]:
     (`Keep to this:`)."""
     runs = set[str]()
     for text in _MARKUP.split(template):
-        for sentence in (
-            part for item in _ITEMS.split(text) for part in _SENTENCES.split(item.strip())
-        ):
+        sentences = chain.from_iterable(
+            _SENTENCES.split(item.strip()) for item in _ITEMS.split(text)
+        )
+        for sentence in sentences:
             words = plain_text(sentence).split()
             runs.update(
-                " ".join(words[at : at + _RUN]).strip(_EDGES) for at in range(len(words) - _RUN + 1)
+                " ".join(words[start : start + _RUN]).strip(_EDGES)
+                for start in range(len(words) - _RUN + 1)
             )
             if sentence[:1].isupper() and sentence.endswith(":") and _HEADING <= len(words) < _RUN:
                 runs.add(" ".join(words))

@@ -152,8 +152,8 @@ class Leaks:
         grams: dict[Run, list[tuple[int, int]]] = defaultdict(list)
         for index, row_words in enumerate(self._words):
             if len(row_words) >= ALTERED_WORDS:
-                for at, gram in enumerate(_runs_of(row_words, _GRAM)):
-                    grams[gram].append((index, at))
+                for position, gram in enumerate(_runs_of(row_words, _GRAM)):
+                    grams[gram].append((index, position))
         return {gram: places for gram, places in grams.items() if len(places) <= self._common}
 
     def find(
@@ -250,13 +250,13 @@ class Leaks:
         text_words = words(text)
         covered: dict[int, set[int]] = defaultdict(set)
         """Positions of the runs of each evaluation row."""
-        for at, start in enumerate(_runs_of(text_words, LEAST_WITH_NUMBER)):
+        for position, start in enumerate(_runs_of(text_words, LEAST_WITH_NUMBER)):
             for length in self._lengths.get(start, ()):
-                index = self._runs.get(tuple(text_words[at : at + length]))
+                index = self._runs.get(tuple(text_words[position : position + length]))
                 if index is None:
                     continue
-                if length >= LEAST_WORDS or _stands_alone(text_words, at, length):
-                    covered[index].update(range(at, at + length))
+                if length >= LEAST_WORDS or _stands_alone(text_words, position, length):
+                    covered[index].update(range(position, position + length))
         if not covered:
             return self._altered(text_words)
         index = max(covered, key=lambda number: (len(covered[number]), -number))
@@ -271,20 +271,20 @@ class Leaks:
         """Returns the evaluation row most of whose words occur in the text, in order and with the
         same numbers."""
         offsets: dict[int, list[int]] = defaultdict(list)
-        for at, gram in enumerate(_runs_of(text_words, _GRAM)):
+        for position, gram in enumerate(_runs_of(text_words, _GRAM)):
             for index, place in self._grams.get(gram, ()):
-                offsets[index].append(at - place)
+                offsets[index].append(position - place)
         best: Leak | None = None
         for index, places in offsets.items():
-            known = self._words[index]
-            slack = max(2, len(known) // 6)
+            row_words = self._words[index]
+            slack = max(2, len(row_words) // 6)
             if len(places) < slack:
                 continue
             start = max(0, sorted(places)[len(places) // 2] - slack)
-            window = text_words[start : start + len(known) + 2 * slack]
-            share = LCSseq.similarity(known, window) / len(known)
+            window = text_words[start : start + len(row_words) + 2 * slack]
+            share = LCSseq.similarity(row_words, window) / len(row_words)
             least = max(_KEPT, best.similarity if best else 0.0)
-            if share >= least and _same_numbers(known, window):
+            if share >= least and _same_numbers(row_words, window):
                 best = Leak(index, "altered", share, " ".join(window))
         return best
 

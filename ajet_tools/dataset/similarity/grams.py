@@ -167,12 +167,12 @@ def _grams(texts: Sequence[str]) -> tuple[U64, Ints]:
     if not bounds[-1]:
         return np.empty(0, np.uint64), bounds
     factors = np.random.default_rng(_SEED).integers(1, 2**63, GRAM, np.uint64) | np.uint64(1)
-    whole = codes[: len(codes) - GRAM + 1] * factors[0]
+    hashes = codes[: len(codes) - GRAM + 1] * factors[0]
     for place in range(1, GRAM):
-        whole += codes[place : len(codes) - GRAM + 1 + place] * factors[place]
+        hashes += codes[place : len(codes) - GRAM + 1 + place] * factors[place]
     starts = np.cumsum(lengths) - lengths
     inside = np.repeat(starts - bounds[:-1], numbers) + np.arange(bounds[-1])
-    return _mix(whole[inside]), bounds
+    return _mix(hashes[inside]), bounds
 
 
 def _mix(values: U64) -> U64:

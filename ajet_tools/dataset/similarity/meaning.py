@@ -52,7 +52,7 @@ async def embed(
         if on_progress:
             on_progress("embedding", start, len(texts))
         part = [readable(text) for text in texts[start : start + _PART]]
-        batches = [part[at : at + BATCH] for at in range(0, len(part), BATCH)]
+        batches = [part[offset : offset + BATCH] for offset in range(0, len(part), BATCH)]
         for encoded in await asyncio.gather(*map(endpoint.embed, batches)):
             rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in encoded]
     if len({len(row) for row in rows}) > 1:

@@ -75,13 +75,13 @@ def near_pairs(
     numbers are not similar (see `likeness`).
     """
     least = max(shortest(threshold), GRAM)
-    first: dict[str, int] = {}
+    index_by_text: dict[str, int] = {}
     for index, text in enumerate(map(unmarked, texts)):
-        if first.setdefault(text, index) != index and threshold < 1:
-            yield Pair(first[text], index, 1.0)
+        if index_by_text.setdefault(text, index) != index and threshold < 1:
+            yield Pair(index_by_text[text], index, 1.0)
     # sorted, so that the order of the file has no influence
-    pool = sorted(text for text in first if len(text) >= least)
-    chosen = [first[text] for text in pool]
+    pool = sorted(text for text in index_by_text if len(text) >= least)
+    indices = [index_by_text[text] for text in pool]
     clusters = Clusters(len(pool))
     for who, candidates in _keys(pool, threshold, numbers).pairs():
         for place, (a, b) in enumerate(zip(who.tolist(), candidates.tolist(), strict=True)):
@@ -92,7 +92,7 @@ def near_pairs(
             similarity = likeness(pool[a], pool[b], threshold, numbers=numbers)
             if similarity is not None:
                 clusters.join(a, b)
-                first_index, second_index = sorted((chosen[a], chosen[b]))
+                first_index, second_index = sorted((indices[a], indices[b]))
                 yield Pair(first_index, second_index, similarity)
 
 
@@ -103,7 +103,7 @@ def _keys(forms: Sequence[str], threshold: float, numbers: bool) -> Postings:
         return all_keys
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
     below = MARKED / least_part(threshold)  # longer texts match no short one
-    mine = np.array(
+    digests = np.array(
         [_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms],
         np.uint64,
     )
@@ -111,7 +111,7 @@ def _keys(forms: Sequence[str], threshold: float, numbers: bool) -> Postings:
     plain = all_keys.take(
         lengths[all_keys.texts] >= FULL
     )  # may be contained in a text with more numbers
-    return Postings.joined([Postings(marked.keys ^ mine[marked.texts], marked.texts), plain])
+    return Postings.joined([Postings(marked.keys ^ digests[marked.texts], marked.texts), plain])
 
 
 def _digest(text: str) -> int:
@@ -270,9 +270,9 @@ def together_by(keys: Sequence[str], groups: Sequence[int]) -> list[int]:
     """Returns for each row the position of the first row with which it shares a key or a group,
     transitively."""
     clusters = Clusters(len(keys))
-    first = dict[str, int]()
+    first_by_key = dict[str, int]()
     for index, (key, group) in enumerate(zip(keys, groups, strict=True)):
-        clusters.join(index, first.setdefault(key, index))
+        clusters.join(index, first_by_key.setdefault(key, index))
         clusters.join(index, group)
     return [clusters.find(index) for index in range(len(keys))]
 
@@ -286,10 +286,10 @@ def together(
     """Returns the key of each row; rows with equal keys or similar texts get the key of the first
     of them."""
     clusters = Clusters(len(keys))
-    first = dict[str, int]()
+    first_by_key = dict[str, int]()
     forms: dict[str, int] = {}
     for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
-        clusters.join(index, first.setdefault(key, index))
+        clusters.join(index, first_by_key.setdefault(key, index))
         clusters.join(index, forms.setdefault(normal(text), index))
     different = list(forms)
     for pair in near_pairs(different, threshold, on_progress=on_progress):

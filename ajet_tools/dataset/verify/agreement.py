@@ -141,15 +141,15 @@ class AgreementVerifier:
             return RowVerdict(False, "no answer to compare")
         question = plain_question(row)
         right = stated_answer(str(answer), question)
-        asked = load("verify/answer")
-        text = asked.render(question=question)
+        prompt = load("verify/answer")
+        text = prompt.render(question=question)
         replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         numeric = number(right) is not None
         answers = [final_of(reply, numeric=numeric) for reply in replies]
         counted = votes([*answers, *[None] * (self.calls - len(answers))])
         details = {
             "answers": answers, "answer": counted.answer, "votes": counted.count, "of": self.calls,
-            "margin": round(counted.margin, 4), "prompt": asked.label,
+            "margin": round(counted.margin, 4), "prompt": prompt.label,
         }  # fmt: skip
         if counted.answer is None:
             return RowVerdict(False, "no independent answer could be read", details, failed=True)

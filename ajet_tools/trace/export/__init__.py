@@ -29,6 +29,10 @@ class FormatWriter(NamedTuple):
     """Takes a job and records, and yields rows; or, of a whole file, takes a job and a stream."""
     suffix: str = ".jsonl"
     whole: bool = False
+    """Written as a whole file by its own function; the others are rows, in the format of the
+    file's suffix."""
+    teaches: bool = True
+    """Whether it is data to train on, which leaves out validation tasks."""
 
 
 WRITERS: dict[Format, FormatWriter] = {
@@ -37,9 +41,9 @@ WRITERS: dict[Format, FormatWriter] = {
     "trl-prompt": FormatWriter("trl", "prompt_rows"),
     "preferences": FormatWriter("trl", "preference_rows"),
     "tokens": FormatWriter("tokens", "write", ".parquet", whole=True),
-    "otlp": FormatWriter("otlp", "write", whole=True),
-    "native": FormatWriter("native", "write", whole=True),
-    "html": FormatWriter("html", "write", ".html", whole=True),
+    "otlp": FormatWriter("otlp", "write", whole=True, teaches=False),
+    "native": FormatWriter("native", "write", whole=True, teaches=False),
+    "html": FormatWriter("html", "write", ".html", whole=True, teaches=False),
 }
 
 

@@ -125,8 +125,8 @@ def message_rows(job: Job, records: Iterable[Record]) -> Iterator[Row]:
     for record in records:
         call_by_id = {call.call_id: call for call in record.episode.calls}
         rows: list[Row] = []
-        whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
-        for conversation in whole:
+        every, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
+        for conversation in every:
             calls = [_turn(call_by_id[c], i) for c, i in conversation.turns]
             row = {"messages": conversation.messages, "tools": conversation.tools}
             rows.append({**row, **about(record.episode, conversation.agent), "calls": calls})
@@ -174,8 +174,8 @@ def cut_turns(episode: Episode, every: Sequence[Conversation]) -> set[str]:
 def sharegpt_rows(job: Job, records: Iterable[Record]) -> Iterator[Row]:
     """Yield a row per conversation in ShareGPT's format, as read by LLaMA-Factory and Axolotl."""
     for record in records:
-        whole, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
-        rows = [{**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in whole]
+        every, cut = whole_conversations(record.episode, keep_cut=job.keep_cut)
+        rows = [{**sharegpt(c.messages, c.tools), **about(record.episode, c.agent)} for c in every]
         yield from job.counted(record, rows, cut=cut)
 
 
@@ -226,8 +226,8 @@ def _turns(message: Mapping[str, object]) -> Iterator[dict[str, str]]:
     if content or not functions:
         yield {"from": _ROLES.get(role, role), "value": content}
     if functions:
-        whole: object = functions[0] if len(functions) == 1 else functions
-        yield {"from": "function_call", "value": json.dumps(whole, ensure_ascii=False)}
+        called: object = functions[0] if len(functions) == 1 else functions
+        yield {"from": "function_call", "value": json.dumps(called, ensure_ascii=False)}
 
 
 def _function(call: object) -> object:

@@ -147,14 +147,14 @@ def _numbered(name: str, messages: Sequence[Mapping[str, object]]) -> dict[str, 
     """Flatten messages as in OpenInference: `llm.input_messages.0.message.role`."""
     attributes: dict[str, object] = {}
     for i, message in enumerate(messages):
-        of = f"{name}.{i}.message"
+        prefix = f"{name}.{i}.message"
         attributes |= {
-            f"{of}.{key}": _as_value(without_pictures(message.get(key)))
+            f"{prefix}.{key}": _as_value(without_pictures(message.get(key)))
             for key in ("role", "content", "name", "tool_call_id")
         }
         calls = message.get("tool_calls")
         for j, part in enumerate(map(_tool_part, calls) if isinstance(calls, list) else ()):
-            call = f"{of}.tool_calls.{j}.tool_call"
+            call = f"{prefix}.tool_calls.{j}.tool_call"
             attributes |= {f"{call}.id": part["id"], f"{call}.function.name": part["name"]}
             attributes[f"{call}.function.arguments"] = _as_value(part["arguments"])
     return attributes
@@ -207,9 +207,9 @@ def to_message(made: Mapping[str, object]) -> dict[str, object]:
         [part for part in listed if isinstance(part, Mapping)] if isinstance(listed, list) else []
     )
     for part in parts:
-        whole = part.get("message")
-        if part.get("type") == _WHOLE and isinstance(whole, dict):
-            return whole
+        stored = part.get("message")
+        if part.get("type") == _WHOLE and isinstance(stored, dict):
+            return stored
     message: dict[str, object] = {"role": made.get("role", ""), "content": None}
     tool_calls = [_tool_call(part) for part in parts if part.get("type") == "tool_call"]
     texts = [part.get("content") for part in parts if part.get("type") == "text"]
@@ -350,10 +350,10 @@ def _evaluation(reward: Reward, episode: Episode) -> dict[str, object]:
         "gen_ai.evaluation.score.value": reward.value,
         "gen_ai.evaluation.explanation": reward.reason,
     }
-    at = nanos(episode.ended_at)
+    ended = nanos(episode.ended_at)
     return {
         "name": "gen_ai.evaluation.result",
-        "timeUnixNano": at,
+        "timeUnixNano": ended,
         "attributes": _attributes(attributes),
     }
 
@@ -371,12 +371,12 @@ _OMITTED = (
 
 
 def _call_span(call: Call, episode: Episode) -> dict[str, object]:
-    asked = call.request.get("messages")
-    if not isinstance(asked, list) or not all(isinstance(message, dict) for message in asked):
-        asked = None
+    messages = call.request.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        messages = None
     reply = dict(reply_of(call.response)) if call.response else None
     plain = {name: getattr(call, name) for name in Call.model_fields if name not in _OMITTED}
-    in_attributes = {"messages"} if asked is not None else set()
+    in_attributes = {"messages"} if messages is not None else set()
     in_attributes |= {"tools"} if call.request.get("tools") else set()
     plain["request"] = {
         name: value for name, value in call.request.items() if name not in in_attributes
@@ -387,7 +387,7 @@ def _call_span(call: Call, episode: Episode) -> dict[str, object]:
     if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
         bare = {name: value for name, value in choice.items() if name != "message"}
         plain["response"] = {**call.response, "choices": [bare]}
-    attributes = {**call_attributes(call, asked, reply), "ajet.call": _json_with_times(plain)}
+    attributes = {**call_attributes(call, messages, reply), "ajet.call": _json_with_times(plain)}
     return _span(
         episode, call.call_id, f"chat {call.model}".strip(), attributes, call, call.error or None
     )

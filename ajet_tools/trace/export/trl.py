@@ -99,10 +99,10 @@ def pairs_of_group(
             if row is None:
                 left_out["pairs with different prompts"] += 1
                 continue
-            of = {name: value for name, value in about(better, agent).items() if name in _OF_GROUP}
+            group_facts = _of_group(better, agent)
             yield {
                 **row,
-                **of,
+                **group_facts,
                 "source": "reward",
                 "chosen_reward": high,
                 "rejected_reward": low,
@@ -113,6 +113,12 @@ def pairs_of_group(
 
 
 _OF_GROUP = ("run_id", "group_id", "task_id", "step", "split", "agent")
+
+
+def _of_group(episode: Episode, agent: str) -> dict[str, object]:
+    """Returns the fields that all attempts of a group have."""
+    facts = about(episode, agent)
+    return {name: facts[name] for name in _OF_GROUP}
 
 
 def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, object] | None:
@@ -142,9 +148,8 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, o
     corrections = [entry for entry in record.feedback if entry.correction]
     by_call: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
     for entry in corrections:
-        exchange = (
-            by_call.get(entry.call_id) if entry.call_id else next(reversed(by_call.values()), None)
-        )
+        last = next(reversed(by_call.values()), None)
+        exchange = by_call.get(entry.call_id) if entry.call_id else last
         reply = {"role": "assistant", "content": entry.correction}
         if exchange is None:
             left_out["corrections of something other than a chat reply"] += 1
@@ -152,13 +157,13 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, o
         if same_reply(reply, exchange.reply):
             left_out["corrections identical to the reply"] += 1
             continue
-        of = {n: v for n, v in about(record.episode, exchange.call.agent).items() if n in _OF_GROUP}
+        group_facts = _of_group(record.episode, exchange.call.agent)
         yield {
             "prompt": _plain(exchange.messages),
             "chosen": _plain([reply]),
             "rejected": _plain([exchange.reply]),
             "tools": _tools(exchange.tools),
-            **of,
+            **group_facts,
             "source": "feedback",
             "chosen_reward": None,
             "rejected_reward": None,

@@ -216,6 +216,9 @@ def test_a_part_has_its_own_count_and_the_limits_of_the_whole() -> None:
         with pytest.raises(BudgetSpent, match="3 calls"):
             await own.admit(1, 1)
 
+        nested = own.part(Price(10, 10))
+        assert nested.whole is whole, "a part of a part counts in the same whole"
+
         unpriced = Budget(price=Price(1, 1)).part(None)
         unpriced.settle(await unpriced.admit(10, 10), 100, 100)
         assert unpriced.cost is None and unpriced.whole is not None and unpriced.whole.cost == 0
